@@ -1,0 +1,1 @@
+"""What every job needs and nobody edits."""

@@ -1,0 +1,33 @@
+"""Figures as sums: sums of any processes, batches and steps add up exactly, means do not."""
+
+import torch
+
+
+def sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """[loss_sum, correct, count] of one batch, float64 [3] on the batch's device, without synchronising.
+
+    loss: mean over the batch (scalar). logits: [N, classes]. labels: int64 [N].
+    """
+    correct = (logits.argmax(dim=1) == labels).sum()
+    return torch.stack(
+        [loss.detach().double() * len(labels), correct.double(), correct.new_tensor(len(labels)).double()]
+    )
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, batches) -> torch.Tensor:
+    """[loss_sum, correct, count] over all batches, float64 [3] on the model's device; the model's mode is
+    restored.
+
+    batches: iterable of (images float [N, C, H, W], labels int64 [N]) on the model's device; may be empty.
+    Pass the raw model: a DistributedDataParallel wrapper communicates in forward(), and ranks may have
+    different numbers of batches. The loss is plain cross entropy.
+    """
+    training = model.training
+    model.eval()
+    total = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
+    for images, labels in batches:
+        logits = model(images)
+        total += sums(torch.nn.functional.cross_entropy(logits, labels), logits, labels)
+    model.train(training)
+    return total

@@ -1,0 +1,149 @@
+"""What a job reports: flat log lines, metrics.jsonl, TensorBoard events, a progress bar, and where the time
+went.
+
+Rank 0 speaks; in every other process a Log does nothing.
+"""
+
+import json
+import os
+import sys
+import time
+
+import torch
+from tqdm import tqdm
+
+
+class Log:
+    """Reports of one run into `output_dir`, made when the first is written.
+
+    Call lap(name) at the end of each part of the set-up, training(...) before the first step, train(...) and
+    validation(...) as figures come in, finish() at the end. Sums are float64 [loss_sum, correct, count] over
+    all processes; reading them here is the only synchronisation with the device.
+    """
+
+    def __init__(self, output_dir: str):
+        self.output_dir = output_dir
+        self._laps: dict[str, float] = {}
+        self._lap_start = _process_start()
+        self._file = self._events = self._bar = None
+        self._accuracy = float("nan")
+
+    def lap(self, name: str) -> None:
+        """Everything since the last lap (at first: since the process began) was spent on `name`."""
+        now = time.time()
+        self._laps[name] = now - self._lap_start
+        self._lap_start = now
+
+    def data(self, train_set, test_set) -> None:
+        """Say which source was used, and end the lap "data loading"."""
+        self.lap("data loading")
+        self._print(f"data train={len(train_set)} test={len(test_set)} source={train_set.source}")
+
+    def training(self, loader, steps: int) -> None:
+        """Training begins: end the lap "model". loader: its `waited` seconds are the time spent waiting for
+        data."""
+        self.lap("model")
+        self._loader, self._steps = loader, steps
+        self._since, self._waited, self._evaluating = time.time(), loader.waited, 0.0
+
+    def train(self, epoch: int, step: int, window: torch.Tensor, lr: float) -> None:
+        """One line on the steps since the last report. step counts optimizer steps since the start of
+        training."""
+        if not _speaks():
+            return
+        loss_sum, correct, count = window.tolist()
+        now, waited = time.time(), self._loader.waited
+        elapsed, data_time = now - self._since, waited - self._waited
+        self._since, self._waited = now, waited
+        self._write(
+            epoch=epoch,
+            step=step,
+            loss=loss_sum / count,
+            acc=correct / count,
+            lr=lr,
+            images_per_s=count / elapsed,
+            data_time=data_time,
+            compute_time=elapsed - data_time,
+        )
+        if sys.stderr.isatty():
+            self._bar = self._bar or tqdm(total=self._steps, unit="step", dynamic_ncols=True)
+            self._bar.update(step - self._bar.n)
+
+    def validation(self, epoch: int, step: int, totals: torch.Tensor) -> None:
+        """One line on the test set after an epoch; the time since the last report went into evaluating and
+        saving."""
+        if not _speaks():
+            return
+        loss_sum, correct, count = totals.tolist()
+        now = time.time()
+        self._evaluating += now - self._since
+        self._since = now
+        self._accuracy = correct / count
+        self._write(
+            epoch=epoch, step=step, val_loss=loss_sum / count, val_acc=self._accuracy, val_count=int(count)
+        )
+
+    def finish(self) -> None:
+        """Print the last accuracy and the TIME COST table, and close the files."""
+        if not _speaks():
+            return
+        if self._bar:
+            self._bar.close()
+        self.lap("training")
+        waited = self._loader.waited
+        computing = self._laps["training"] - waited - self._evaluating
+        total = sum(self._laps.values())
+        rows = [*self._laps.items(), ("- waiting for data", waited), ("- computing", computing)]
+        rows += [("- evaluating and saving", self._evaluating), ("total", total)]
+        print(f"\n{'TIME COST':<26}{'seconds':>10}{'share':>9}")
+        for name, seconds in rows:
+            print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
+        print(
+            f"\ntest_accuracy={self._accuracy:.4f} training_seconds={self._laps['training']:.1f}", flush=True
+        )
+        if self._file:
+            self._file.close()
+        if self._events:
+            self._events.close()
+
+    def _write(self, **figures: float) -> None:
+        if self._file is None:
+            self._open()
+        self._file.write(json.dumps(figures | {"time": round(time.time(), 3)}) + "\n")
+        if self._events:
+            for name in figures.keys() - {"epoch", "step", "val_count"}:
+                self._events.add_scalar(name, figures[name], figures["step"])
+        self._print(" ".join(f"{name}={_short(value)}" for name, value in figures.items()))
+
+    def _open(self) -> None:
+        os.makedirs(self.output_dir, exist_ok=True)
+        self._file = open(os.path.join(self.output_dir, "metrics.jsonl"), "a", buffering=1)  # noqa: SIM115
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self._print("no TensorBoard events: pip install tensorboard")
+        else:
+            self._events = SummaryWriter(self.output_dir)
+
+    def _print(self, line: str) -> None:
+        if _speaks():
+            tqdm.write(line)
+            sys.stdout.flush()
+
+
+def _speaks() -> bool:
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}" if isinstance(value, float) and abs(value) >= 1000 else f"{round(value, 6):.6g}"
+
+
+def _process_start() -> float:
+    """When this process began, in seconds of time.time(), so that importing torch counts as set-up."""
+    try:
+        with open("/proc/self/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):  # not Linux
+        return time.time()

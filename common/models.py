@@ -1,0 +1,56 @@
+"""Networks."""
+
+import torch
+from torch import nn
+
+
+def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
+    """ResNet-18 for small images: a 3x3 stem without pooling, widths 64-64-128-256-512, two blocks a stage.
+
+    Input float [N, channels, H, W], output logits [N, classes]. 11,173,962 parameters for 3 channels and 10
+    classes; their names are those of the ModelArts sample, so its checkpoints load. Source: K. He et al.,
+    "Deep Residual Learning for Image Recognition", CVPR 2016, with the stem of its CIFAR networks.
+    """
+    return _ResNet(channels, classes, blocks=2)
+
+
+class _ResNet(nn.Module):
+    def __init__(self, channels: int, classes: int, blocks: int):
+        super().__init__()
+        self.conv1 = nn.Sequential(_convolution(channels, 64, 3), nn.BatchNorm2d(64), nn.ReLU(inplace=True))
+        self.conv2 = _stage(64, 64, blocks, stride=1)
+        self.conv3 = _stage(64, 128, blocks, stride=2)
+        self.conv4 = _stage(128, 256, blocks, stride=2)
+        self.conv5 = _stage(256, 512, blocks, stride=2)
+        self.dense_layer = nn.Linear(512, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.conv5(self.conv4(self.conv3(self.conv2(self.conv1(images)))))
+        return self.dense_layer(features.mean(dim=(2, 3)))
+
+
+class _Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.residual_function = nn.Sequential(
+            _convolution(inputs, outputs, 3, stride),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            _convolution(outputs, outputs, 3),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.residual_function(features) + self.shortcut(features))
+
+
+def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Module:
+    rest = [_Block(outputs, outputs, stride=1) for _ in range(blocks - 1)]
+    return nn.Sequential(_Block(inputs, outputs, stride), *rest)
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)

@@ -1,0 +1,34 @@
+"""The 1,797 real handwritten digits that ship inside scikit-learn: 8x8 pixels, 10 classes, no download.
+
+Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
+Repository, 1998.
+"""
+
+import torch
+
+from common.exits import BadInput
+from datasets import random_images
+from datasets.image_set import ImageSet
+
+
+def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
+    """(training set [1438, 1, 8, 8], test set [359, 1, 8, 8]): every fifth digit is for the test. data_url is
+    unused."""
+    if custom_data:
+        train, test = random_images.generate(channels=1, side=8)
+        return _image_set(*train, "generated"), _image_set(*test, "generated")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise BadInput("--dataset digits needs scikit-learn: pip install scikit-learn") from error
+    digits = load_digits()
+    images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
+    labels = torch.from_numpy(digits.target).long()
+    test = torch.arange(len(images)) % 5 == 4
+    source = "scikit-learn (1,797 real digits)"
+    return _image_set(images[~test], labels[~test], source), _image_set(images[test], labels[test], source)
+
+
+def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
+    # A digit mirrored is another digit, or none.
+    return ImageSet(images, labels, 10, mean=(0.3059,), std=(0.3763,), padding=1, flip=False, source=source)

@@ -1,0 +1,31 @@
+"""A data set that fits in memory, as every in-memory source returns it."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """images: uint8 [N, C, H, W]; labels: int64 [N] in 0..classes-1; mean and std: per channel, of pixels /
+    255.
+
+    padding (pixels) and flip say which crops and mirror images still show the same class. source: where it
+    came from.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    padding: int
+    flip: bool
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def channels(self) -> int:
+        return self.images.shape[1]

@@ -1,0 +1,1 @@
+"""From bytes to batches on the device."""

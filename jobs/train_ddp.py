@@ -1,0 +1,148 @@
+"""Train a ResNet-18 on every GPU of one or many machines: train.py plus the fenced blocks, and nothing else.
+
+    python jobs/train_ddp.py --dataset digits --processes_per_node 2    two processes on the CPU
+    torchrun --nproc-per-node=8 jobs/train_ddp.py      or python -m torch.distributed.launch
+    python jobs/train_ddp.py --init_method=tcp://HOST:PORT --rank=I --world_size=N    once per node
+
+Started once per node, the job starts one process per GPU itself; global rank = node rank x processes + local
+rank. --batch_size counts the samples of a step over all processes and BatchNorm sees all of them, so the
+losses are those of train.py with the same seed; only the time changes. Checkpoints are train.py's, too.
+"""
+
+import itertools
+import math
+import os
+import sys
+
+import torch
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
+from common import arguments, checkpoint, evaluation, exits, metrics, models, process_group
+from datasets import cifar10, digits, fashion_mnist
+from datasets.loaders.memory import MemoryLoader
+from datasets.order import Order, Sequential
+
+DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
+
+
+@exits.entry
+def main():
+    parser = arguments.Parser(__doc__)
+    # data
+    parser.add_argument("--dataset", choices=DATASETS, default="cifar10", help="default: cifar10")
+    parser.add_argument(
+        "--data_url", help="folder that holds the data set (default: input_dir/ beside jobs/)"
+    )
+    parser.add_argument(
+        "--custom_data", type=arguments.boolean, default=False, help="true: generated images instead"
+    )
+    # output
+    parser.add_argument(
+        "--output_dir", "--train_url", help="folder for results (default: output_dir/ beside jobs/)"
+    )
+    parser.add_argument("--report_every", type=arguments.positive_int, default=50, help="steps (default: 50)")
+    # optimization
+    parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
+    parser.add_argument(
+        "--lr", type=arguments.positive_float, default=0.1, help="peak learning rate (default: 0.1)"
+    )
+    parser.add_argument("--epochs", type=arguments.positive_int, default=20, help="default: 20")
+    parser.add_argument(
+        "--batch_size", type=arguments.positive_int, default=128, help=arguments.BATCH_SIZE_HELP
+    )
+    parser.add_argument(
+        "--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)"
+    )
+    parser.add_argument(
+        "--max_steps", type=arguments.positive_int, help="end after this many steps (default: no limit)"
+    )
+
+    ### 分布式改造 (distributed) 1/6, the platform says who is who; --rank and --world_size count nodes ###
+    parser.add_argument("--init_method", help="tcp://host:port of the first node")
+    parser.add_argument("--rank", type=int, help="index of this node")
+    parser.add_argument("--world_size", type=int, help="number of nodes")
+    parser.add_argument("--local-rank", "--local_rank", type=int, help="of torch.distributed.launch")
+    parser.add_argument("--processes_per_node", type=arguments.positive_int, help="default: the GPUs, else 1")
+    ### 分布式改造 (distributed) 1/6, the platform says who is who; --rank and --world_size count nodes ###
+    args = arguments.parse(parser)
+    device = process_group.device(args.enable_gpu)
+
+    ### 分布式改造 (distributed) 2/6, one process per GPU, each with its own device; they meet here ###
+    device, rank, world_size = process_group.join(args)
+    ### 分布式改造 (distributed) 2/6, one process per GPU, each with its own device; they meet here ###
+    torch.manual_seed(args.seed)
+    log = metrics.Log(args.output_dir)
+    log.lap("set-up")
+
+    train_set, test_set = DATASETS[args.dataset].load(args.data_url, args.custom_data)
+    train_order = Order(len(train_set), args.batch_size, args.seed)
+    test_order = Sequential(len(test_set), batch=1000)
+
+    ### 分布式改造 (distributed) 3/6, every process reads its part of the same global batches ###
+    train_order = Order(len(train_set), args.batch_size, args.seed, rank, world_size)
+    test_order = Sequential(len(test_set), batch=1000, rank=rank, world_size=world_size)
+    ### 分布式改造 (distributed) 3/6, every process reads its part of the same global batches ###
+    train_loader = MemoryLoader(train_set, train_order, device, augment=True)
+    test_loader = MemoryLoader(test_set, test_order, device)
+    log.data(train_set, test_set)
+
+    model = models.resnet18(train_set.channels, train_set.classes).to(
+        device, memory_format=torch.channels_last
+    )
+    forward = model
+
+    ### 分布式改造 (distributed) 4/6, gradients averaged, BatchNorm over the global batch: as one process ###
+    model = process_group.synchronize_batchnorm(model, device)
+    device_ids = [device.index] if device.type == "cuda" else None
+    forward = torch.nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
+    ### 分布式改造 (distributed) 4/6, gradients averaged, BatchNorm over the global batch: as one process ###
+    steps = min(args.epochs * len(train_loader), args.max_steps or sys.maxsize)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, total_steps=steps, cycle_momentum=False
+    )
+    loss_function = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    window = torch.zeros(
+        3, dtype=torch.float64, device=device
+    )  # [loss_sum, correct, count] since the last report
+    log.training(train_loader, steps)
+
+    step = 0
+    for epoch in range(1, math.ceil(steps / len(train_loader)) + 1):
+        train_loader.set_epoch(epoch)
+        model.train()
+        for images, labels in itertools.islice(train_loader, steps - step):
+            optimizer.zero_grad()
+            logits = forward(images)
+            loss = loss_function(logits, labels)
+
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+
+            step += 1
+            window += evaluation.sums(loss, logits, labels)
+            if step % args.report_every and step % len(train_loader) and step < steps:
+                continue
+
+            ### 分布式改造 (distributed) 5/6, sums travel, means do not: the figures of all processes ###
+            torch.distributed.all_reduce(window)
+            ### 分布式改造 (distributed) 5/6, sums travel, means do not: the figures of all processes ###
+            log.train(epoch, step, window, scheduler.get_last_lr()[0])
+            window.zero_()
+        totals = evaluation.evaluate(model, test_loader)
+
+        ### 分布式改造 (distributed) 6/6, every test sample counted once; one process writes ###
+        torch.distributed.all_reduce(totals)
+        if rank != 0:
+            continue
+        ### 分布式改造 (distributed) 6/6, every test sample counted once; one process writes ###
+        checkpoint.save_weights(model, args.output_dir, epoch)
+        log.validation(epoch, step, totals)
+    log.finish()
+
+
+if __name__ == "__main__":
+    main()

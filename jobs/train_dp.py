@@ -1,0 +1,123 @@
+"""Train a ResNet-18 on all GPUs of one machine from a single process: train.py plus one fenced block.
+
+    python jobs/train_dp.py --dataset cifar10
+
+DataParallel is the least change, not the fastest way: one Python process copies the model to every GPU at
+every step and BatchNorm sees each GPU's part alone. For speed, or for several machines, take train_ddp.py.
+With one GPU or none it is train.py.
+"""
+
+import itertools
+import math
+import os
+import sys
+
+import torch
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
+from common import arguments, checkpoint, evaluation, exits, metrics, models, process_group
+from datasets import cifar10, digits, fashion_mnist
+from datasets.loaders.memory import MemoryLoader
+from datasets.order import Order, Sequential
+
+DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
+
+
+@exits.entry
+def main():
+    parser = arguments.Parser(__doc__)
+    # data
+    parser.add_argument("--dataset", choices=DATASETS, default="cifar10", help="default: cifar10")
+    parser.add_argument(
+        "--data_url", help="folder that holds the data set (default: input_dir/ beside jobs/)"
+    )
+    parser.add_argument(
+        "--custom_data", type=arguments.boolean, default=False, help="true: generated images instead"
+    )
+    # output
+    parser.add_argument(
+        "--output_dir", "--train_url", help="folder for results (default: output_dir/ beside jobs/)"
+    )
+    parser.add_argument("--report_every", type=arguments.positive_int, default=50, help="steps (default: 50)")
+    # optimization
+    parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
+    parser.add_argument(
+        "--lr", type=arguments.positive_float, default=0.1, help="peak learning rate (default: 0.1)"
+    )
+    parser.add_argument("--epochs", type=arguments.positive_int, default=20, help="default: 20")
+    parser.add_argument(
+        "--batch_size", type=arguments.positive_int, default=128, help=arguments.BATCH_SIZE_HELP
+    )
+    parser.add_argument(
+        "--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)"
+    )
+    parser.add_argument(
+        "--max_steps", type=arguments.positive_int, help="end after this many steps (default: no limit)"
+    )
+
+    args = arguments.parse(parser)
+    device = process_group.device(args.enable_gpu)
+
+    torch.manual_seed(args.seed)
+    log = metrics.Log(args.output_dir)
+    log.lap("set-up")
+
+    train_set, test_set = DATASETS[args.dataset].load(args.data_url, args.custom_data)
+    train_order = Order(len(train_set), args.batch_size, args.seed)
+    test_order = Sequential(len(test_set), batch=1000)
+
+    train_loader = MemoryLoader(train_set, train_order, device, augment=True)
+    test_loader = MemoryLoader(test_set, test_order, device)
+    log.data(train_set, test_set)
+
+    model = models.resnet18(train_set.channels, train_set.classes).to(
+        device, memory_format=torch.channels_last
+    )
+    forward = model
+
+    ### 新增 (new) 1/1, each forward splits the batch over the GPUs; model stays the raw module ###
+    if device.type == "cuda":
+        forward = torch.nn.DataParallel(model)
+    ### 新增 (new) 1/1, each forward splits the batch over the GPUs; model stays the raw module ###
+    steps = min(args.epochs * len(train_loader), args.max_steps or sys.maxsize)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, total_steps=steps, cycle_momentum=False
+    )
+    loss_function = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    window = torch.zeros(
+        3, dtype=torch.float64, device=device
+    )  # [loss_sum, correct, count] since the last report
+    log.training(train_loader, steps)
+
+    step = 0
+    for epoch in range(1, math.ceil(steps / len(train_loader)) + 1):
+        train_loader.set_epoch(epoch)
+        model.train()
+        for images, labels in itertools.islice(train_loader, steps - step):
+            optimizer.zero_grad()
+            logits = forward(images)
+            loss = loss_function(logits, labels)
+
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+
+            step += 1
+            window += evaluation.sums(loss, logits, labels)
+            if step % args.report_every and step % len(train_loader) and step < steps:
+                continue
+
+            log.train(epoch, step, window, scheduler.get_last_lr()[0])
+            window.zero_()
+        totals = evaluation.evaluate(model, test_loader)
+
+        checkpoint.save_weights(model, args.output_dir, epoch)
+        log.validation(epoch, step, totals)
+    log.finish()
+
+
+if __name__ == "__main__":
+    main()
