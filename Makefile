@@ -15,11 +15,11 @@ test: setup
 # On a machine with a GPU: correctness first, then the figures.
 gpu: setup
 	@$(RUN) -m pytest -m gpu
-	@$(RUN) tests/benchmarks/accuracy.py --gpu
+	@$(RUN) -m tests.benchmarks.accuracy --gpu $(if $(DATA),--data_url $(DATA))
 
 benchmark: setup
-	@$(RUN) tests/benchmarks/order.py
-	@$(RUN) tests/benchmarks/accuracy.py
+	@$(RUN) -m tests.benchmarks.order
+	@$(RUN) -m tests.benchmarks.accuracy
 
 lint: setup
 	@$(RUN) -m ruff check .

@@ -184,7 +184,7 @@ def _class_folders(folder: str):
 
 
 def _decode_folder(folder: str, classes: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    from torchvision.io import ImageReadMode, decode_image
+    from PIL import Image
 
     paths, labels = [], []
     for label, name in enumerate(classes):
@@ -199,14 +199,13 @@ def _decode_folder(folder: str, classes: list[str]) -> tuple[torch.Tensor, torch
 
     def decode(index: int) -> None:
         try:
-            image = decode_image(
-                torch.from_numpy(np.fromfile(paths[index], dtype=np.uint8)), ImageReadMode.RGB
-            )
-        except (OSError, RuntimeError) as error:
-            raise BadInput(f"cannot decode {paths[index]}: {str(error).splitlines()[0]}") from error
-        if image.shape != images.shape[1:]:
-            raise BadInput(f"{paths[index]} is {image.shape[2]}x{image.shape[1]} pixels, expected 32x32")
-        images[index] = image
+            with Image.open(paths[index]) as image:
+                if image.size != (32, 32):
+                    width, height = image.size
+                    raise BadInput(f"{paths[index]} is {width}x{height} pixels, expected 32x32")
+                images[index] = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+        except OSError as error:  # also what Pillow raises for a file that is no image
+            raise BadInput(f"cannot decode {paths[index]}: {error}") from error
 
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(decode, range(len(paths))):

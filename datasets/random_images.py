@@ -12,7 +12,7 @@ def generate(
     """Two pairs (images uint8 [N, channels, side, side], labels int64 [N]), N = 5000 and 1000, always the
     same.
 
-    Each class is a smooth random pattern; noise of twice its contrast is laid over it.
+    Each class is a smooth random pattern; noise of the same contrast is laid over it.
     """
     generator = torch.Generator().manual_seed(2024)
     coarse = torch.randn(CLASSES, channels, 4, 4, generator=generator)
@@ -21,6 +21,6 @@ def generate(
     def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         labels = torch.randperm(count, generator=generator) % CLASSES
         noise = torch.randn(count, channels, side, side, generator=generator)
-        return (128 + 24 * patterns[labels] + 48 * noise).clamp(0, 255).to(torch.uint8), labels
+        return (128 + 40 * patterns[labels] + 40 * noise).clamp(0, 255).to(torch.uint8), labels
 
     return draw(TRAIN), draw(TEST)

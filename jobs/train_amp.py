@@ -76,9 +76,12 @@ def main():
 
     ### 新增 (new) 1/2, bfloat16 has float32's range; float16 gradients underflow without a scaler ###
     half = torch.bfloat16
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         half = torch.float16
-    scaler = torch.cuda.amp.GradScaler(enabled=half == torch.float16)
+    grad_scaler = getattr(
+        torch.amp, "GradScaler", torch.cuda.amp.GradScaler
+    )  # torch < 2.3 has the second only
+    scaler = grad_scaler(enabled=half == torch.float16)
 
     def mixed(images):
         with torch.autocast(device.type, dtype=half):

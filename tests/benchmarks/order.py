@@ -1,0 +1,51 @@
+"""What the ids of one step cost: computed (datasets/order.py) beside a stored permutation (numpy's).
+
+    python -m tests.benchmarks.order
+
+Rounds are interleaved and the median of 7 is shown. "random access" is one batch at an unrelated step;
+"iterating" is the same batch within an epoch that is read in order; "stored" is what making the permutation
+costs before the first batch of an epoch can be read, in time and in memory.
+"""
+
+import os
+import statistics
+import time
+
+import numpy as np
+
+from datasets.order import Order
+from tests.benchmarks.machine import describe
+
+BATCH = 128
+ROUNDS = 7
+
+
+def milliseconds(function, *arguments) -> float:
+    start = time.perf_counter()
+    function(*arguments)
+    return 1000 * (time.perf_counter() - start)
+
+
+def main():
+    print(describe())
+    print(f"batch {BATCH}, milliseconds, median of {ROUNDS} rounds\n")
+    print(f"{'samples':>14}{'random access':>16}{'iterating':>12}{'stored, time':>16}{'stored, memory':>18}")
+    for size in (10**3, 10**5, 10**7, 10**9):
+        order = Order(size, BATCH, seed=0)
+        random, iterating, stored = [], [], []
+        count = min(320, len(order))
+        for number, step in enumerate(np.random.default_rng(0).integers(0, len(order), ROUNDS)):
+            order.set_epoch(number)
+            random.append(milliseconds(order.batch, int(step)))
+            order.set_epoch(number, start_step=len(order) - count)
+            iterating.append(milliseconds(list, order) / count)
+            if size <= 10**7:
+                stored.append(milliseconds(np.random.default_rng(number).permutation, size))
+        time_text = f"{statistics.median(stored):.3f}" if stored else "not run"
+        row = f"{size:>14,}{statistics.median(random):>16.3f}{statistics.median(iterating):>12.3f}"
+        print(f"{row}{time_text:>16}{8 * size / 2**20:>14,.1f} MB")
+    print(f"\nload average at the end {os.getloadavg()[0]:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss
+
+from common.evaluation import evaluate
+
+
+@pytest.mark.parametrize("sizes", [[17], [5, 12], [1] * 17, [16, 1]])
+def test_sums_are_exact_whatever_the_batches(sizes):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(12, 5))
+    images, labels = torch.randn(17, 3, 2, 2), torch.randint(5, (17,))
+    loss_sum, correct, count = evaluate(
+        model, zip(images.split(sizes), labels.split(sizes), strict=True)
+    ).tolist()
+    assert model.training, "the mode is restored"
+    model.eval()
+    probabilities = model(images).softmax(1).detach()
+    assert count == 17
+    assert correct / count == accuracy_score(labels, probabilities.argmax(1))
+    assert loss_sum / count == pytest.approx(
+        log_loss(labels, probabilities.double(), labels=range(5)), rel=1e-5
+    )
+    assert evaluate(model, []).tolist() == [0, 0, 0] and not model.training

@@ -1,0 +1,24 @@
+import torch
+
+from common.models import resnet18
+
+
+def test_parameters_of_the_seed():
+    model = resnet18()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 11_173_962
+    names = set(model.state_dict())
+    assert {"conv1.0.weight", "conv2.0.residual_function.0.weight", "conv3.0.shortcut.0.weight"} <= names
+    assert {"conv5.1.residual_function.4.running_var", "dense_layer.bias"} <= names
+    assert not any(name.startswith("conv2.0.shortcut") for name in names)
+
+
+def test_shapes():
+    features = []
+    model = resnet18()
+    for name in ("conv1", "conv2", "conv3", "conv4", "conv5"):
+        getattr(model, name).register_forward_hook(
+            lambda _module, _input, output: features.append(list(output.shape))
+        )
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert features == [[2, 64, 32, 32], [2, 64, 32, 32], [2, 128, 16, 16], [2, 256, 8, 8], [2, 512, 4, 4]]
+    assert resnet18(channels=1, classes=7)(torch.zeros(3, 1, 8, 8)).shape == (3, 7)

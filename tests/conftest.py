@@ -1,0 +1,62 @@
+"""How the tests start a job: as its users do, in a process of its own."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+QUIET = {  # nothing that this machine's environment says of ranks, proxies or threads may reach a job
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
+}  # fmt: skip
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in QUIET}
+    return kept | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"} | extra
+
+
+def start(*command, **options) -> subprocess.Popen:
+    """Start `python *command` in the repository's root; options: cwd, env."""
+    options = {"cwd": ROOT, "env": environment()} | options
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def finish(
+    process: subprocess.Popen, code: int | None = 0, timeout: float = 120
+) -> subprocess.CompletedProcess:
+    """Wait, and check the exit code (None: any)."""
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+        pytest.fail(f"no end within {timeout} s: {process.args}\n{output}\n{errors}")
+    result = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    assert code in (None, result.returncode), f"exit code {result.returncode}\n{output}\n{errors}"
+    return result
+
+
+def run(*command, code: int | None = 0, timeout: float = 120, **options) -> subprocess.CompletedProcess:
+    """start() and finish()."""
+    return finish(start(*command, **options), code, timeout)
+
+
+def records(output_dir) -> list[dict]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]

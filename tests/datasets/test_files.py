@@ -1,0 +1,130 @@
+"""Downloads, from a real https server on this machine."""
+
+import contextlib
+import hashlib
+import http.server
+import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import trustme
+
+from common.exits import BadInput
+from datasets.files import download, local_folder
+
+CONTENT = bytes(range(256)) * 20_000
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        if self.path == "/to-http":
+            self.send_response(302)
+            self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/file")
+            self.end_headers()
+        elif self.path == "/to-https":
+            self.send_response(302)
+            self.send_header("Location", "/file")
+            self.end_headers()
+        elif self.path == "/missing":
+            self.send_error(404)
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(CONTENT)))
+            self.end_headers()
+            if self.path == "/silent":
+                self.server.released.wait(30)
+            else:
+                self.wfile.write(CONTENT[: 1_000_000 if self.path == "/cut" else None])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.requests, server.released = [], threading.Event()
+    server.url = f"https://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("path", ["/file", "/to-https"])
+def test_download(server, tmp_path, path):
+    target = tmp_path / "data" / "archive"
+    download(server.url + path, str(target), MD5)
+    assert target.read_bytes() == CONTENT
+    assert [entry.name for entry in target.parent.iterdir()] == ["archive"]
+
+
+def test_several_processes_fetch_once(server, tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        list(
+            pool.map(
+                lambda _: download(server.url + "/file", str(tmp_path / "data" / "archive"), MD5), range(4)
+            )
+        )
+    assert server.requests == ["/file"]
+
+
+@pytest.mark.parametrize(
+    "path, md5, message",
+    [
+        ("/to-http", MD5, "redirects to http://.*, which is not https"),
+        ("/missing", MD5, "cannot download .*404|Not Found"),
+        ("/cut", MD5, "sent 1000000 of 5120000 bytes"),
+        ("/file", "0" * 32, f"with md5 {MD5}, expected {'0' * 32}"),
+    ],
+)
+def test_failed_download_leaves_nothing(server, tmp_path, path, md5, message):
+    with pytest.raises(BadInput, match=message):
+        download(server.url + path, str(tmp_path / "data" / "archive"), md5)
+    assert not (tmp_path / "data").exists()
+
+
+def test_silent_server_ends_in_time(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.files._TIMEOUT", 0.5)
+    with pytest.raises(BadInput, match=r"timed out"):
+        download(server.url + "/silent", str(tmp_path / "archive"), MD5)
+    assert not (tmp_path / "archive").exists()
+
+
+def test_untrusted_certificate_is_refused(server, tmp_path, monkeypatch):
+    other = trustme.CA()
+    other.cert_pem.write_to_path(tmp_path / "other.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "other.pem"))
+    with pytest.raises(BadInput, match=r"CERTIFICATE_VERIFY_FAILED|certificate verify failed"):
+        download(server.url + "/file", str(tmp_path / "archive"), MD5)
+    assert server.requests == []
+
+
+def test_only_https(tmp_path):
+    with pytest.raises(BadInput, match=r"not an https URL"):
+        download("http://127.0.0.1/file", str(tmp_path / "archive"), MD5)
+
+
+def test_data_url_that_is_no_folder(tmp_path):
+    for url in ("s3://bucket/data", "obs://bucket/data"):
+        with pytest.raises(BadInput, match=rf"{url} is a .* URL, not a folder"):
+            local_folder(url)
+    with pytest.raises(BadInput, match=r"nowhere does not exist"):
+        local_folder(str(tmp_path / "nowhere"))
+    with contextlib.suppress(FileNotFoundError):
+        (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match=r"not a folder"):
+        local_folder(str(tmp_path / "file"))

@@ -1,0 +1,161 @@
+"""Bad input ends in one line that names the value, exit code 2, and nothing written."""
+
+import pickle
+
+import pytest
+
+from tests.conftest import environment, free_port, run, start
+
+JOBS = ["train.py", "train_dp.py", "train_ddp.py", "train_amp.py"]
+
+
+def _refused(output_dir, *command, **options):
+    result = run(*command, "--output_dir", output_dir, code=2, timeout=60, **options)
+    line, = result.stderr.splitlines()  # fmt: skip
+    assert line.startswith("error: ")
+    assert not output_dir.exists()
+    return line
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_data_url_that_does_not_exist(job, tmp_path):
+    line = _refused(tmp_path / "out", f"jobs/{job}", "--data_url", tmp_path / "nowhere")
+    assert f"data_url {tmp_path / 'nowhere'} does not exist" in line
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--dataset=cifar100"], "cifar100"),
+        (["--dataset=digits", "--batch_size=0"], "'0' is not a whole number of at least 1"),
+        (
+            ["--dataset=digits", "--batch_size=5000"],
+            "batch size 5000 is larger than the data set (1438 samples)",
+        ),
+        (["--dataset=digits", "--lr=nan"], "'nan' is not a number above 0"),
+        (["--dataset=digits", "--epochs=ten"], "'ten' is not a whole number"),
+        (["--dataset=digits", "--epochs=1.5"], "'1.5' is not a whole number"),
+        (["--dataset=digits", "--custom_data=maybe"], "'maybe' is neither true nor false"),
+        (["--dataset=digits", "--seed=-1"], "'-1' is not a whole number in 0..2^63-1"),
+        (["--dataset=digits", "--enable_gpu=true"], "--enable_gpu=true, but torch"),
+        (["--data_url=obs://bucket/data"], "data_url obs://bucket/data is a obs URL, not a folder"),
+        (["--dataset=digits", "--train_url=s3://b/out"], "output_dir s3://b/out is a URL, not a folder"),
+    ],
+)
+def test_arguments(arguments, message, tmp_path):
+    assert message in _refused(tmp_path / "out", "jobs/train.py", *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--batch_size=100", "--processes_per_node=3"], "batch size 100 is not divisible by 3 processes"),
+        (["--rank=2", "--world_size=2", "--init_method=tcp://127.0.0.1:1"], "--rank 2 is not in 0..1"),
+        (["--rank=-1", "--world_size=2", "--init_method=tcp://127.0.0.1:1"], "--rank -1 is not in 0..1"),
+        (["--rank=0", "--world_size=0"], "--world_size 0 is not at least 1"),
+        (["--world_size=2", "--init_method=tcp://127.0.0.1:1"], "--world_size 2 without --rank"),
+        (["--rank=0", "--world_size=2"], "without --init_method"),
+        (
+            ["--rank=0", "--world_size=2", "--init_method=tcp://127.0.0.1"],
+            "tcp://127.0.0.1 is not tcp://host:port",
+        ),
+        (["--rank=0", "--world_size=2", "--init_method=tcp://h:70000"], "port in 1..65535"),
+        (["--rank=zero"], "zero"),
+        (["--processes_per_node=0"], "'0' is not a whole number"),
+        (["--processes_per_node=2", "--enable_gpu=true"], "--enable_gpu=true, but torch"),
+    ],
+)
+def test_arguments_of_distributed_jobs(arguments, message, tmp_path):
+    assert message in _refused(tmp_path / "out", "jobs/train_ddp.py", "--dataset=digits", *arguments)
+
+
+def test_batch_that_two_nodes_do_not_divide(tmp_path):
+    port = free_port()
+    command = [
+        "jobs/train_ddp.py",
+        "--dataset=digits",
+        "--batch_size=31",
+        f"--init_method=tcp://127.0.0.1:{port}",
+    ]
+    first = start(*command, "--rank=0", "--world_size=2", "--output_dir", tmp_path / "out")
+    line = _refused(tmp_path / "out", *command, "--rank=1", "--world_size=2")
+    assert "batch size 31 is not divisible by 2 processes" in line
+    assert first.wait(60) == 2
+    first.communicate()
+
+
+def _batch_files(folder, content):
+    folder.mkdir()
+    for name in (
+        "data_batch_1",
+        "data_batch_2",
+        "data_batch_3",
+        "data_batch_4",
+        "data_batch_5",
+        "test_batch",
+    ):
+        (folder / name).write_bytes(content)
+
+
+class _Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_hostile_and_truncated_batches(processes, tmp_path):
+    for name, content in (
+        ("hostile", pickle.dumps(_Hostile(str(tmp_path / "executed")))),
+        ("cut", b"\x80\x02}q\x00"),
+    ):
+        _batch_files(tmp_path / name, content)
+        line = _refused(
+            tmp_path / "out",
+            "jobs/train_ddp.py",
+            f"--processes_per_node={processes}",
+            "--data_url",
+            tmp_path / name,
+        )
+        assert f"data_batch_1 is not the official file (truncated or changed): {len(content)} bytes" in line
+    assert not (tmp_path / "executed").exists()
+
+
+def test_truncated_binary_batch(tmp_path):
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(bytes(3073))
+    line = _refused(tmp_path / "out", "jobs/train.py", "--data_url", tmp_path)
+    assert "data_batch_1.bin has 3073 bytes, expected 30730000" in line
+
+
+def test_no_data_and_no_network_names_the_three_ways(tmp_path):
+    (tmp_path / "data").mkdir()
+    env = environment(
+        https_proxy="http://127.0.0.1:9", HTTPS_PROXY="http://127.0.0.1:9", no_proxy="", NO_PROXY=""
+    )
+    line = _refused(tmp_path / "out", "jobs/train.py", "--data_url", tmp_path / "data", env=env)
+    for part in (
+        "cannot download https://www.cs.toronto.edu",
+        "--custom_data=true",
+        "cifar-10-batches-py",
+        "--data_url",
+    ):
+        assert part in line
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_output_folder_that_cannot_be_written(job, tmp_path):
+    (tmp_path / "file").touch()
+    paths = [tmp_path / "file" / "below"]
+    if job == "train.py":
+        paths += [tmp_path / "file", "/proc/nowhere", tmp_path / ("x" * 300)]
+    for path in paths:
+        result = run(f"jobs/{job}", "--dataset=digits", "--train_url", path, code=2, timeout=60)
+        assert (
+            f"output_dir {path} cannot be written" in result.stderr and len(result.stderr.splitlines()) == 1
+        )
+        assert "data train" not in result.stdout, "found at the start"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

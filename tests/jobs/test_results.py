@@ -1,0 +1,111 @@
+"""What a run leaves behind, and that its figures are right."""
+
+import json
+
+import pytest
+import torch
+from sklearn.metrics import accuracy_score
+
+from common.models import resnet18
+from datasets import digits
+from datasets.loaders.memory import MemoryLoader
+from datasets.order import Sequential
+from tests.conftest import free_port, records, run
+
+
+@pytest.mark.parametrize("processes, batch", [(1, 64), (2, 64), (3, 66)])
+def test_accuracy_is_that_of_scikit_learn(processes, batch, tmp_path):
+    """359 test samples: neither 2 nor 3 processes divide them, and each counts once."""
+    run(
+        "-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--master-port={free_port()}",
+        "jobs/train_ddp.py", "--dataset=digits", f"--batch_size={batch}", "--max_steps=12", "--lr=0.02",
+        "--output_dir", tmp_path,
+    )  # fmt: skip
+    model = resnet18(channels=1)
+    model.load_state_dict(torch.load(tmp_path / "epoch_1.pth", weights_only=True))
+    model.eval()
+    _, test_set = digits.load(None, custom_data=False)
+    (images, labels), = MemoryLoader(test_set, Sequential(359, 359), torch.device("cpu"))  # fmt: skip
+    with torch.no_grad():
+        logits = model(images)
+    reported = records(tmp_path)[-1]
+    assert reported["val_count"] == 359
+    assert reported["val_acc"] == pytest.approx(accuracy_score(labels, logits.argmax(1)), abs=1e-12)
+    assert reported["val_loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4
+    )
+
+
+def test_files_lines_and_table(tmp_path):
+    result = run(
+        "jobs/train.py", "--dataset=digits", "--epochs=2", "--batch_size=256", "--report_every=3",
+        "--output_dir", tmp_path / "new" / "folder",
+    )  # fmt: skip
+    output = tmp_path / "new" / "folder"
+    names = sorted(path.name for path in output.iterdir())
+    assert names[:2] == ["epoch_1.pth", "epoch_2.pth"] and "metrics.jsonl" in names
+    assert sum(name.startswith("events.out.tfevents") for name in names) == 1 and len(names) == 4
+    for epoch in (1, 2):
+        weights = torch.load(output / f"epoch_{epoch}.pth", weights_only=True)
+        resnet18(channels=1).load_state_dict(weights)
+        assert all(tensor.device.type == "cpu" for tensor in weights.values())
+
+    lines = [line for line in result.stdout.splitlines() if line.startswith("epoch=")]
+    assert [line.split(" loss=")[0] for line in lines if " loss=" in line] == [
+        "epoch=1 step=3", "epoch=1 step=5", "epoch=2 step=6", "epoch=2 step=9", "epoch=2 step=10",
+    ]  # fmt: skip
+    for name in ("loss", "acc", "lr", "images_per_s", "data_time", "compute_time"):
+        assert all(f" {name}=" in line for line in lines if " loss=" in line)
+    assert len(records(output)) == len(lines) == 7
+    assert records(output)[3]["epoch"] == 2
+    for row in ("set-up", "data loading", "model", "training", "- waiting for data", "- computing", "total"):
+        assert f"\n{row} " in result.stdout
+    seconds = {
+        row: float(result.stdout.split(f"\n{row} ")[1].split()[0]) for row in ("training", "- computing")
+    }
+    assert 0 < seconds["- computing"] < seconds["training"]
+    assert f"test_accuracy={records(output)[-1]['val_acc']:.4f}" in result.stdout
+    assert "\r" not in result.stdout + result.stderr, "a progress bar is for terminals"
+
+
+def test_tensorboard_events_hold_the_figures(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run("jobs/train.py", "--dataset=digits", "--max_steps=2", "--report_every=1", "--output_dir", tmp_path)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
+        (record["step"], pytest.approx(record["loss"], rel=1e-6))
+        for record in records(tmp_path)
+        if "loss" in record
+    ]
+    assert len(events.Scalars("val_acc")) == 1
+
+
+def test_same_seed_same_run_other_seed_other_run(tmp_path):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        run(
+            "jobs/train.py",
+            "--dataset=digits",
+            "--max_steps=3",
+            f"--seed={seed}",
+            "--output_dir",
+            tmp_path / name,
+        )
+    first, again, other = (torch.load(tmp_path / name / "epoch_1.pth", weights_only=True) for name in "abc")
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["conv1.0.weight"], other["conv1.0.weight"])
+
+
+def test_generated_images_are_learned(tmp_path):
+    """The smoke test of every platform: ten classes, far above chance within a few steps."""
+    run(
+        "jobs/train_amp.py", "--dataset=digits", "--custom_data=true", "--epochs=1", "--lr=0.02",
+        "--output_dir", tmp_path,
+    )  # fmt: skip
+    assert records(tmp_path)[-1]["val_acc"] > 0.5
+
+
+def test_two_runs_into_one_folder_keep_both(tmp_path):
+    for _ in range(2):
+        run("jobs/train.py", "--dataset=digits", "--max_steps=1", "--output_dir", tmp_path)
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 1, 1, 1]

@@ -1,0 +1,131 @@
+"""Every way in which users and platforms start a job, each as processes of its own."""
+
+import re
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, environment, finish, free_port, records, run, start
+
+SMALL = ("--dataset=digits", "--max_steps=3", "--batch_size=32", "--report_every=1")
+
+
+def _losses(output_dir):
+    return [record["loss"] for record in records(output_dir) if "loss" in record]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Losses of train.py, which every other way must repeat."""
+    output = tmp_path_factory.mktemp("alone")
+    run("jobs/train.py", *SMALL, "--output_dir", output)
+    assert len(_losses(output)) == 3
+    return _losses(output)
+
+
+@pytest.mark.parametrize("job", ["train_dp.py", "train_ddp.py"])
+def test_variant_alone_repeats_the_base(job, alone, tmp_path):
+    result = run(f"jobs/{job}", *SMALL, "--output_dir", tmp_path)
+    assert _losses(tmp_path) == alone
+    assert "source=scikit-learn (1,797 real digits)" in result.stdout
+
+
+def test_mixed_precision(alone, tmp_path):
+    run("jobs/train_amp.py", *SMALL, "--output_dir", tmp_path)
+    assert _losses(tmp_path)[0] == pytest.approx(alone[0], rel=0.02) and _losses(tmp_path)[0] != alone[0]
+    weights = torch.load(tmp_path / "epoch_1.pth", weights_only=True)
+    assert weights["conv1.0.weight"].dtype == torch.float32
+
+
+def test_one_process_per_node_starts_the_others(alone, tmp_path):
+    result = run("jobs/train_ddp.py", *SMALL, "--processes_per_node=2", "--output_dir", tmp_path)
+    assert "nodes=1 processes_per_node=2 node_rank=0" in result.stdout
+    _same_run_in_two_processes(result.stdout, tmp_path, alone)
+
+
+def _same_run_in_two_processes(output, output_dir, alone):
+    assert _losses(output_dir)[0] == pytest.approx(alone[0], abs=1e-5)
+    assert len(_losses(output_dir)) == 3
+    assert len(re.findall(r"^epoch=1 step=2 ", output, re.MULTILINE)) == 1, "rank 0 alone reports"
+    assert output.count("TIME COST") == 1
+    assert [record["val_count"] for record in records(output_dir) if "val_count" in record] == [359]
+
+
+def test_two_nodes_as_modelarts_starts_them(alone, tmp_path):
+    port = free_port()
+    nodes = [
+        start(
+            "jobs/train_ddp.py", *SMALL, f"--train_url={tmp_path / str(rank)}", f"--init_method=tcp://127.0.0.1:{port}",
+            f"--rank={rank}", "--world_size=2", "--some_platform_extra=1",
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [finish(node).stdout for node in nodes]
+    _same_run_in_two_processes(outputs[0], tmp_path / "0", alone)
+    assert not (tmp_path / "1").exists() and "epoch=" not in outputs[1], "only rank 0 writes and reports"
+    for rank, output in enumerate(outputs):
+        assert "ignored arguments: --some_platform_extra=1" in output
+        assert (
+            f"source=modelarts-arguments level=node nodes=2 processes_per_node=1 node_rank={rank}" in output
+        )
+
+
+def test_two_nodes_of_two_processes(tmp_path):
+    port = free_port()
+    nodes = [
+        start(
+            "jobs/train_ddp.py", *SMALL, "--output_dir", tmp_path, f"--init_method=127.0.0.1:{port}",
+            f"--rank={rank}", "--world_size=2", "--processes_per_node=2",
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [finish(node).stdout for node in nodes]
+    assert len(_losses(tmp_path)) == 3 and outputs[0].count("TIME COST") == 1
+    assert "TIME COST" not in outputs[1]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [["torch.distributed.launch", "--nproc-per-node=2"], ["torch.distributed.run", "--nproc-per-node=2"]],
+)
+def test_launchers(launcher, alone, tmp_path):
+    port = f"--master-port={free_port()}"
+    result = run("-m", *launcher, port, "jobs/train_ddp.py", *SMALL, "--output_dir", tmp_path)
+    assert "level=process nodes=1 processes_per_node=2" in result.stdout
+    _same_run_in_two_processes(result.stdout, tmp_path, alone)
+
+
+@pytest.mark.parametrize("spelling", ["--local-rank=0", "--local_rank=0"])
+def test_both_spellings_of_local_rank(spelling, tmp_path):
+    """torch < 2.0 passed an underscore, later versions a dash, always as the first argument."""
+    result = run("jobs/train_ddp.py", spelling, *SMALL, "--output_dir", tmp_path)
+    assert "ignored" not in result.stdout
+
+
+def test_from_any_folder_with_another_datasets_package_installed(alone, tmp_path):
+    for name in ("datasets", "common"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        (tmp_path / "site" / name / "__init__.py").write_text("raise ImportError('the wrong package')")
+    for folder in ("site", "elsewhere"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    env = environment(PYTHONPATH=str(tmp_path / "site"))
+    command = (ROOT / "jobs" / "train_ddp.py", *SMALL, "--processes_per_node=2", "--output_dir=results")
+    result = run(*command, cwd=tmp_path / "elsewhere", env=env)
+    _same_run_in_two_processes(result.stdout, tmp_path / "elsewhere" / "results", alone)
+    wrong = run("-c", "import datasets", cwd=tmp_path / "elsewhere", env=env, code=1)
+    assert "the wrong package" in wrong.stderr, "the fake package would have been found"
+
+
+@pytest.mark.parametrize("job", ["train.py", "train_dp.py", "train_ddp.py", "train_amp.py"])
+def test_unknown_arguments_are_printed_and_ignored(job, tmp_path):
+    extras = ["--init_methods", "tcp://x:1", "--num_gpus=8", "--lr_policy=step"]
+    result = run(f"jobs/{job}", *SMALL, *extras, "--max_steps=1", "--output_dir", tmp_path)
+    assert result.stdout.count(f"ignored arguments: {' '.join(extras)}\n") == 1
+
+
+def test_a_failing_process_ends_the_others():
+    """One rank dies of SIGKILL: the parent ends the rest and reports 128 + 9."""
+    code = "import os, runpy, sys; os.environ.get('RANK') == '1' and os.kill(os.getpid(), 9);" + (
+        "runpy.run_path(sys.argv[1], run_name='__main__')"
+    )
+    run("-c", code, "jobs/train_ddp.py", *SMALL, "--processes_per_node=2", code=137, timeout=60)

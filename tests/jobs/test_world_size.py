@@ -1,0 +1,21 @@
+"""The same losses in 1, 2 and 4 processes."""
+
+import pytest
+
+from tests.conftest import records, run
+
+
+def test_losses_are_equal_over_fifty_steps(tmp_path):
+    """In double precision, which leaves only differences of the mathematics (tests/float64.py says why)."""
+    losses = {}
+    for processes in (1, 2, 4):
+        output = tmp_path / str(processes)
+        run(
+            "-m", "tests.float64", "jobs/train_ddp.py", "--dataset=digits", "--max_steps=50", "--batch_size=16",
+            "--lr=0.02", "--report_every=1", f"--processes_per_node={processes}", "--output_dir", output,
+            timeout=300,
+        )  # fmt: skip
+        losses[processes] = [record["loss"] for record in records(output) if "loss" in record]
+    assert len(losses[1]) == 50 and sum(losses[1][-10:]) < sum(losses[1][:10])
+    assert losses[2] == pytest.approx(losses[1], abs=1e-4)
+    assert losses[4] == pytest.approx(losses[1], abs=1e-4)

@@ -1,0 +1,110 @@
+"""Every variant is its base plus blocks. The mutants show that the check can fail."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.marks import ROOT, MarksError, base_of, check, strip, tag_of
+
+PAIRS = [(path, base) for path in sorted((ROOT / "jobs").glob("*.py")) if (base := base_of(path))]
+
+
+def test_there_is_something_to_compare():
+    assert {path.name for path, _ in PAIRS} >= {"train_dp.py", "train_ddp.py", "train_amp.py"}
+
+
+@pytest.mark.parametrize("path, base", PAIRS, ids=lambda path: path.name)
+def test_variant_without_blocks_is_its_base(path, base):
+    check(path.read_text(encoding="utf-8"), base.read_text(encoding="utf-8"), tag_of(path))
+
+
+@pytest.mark.parametrize("path, base", PAIRS, ids=lambda path: path.name)
+def test_command_in_the_readme_shows_only_the_docstring(path, base):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    command = re.search(r"^sed .*\| diff .*$", readme, re.MULTILINE).group()
+    command = command.replace("jobs/train_ddp.py", f"jobs/{path.name}").replace(
+        "jobs/train.py", f"jobs/{base.name}"
+    )
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    first_statement = base.read_text(encoding="utf-8").split("\n").index("import itertools")
+    changed = [int(number) for number in re.findall(r"^(\d+)", result.stdout, re.MULTILINE)]
+    assert changed and max(changed) <= first_statement, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs").glob("*.py")), ids=lambda path: path.name)
+def test_length(path):
+    limit = {"train.py": 150, "imagenet.py": 300}.get(path.name, 200)
+    assert len(path.read_text(encoding="utf-8").splitlines()) < limit
+
+
+def _marks(text):
+    return [number for number, line in enumerate(text.split("\n")) if "###" in line]
+
+
+def _drop(text, number):
+    lines = text.split("\n")
+    return "\n".join(lines[:number] + lines[number + 1 :])
+
+
+def _insert(text, number, line):
+    lines = text.split("\n")
+    return "\n".join([*lines[:number], line, *lines[number:]])
+
+
+def _replace(text, number, old, new):
+    lines = text.split("\n")
+    assert old in lines[number]
+    lines[number] = lines[number].replace(old, new)
+    return "\n".join(lines)
+
+
+def _line(text, start):
+    return next(number for number, line in enumerate(text.split("\n")) if line.lstrip().startswith(start))
+
+
+MUTANTS = {
+    "opening mark dropped": lambda text: _drop(text, _marks(text)[0]),
+    "closing mark dropped": lambda text: _drop(text, _marks(text)[1]),
+    "last closing mark dropped": lambda text: _drop(text, _marks(text)[-1]),
+    "both marks dropped": lambda text: _drop(_drop(text, _marks(text)[1]), _marks(text)[0]),
+    "closing mark edited": lambda text: _replace(text, _marks(text)[1], " ###", "! ###"),
+    "wrong tag": lambda text: text.replace("distributed", "dist").replace("(new)", "(newer)"),
+    "numbered from 0": lambda text: re.sub(r"(### \S+ \S+) 1/", r"\1 0/", text),
+    "wrong total": lambda text: re.sub(r"(### \S+ \S+ \d+)/\d+", r"\1/9", text),
+    "no reason": lambda text: re.sub(r"(### \S+ \S+ 1/\d+),[^#]*###", r"\1 ###", text),
+    "no blank line before": lambda text: _drop(text, _marks(text)[0] - 1),
+    "blank line after": lambda text: _insert(text, _marks(text)[1] + 1, ""),
+    "shared line edited": lambda text: text.replace("momentum=0.9", "momentum=0.8"),
+    "shared line dropped": lambda text: _drop(text, _line(text, "optimizer.zero_grad()")),
+    "shared line indented": lambda text: text.replace("    step = 0", "     step = 0"),
+    "unmarked line": lambda text: _insert(text, _line(text, "step = 0"), "    steps = steps"),
+    "unmarked comment": lambda text: _insert(text, _line(text, "step = 0"), "    # a remark"),
+    "shared line moved into a block": lambda text: _insert(
+        _drop(text, _marks(text)[1]), _marks(text)[1] + 1, text.split("\n")[_marks(text)[1]]
+    ),
+    "trailing newline": lambda text: text + "\n",
+    "import added": lambda text: text.replace("import math\n", "import math\nimport json\n"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("path, base", PAIRS, ids=lambda path: path.name)
+def test_mutant_is_refused(path, base, mutant):
+    text = path.read_text(encoding="utf-8")
+    changed = MUTANTS[mutant](text)
+    assert changed != text
+    with pytest.raises(MarksError):
+        check(changed, base.read_text(encoding="utf-8"), tag_of(path))
+
+
+def test_replaced_lines_are_restored_and_their_mutant_refused():
+    path = ROOT / "jobs" / "train_amp.py"
+    text = path.read_text(encoding="utf-8")
+    assert "# - loss.backward()" in text and "            loss.backward()\n" in strip(text, tag_of(path))
+    with pytest.raises(MarksError):
+        check(
+            text.replace("# - loss.backward()", "# - loss.sum().backward()"),
+            base_of(path).read_text("utf-8"),
+            tag_of(path),
+        )
