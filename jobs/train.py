@@ -2,7 +2,7 @@
 
     python jobs/train.py --dataset digits --epochs 12         real digits, no download, 30 s on two cores
     python jobs/train.py --custom_data=true --max_steps 20    smoke test on generated images
-    python jobs/train.py --dataset cifar10 --data_url FOLDER  94 % in 20 epochs, on a GPU if there is one
+    python jobs/train.py --dataset cifar10 --data_url FOLDER  on a GPU if there is one
 
 On a platform: upload the repository, take this file as the boot file, and enter the arguments. After each
 epoch there is a plain state_dict `epoch_<n>.pth` in --output_dir, beside metrics.jsonl and TensorBoard

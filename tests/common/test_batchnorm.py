@@ -34,7 +34,8 @@ WORKER = textwrap.dedent("""
         torch.distributed.all_reduce(parameter.grad)
         parameter.grad /= world
     model.eval()
-    result = {"grads": [p.grad for p in model.parameters()], "state": model.state_dict(), "output": model(images)}
+    grads = [parameter.grad for parameter in model.parameters()]
+    result = {"grads": grads, "state": model.state_dict(), "output": model(images)}
     torch.save(result, f"{sys.argv[1]}/{rank}.pt")
     torch.distributed.destroy_process_group()
 """)

@@ -1,0 +1,60 @@
+"""What the README says is what the files say."""
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT, free_port, run
+from tests.marks import diff
+
+TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md")}
+COMMANDS = sorted(set(re.findall(r"^(?:python|torchrun) .*jobs/.*$", TEXT["README.md"], re.MULTILINE)))
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_it_opens_with_the_diff(name):
+    shown = re.search(r"```diff\n(.*?)\n```", TEXT[name], re.DOTALL).group(1)
+    variant, base = (
+        (ROOT / "jobs" / job).read_text(encoding="utf-8") for job in ("train_ddp.py", "train.py")
+    )
+    assert shown == diff(variant, base)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_runs(command, tmp_path):
+    """Each as it stands, but ended after a step."""
+    program, *words = command.split()
+    if program == "torchrun":
+        words = ["-m", "torch.distributed.run", *words]
+    if "torch.distributed" in " ".join(words):
+        words.insert(2, f"--master-port={free_port()}")
+    result = run(*words, "--max_steps=1", "--batch_size=16", "--output_dir", tmp_path)
+    assert "test_accuracy=" in result.stdout
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_files_and_targets_that_it_names_exist(name):
+    for path in re.findall(r"\]\(([^)#:]+)\)", TEXT[name]):
+        assert (ROOT / path).exists(), path
+    folder = ROOT
+    for line in re.search(r"## (?:Files|文件)\n\n```\n(.*?)```", TEXT[name], re.DOTALL).group(1).splitlines():
+        names = re.findall(r"[\w.]+\.py|\w+/", line.split("   ")[0] if line.startswith(" ") is False else line)
+        if not line.startswith(" "):
+            folder = ROOT / names[0]
+        for entry in names:
+            assert (folder / entry).exists() or (ROOT / entry).exists(), entry
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", TEXT[name], re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_number_of_blocks(name):
+    for job, blocks in re.findall(r"\]\(jobs/(\w+\.py)\) \|[^|]*\| (\d*) ?\|", TEXT[name]):
+        marks = (ROOT / "jobs" / job).read_text(encoding="utf-8").count(" ### ") / 2
+        assert marks == int(blocks or 0), job
+
+
+def test_line_lengths_and_results_have_a_date():
+    results = TEXT["README.md"].split("## Results")[1].split("## Files")[0]
+    assert re.search(r"20\d\d-\d\d-\d\d", results) and "load average" in results
