@@ -8,7 +8,7 @@ import shutil
 import tempfile
 
 from common.exits import BadInput
-from common.process_group import first_on_node
+from common.processes import first_on_node
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 

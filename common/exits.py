@@ -1,38 +1,76 @@
 """How a job ends: one clear line and an exit code.
 
-0  done
-2  bad input: an argument, a path or a file; nothing was written
-1  anything else, with its traceback
+0        done
+1        an error in the program, with its traceback
+2        bad input: an argument, a path or a file; nothing was written
+4        the processes did not find each other
+5        contact with another process was lost
+128 + n  a process of this node was ended by signal n
 """
 
 import functools
 import os
 import sys
 
-BAD_INPUT = 2
+BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT = 2, 4, 5
 ERROR_PIPE = (
     "BOOTFILE_ERROR_PIPE"  # file descriptor: the process that started this one prints a shared error once
 )
+
+_on_failure = []
 
 
 class BadInput(ValueError):
     """Something from outside (argument, file, folder, network) is not usable. The message carries the
     values."""
 
+    code = BAD_INPUT
+
+
+class NoRendezvous(BadInput):
+    """The processes did not find each other, or found that they do not belong together."""
+
+    code = NO_RENDEZVOUS
+
+
+def on_failure(function) -> None:
+    """Call function(error) when main() ends with an exception that is not BadInput; it may leave the
+    process."""
+    _on_failure.append(function)
+
+
+def say_error(text: str) -> None:
+    """Print `error: text` as one line on stderr: here, or once for all processes that one parent started."""
+    line = f"error: {' '.join(text.split())}\n"
+    if ERROR_PIPE in os.environ:
+        os.write(int(os.environ[ERROR_PIPE]), line.encode())
+    else:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+
+
+def leave(code: int) -> None:
+    """End the process now: no destructor of a communication library gets a chance to wait for a lost peer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
 
 def entry(main):
-    """Decorate a job's main(): BadInput becomes one line `error: ...` on stderr and exit code 2."""
+    """Decorate a job's main(): BadInput becomes one line `error: ...` on stderr and its exit code."""
 
     @functools.wraps(main)
     def run():
         try:
             main()
         except BadInput as error:
-            line = f"error: {' '.join(str(error).split())}\n"
-            if ERROR_PIPE in os.environ:
-                os.write(int(os.environ[ERROR_PIPE]), line.encode())
-            else:
-                sys.stderr.write(line)
-            sys.exit(BAD_INPUT)
+            say_error(str(error))
+            if error.code == BAD_INPUT:
+                sys.exit(error.code)
+            leave(error.code)
+        except Exception as error:
+            for function in _on_failure:
+                function(error)
+            raise
 
     return run

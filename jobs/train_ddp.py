@@ -63,9 +63,15 @@ def main():
     parser.add_argument("--world_size", type=int, help="number of nodes")
     parser.add_argument("--local-rank", "--local_rank", type=int, help="of torch.distributed.launch")
     parser.add_argument("--processes_per_node", type=arguments.positive_int, help="default: the GPUs, else 1")
+    parser.add_argument(
+        "--rank_level", choices=["node", "process"], help="what a bare RANK counts, if it is unclear"
+    )
+    parser.add_argument(
+        "--timeout", type=arguments.positive_float, default=300, help="seconds (default: 300)"
+    )
     ### 分布式改造 (distributed) 1/6, the platform says who is who; --rank and --world_size count nodes ###
     args = arguments.parse(parser)
-    device = process_group.device(args.enable_gpu)
+    device = process_group.device(args)
 
     ### 分布式改造 (distributed) 2/6, one process per GPU, each with its own device; they meet here ###
     device, rank, world_size = process_group.join(args)

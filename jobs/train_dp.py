@@ -56,7 +56,7 @@ def main():
     )
 
     args = arguments.parse(parser)
-    device = process_group.device(args.enable_gpu)
+    device = process_group.device(args)
 
     torch.manual_seed(args.seed)
     log = metrics.Log(args.output_dir)

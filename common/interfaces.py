@@ -1,0 +1,36 @@
+"""This node's network interfaces, as far as joining a group needs them."""
+
+import contextlib
+import fcntl
+import socket
+import struct
+import sys
+
+
+def interface_to(host: str, port: int) -> tuple[str | None, str]:
+    """(interface name, own address) with which this node reaches the host; the name is None where it is not
+    known.
+
+    Nothing is sent: the kernel only chooses the way. Raises OSError where there is none, or no such host.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        local = probe.getsockname()[0]
+    return _names().get(local), local
+
+
+def _names() -> dict[str, str]:
+    """Address -> name of the interface that has it first; empty on other systems than Linux."""
+    names = {}
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
+        for line in file:
+            digits, *_, name = line.split()
+            names[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))] = name
+    SIOCGIFADDR = 0x8915  # netdevice(7): struct ifreq, 16 bytes of name and a sockaddr_in
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex() if sys.platform == "linux" else []:
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("40s", name.encode()))
+                names[socket.inet_ntoa(answer[20:24])] = name
+    return names

@@ -1,0 +1,115 @@
+"""The processes of one node, where the platform started only the first of them."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import torch
+
+from common.exits import ERROR_PIPE
+from common.topology import Topology
+
+STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children of a parent that holds the store
+_STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent, set in its children
+_GRACE = (
+    1.5  # seconds from SIGTERM to SIGKILL for processes whose peer is gone: there is nothing left to finish
+)
+
+
+def first_on_node() -> bool:
+    """Whether this process speaks for its node before the group exists: one line a node, not one a
+    process."""
+    return os.environ.get("LOCAL_RANK", "0") == "0" and _STARTED_BY not in os.environ
+
+
+def start(topology: Topology) -> int:
+    """Run this process's own command once for every process of the node, and wait.
+
+    Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
+    them. Signals that ask to stop are passed on. When one process fails, the others are ended. Returns the
+    exit code of the first that failed (128 + n if signal n ended it), or 0.
+    """
+    count = topology.processes_per_node
+    environment = dict(os.environ)
+    if topology.nodes == 1:
+        # The store lives in this process, on loopback, at a port that nobody can take meanwhile.
+        listener = socket.create_server(("127.0.0.1", 0))
+        host, port = listener.getsockname()
+        store = torch.distributed.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        environment[STORE_HOLDER] = "1"
+    else:
+        host, port, store = topology.master_host, topology.master_port, None
+    receive_errors, send_errors = os.pipe()
+    environment |= {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(topology.world_size),
+        "LOCAL_WORLD_SIZE": str(count),
+        ERROR_PIPE: str(send_errors),
+        _STARTED_BY: str(os.getpid()),
+    }
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    children: list[subprocess.Popen] = []
+
+    def forward(number, frame):
+        for child in children:
+            child.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, forward)
+    for local_rank in range(count):
+        own = {"LOCAL_RANK": str(local_rank), "RANK": str(topology.rank + local_rank)}
+        command = [sys.executable, *sys.orig_argv[1:]]
+        children.append(subprocess.Popen(command, env=environment | own, pass_fds=[send_errors]))
+    os.close(send_errors)
+    code = _wait(children, topology.rank)
+    with os.fdopen(receive_errors) as lines:
+        sys.stderr.writelines(dict.fromkeys(lines))  # all processes read the same data: the same error once
+    del store
+    return code
+
+
+def _wait(children: list[subprocess.Popen], first_rank: int) -> int:
+    while True:
+        codes = [child.poll() for child in children]
+        failed = next((index for index, code in enumerate(codes) if code), None)
+        if failed is not None or None not in codes:
+            break
+        time.sleep(0.05)
+    if failed is None:
+        return 0
+    code = codes[failed]
+    if code < 0:
+        name = signal.Signals(-code).name
+        print(f"rank {first_rank + failed} (pid {children[failed].pid}) was ended by {name}", file=sys.stderr)
+    _end(children)
+    return code if code > 0 else 128 - code
+
+
+def _end(children: list[subprocess.Popen]) -> None:
+    deadline = time.monotonic() + _GRACE
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def die_with_parent() -> None:
+    """In a child: a parent killed without notice must not leave processes behind that hold the GPUs."""
+    parent = os.environ.get(_STARTED_BY)
+    if parent and sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):  # it died before the call
+            sys.exit(128 + signal.SIGTERM)

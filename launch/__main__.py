@@ -1,0 +1,33 @@
+"""`python -m launch VERB`: what is done with jobs, before, around and after them."""
+
+import importlib
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `common`
+from common import exits
+
+VERBS = {  # each is a module of this package with main(arguments) -> exit code
+    "check": "whether this node is fit: GPUs, shared memory, disks, limits, network, versions",
+    "simulate": "run a job on this machine as a platform would, its faults included",
+}
+USAGE = "\n".join(
+    ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help says more)", ""]
+    + [f"  {verb:<10}{meaning}" for verb, meaning in VERBS.items()]
+)
+
+
+@exits.entry
+def main():
+    verb, *arguments = sys.argv[1:] or [None]
+    if verb in ("-h", "--help"):
+        print(USAGE)
+        return
+    if verb not in VERBS:
+        print(USAGE if verb is None else f"error: {verb!r} is no verb\n{USAGE}", file=sys.stderr)
+        sys.exit(exits.BAD_INPUT)
+    sys.exit(importlib.import_module(f"launch.{verb}").main(arguments))
+
+
+if __name__ == "__main__":
+    main()

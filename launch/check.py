@@ -1,0 +1,64 @@
+"""Check this node before a job relies on it: one line per finding, a verdict, and the exit code of the first
+error.
+
+    python -m launch check
+    python -m launch check --init_method tcp://HOST:PORT --rank 1 --world_size 2 --output_dir FOLDER
+
+Pass the job's arguments: those that only the job knows are printed and ignored. Exit codes: 0 no error,
+2 bad arguments, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15 versions and packages.
+"""
+
+import json
+import os
+import time
+
+import torch
+
+from common import preflight
+from common.arguments import Parser, boolean, positive_int
+from common.topology import resolve
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def main(arguments: list[str]) -> int:
+    """Print what was found and return the exit code. Raises BadInput."""
+    parser = Parser(__doc__)
+    parser.prog = "python -m launch check"
+    parser.add_argument("--init_method", help="tcp://host:port of the first node")
+    parser.add_argument("--rank", type=int, help="index of this node")
+    parser.add_argument("--world_size", type=int, help="number of nodes")
+    parser.add_argument(
+        "--rank_level", choices=("node", "process"), help="what ranks count where the platform leaves it open"
+    )
+    parser.add_argument("--local-rank", "--local_rank", type=int, help="of torch.distributed.launch")
+    parser.add_argument("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
+    parser.add_argument(
+        "--output_dir",
+        "--train_url",
+        default=os.path.join(_ROOT, "output_dir"),
+        help="folder for results (default: output_dir/ beside jobs/)",
+    )
+    parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    args, ignored = parser.parse_known_args(arguments)
+    gpus = 0 if args.enable_gpu is False else torch.cuda.device_count()
+    args.processes_per_node = args.processes_per_node or gpus or None
+
+    start = time.monotonic()
+    topology = resolve(args, os.environ)
+    found = preflight.inspect(args, os.environ, topology)
+    summary = {
+        "verdict": preflight.verdict(found),
+        "exit_code": preflight.exit_code(found),
+        "seconds": round(time.monotonic() - start, 2),
+    }
+    if args.json:
+        details = {"topology": str(topology), "ignored": ignored, "findings": [vars(each) for each in found]}
+        print(json.dumps(summary | details))
+        return summary["exit_code"]
+    if ignored:
+        print(f"ignored arguments: {' '.join(ignored)}")
+    print(topology, *found, sep="\n")
+    print("check", *(f"{name}={value}" for name, value in summary.items()))
+    return summary["exit_code"]

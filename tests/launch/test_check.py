@@ -1,0 +1,267 @@
+"""`python -m launch check` as a user runs it, and what a job says of its node when it starts."""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import preflight
+from common.exits import BadInput
+from common.topology import resolve
+from tests.conftest import ROOT, environment, free_port, run, start
+
+NAMES = [
+    "accelerators", "shm", "outputs", "scratch", "limits", "master", "interface", "versions", "packages",
+    "presets",
+]  # fmt: skip
+NO_HOST = "bootfile-no-such-host.invalid"  # RFC 2606: never resolves
+
+
+def _check(*arguments, code=0, **options):
+    """(output, {name: (verdict, text)}) of the command."""
+    output = run("-m", "launch", "check", *arguments, code=code, **options).stdout
+    lines = re.findall(r"^check name=(\S+) verdict=(\S+) (.+)$", output, re.MULTILINE)
+    assert [name for name, _, _ in lines] == NAMES, output
+    return output, {name: (verdict, text) for name, verdict, text in lines}
+
+
+def test_a_plain_machine_and_its_json(tmp_path):
+    arguments = ("--output_dir", tmp_path / "new", "--unheard_of=1")
+    output, found = _check(*arguments)
+    assert "error" not in {verdict for verdict, _ in found.values()}
+    assert output.startswith("ignored arguments: --unheard_of=1\ntopology source=plain ")
+    last = re.search(r"^check verdict=(ok|warning) exit_code=0 seconds=(\S+)\n\Z", output, re.MULTILINE)
+    assert float(last[2]) < 5
+    assert f"torch {torch.__version__}" in found["versions"][1]
+    assert not (tmp_path / "new").exists()
+
+    data = json.loads(run("-m", "launch", "check", *arguments, "--json").stdout)
+    assert data["verdict"] == last[1] and data["exit_code"] == 0 and data["ignored"] == ["--unheard_of=1"]
+    assert f"\n{data['topology']}\n" in output
+    assert {each["code"] for each in data["findings"]} == {0}
+    same = {each["name"]: (each["verdict"], each["text"]) for each in data["findings"]}
+    gigabytes = re.compile(r"\d+\.\d GB")  # free space changes while others write
+    for name in NAMES:
+        assert same[name][0] == found[name][0]
+        assert gigabytes.sub("", same[name][1]) == gigabytes.sub("", found[name][1])
+
+
+def _few_open_files():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "code", "wrong"),
+    [
+        # The first error gives the exit code, and the others are said, too.
+        (
+            ["--output_dir=FILE"], {"MA_NUM_GPUS": "8"}, 10,
+            {"accelerators": "promised 8 .*sees 0", "outputs": "FILE"},
+        ),
+        (["--output_dir=FILE/below"], {}, 12, {"outputs": "FILE/below cannot be written"}),
+        (["--output_dir=s3://bucket/key"], {}, 12, {"outputs": "is a URL"}),
+        (["few open files"], {}, 13, {"limits": "open_files=100 .*ulimit -n 1024"}),
+        (
+            [f"--init_method=tcp://{NO_HOST}:6666", "--rank=1", "--world_size=2"], {}, 14,
+            {"master": f"{NO_HOST}:6666; .*does not resolve"},
+        ),
+        ([], {"GLOO_SOCKET_IFNAME": "none0"}, 14, {"interface": "_IFNAME=none0, .* here are .*lo"}),
+    ],
+)  # fmt: skip
+def test_errors_have_exit_codes_and_name_the_value(arguments, variables, code, wrong, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("kept")
+    options = {"env": environment(**variables)}
+    if arguments == ["few open files"]:
+        arguments, options = [], {"preexec_fn": _few_open_files}
+    arguments = [each.replace("FILE", str(file)) for each in ["--output_dir=FILE.d", *arguments]]
+    output, found = _check(*arguments, code=code, **options)
+    errors = {name: text for name, (verdict, text) in found.items() if verdict == "error"}
+    assert errors.keys() == wrong.keys()
+    for name, pattern in wrong.items():
+        assert re.search(pattern.replace("FILE", re.escape(str(file))), errors[name]), errors[name]
+    assert f"\ncheck verdict=error exit_code={code} " in output
+    assert file.read_text() == "kept" and list(tmp_path.iterdir()) == [file]
+
+
+def test_packages_that_are_not_there(tmp_path):
+    """The same packages without three of them: links to all others."""
+    for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if not re.match(r"numpy|tqdm|tensorboard[^_]", entry.name):
+            (tmp_path / entry.name).symlink_to(entry)
+    process = start("-S", "-m", "launch", "check", "--json", env=environment(PYTHONPATH=str(tmp_path)))
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 15, errors
+    found = {each["name"]: each for each in json.loads(output)["findings"]}
+    assert found["versions"]["verdict"] == "error" and "torch cannot use NumPy" in found["versions"]["text"]
+    for text in ("needs numpy: pip install numpy", "needs tqdm", "no TensorBoard events without tensorboard"):
+        assert text in found["packages"]["text"]
+
+
+def _unshare(*kinds):
+    """The command that gives a process namespaces of its own and ends it with itself, or skip."""
+    root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    command = ["unshare", *root, "--pid", "--fork", "--kill-child", *kinds]
+    try:
+        allowed = not subprocess.run([*command, "true"], capture_output=True).returncode
+    except FileNotFoundError:
+        allowed = False
+    return command if allowed else pytest.skip(f"not allowed here: {' '.join(command)}")
+
+
+def _in_namespaces(command, script, code):
+    result = subprocess.run(
+        [*command, "sh", "-ec", script.replace("CHECK", f"{sys.executable} -m launch check")],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert result.returncode == code, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_little_shared_memory_and_a_small_disk():
+    script = "mount -t tmpfs -o size=64m none /dev/shm; CHECK --output_dir /dev/shm/results"
+    output = _in_namespaces(_unshare("--mount"), script, code=12)
+    assert re.search(r"name=shm verdict=warning 0\.1 GB of 0\.1 GB free at /dev/shm; below 1 GB", output)
+    assert re.search(r"name=outputs verdict=error 0\.1 GB free at /dev/shm/results; no room", output)
+
+
+def test_a_name_server_that_is_silent(tmp_path):
+    """getaddrinfo() would wait for two minutes here."""
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:30 attempts:4\n")
+    (tmp_path / "silent.py").write_text(
+        "import fcntl, socket, struct, subprocess, sys\n"
+        "server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "fcntl.ioctl(server, 0x8914, struct.pack('16sh22x', b'lo', 1))  # SIOCSIFFLAGS: interface lo up\n"
+        "server.bind(('127.0.0.1', 53))\n"
+        "sys.exit(subprocess.run(sys.argv[1:]).returncode)\n"
+    )
+    script = (
+        f"mount --bind {tmp_path}/resolv.conf /etc/resolv.conf; {sys.executable} {tmp_path}/silent.py "
+        "CHECK --init_method tcp://node-0.example:6666 --rank 1 --world_size 2"
+    )
+    began = time.monotonic()
+    output = _in_namespaces(_unshare("--mount", "--net"), script, code=14)
+    assert "name=master verdict=error node-0.example:6666; the master's host name does not resolve" in output
+    assert "no answer within 3 s" in output
+    assert 3 <= float(re.search(r"^check verdict=.* seconds=(\S+)$", output, re.MULTILINE)[1]) < 5
+    assert time.monotonic() - began < 30, "the thread that still waits must not keep the process"
+
+
+def _args(**given):
+    names = ("init_method", "rank", "world_size", "rank_level", "local_rank", "enable_gpu")
+    return argparse.Namespace(
+        **dict.fromkeys(names) | {"processes_per_node": 1, "output_dir": "/tmp"} | given
+    )
+
+
+def _inspect(env=None, **given):
+    args = _args(**given)
+    found = preflight.inspect(args, env or {}, resolve(args, {}))
+    return {finding.name: (finding.verdict, finding.text) for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("rank", "listening", "verdict", "text"),
+    [
+        (1, False, "warning", "not listening yet (refused)"),
+        (1, True, "ok", "127.0.0.1:PORT is 127.0.0.1"),
+        (0, False, "ok", "127.0.0.1:PORT is 127.0.0.1"),
+        (0, True, "warning", "port PORT is taken on this node"),
+    ],
+)
+def test_the_master_seen_from_both_nodes(rank, listening, verdict, text):
+    port = free_port()
+    listener = socket.create_server(("127.0.0.1", port)) if listening else contextlib.nullcontext()
+    with listener:
+        found = _inspect(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    assert found["master"][0] == verdict and text.replace("PORT", str(port)) in found["master"][1]
+    assert found["interface"][0] == "warning", "two nodes meet on loopback on one machine only"
+    assert found["interface"][1].startswith("lo with 127.0.0.1; the 2 nodes meet at 127.0.0.1")
+
+
+def test_a_master_whose_address_is_another_machine_s():
+    found = _inspect(init_method="tcp://198.51.100.7:6666", rank=0, world_size=2)  # RFC 5737: nobody's
+    assert found["master"][0] == "warning" and "198.51.100.7 is no address of it" in found["master"][1]
+
+
+def test_one_node_needs_no_master():
+    found = _inspect(init_method=f"tcp://{NO_HOST}:6666", rank=0, world_size=1)
+    assert found["master"] == ("ok", "none needed: one node")
+    assert found["interface"] == ("ok", "loopback: one node")
+
+
+@pytest.mark.parametrize(
+    ("presets", "verdict"),
+    [
+        ({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_DEBUG": "INFO"}, "ok"),
+        ({"NCCL_SOCKET_IFNAME": "none,l"}, "ok"),
+        ({"NCCL_SOCKET_IFNAME": "^lo"}, "ok"),
+        ({"NCCL_SOCKET_IFNAME": "=l"}, "error"),
+        ({"GLOO_SOCKET_IFNAME": "lo,none0"}, "error"),
+    ],
+)
+def test_presets_are_shown_and_never_changed(presets, verdict):
+    env, before = dict(presets), dict(os.environ)
+    found = _inspect(env)
+    assert env == presets and dict(os.environ) == before
+    assert found["presets"] == ("ok", " ".join(f"{name}={env[name]}" for name in sorted(env)))
+    assert found["interface"][0] == verdict
+    for name in env.keys() - {"NCCL_DEBUG"}:
+        assert f"{name}={env[name]}" in found["interface"][1]
+    assert not torch.cuda.is_initialized()
+
+
+def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    args = _args(output_dir=str(tmp_path / "results"))
+    topology = resolve(args, {})
+    began = time.monotonic()
+    preflight.first_lines(args, topology)
+    assert time.monotonic() - began < 0.3
+    first, *others = capsys.readouterr().out.splitlines()
+    assert re.match(rf"preflight \w+: .*torch {re.escape(torch.__version__)}, .* 0 GPUs, .*shm ", first)
+    assert "presets NCCL_DEBUG=WARN" in first
+    scratch = "/cache" if os.access("/cache", os.W_OK) else tmp_path
+    assert re.search(rf"scratch \S+ GB free at {re.escape(str(scratch))},", first)
+    assert first.startswith("preflight warning: " if others else "preflight ok: ")
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    preflight.first_lines(args, topology)
+    first, *more = capsys.readouterr().out.splitlines()
+    assert first.startswith("preflight warning: ") and len(more) == len(others) + 1
+    assert any(re.match(r"check name=scratch verdict=warning .*/gone is no folder", line) for line in more)
+
+    monkeypatch.setenv("MA_NUM_GPUS", "8")
+    with pytest.raises(BadInput, match=r"promised 8 GPUs, .* sees 0"):
+        preflight.first_lines(args, topology)
+    preflight.first_lines(_args(enable_gpu=False), topology)  # nobody asks for the GPUs
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"), [([], "usage: "), (["chekc"], "error: 'chekc' is no verb\nusage: ")]
+)
+def test_no_verb_or_an_unknown_one(verb, said):
+    script = "import atexit, runpy, sys; atexit.register(lambda: print('torch' in sys.modules))\n"
+    script += "runpy.run_module('launch', run_name='__main__', alter_sys=True)"
+    result = run("-c", script, *verb, code=2)
+    assert result.stderr.startswith(said)
+    assert re.findall(r"^  (\w+) +\S", result.stderr, re.MULTILINE) == ["check", "simulate"]
+    assert result.stdout == "False\n", "a verb's module is imported when it is asked for"
+
+
+def test_bad_arguments_are_one_line():
+    result = run("-m", "launch", "check", "--json", "--rank=first", code=2)
+    assert result.stdout == "" and re.fullmatch(r"error: .*--rank.*'first'\n", result.stderr)
