@@ -11,10 +11,9 @@ import time
 import torch
 
 from common.exits import ERROR_PIPE
-from common.topology import Topology
+from common.topology import STARTED_BY, Topology
 
 STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children of a parent that holds the store
-_STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent, set in its children
 _GRACE = (
     1.5  # seconds from SIGTERM to SIGKILL for processes whose peer is gone: there is nothing left to finish
 )
@@ -23,7 +22,7 @@ _GRACE = (
 def first_on_node() -> bool:
     """Whether this process speaks for its node before the group exists: one line a node, not one a
     process."""
-    return os.environ.get("LOCAL_RANK", "0") == "0" and _STARTED_BY not in os.environ
+    return os.environ.get("LOCAL_RANK", "0") == "0" and STARTED_BY not in os.environ
 
 
 def start(topology: Topology) -> int:
@@ -52,7 +51,7 @@ def start(topology: Topology) -> int:
         "WORLD_SIZE": str(topology.world_size),
         "LOCAL_WORLD_SIZE": str(count),
         ERROR_PIPE: str(send_errors),
-        _STARTED_BY: str(os.getpid()),
+        STARTED_BY: str(os.getpid()),
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     children: list[subprocess.Popen] = []
@@ -107,7 +106,7 @@ def _end(children: list[subprocess.Popen]) -> None:
 
 def die_with_parent() -> None:
     """In a child: a parent killed without notice must not leave processes behind that hold the GPUs."""
-    parent = os.environ.get(_STARTED_BY)
+    parent = os.environ.get(STARTED_BY)
     if parent and sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -38,7 +38,9 @@ def test_files_and_targets_that_it_names_exist(name):
         assert (ROOT / path).exists(), path
     folder = ROOT
     for line in re.search(r"## (?:Files|文件)\n\n```\n(.*?)```", TEXT[name], re.DOTALL).group(1).splitlines():
-        names = re.findall(r"[\w.]+\.py|\w+/", line.split("   ")[0] if line.startswith(" ") is False else line)
+        names = re.findall(
+            r"[\w.]+\.py|\w+/", line.split("   ")[0] if line.startswith(" ") is False else line
+        )
         if not line.startswith(" "):
             folder = ROOT / names[0]
         for entry in names:

@@ -1,0 +1,318 @@
+"""What a platform's environment says of nodes: one small function per platform, the most specific first.
+
+Pure Python. Several platforms share the names RANK and WORLD_SIZE and mean different things by them; what
+stands beside them decides. Where none of it does, the claim says so (level None).
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.exits import BadInput
+
+# Where the platform names a host but no port and MASTER_PORT is not set: torch's own default.
+_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one platform says of this process.
+
+    level: what the platform starts one of, "node" or "process"; None where its variables do not tell, and
+    then node_rank and nodes are RANK and WORLD_SIZE as they stand. said_rank and said_nodes: the variables
+    with their values, for messages. processes: per node; where local_rank is set the platform started them,
+    else it asks the node to (None: it does not say).
+    """
+
+    source: str
+    level: str | None
+    node_rank: int
+    nodes: int
+    said_rank: str
+    said_nodes: str
+    host: str | None
+    port: int | None
+    processes: int | None = None
+    local_rank: int | None = None
+
+
+def detect(env: Mapping[str, str]) -> Claim | None:
+    """What the first platform that is recognised says, or None. LOCAL_RANK is not looked at.
+
+    Raises BadInput for values that are missing, no numbers, or contradict each other.
+    """
+    for platform in _PLATFORMS:
+        claim = platform(env)
+        if claim:
+            if claim.nodes < 1:
+                raise BadInput(f"{claim.said_nodes} is not at least 1")
+            if not 0 <= claim.node_rank < claim.nodes:
+                raise BadInput(f"{claim.said_rank} is not in 0..{claim.nodes - 1}: {claim.said_nodes}")
+            return claim
+    return None
+
+
+def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """The number that a variable holds. Raises BadInput where it holds none, or is missing without a
+    default."""
+    if name not in env and default is not None:
+        return default
+    try:
+        return int(env[name])
+    except KeyError:
+        raise BadInput(f"{name} is not set") from None
+    except ValueError:
+        raise BadInput(f"{name}={env[name]} is not a whole number") from None
+
+
+def port(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """whole(), in 1..65535."""
+    number = whole(env, name, default)
+    if not 0 < number < 65536:
+        raise BadInput(f"{name}={number} is not a port in 1..65535")
+    return number
+
+
+def hostlist(text: str) -> list[str]:
+    """The names in a Slurm host list: "node[001-002,7],gpu3" -> node001, node002, node7, gpu3.
+
+    Raises BadInput. What `scontrol show hostnames` prints, without needing scontrol in the container.
+    """
+    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
+    if not parts or ",".join(parts) != text:
+        raise BadInput(f"{text!r} is not a Slurm host list")
+    names = []
+    for part in parts:
+        pieces = re.split(r"\[(.*?)\]", part)  # fixed text and ranges in turn
+        choices = [_ranges(piece, text) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+        names += map("".join, itertools.product(*choices))
+    return names
+
+
+def _ranges(piece: str, text: str) -> list[str]:
+    numbers = []
+    for item in piece.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", item, re.ASCII)
+        first, last = found.groups() if found else ("1", "0")
+        if int(last or first) < int(first):
+            raise BadInput(f"{text!r} is not a Slurm host list: {item!r}")
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return numbers
+
+
+def _modelarts(env):
+    """A custom image gets no arguments: nodes are MA_NUM_HOSTS, and the first of VC_WORKER_HOSTS is the
+    master.
+
+    ModelArts runs on Volcano and shares the VC_ names with it. It names no port.
+    """
+    hosts = _split(env.get("VC_WORKER_HOSTS", ""))
+    if "MA_NUM_HOSTS" not in env and not (hosts and any(name.startswith("MA_") for name in env)):
+        return None
+    statements = [_said(env, name) for name in ("MA_NUM_HOSTS", "VC_WORKER_NUM") if name in env]
+    if hosts:
+        statements.append((f"VC_WORKER_HOSTS={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
+    said, nodes = _agreed(statements)
+    return _one_per_node(env, "modelarts-environment", said, nodes, ["VC_TASK_INDEX"], hosts)
+
+
+def _volcengine(env):
+    if "MLP_WORKER_NUM" not in env:
+        return None
+    said, nodes = _said(env, "MLP_WORKER_NUM")
+    hosts = _split(env.get("MLP_WORKER_0_HOST", ""))
+    return _one_per_node(env, "volcengine", said, nodes, ["MLP_ROLE_INDEX"], hosts, "MLP_WORKER_0_PORT")
+
+
+def _sagemaker(env):
+    """A node's rank is the place of its name in the list, which is the same on every node."""
+    if "SM_HOSTS" not in env:
+        return None
+    said = f"SM_HOSTS={env['SM_HOSTS']}"
+    try:
+        hosts = json.loads(env["SM_HOSTS"])
+    except ValueError:
+        hosts = None
+    if not (isinstance(hosts, list) and hosts and all(isinstance(host, str) for host in hosts)):
+        raise BadInput(f"{said} is not a JSON list of host names")
+    own = env.get("SM_CURRENT_HOST")
+    if own not in hosts:
+        raise BadInput(f"SM_CURRENT_HOST={own} is not in {said}")
+    said_rank = f"SM_CURRENT_HOST={own}"
+    return Claim("sagemaker", "node", hosts.index(own), len(hosts), said_rank, said, *_master(env, hosts))
+
+
+def _skypilot(env):
+    if "SKYPILOT_NODE_RANK" not in env:
+        return None
+    hosts = env.get("SKYPILOT_NODE_IPS", "").split()  # one a line
+    addresses = f"SKYPILOT_NODE_IPS={','.join(hosts)} ({len(hosts)} addresses)"
+    said, nodes = _agreed([_said(env, "SKYPILOT_NUM_NODES"), (addresses, len(hosts))])
+    return _one_per_node(env, "skypilot", said, nodes, ["SKYPILOT_NODE_RANK"], hosts)
+
+
+def _dstack(env):
+    if "DSTACK_NODE_RANK" not in env:
+        return None
+    said, nodes = _said(env, "DSTACK_NODES_NUM")
+    hosts = _split(env.get("DSTACK_MASTER_NODE_IP", ""))
+    return _one_per_node(env, "dstack", said, nodes, ["DSTACK_NODE_RANK"], hosts)
+
+
+def _slurm(env):
+    """srun starts one process per task. A job step may have fewer nodes than the job: STEP names come first.
+
+    One task on a node with several GPUs is read as a node, or all but one would stay idle.
+    """
+    tasks_name = _first(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    if "SLURM_PROCID" not in env or not tasks_name:  # salloc, or a batch script that starts no tasks
+        return None
+    nodes_name = _first(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or "SLURM_NNODES"
+    said_tasks, tasks = _said(env, tasks_name)
+    said_nodes, nodes = _said(env, nodes_name)
+    layout_name = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    if layout_name and len(set(re.findall(r"(?:^|,)(\d+)", env[layout_name]))) > 1:
+        raise BadInput(
+            f"{layout_name}={env[layout_name]}: every node must run the same number of processes; "
+            "start the step with --ntasks-per-node"
+        )
+    if nodes < 1 or tasks % nodes:
+        raise BadInput(
+            f"{said_tasks} is not divisible by {said_nodes}: every node must run the same number of processes"
+        )
+    count, gpus = tasks // nodes, env.get("SLURM_GPUS_ON_NODE", "")
+    node_rank, local_rank = whole(env, "SLURM_NODEID"), whole(env, "SLURM_LOCALID")
+    said_rank = f"SLURM_PROCID={env['SLURM_PROCID']} SLURM_NODEID={node_rank} SLURM_LOCALID={local_rank}"
+    if not 0 <= local_rank < count or whole(env, "SLURM_PROCID") != node_rank * count + local_rank:
+        raise BadInput(
+            f"{said_rank} do not follow {said_tasks} {said_nodes}: srun --distribution=block gives each node "
+            f"{count} ranks in a row"
+        )
+    list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
+    hosts = hostlist(env[list_name]) if list_name else []
+    if hosts and len(hosts) != nodes:
+        raise BadInput(f"{list_name}={env[list_name]} ({len(hosts)} hosts) contradicts {said_nodes}")
+    hosts = [env["MASTER_ADDR"]] if env.get("MASTER_ADDR") else hosts
+    # Jobs that share a node must not meet at one port. Above Linux's ephemeral ports, which end at 60999.
+    derived = 61440 + whole(env, "SLURM_JOB_ID", 0) % 4096
+    level = "node" if count == 1 and gpus.isdecimal() and int(gpus) > 1 else "process"
+    return Claim(
+        "slurm", level, node_rank, nodes, said_rank, f"{said_nodes} {said_tasks}",
+        *_master(env, hosts, derived), count, local_rank,
+    )  # fmt: skip
+
+
+def _kubeflow(env):
+    """PET_* are torchrun's own options. The first operator adds RANK, which counts pods, and WORLD_SIZE,
+    which counts pods x processes; the second has no such names.
+
+    PET_NPROC_PER_NODE may be "auto", "gpu" or "cpu", and then WORLD_SIZE counts pods, too.
+    """
+    if "PET_NNODES" not in env:
+        return None
+    if not env["PET_NNODES"].isdecimal():
+        raise BadInput(f"PET_NNODES={env['PET_NNODES']} is elastic: start the job with torchrun")
+    said, nodes = _said(env, "PET_NNODES")
+    number = env.get("PET_NPROC_PER_NODE", "")
+    processes = int(number) if number.isdecimal() else None
+    first = "WORLD_SIZE" in env
+    if first and whole(env, "WORLD_SIZE") not in (nodes, nodes * (processes or 1)):
+        raise BadInput(f"WORLD_SIZE={env['WORLD_SIZE']} contradicts {said} x PET_NPROC_PER_NODE={number}")
+    names = [name for name in ("PET_NODE_RANK", "RANK") if name in env] or ["PET_NODE_RANK"]
+    hosts = [env[name] for name in ("PET_MASTER_ADDR", "MASTER_ADDR") if env.get(name)]
+    source = "kubeflow" if first else "kubeflow-v2"
+    return _one_per_node(env, source, said, nodes, names, hosts, "PET_MASTER_PORT", processes)
+
+
+def _volcano(env):
+    """The pytorch plugin numbers all pods by RANK. Without it, VC_TASK_INDEX counts within one task only."""
+    lists = {name: _split(env[name]) for name in sorted(env) if re.fullmatch(r"VC_\w+_HOSTS", name)}
+    if not lists:
+        return None
+    if "WORLD_SIZE" in env:
+        return _counted(env, "volcano", "node")
+    if len(lists) > 1:
+        raise BadInput(
+            f"{' and '.join(lists)} are {len(lists)} groups of pods, and RANK and WORLD_SIZE do not "
+            "put them in one order: use Volcano's pytorch plugin"
+        )
+    ((name, hosts),) = lists.items()
+    statements = [(f"{name}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts))]
+    number = name.removesuffix("_HOSTS") + "_NUM"
+    said, nodes = _agreed([*statements, _said(env, number)] if number in env else statements)
+    names = [name for name in ("VC_TASK_INDEX", "VK_TASK_INDEX") if name in env] or ["VC_TASK_INDEX"]
+    return _one_per_node(env, "volcano", said, nodes, names, hosts)
+
+
+def _pai_or_baidu(env):
+    """Alibaba PAI-DLC and Baidu AIHC set the same names, and all of them count nodes."""
+    number = env.get("NPROC_PER_NODE", "")
+    if "NPROC_PER_NODE" not in env or not {"RANK", "WORLD_SIZE"} & set(env):
+        return None
+    processes = int(number) if number.isdecimal() else None
+    return _counted(env, "pai-dlc-or-baidu", "node", processes)
+
+
+def _ambiguous(env):
+    """RANK and WORLD_SIZE with nothing beside them: older operators count nodes, a shell script may count
+    processes."""
+    return _counted(env, "environment", None) if {"RANK", "WORLD_SIZE"} & set(env) else None
+
+
+_PLATFORMS = (
+    _modelarts, _volcengine, _sagemaker, _skypilot, _dstack, _slurm, _kubeflow, _volcano, _pai_or_baidu,
+    _ambiguous,
+)  # fmt: skip
+
+
+def _one_per_node(env, source, said, nodes, rank_names, hosts, port_name="MASTER_PORT", processes=None):
+    """A claim of a platform that numbers nodes by one variable, or two that agree.
+
+    On one node the number is not read: some platforms leave another task's index there.
+    """
+    said_rank, node_rank = f"{rank_names[0]} (one node)", 0
+    if nodes > 1:
+        if rank_names[0] not in env:
+            raise BadInput(f"{said}, but {rank_names[0]} is not set")
+        said_rank, node_rank = _agreed([_said(env, name) for name in rank_names])
+    master = _master(env, hosts, None, port_name)
+    return Claim(source, "node", node_rank, nodes, said_rank, said, *master, processes)
+
+
+def _counted(env, source, level, processes=None):
+    """A claim by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if name not in env:
+            raise BadInput(f"{other}={env[other]} is set, but {name} is not")
+    (said_rank, rank), (said, size) = _said(env, "RANK"), _said(env, "WORLD_SIZE")
+    return Claim(source, level, rank, size, said_rank, said, *_master(env, []), processes)
+
+
+def _master(env, hosts, derived=None, port_name="MASTER_PORT"):
+    """(host, port), or (None, None) where nobody names a host."""
+    host = hosts[0] if hosts else env.get("MASTER_ADDR")
+    name = port_name if port_name in env else "MASTER_PORT"
+    return (host, port(env, name, derived or _PORT)) if host else (None, None)
+
+
+def _agreed(statements):
+    """The first of (text, number); all must hold the same number."""
+    said, number = statements[0]
+    for other, value in statements[1:]:
+        if value != number:
+            raise BadInput(f"{said} contradicts {other}")
+    return said, number
+
+
+def _said(env, name):
+    return f"{name}={env.get(name)}", whole(env, name)
+
+
+def _first(env, *names):
+    return next((name for name in names if name in env), None)
+
+
+def _split(text):
+    return [part.strip() for part in text.split(",") if part.strip()]

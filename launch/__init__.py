@@ -1,0 +1,1 @@
+"""`python -m launch VERB`: what is done with jobs, before, around and after them."""

@@ -1,0 +1,96 @@
+"""Nodes with a network namespace and an address each, so that a link can be cut on one machine."""
+
+import os
+import re
+import shutil
+import subprocess
+
+from common.exits import BadInput
+
+_NAME = "bootfile-{pid}-{part}"
+
+
+class Network:
+    """A bridge in a namespace of its own, and one namespace with one address for every node.
+
+    Nothing is added to the machine's own network. Use as a context manager: the namespaces are gone
+    afterwards. Needs root and `ip` (Debian: iproute2). Raises BadInput that says what is missing.
+    """
+
+    def __init__(self, nodes: int):
+        missing = [name for name in ("ip", "unshare") if shutil.which(name) is None]
+        if missing:
+            raise BadInput(f"--network-namespaces needs the commands {' and '.join(missing)}: not found")
+        if os.geteuid() != 0:
+            raise BadInput(f"--network-namespaces needs root; the user id is {os.geteuid()}")
+        if nodes > 250:
+            raise BadInput(f"--network-namespaces takes up to 250 nodes, not {nodes}")
+        self.addresses = [f"10.77.0.{node + 1}" for node in range(nodes)]
+        self._made: list[str] = []
+
+    def __enter__(self) -> "Network":
+        _remove_those_of_dead_simulations()
+        try:
+            self._switch = self._namespace("switch")
+            _ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
+            _ip("-n", self._switch, "link", "set", "br0", "up")
+            for node, address in enumerate(self.addresses):
+                own = self._namespace(str(node))
+                port = ("link", "add", f"port{node}", "type", "veth", "peer", "name", "eth0", "netns", own)
+                _ip("-n", self._switch, *port)
+                _ip("-n", self._switch, "link", "set", f"port{node}", "master", "br0", "up")
+                _ip("-n", own, "address", "add", f"{address}/24", "dev", "eth0")
+                _ip("-n", own, "link", "set", "lo", "up")
+                _ip("-n", own, "link", "set", "eth0", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_) -> None:
+        for name in self._made:
+            _remove(name)
+        self._made.clear()
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """`command` as it is run on that node; the process that it becomes keeps the process id.
+
+        The host name there is the node's address, so that it resolves to the node as a pod's does, and not to
+        127.0.1.1.
+        """
+        rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+        own_name = ["unshare", "--uts", "sh", "-c", rename, self.addresses[node]]
+        return ["ip", "netns", "exec", self._made[node + 1], *own_name, *command]
+
+    def link(self, node: int, up: bool) -> None:
+        """Plug the node's cable in or pull it out, at the switch's end: the node keeps its address."""
+        _ip("-n", self._switch, "link", "set", f"port{node}", "up" if up else "down")
+
+    def _namespace(self, part: str) -> str:
+        name = _NAME.format(pid=os.getpid(), part=part)
+        _ip("netns", "add", name)
+        self._made.append(name)
+        return name
+
+
+def _ip(*arguments: str) -> None:
+    result = _run("ip", *arguments)
+    if result.returncode:
+        raise BadInput(f"--network-namespaces: `ip {' '.join(arguments)}` says: {result.stderr.strip()}")
+
+
+def _remove(name: str) -> None:
+    _run("ip", "netns", "delete", name)
+
+
+def _remove_those_of_dead_simulations() -> None:
+    """SIGKILL leaves no time to tidy up: the next simulation does."""
+    listing = _run("ip", "netns", "list").stdout
+    for name, pid in re.findall(r"^(" + _NAME.format(pid=r"(\d+)", part=r"\w+") + ")", listing, re.MULTILINE):
+        if not os.path.exists(f"/proc/{pid}"):
+            _remove(name)
+
+
+def _run(*command: str) -> subprocess.CompletedProcess:
+    # In a session of its own: Ctrl-C must not reach `ip` while it tidies up.
+    return subprocess.run(command, capture_output=True, text=True, start_new_session=True)
