@@ -1,18 +1,30 @@
-# make train   set up, then train a ResNet-18 on real digits (about a minute)
-# make test    set up, then run the tests
+# make train    set up, then train a ResNet-18 on real digits (about a minute)
+# make test     set up, then run the tests
+# make faults   the long fault runs
+# make compat   the quick tests with the oldest versions that are supported
 # make setup | lint | gpu | benchmark | clean
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+COMPAT := .venv-compat
+COMPAT_PYTHON ?= $(shell python3.10 -c 'print("python3.10")' 2>/dev/null || echo python3.11)
+COMPAT_TESTS := tests/datasets tests/common tests/jobs/test_start.py tests/jobs/test_bad_input.py tests/test_marks.py
 
 train: setup
 	@$(RUN) jobs/train.py --dataset digits --epochs 12
 
-test: setup
-	@$(RUN) -m pytest -m "not gpu"
+test: setup packages
+	@$(RUN) -m pytest -m "not gpu and not faults"
 
-# On a machine with a GPU: correctness first, then the figures.
+faults: setup packages
+	@$(RUN) -m pytest -m faults
+
+# The versions of ModelArts' preset image, which are the floors of requirements.txt.
+compat: $(COMPAT)/installed
+	@$(COMPAT)/bin/python -m pytest -m "not gpu and not faults" $(COMPAT_TESTS)
+
+# On a machine with a GPU: correctness first, then the figures. DATA=FOLDER holds Fashion-MNIST and CIFAR-10.
 gpu: setup
 	@$(RUN) -m pytest -m gpu
 	@$(RUN) -m tests.benchmarks.accuracy --gpu $(if $(DATA),--data_url $(DATA))
@@ -29,14 +41,23 @@ setup: $(VENV)/installed
 
 $(VENV)/installed: requirements.txt tests/requirements.txt constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "error: $$($(PYTHON) --version) is too old: make PYTHON=python3.12 (any version from 3.10 on)"; exit 2; }
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || sh tests/install_venv.sh $(PYTHON)
+	  { echo "error: $$($(PYTHON) --version) is too old: make PYTHON=python3.12 (3.10 or later)"; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || sh tests/install_packages.sh required \
+	  $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt -c constraints.txt
 	@touch $@
 
+$(COMPAT)/installed: requirements.txt tests/requirements.txt tests/compat.txt
+	$(COMPAT_PYTHON) -m venv --clear $(COMPAT)
+	$(COMPAT)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt -c tests/compat.txt
+	@touch $@
+
+packages:
+	@command -v ip >/dev/null || sh tests/install_packages.sh optional iproute2
+
 clean:
-	rm -rf $(VENV) output_dir .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COMPAT) output_dir .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: train test gpu benchmark lint setup clean
+.PHONY: train test faults compat gpu benchmark lint setup packages clean

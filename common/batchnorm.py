@@ -1,22 +1,22 @@
 """BatchNorm over the global batch: the statistics of one process, whatever the number of processes.
 
-torch.nn.SyncBatchNorm works on GPUs only. This is the same on the CPU over gloo, so that the mathematics of a
-job can be proven equal at any world size without a GPU.
+torch.nn.SyncBatchNorm needs a GPU and nccl. This is the same over gloo, on any device, so that the
+mathematics of a job can be proven equal at any world size without a GPU.
 """
 
 import torch
 from torch import nn
 
 
-def synchronize_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
+def synchronize_batchnorm(model: nn.Module) -> nn.Module:
     """Replace every BatchNorm2d, parameters and buffers kept, so that state_dicts do not change. Returns the
     model.
 
-    The identity in a group of one process.
+    torch's own under nccl, ours under gloo; the identity in a group of one process.
     """
     if torch.distributed.get_world_size() == 1:
         return model
-    if device.type == "cuda":
+    if torch.distributed.get_backend() == "nccl":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
@@ -44,8 +44,8 @@ class _Normalize(torch.autograd.Function):
     def forward(ctx, features, weight, bias, eps):
         # Local moments in the features' precision, combined in float64: no cancellation, few bytes to send.
         variance, mean = torch.var_mean(features, dim=(0, 2, 3), correction=0)
-        count = torch.full((1,), features.numel() // features.shape[1], dtype=torch.float64)
         mean, variance = mean.double(), variance.double()
+        count = mean.new_full((1,), features.numel() // features.shape[1])
         sums = torch.cat([count * mean, count * (variance + mean.square()), count])
         torch.distributed.all_reduce(sums)
         count = sums[-1]

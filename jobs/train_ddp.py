@@ -98,7 +98,7 @@ def main():
     forward = model
 
     ### 分布式改造 (distributed) 4/6, gradients averaged, BatchNorm over the global batch: as one process ###
-    model = process_group.synchronize_batchnorm(model, device)
+    model = process_group.synchronize_batchnorm(model)
     device_ids = [device.index] if device.type == "cuda" else None
     forward = torch.nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
     ### 分布式改造 (distributed) 4/6, gradients averaged, BatchNorm over the global batch: as one process ###

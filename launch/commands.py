@@ -93,7 +93,7 @@ class Commands:
 def option(arguments: list[str], *names: str) -> str | None:
     """The value of an option, given as `--name value` or `--name=value`; the last one counts."""
     value = None
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, own = argument.partition("=")
         if name in names:
             value = own if equals else following

@@ -25,7 +25,7 @@ WORKER = textwrap.dedent("""
     images = 5 + 3 * torch.randn(12, 3, 8, 8, dtype=torch.float64)
     images = images.to(memory_format=torch.channels_last)
     keys = list(model.state_dict())
-    model = synchronize_batchnorm(model, torch.device("cpu"))
+    model = synchronize_batchnorm(model)
     assert list(model.state_dict()) == keys
     shard = images.chunk(world)[rank]
     for _ in range(3):

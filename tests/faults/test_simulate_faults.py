@@ -1,0 +1,129 @@
+"""What happens to the real job when something goes wrong on a platform: `make faults`."""
+
+import re
+
+import pytest
+import torch
+
+from common.exits import BadInput
+from launch.network import Network
+from tests.simulated import fired, rows, simulate
+
+pytestmark = pytest.mark.faults
+
+TIMEOUT = 15  # seconds, of the process group
+JOB = (
+    "jobs/train_ddp.py", "--", "--dataset=digits", "--max_steps=6", "--batch_size=32", f"--timeout={TIMEOUT}",
+)  # fmt: skip
+
+
+def weights(folder, node="node-0") -> dict[str, torch.Tensor]:
+    return torch.load(folder / node / "outputs" / "train_url_0" / "epoch_1.pth", weights_only=True)
+
+
+def assert_same(folder, other, node="node-0") -> None:
+    ours, theirs = weights(folder, node), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The folder of an undisturbed run of two nodes with one process each."""
+    kept = tmp_path_factory.mktemp("two") / "kept"
+    simulate("--nodes=2", "--keep", kept, *JOB)
+    return kept
+
+
+@pytest.fixture
+def namespaces():
+    try:
+        with Network(1):
+            pass
+    except BadInput as error:
+        pytest.skip(str(error))
+
+
+def test_survivors_of_a_killed_rank_leave():
+    """Of every node, whatever the rank: within 2 s, with an exit code that is not 0."""
+    for rank in (0, 3):
+        fault = f"kill:rank={rank},step=2"
+        result = simulate("--nodes=2", "--processes=2", "--fault", fault, *JOB, code=None)
+        table, moment = rows(result.stdout), fired(result.stdout, fault)
+        assert table[str(rank // 2)].code == 137 and table[str(1 - rank // 2)].code not in (0, 137)
+        assert max(row.seconds for row in table.values()) - moment < 2 + 0.2, (
+            "0.2: the table and its rounding"
+        )
+
+
+def test_survivors_of_a_stopped_rank_leave():
+    fault = "stop:rank=1,step=2"
+    result = simulate("--nodes=2", "--fault", fault, *JOB, code=None)
+    table = rows(result.stdout)
+    assert table["1"].meaning.startswith("stopped by a fault") and table["0"].code not in (0, 137)
+    assert table["0"].seconds - fired(result.stdout, fault) < TIMEOUT + 2
+
+
+def test_a_rank_that_is_asked_to_end():
+    result = simulate("--nodes=2", "--processes=2", "--fault=term:rank=2,step=2", *JOB, code=None)
+    table = rows(result.stdout)
+    assert table["0"].code and table["1"].code and result.returncode
+
+
+def test_a_link_that_is_cut_for_ever(namespaces):
+    fault = "cut:node=1,step=2,seconds=forever"
+    result = simulate("--nodes=2", "--network-namespaces", "--fault", fault, *JOB, code=None)
+    moment = fired(result.stdout, fault)
+    for row in rows(result.stdout).values():
+        assert row.code != 0 and row.seconds - moment < TIMEOUT + 2
+
+
+def test_a_link_that_is_cut_for_three_seconds(namespaces, two, tmp_path):
+    kept = tmp_path / "kept"
+    fault = "--fault=cut:node=1,step=2,seconds=3"
+    result = simulate("--nodes=2", "--network-namespaces", "--keep", kept, fault, *JOB)
+    assert "the link is up again" in result.stdout
+    assert_same(kept, two)
+
+
+def test_a_node_that_comes_late(two, tmp_path):
+    kept = tmp_path / "kept"
+    result = simulate("--nodes=2", "--keep", kept, "--fault=late:node=0,seconds=6", *JOB)
+    assert fired(result.stdout, "late:node=0,seconds=6") >= 6
+    assert_same(kept, two)
+
+
+@pytest.mark.parametrize("platform", ["modelarts", "slurm"])
+def test_a_rank_that_is_there_twice(platform):
+    result = simulate("--nodes=2", "--platform", platform, "--fault=duplicate:rank=1", *JOB, code=None)
+    table = rows(result.stdout)
+    assert table["1"].code or table["1 again"].code, "one of the two is refused"
+    assert re.search(r"^\[node 1.*\] error: rank 1 is there twice", result.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_is_missing(node):
+    result = simulate("--nodes=2", f"--fault=missing:node={node}", *JOB, code=None)
+    there = rows(result.stdout)[str(1 - node)]
+    assert there.code == result.returncode != 0 and there.seconds < TIMEOUT + 10
+    assert re.search(rf"^\[node {1 - node}\] error: ", result.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("fault", ["restart:node=1", "restart:node=0", "reschedule:node=0", "reschedule"])
+def test_a_job_that_is_started_again(fault, two, tmp_path):
+    """All nodes come back, and the run ends as the undisturbed one."""
+    kept = tmp_path / "kept"
+    result = simulate("--nodes=2", "--keep", kept, "--seed=4", "--fault", fault, *JOB)
+    assert re.search(rf"fault {fault}: drawn: step=[1-5]\n", result.stdout)
+    table = rows(result.stdout)
+    assert {node for node in table if node.endswith("run 2")} == {"0 run 2", "1 run 2"}
+    node = "node-0.2" if fault in ("reschedule", "reschedule:node=0") else "node-0"
+    assert_same(kept, two, node)
+
+
+def test_a_killed_rank_under_torchrun_ends_all():
+    fault = "kill:rank=2,step=2"
+    job = ("--nodes=2", "--processes=2", "--platform=torchrun", "--fault", fault, "--limit=90")
+    result = simulate(*job, *JOB, code=None)
+    assert fired(result.stdout, fault)
+    assert result.returncode not in (0, 124) and all(row.code for row in rows(result.stdout).values())

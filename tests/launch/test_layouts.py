@@ -1,0 +1,34 @@
+"""The same job and seed in other layouts of one world size: the same data, so the same weights."""
+
+import hashlib
+
+import pytest
+
+from launch.profiles import PROFILES
+from tests.conftest import environment, run
+
+ARGUMENTS = ("--dataset=digits", "--max_steps=3", "--batch_size=32", "--report_every=1", "--lr=0.02")
+
+
+def _weights(tmp_path, nodes, processes, platform):
+    """Digest of the weights that node 0 wrote."""
+    folder = tmp_path / f"{platform}-{nodes}x{processes}"
+    result = run(
+        "-m", "launch", "simulate", f"--nodes={nodes}", f"--processes={processes}", f"--platform={platform}",
+        f"--keep={folder}", "--limit=200", "jobs/train_ddp.py", "--", *ARGUMENTS,
+        env=environment(OMP_NUM_THREADS="1"), timeout=240,
+    )  # fmt: skip
+    assert f" processes_per_node={processes} " in result.stdout
+    (file,) = folder.glob("node-0/outputs/train_url_0/epoch_1.pth")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_layouts_of_four_processes(tmp_path):
+    layouts = {_weights(tmp_path, nodes, 4 // nodes, "modelarts") for nodes in (1, 2, 4)}
+    assert len(layouts) == 1
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("platform", sorted(set(PROFILES) - {"plain"}))
+def test_every_platform_trains_the_same(platform, tmp_path):
+    assert _weights(tmp_path, 2, 2, platform) == _weights(tmp_path, 1, 4, "torchrun")

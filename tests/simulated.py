@@ -1,0 +1,39 @@
+"""`python -m launch simulate` in a process of its own, and what its output says."""
+
+import re
+import subprocess
+from typing import NamedTuple
+
+from tests.conftest import run
+
+
+class Row(NamedTuple):
+    """A line of the final table. code and seconds are None for a node that was not started."""
+
+    code: int | None
+    seconds: float | None
+    meaning: str
+
+
+def simulate(*arguments, **options) -> subprocess.CompletedProcess:
+    return run("-m", "launch", "simulate", *arguments, **options)
+
+
+def rows(output: str) -> dict[str, Row]:
+    """The final table: what stands under `node` -> the rest."""
+    table = output.partition(f"\n{'node':<16}exit code   seconds  explanation\n")[2].partition("\n\n")[0]
+    found = {}
+    for line in table.splitlines():
+        code, seconds = line[16:25].strip(), line[25:35].strip()
+        numbers = (None, None) if code == "-" else (int(code), float(seconds))
+        found[line[:16].strip()] = Row(*numbers, line[37:])
+    return found
+
+
+def fired(output: str, fault: str) -> float:
+    """Seconds from the start to the moment in which that fault fired."""
+    line = re.search(
+        rf"^\[simulate\] fault {re.escape(fault)}: \D.* time=([\d.]+) step=\d+ pid=", output, re.M
+    )
+    assert line, f"{fault} did not fire\n{output}"
+    return float(line[1])
