@@ -20,7 +20,7 @@ from common.topology import Topology, resolve
 __all__ = ["device", "join", "synchronize_batchnorm"]
 
 _COMMUNICATION = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|store", re.I
+    r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|\bstore\b", re.I
 )
 
 

@@ -21,14 +21,10 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def start(*command, **options) -> subprocess.Popen:
-    """Start `python *command` in the repository's root; options: cwd, env."""
-    options = {"cwd": ROOT, "env": environment()} | options
+    """Start `python *command` in the repository's root; options: those of Popen."""
+    options = {"cwd": ROOT, "env": environment(), "stderr": subprocess.PIPE} | options
     return subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
+        [sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True, **options
     )
 
 

@@ -1,6 +1,8 @@
 """What a run leaves behind, and that its figures are right."""
 
 import json
+import os
+import pty
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from common.models import resnet18
 from datasets import digits
 from datasets.loaders.memory import MemoryLoader
 from datasets.order import Sequential
-from tests.conftest import free_port, records, run
+from tests.conftest import free_port, records, run, start
 
 
 @pytest.mark.parametrize("processes, batch", [(1, 64), (2, 64), (3, 66)])
@@ -103,6 +105,18 @@ def test_generated_images_are_learned(tmp_path):
         "--output_dir", tmp_path,
     )  # fmt: skip
     assert records(tmp_path)[-1]["val_acc"] > 0.5
+
+
+def test_a_terminal_gets_a_progress_bar(tmp_path):
+    terminal, end = pty.openpty()
+    process = start(
+        "jobs/train.py", "--dataset=digits", "--max_steps=2", "--report_every=1", f"--output_dir={tmp_path}",
+        stderr=end,
+    )  # fmt: skip
+    os.close(end)
+    process.communicate(timeout=120)
+    assert "2/2" in os.read(terminal, 65536).decode()
+    os.close(terminal)
 
 
 def test_two_runs_into_one_folder_keep_both(tmp_path):
