@@ -40,6 +40,7 @@ lint: setup
 setup: $(VENV)/installed
 
 $(VENV)/installed: requirements.txt tests/requirements.txt constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON): install it, or make PYTHON=..."; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "error: $$($(PYTHON) --version) is too old: make PYTHON=python3.12 (3.10 or later)"; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || sh tests/install_packages.sh required \
@@ -57,7 +58,7 @@ packages:
 	@command -v ip >/dev/null || sh tests/install_packages.sh optional iproute2
 
 clean:
-	rm -rf $(VENV) $(COMPAT) output_dir .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COMPAT) .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: train test faults compat gpu benchmark lint setup packages clean

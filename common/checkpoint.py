@@ -1,5 +1,6 @@
 """Weights on disk."""
 
+import contextlib
 import os
 import tempfile
 
@@ -25,6 +26,11 @@ def save_weights(model: torch.nn.Module, output_dir: str, epoch: int) -> str:
         os.unlink(partial)
         raise
     folder = os.open(output_dir, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    try:
+        with contextlib.suppress(
+            OSError
+        ):  # mounts of object stores know no folders that could be synchronised
+            os.fsync(folder)
+    finally:
+        os.close(folder)
     return path

@@ -13,11 +13,10 @@ import os
 import sys
 
 BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT = 2, 4, 5
-ERROR_PIPE = (
-    "BOOTFILE_ERROR_PIPE"  # file descriptor: the process that started this one prints a shared error once
-)
+# file descriptor: the process that started this one prints a shared error once
+ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 
-_on_failure = []
+_on_failure, _on_success = [], []
 
 
 class BadInput(ValueError):
@@ -37,6 +36,11 @@ def on_failure(function) -> None:
     """Call function(error) when main() ends with an exception that is not BadInput; it may leave the
     process."""
     _on_failure.append(function)
+
+
+def on_success(function) -> None:
+    """Call function() when main() has returned; it may leave the process."""
+    _on_success.append(function)
 
 
 def say_error(text: str) -> None:
@@ -72,5 +76,7 @@ def entry(main):
             for function in _on_failure:
                 function(error)
             raise
+        for function in _on_success:
+            function()
 
     return run

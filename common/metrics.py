@@ -48,7 +48,7 @@ class Log:
 
     def train(self, epoch: int, step: int, window: torch.Tensor, lr: float) -> None:
         """One line on the steps since the last report. step counts optimizer steps since the start of
-        training."""
+        training; lr is that of the next step."""
         if not _speaks():
             return
         loss_sum, correct, count = window.tolist()
@@ -82,6 +82,8 @@ class Log:
         self._write(
             epoch=epoch, step=step, val_loss=loss_sum / count, val_acc=self._accuracy, val_count=int(count)
         )
+        if self._events:
+            self._events.flush()
 
     def finish(self) -> None:
         """Print the last accuracy and the TIME COST table, and close the files."""

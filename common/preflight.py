@@ -161,7 +161,7 @@ def _shm() -> Finding:
 def _outputs(path: str, probe: bool) -> Finding:
     if probe:  # write a file there, and take it away again
         try:
-            local_output(path)
+            path = local_output(path)
         except BadInput as error:
             return _finding("outputs", "", [str(error)], [])
     return _room("outputs", path, [])
@@ -179,7 +179,7 @@ def _scratch(env: Mapping[str, str]) -> Finding:
 
 
 def _room(name: str, path: str, warnings: list[str]) -> Finding:
-    folder = path
+    folder = os.path.abspath(path)
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     space = os.statvfs(folder)

@@ -1,7 +1,6 @@
 """Which process this is, and on which device; joining the others."""
 
 import argparse
-import atexit
 import contextlib
 import datetime
 import os
@@ -20,7 +19,9 @@ from common.topology import Topology, resolve
 __all__ = ["device", "join", "synchronize_batchnorm"]
 
 _COMMUNICATION = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|\bstore\b", re.I
+    r"^Dist\w*Error|\b(gloo|nccl|socket|store|broken pipe|pair closure)\b|connection (closed|reset|refused)"
+    r"|timed out waiting",
+    re.IGNORECASE,
 )
 
 
@@ -55,22 +56,20 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
     if topology.local_rank is None and topology.processes_per_node > 1:
         sys.exit(processes.start(topology))
     processes.die_with_parent()
-    visible = _gpus(args)
-    # Slurm may show each process its own GPU only, and says how many the node has.
-    on_node = max(visible, int(os.environ.get("SLURM_GPUS_ON_NODE", 0))) if visible else 0
-    owns_gpu = topology.processes_per_node <= on_node
-    store = rendezvous.meet(topology, args.timeout)
-    if not owns_gpu:
+    backend = "nccl" if topology.processes_per_node <= _gpus_of_node(args, topology) else "gloo"
+    store = rendezvous.meet(topology, args.timeout, backend)
+    if backend == "gloo":
         _choose_interface(topology)
     torch.distributed.init_process_group(
-        "nccl" if owns_gpu else "gloo",
+        backend,
         store=store,
         rank=topology.rank,
         world_size=topology.world_size,
         timeout=datetime.timedelta(seconds=args.timeout),
     )
-    atexit.register(_leave_group)
-    exits.on_failure(lambda error: _explain(error, topology))
+    if topology.world_size > 1:
+        exits.on_failure(lambda error: _explain(error, topology))
+        exits.on_success(_leave_group)
     return _device(args, topology), topology.rank, topology.world_size
 
 
@@ -88,6 +87,13 @@ def _gpus(args: argparse.Namespace) -> int:
             f"--enable_gpu=true, but torch {torch.__version__} sees no GPU on {socket.gethostname()}"
         )
     return 0 if args.enable_gpu is False else gpus
+
+
+def _gpus_of_node(args: argparse.Namespace, topology: Topology) -> int:
+    """GPUs that this node's processes share. Slurm may show each process its own only, and says how many
+    there are."""
+    visible, said = _gpus(args), os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(said) if visible and topology.source == "slurm" and said.isdecimal() else visible
 
 
 def _device(args: argparse.Namespace, topology: Topology) -> torch.device:
@@ -111,19 +117,18 @@ def _choose_interface(topology: Topology) -> None:
         return
     host = "127.0.0.1" if topology.nodes == 1 else topology.master_host
     with contextlib.suppress(OSError):
-        name, _ = interfaces.interface_to(host, topology.master_port or 1)
+        name, own = interfaces.interface_to(host, topology.master_port or 1)
+        if own.startswith("127.") and topology.nodes > 1 and not rendezvous.is_loopback(host):
+            # The master's own name, which its /etc/hosts has on loopback: what leads outside is meant.
+            name, own = interfaces.interface_to("192.0.2.1", 1)
         if name:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def _explain(error: Exception, topology: Topology) -> None:
     """Leave at once: a communication library that lost a peer may wait for it in its destructor, or abort."""
-    if topology.world_size == 1:
-        return
     first_line = next(iter(str(error).splitlines()), "")
-    if isinstance(error, torch.distributed.DistError) or (
-        isinstance(error, RuntimeError) and _COMMUNICATION.search(first_line)
-    ):
+    if isinstance(error, RuntimeError) and _COMMUNICATION.search(f"{type(error).__name__} {first_line}"):
         exits.say_error(
             f"rank {topology.rank} on {socket.gethostname()} lost contact with another process: {first_line}"
         )
@@ -133,5 +138,7 @@ def _explain(error: Exception, topology: Topology) -> None:
 
 
 def _leave_group() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    """All is written: leave without the interpreter's teardown, which aborts where a gloo thread still
+    runs."""
+    torch.distributed.destroy_process_group()
+    exits.leave(0)

@@ -14,15 +14,15 @@ from common.exits import ERROR_PIPE
 from common.topology import STARTED_BY, Topology
 
 STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children of a parent that holds the store
-_GRACE = (
-    1.5  # seconds from SIGTERM to SIGKILL for processes whose peer is gone: there is nothing left to finish
-)
+# seconds from SIGTERM to SIGKILL for processes whose peer is gone: there is nothing left to finish
+_GRACE = 1.5
 
 
 def first_on_node() -> bool:
     """Whether this process speaks for its node before the group exists: one line a node, not one a
     process."""
-    return os.environ.get("LOCAL_RANK", "0") == "0" and STARTED_BY not in os.environ
+    local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+    return local_rank == "0" and STARTED_BY not in os.environ
 
 
 def start(topology: Topology) -> int:
@@ -53,7 +53,7 @@ def start(topology: Topology) -> int:
         ERROR_PIPE: str(send_errors),
         STARTED_BY: str(os.getpid()),
     }
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // count)))
     children: list[subprocess.Popen] = []
 
     def forward(number, frame):
@@ -72,6 +72,11 @@ def start(topology: Topology) -> int:
         sys.stderr.writelines(dict.fromkeys(lines))  # all processes read the same data: the same error once
     del store
     return code
+
+
+def _cores() -> int:
+    """Cores that this process may use; a container may have been given a part of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _wait(children: list[subprocess.Popen], first_rank: int) -> int:

@@ -28,11 +28,12 @@ _BUSY = 10.0  # seconds for a port to become free: a job restarted in place may 
 _ANSWER = 20.0  # seconds for a server that accepts connections to answer as a store
 
 
-def meet(topology: Topology, timeout: float) -> torch.distributed.Store:
+def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.Store:
     """The store that all processes of the job share, once all of them are there.
 
-    timeout: seconds for the whole of it. Raises BadInput where this process was told something that
-    contradicts the others, and NoRendezvous where they cannot be reached or do not come.
+    timeout: seconds for the whole of it. backend: what this process will use after it. Raises BadInput where
+    this process was told something that contradicts the others, and NoRendezvous where they cannot be reached
+    or do not come.
     """
     if topology.world_size == 1:
         return torch.distributed.HashStore()
@@ -41,10 +42,12 @@ def meet(topology: Topology, timeout: float) -> torch.distributed.Store:
     # A restarted job must not read what the one before it wrote: torchrun's agent keeps its store.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = torch.distributed.PrefixStore(f"bootfile/{attempt}", store)
+    bound = deadline - time.monotonic() + _ANSWER
     try:
-        _claim(store, topology)
-        _wait_for_all(store, topology, timeout, deadline)
-    except (torch.distributed.DistError, RuntimeError) as error:
+        with _watchdog(bound, lambda: f"the store at {_address(topology)} stopped answering"):
+            _claim(store, topology, backend)
+            _wait_for_all(store, topology, timeout, deadline)
+    except RuntimeError as error:
         raise NoRendezvous(
             f"rank {topology.rank}: the store at {_address(topology)} went away while waiting for the other "
             f"processes ({str(error).splitlines()[0]}); see the log of rank 0"
@@ -55,7 +58,8 @@ def meet(topology: Topology, timeout: float) -> torch.distributed.Store:
 def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distributed.Store:
     others = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or STORE_HOLDER in os.environ
     holds_it = topology.rank == 0 and not others
-    family, address = _resolve(topology.master_host, topology.master_port, deadline, timeout)
+    host = topology.master_host if topology.nodes > 1 or others else "127.0.0.1"  # one node needs no network
+    family, address = _resolve(host, topology.master_port, deadline, timeout)
     listener = _listen(topology, family, address, timeout) if holds_it else None
     if not listener:
         _reach(topology, family, address, deadline, timeout)
@@ -92,12 +96,13 @@ def _resolve(host: str, port: int, deadline: float, timeout: float) -> tuple[int
 def _listen(topology: Topology, family: int, address: tuple, timeout: float) -> socket.socket:
     """The socket of rank 0: on loopback only where the platform's address is that, else on every
     interface."""
-    loopback = ipaddress.ip_address(address[0]).is_loopback
-    host = address[0] if loopback else ""
+    # A name that is loopback in this node's /etc/hosts only is another address to the others.
+    host = address[0] if topology.nodes == 1 or is_loopback(topology.master_host) else ""
     deadline = time.monotonic() + min(_BUSY, timeout)
     while True:
         try:
-            return socket.create_server((host, topology.master_port), family=family)
+            dual = family == socket.AF_INET6 and not host and socket.has_dualstack_ipv6()
+            return socket.create_server((host, topology.master_port), family=family, dualstack_ipv6=dual)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise NoRendezvous(
@@ -139,15 +144,23 @@ def _what_answers(topology: Topology, family: int, address: tuple, bound: float)
     )
 
 
-def _claim(store: torch.distributed.Store, topology: Topology) -> None:
+def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> None:
     """State the layout and the rank; the first statement stands, one that contradicts it is refused."""
     own = {"host": socket.gethostname(), "pid": os.getpid(), "node_rank": topology.node_rank}
-    layout = own | {"nodes": topology.nodes, "processes_per_node": topology.processes_per_node}
+    layout = own | {
+        "nodes": topology.nodes, "processes_per_node": topology.processes_per_node, "backend": backend,
+    }  # fmt: skip
     first = json.loads(store.compare_set("layout", "", json.dumps(layout)))
-    for name, meaning in (("processes_per_node", "processes per node"), ("nodes", "nodes (world size)")):
+    meanings = {
+        "processes_per_node": "processes per node",
+        "nodes": "nodes (world size)",
+        "backend": "as backend",
+    }
+    for name, meaning in meanings.items():
         if first[name] != layout[name]:
             _refuse(
                 store,
+                topology,
                 f"node {topology.node_rank} on {own['host']} was told {layout[name]} {meaning}, but node "
                 f"{first['node_rank']} on {first['host']}, which arrived first, was told {first[name]}",
             )
@@ -155,17 +168,20 @@ def _claim(store: torch.distributed.Store, topology: Topology) -> None:
     if first != own:
         _refuse(
             store,
+            topology,
             f"rank {topology.rank} is there twice: as process {first['pid']} on {first['host']} and as "
-            f"process {own['pid']} on {own['host']}; two nodes were given the same rank",
+            f"process {own['pid']} on {own['host']}; two nodes were given the same rank, or one was restarted "
+            "without the others",
         )
     store.add(f"arrived/{topology.rank}", 1)
     store.add("arrived", 1)
 
 
-def _refuse(store: torch.distributed.Store, text: str) -> None:
+def _refuse(store: torch.distributed.Store, topology: Topology, text: str) -> None:
     """Tell the others, and raise: without this process the job cannot begin."""
     store.set("refusal", text)
     store.add("refused", 1)
+    _linger(topology)
     raise BadInput(text)
 
 
@@ -187,6 +203,14 @@ def _wait_for_all(store, topology: Topology, timeout: float, deadline: float) ->
         missing = topology.world_size - store.add("arrived", 0)
         heartbeat.say(f"waiting for {missing} of {topology.world_size} processes")
         time.sleep(_POLL)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this is a loopback address as it is written, or localhost."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _linger(topology: Topology) -> None:

@@ -1,12 +1,13 @@
 """CIFAR-10 (A. Krizhevsky, 2009): 50,000 + 10,000 colour images of 32x32 pixels in 10 classes.
 
 Taken from the first of these that is there, in and below data_url:
-  cifar-10-batches-py/ or cifar-10-python.tar.gz    the python version, md5 checked, read by a restricted
-  unpickler cifar-10-batches-bin/ or cifar-10-binary.tar.gz   the binary version; the archive's md5 is
-  checked, unpacked files
-                                                    (no md5s are published) by size and label range
-  train/<class>/*.jpg|png and test/<class>/*        class folders: somebody's copy, reported as such
-  https://www.cs.toronto.edu/~kriz/                 downloaded to data_url, md5 checked
+
+1. cifar-10-batches-py/ or cifar-10-python.tar.gz, the python version: md5 checked, restricted unpickler;
+2. cifar-10-batches-bin/ or cifar-10-binary.tar.gz, the binary version: the archive's md5 is checked, of
+   unpacked files, for which none is published, size and labels;
+3. train/<class>/* and test/<class>/*, JPEG or PNG: somebody's copy, reported as such;
+4. https://www.cs.toronto.edu/~kriz/: downloaded to data_url, md5 checked.
+
 Archives are read in place and never unpacked, so no member of theirs can leave the folder.
 """
 
@@ -204,7 +205,9 @@ def _decode_folder(folder: str, classes: list[str]) -> tuple[torch.Tensor, torch
                     width, height = image.size
                     raise BadInput(f"{paths[index]} is {width}x{height} pixels, expected 32x32")
                 images[index] = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
-        except OSError as error:  # also what Pillow raises for a file that is no image
+        except BadInput:
+            raise
+        except Exception as error:  # Pillow raises many kinds for a damaged file
             raise BadInput(f"cannot decode {paths[index]}: {error}") from error
 
     with ThreadPoolExecutor() as pool:

@@ -8,6 +8,7 @@ import torch
 
 from common.exits import BadInput
 from datasets import random_images
+from datasets.files import local_folder
 from datasets.image_set import ImageSet
 
 
@@ -16,6 +17,7 @@ def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     if custom_data:
         train, test = random_images.generate(channels=1, side=8)
         return _image_set(*train, "generated"), _image_set(*test, "generated")
+    local_folder(data_url)  # not needed, but a folder that is not there is a mistake
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

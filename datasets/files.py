@@ -83,10 +83,13 @@ def download(url: str, path: str, md5: str) -> None:
         with _only_one(folder):
             if not os.path.exists(path):
                 _fetch(url, path, md5)
+    except BadInput:
+        raise
     except urllib.error.URLError as error:
         raise BadInput(f"cannot download {url}: {error.reason}") from error
     except (
         OSError,
+        ValueError,
         http.client.HTTPException,
     ) as error:  # time-outs, a cut connection, a full or read-only disk
         raise BadInput(f"cannot download {url} to {path}: {error or type(error).__name__}") from error

@@ -15,9 +15,8 @@ from common.exits import BadInput
 from datasets.philox import Operation, philox4x32
 
 _ROUNDS = 8  # even; with 4 the tests of its quality fail, with 6 they pass
-_CHUNK = (
-    4096  # positions computed at a time while iterating: NumPy's cost per call, spread over several steps
-)
+# positions computed at a time while iterating: NumPy's cost per call, spread over several steps
+_CHUNK = 4096
 
 
 def permute(positions, size: int, seed: int, epoch: int) -> np.ndarray:
@@ -25,9 +24,8 @@ def permute(positions, size: int, seed: int, epoch: int) -> np.ndarray:
 
     positions: integers [n] in 0 <= position < size <= 2^62. Returns int64 [n].
     """
-    side = (
-        math.isqrt(size - 1) + 1
-    )  # digits (high, low) with high < rows, low < side: hardly more pairs than samples
+    # digits (high, low) with high < rows, low < side: hardly more pairs than samples
+    side = math.isqrt(size - 1) + 1
     rows = -(-size // side)
     ids = np.array(positions, dtype=np.uint64)
     outside = slice(None)

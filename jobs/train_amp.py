@@ -78,10 +78,8 @@ def main():
     half = torch.bfloat16
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         half = torch.float16
-    grad_scaler = getattr(
-        torch.amp, "GradScaler", torch.cuda.amp.GradScaler
-    )  # torch < 2.3 has the second only
-    scaler = grad_scaler(enabled=half == torch.float16)
+    amp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # torch < 2.3 has the second only
+    scaler = amp.GradScaler(enabled=half == torch.float16)
 
     def mixed(images):
         with torch.autocast(device.type, dtype=half):
@@ -97,9 +95,8 @@ def main():
         optimizer, args.lr, total_steps=steps, cycle_momentum=False
     )
     loss_function = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    window = torch.zeros(
-        3, dtype=torch.float64, device=device
-    )  # [loss_sum, correct, count] since the last report
+    # [loss_sum, correct, count] since the last report
+    window = torch.zeros(3, dtype=torch.float64, device=device)
     log.training(train_loader, steps)
 
     step = 0

@@ -6,7 +6,8 @@
 
 Started once per node, the job starts one process per GPU itself; global rank = node rank x processes + local
 rank. --batch_size counts the samples of a step over all processes and BatchNorm sees all of them, so the
-losses are those of train.py with the same seed; only the time changes. Checkpoints are train.py's, too.
+losses are those of train.py with the same seed, up to rounding; the time changes. Checkpoints are train.py's,
+too.
 """
 
 import itertools
@@ -110,9 +111,8 @@ def main():
         optimizer, args.lr, total_steps=steps, cycle_momentum=False
     )
     loss_function = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    window = torch.zeros(
-        3, dtype=torch.float64, device=device
-    )  # [loss_sum, correct, count] since the last report
+    # [loss_sum, correct, count] since the last report
+    window = torch.zeros(3, dtype=torch.float64, device=device)
     log.training(train_loader, steps)
 
     step = 0

@@ -87,9 +87,8 @@ def main():
         optimizer, args.lr, total_steps=steps, cycle_momentum=False
     )
     loss_function = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    window = torch.zeros(
-        3, dtype=torch.float64, device=device
-    )  # [loss_sum, correct, count] since the last report
+    # [loss_sum, correct, count] since the last report
+    window = torch.zeros(3, dtype=torch.float64, device=device)
     log.training(train_loader, steps)
 
     step = 0

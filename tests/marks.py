@@ -1,7 +1,7 @@
 """The comment blocks: what a variant adds to its base, and the proof that it adds nothing else.
 
-    python -m tests.marks jobs/train_ddp.py           the file without its blocks: its base, but for the
-    docstring python -m tests.marks --diff jobs/train_ddp.py    what the blocks add, as the README shows it
+    python -m tests.marks jobs/train_ddp.py           the file without its blocks
+    python -m tests.marks --diff jobs/train_ddp.py    what the blocks add, as the README shows it
 
 A block opens with `### tag k/n, reason ###` and closes with the same line. A blank line stands before it,
 none after it. A line `# - code` in a block is a line of the base that the block replaces.

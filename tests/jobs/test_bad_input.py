@@ -38,8 +38,8 @@ def test_data_url_that_does_not_exist(job, tmp_path):
         (["--dataset=digits", "--custom_data=maybe"], "'maybe' is neither true nor false"),
         (["--dataset=digits", "--seed=-1"], "'-1' is not a whole number in 0..2^63-1"),
         (["--dataset=digits", "--enable_gpu=true"], "--enable_gpu=true, but torch"),
+        (["--dataset=digits", "--data_url=/does/not/exist"], "data_url /does/not/exist does not exist"),
         (["--data_url=obs://bucket/data"], "data_url obs://bucket/data is a obs URL, not a folder"),
-        (["--dataset=digits", "--train_url=s3://b/out"], "output_dir s3://b/out is a URL, not a folder"),
     ],
 )
 def test_arguments(arguments, message, tmp_path):
@@ -159,3 +159,8 @@ def test_output_folder_that_cannot_be_written(job, tmp_path):
         )
         assert "data train" not in result.stdout, "found at the start"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_output_that_is_a_url():
+    result = run("jobs/train.py", "--dataset=digits", "--train_url=s3://bucket/out", code=2, timeout=60)
+    assert "output_dir s3://bucket/out is a URL, not a folder" in result.stderr

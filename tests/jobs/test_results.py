@@ -1,8 +1,11 @@
 """What a run leaves behind, and that its figures are right."""
 
+import fcntl
 import json
 import os
 import pty
+import struct
+import termios
 
 import pytest
 import torch
@@ -109,6 +112,7 @@ def test_generated_images_are_learned(tmp_path):
 
 def test_a_terminal_gets_a_progress_bar(tmp_path):
     terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     process = start(
         "jobs/train.py", "--dataset=digits", "--max_steps=2", "--report_every=1", f"--output_dir={tmp_path}",
         stderr=end,

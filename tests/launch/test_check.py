@@ -262,6 +262,12 @@ def test_no_verb_or_an_unknown_one(verb, said):
     assert result.stdout == "False\n", "a verb's module is imported when it is asked for"
 
 
+def test_a_relative_folder_that_is_not_there(tmp_path):
+    env = environment(PYTHONPATH=str(ROOT))
+    result = run("-m", "launch", "check", "--output_dir=not/there", cwd=tmp_path, env=env)
+    assert f"free at {tmp_path / 'not' / 'there'}" in result.stdout and list(tmp_path.iterdir()) == []
+
+
 def test_bad_arguments_are_one_line():
     result = run("-m", "launch", "check", "--json", "--rank=first", code=2)
     assert result.stdout == "" and re.fullmatch(r"error: .*--rank.*'first'\n", result.stderr)
