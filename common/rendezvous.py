@@ -170,8 +170,8 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
             store,
             topology,
             f"rank {topology.rank} is there twice: as process {first['pid']} on {first['host']} and as "
-            f"process {own['pid']} on {own['host']}; two nodes were given the same rank, or one was restarted "
-            "without the others",
+            f"process {own['pid']} on {own['host']}; two nodes were given the same rank, or one was "
+            "restarted without the others",
         )
     store.add(f"arrived/{topology.rank}", 1)
     store.add("arrived", 1)

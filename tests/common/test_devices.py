@@ -20,7 +20,7 @@ FAKE = textwrap.dedent(f"""
     sys.path.insert(0, {str(ROOT)!r})
     from common import process_group, rendezvous
 
-    def meet(topology, timeout):
+    def meet(topology, timeout, backend):
         device = process_group._device(argparse_namespace, topology)
         with open(sys.argv[-1], "a") as file:
             file.write(f"{{topology.rank}} {{topology.world_size}} {{device}}\\n")

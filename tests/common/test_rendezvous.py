@@ -146,7 +146,7 @@ def _ranks_of(port, count):
 LONG = ("--max_steps=100000", "--epochs=100000", "--report_every=1")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.faults)])
 def test_survivors_of_a_lost_process_leave(number, tmp_path):
     """Two nodes of two lose a process of node 1: killed, it is missed at once, stopped, by the time-out."""
     port = free_port()

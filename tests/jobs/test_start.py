@@ -70,20 +70,6 @@ def test_two_nodes_as_modelarts_starts_them(alone, tmp_path):
         )
 
 
-def test_two_nodes_of_two_processes(tmp_path):
-    port = free_port()
-    nodes = [
-        start(
-            "jobs/train_ddp.py", *SMALL, "--output_dir", tmp_path, f"--init_method=127.0.0.1:{port}",
-            f"--rank={rank}", "--world_size=2", "--processes_per_node=2",
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    outputs = [finish(node).stdout for node in nodes]
-    assert len(_losses(tmp_path)) == 3 and outputs[0].count("TIME COST") == 1
-    assert "TIME COST" not in outputs[1]
-
-
 @pytest.mark.parametrize(
     "launcher",
     [["torch.distributed.launch", "--nproc-per-node=2"], ["torch.distributed.run", "--nproc-per-node=2"]],

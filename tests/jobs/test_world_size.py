@@ -12,7 +12,7 @@ def test_losses_are_equal_over_fifty_steps(tmp_path):
         output = tmp_path / str(processes)
         run(
             "-m", "tests.float64", "jobs/train_ddp.py", "--dataset=digits", "--max_steps=50",
-            "--batch_size=16", "--lr=0.02", "--report_every=1", f"--processes_per_node={processes}",
+            "--batch_size=8", "--lr=0.01", "--report_every=1", f"--processes_per_node={processes}",
             f"--output_dir={output}", timeout=300,
         )  # fmt: skip
         losses[processes] = [record["loss"] for record in records(output) if "loss" in record]

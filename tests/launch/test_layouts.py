@@ -24,8 +24,12 @@ def _weights(tmp_path, nodes, processes, platform):
 
 
 def test_layouts_of_four_processes(tmp_path):
-    layouts = {_weights(tmp_path, nodes, 4 // nodes, "modelarts") for nodes in (1, 2, 4)}
-    assert len(layouts) == 1
+    assert _weights(tmp_path, 1, 4, "modelarts") == _weights(tmp_path, 2, 2, "modelarts")
+
+
+@pytest.mark.faults
+def test_four_nodes_of_one_process(tmp_path):
+    assert _weights(tmp_path, 1, 4, "modelarts") == _weights(tmp_path, 4, 1, "modelarts")
 
 
 @pytest.mark.faults
