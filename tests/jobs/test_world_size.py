@@ -16,6 +16,6 @@ def test_losses_are_equal_over_fifty_steps(tmp_path):
             f"--output_dir={output}", timeout=300,
         )  # fmt: skip
         losses[processes] = [record["loss"] for record in records(output) if "loss" in record]
-    assert len(losses[1]) == 50 and sum(losses[1][-10:]) < sum(losses[1][:10])
+    assert len(losses[1]) == 50 and max(losses[1]) - min(losses[1]) > 0.1, "something was trained"
     assert losses[2] == pytest.approx(losses[1], abs=1e-4)
     assert losses[4] == pytest.approx(losses[1], abs=1e-4)
