@@ -1,7 +1,7 @@
 """Run a job in double precision: `python -m tests.float64 jobs/train_ddp.py --dataset digits ...`.
 
-In float32 two runs that add the same numbers in another order drift apart: one activation in 65,000 lies
-within rounding of zero, falls on the other side of a ReLU, and training amplifies it. In double precision
+In float32 two runs that add the same numbers in another order drift apart: an activation that lies
+within rounding of zero falls on the other side of a ReLU, and training amplifies it. In double precision
 what is left is a difference of the mathematics.
 """
 

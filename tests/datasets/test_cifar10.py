@@ -67,6 +67,9 @@ def _check(sets):
     assert (len(train), len(test)) == (5 * N, N)
     assert train.images.dtype == torch.uint8 and train.images.shape[1:] == (3, 32, 32)
     assert train.labels.dtype == torch.int64
+    generated, _ = cifar10.load(None, custom_data=True)
+    for name in ("mean", "std", "padding", "flip"):
+        assert getattr(train, name) == getattr(generated, name), "one normalisation for every source"
     for number in range(6):
         images, labels = _content(number)
         part = test if number == 5 else train

@@ -90,11 +90,3 @@ def test_generated_images(module, shape):
     means = torch.stack([train.images[train.labels == label].float().mean(0) for label in range(10)])
     nearest = torch.cdist(test.images.float().flatten(1), means.flatten(1)).argmin(1)
     assert (nearest == test.labels).float().mean() > 0.5
-
-
-def test_one_normalisation_for_every_source(tmp_path):
-    generated, _ = cifar10.load(None, custom_data=True)
-    real = cifar10._image_set(generated.images, generated.labels, "real")
-    assert (generated.mean, generated.std, generated.padding, generated.flip) == (
-        real.mean, real.std, real.padding, real.flip,
-    )  # fmt: skip
