@@ -11,7 +11,7 @@ import traceback
 
 import torch
 
-from common import exits, interfaces, preflight, processes, rendezvous
+from common import allocator, exits, interfaces, preflight, processes, rendezvous
 from common.batchnorm import synchronize_batchnorm
 from common.exits import BadInput
 from common.topology import Topology, resolve
@@ -100,6 +100,7 @@ def _device(args: argparse.Namespace, topology: Topology) -> torch.device:
     """Processes that outnumber the GPUs share them. One that will only start others touches none."""
     gpus = _gpus(args)
     if not gpus:
+        allocator.keep_memory()
         return torch.device("cpu")
     chosen = torch.device("cuda", (topology.local_rank or 0) % gpus)
     if topology.local_rank is not None or topology.processes_per_node == 1:
