@@ -34,13 +34,16 @@ class Parser(argparse.ArgumentParser):
 
 def parse(parser: Parser) -> argparse.Namespace:
     """Parse sys.argv. Arguments that nobody defined are printed and ignored; --output_dir becomes an absolute
-    path (default: output_dir/ beside jobs/) that can be written.
+    path (default: output_dir/ beside jobs/) that can be written. Only a folder that was given is resumed
+    from.
 
     Raises BadInput; nothing is left on the disk.
     """
     args, ignored = parser.parse_known_args()
     if ignored and first_on_node():
         print(f"ignored arguments: {' '.join(ignored)}", flush=True)
+    if getattr(args, "resume", "") is None:
+        args.resume = "auto" if args.output_dir else "never"
     args.output_dir = local_output(args.output_dir or os.path.join(_ROOT, "output_dir"))
     return args
 

@@ -1,36 +1,253 @@
-"""Weights on disk."""
+"""Checkpoints on disk: whole and proven, or refused by name.
+
+    FOLDER/step_400.pt         a dictionary of plain types, torch.load(..., weights_only=True)
+    FOLDER/step_400.pt.json    its sha256, size in bytes, step and run
+    FOLDER/latest              the name of the newest, moved when that is on the disk
+
+A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
+fsync of the folder), so a job killed at any moment leaves the older files as they were.
+"""
 
 import contextlib
+import hashlib
+import json
 import os
+import re
 import tempfile
 
 import torch
 
+from common.exits import BadInput
 
-def save_weights(model: torch.nn.Module, output_dir: str, epoch: int) -> str:
-    """Write `epoch_<epoch>.pth`, a plain state_dict on the CPU, and return its path.
+LATEST = "latest"
+_NAME = re.compile(r"step_(\d+)\.pt")
+_PARTIAL = ".partial-"
+_TAIL = 4096  # bytes
 
-    The file appears under its name only when it is whole and on the disk: a job killed while it saves leaves
-    the older files as they were.
+
+class Refused(Exception):
+    """A checkpoint that cannot be used. The message says why."""
+
+
+def name_of(step: int) -> str:
+    return f"step_{step}.pt"
+
+
+def write(path: str, state: dict, **facts) -> None:
+    """Make `path` appear, whole, with its checksum and these facts (plain types) beside it.
+
+    state: nested dictionaries and lists of tensors and plain types. Raises OSError, with the reason that the
+    system gave, before anything that stood there is touched.
     """
-    path = os.path.join(output_dir, f"epoch_{epoch}.pth")
-    handle, partial = tempfile.mkstemp(prefix=f".epoch_{epoch}.", dir=output_dir)
+    folder = os.path.dirname(path)
+    checksum = hashlib.sha256()
+    size = 0
+
+    def record(chunk) -> None:
+        nonlocal size
+        checksum.update(chunk)
+        size += len(chunk)
+
+    partial = _save(state, folder, record)
     try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, file)
+        # The checksum first: a file under its own name has one.
+        write_text(f"{path}.json", _sealed({"sha256": checksum.hexdigest(), "size": size} | facts))
+        os.replace(partial, path)
+    except BaseException:
+        _remove(partial)
+        raise
+    _sync_folder(folder)
+
+
+def write_weights(path: str, weights: dict) -> None:
+    """Make `path` appear, whole: a plain state_dict, without a checksum. Raises OSError."""
+    partial = _save(weights, os.path.dirname(path), lambda chunk: None)
+    os.replace(partial, path)
+    _sync_folder(os.path.dirname(path))
+
+
+def write_text(path: str, text: str) -> None:
+    """Make a small file appear, whole. Raises OSError."""
+    handle, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=os.path.dirname(path))
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(partial, 0o644)
         os.replace(partial, path)
     except BaseException:
-        os.unlink(partial)
+        _remove(partial)
         raise
-    folder = os.open(output_dir, os.O_RDONLY)
+
+
+def verify(path: str) -> dict:
+    """The facts beside a checkpoint that is what was written, byte for byte. Raises Refused with why."""
+    facts = facts_of(path)
+    try:
+        with open(path, "rb") as file:
+            start, size = file.read(64), os.fstat(file.fileno()).st_size
+            if not size:
+                raise Refused("it is empty")
+            if start.lstrip()[:1] == b"<":
+                raise Refused("it is an HTML or XML page, as a failed download leaves it")
+            if size != facts["size"]:
+                kind = "truncated" if size < facts["size"] else "too long"
+                raise Refused(f"it is {kind}: {size} bytes instead of {facts['size']}")
+            file.seek(0)
+            checksum = hashlib.sha256()
+            while chunk := file.read(2**20):
+                checksum.update(chunk)
+            if checksum.hexdigest() == facts["sha256"]:
+                return facts
+            file.seek(max(0, size - _TAIL))
+            if not file.read().strip(b"\0"):
+                raise Refused("it ends in zeros: its last blocks were never written")
+    except OSError as error:
+        raise Refused(f"it cannot be read: {error.strerror}") from error
+    raise Refused("its bytes are not those that were written: the sha256 differs")
+
+
+def facts_of(path: str) -> dict:
+    """What is recorded beside a checkpoint: sha256, size (bytes) what write() was given. Raises Refused."""
+    name = os.path.basename(f"{path}.json")
+    try:
+        with open(f"{path}.json", encoding="utf-8") as file:
+            text = file.read()
+        facts = json.loads(text)
+        del facts["seal"]
+        if _sealed(facts) == text:
+            return facts
+    except FileNotFoundError:
+        raise Refused(f"its checksum {name} is missing") from None
+    except OSError as error:
+        raise Refused(f"its checksum {name} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise Refused(f"its checksum {name} is damaged")
+
+
+def _sealed(facts: dict) -> str:
+    """As JSON, with a digest of itself: a checksum that changed is not to be believed either."""
+    seal = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return json.dumps(facts | {"seal": seal})
+
+
+def read(path: str) -> dict:
+    """The state in a checkpoint, on the CPU, after verify(); nothing in it is executed. Raises Refused."""
+    verify(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a file that is none makes torch raise
+        raise Refused(f"torch cannot load it: {_first_line(error)}") from error
+    if not isinstance(state, dict):
+        raise Refused(f"it holds a {type(state).__name__}, not a dictionary")
+    return state
+
+
+def found(folder: str) -> list[str]:
+    """Paths of the checkpoints in a folder, the one to try first at the front: those of the run that `latest`
+    belongs to, then the others, each by step, highest first."""
+    try:
+        names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise BadInput(f"checkpoints in {folder} cannot be listed: {error.strerror}") from error
+    current = _run_of(os.path.join(folder, _latest(folder)))
+
+    def rank(name: str) -> tuple[bool, int]:
+        return _run_of(os.path.join(folder, name)) == current, int(_NAME.fullmatch(name)[1])
+
+    return [os.path.join(folder, name) for name in sorted(names, key=rank, reverse=True)]
+
+
+def keep(folder: str, run: str, count: int) -> None:
+    """Remove the checkpoints of other runs, all but the last `count` of this one, and what killed writers
+    left. The one that `latest` names stays."""
+    paths = found(folder)
+    own = [path for path in paths if _run_of(path) == run]
+    stays = {*own[:count], os.path.join(folder, _latest(folder))}
+    for path in paths:
+        if path not in stays:
+            _remove(path)
+            _remove(f"{path}.json")
+    for entry in os.listdir(folder):
+        if entry.startswith(_PARTIAL):
+            _remove(os.path.join(folder, entry))
+
+
+def _latest(folder: str) -> str:
+    try:
+        with open(os.path.join(folder, LATEST), encoding="utf-8") as file:
+            return os.path.basename(file.read(256).strip())
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _run_of(path: str) -> str | None:
+    try:
+        return facts_of(path).get("run")
+    except Refused:
+        return None
+
+
+def _save(state: dict, folder: str, record) -> str:
+    """torch.save into a temporary file of the folder, on the disk when this returns; the path. record is
+    called with every chunk that is written."""
+    handle, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            target = _Recorded(file, record)
+            try:
+                torch.save(state, target)
+            except RuntimeError as error:  # what torch makes of a full disk, for one
+                raise target.error or error from None
+            if target.error:
+                raise target.error
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(partial, 0o644)
+    except BaseException:
+        _remove(partial)
+        raise
+    return partial
+
+
+class _Recorded:
+    """A file for torch.save that shows every chunk to `record`, and keeps the system's own error."""
+
+    def __init__(self, file, record):
+        self.file, self.record, self.error = file, record, None
+
+    def write(self, chunk) -> int:
+        try:
+            written = self.file.write(chunk)
+        except OSError as error:
+            self.error = error
+            raise
+        self.record(chunk)
+        return written
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _sync_folder(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(
             OSError
         ):  # mounts of object stores know no folders that could be synchronised
-            os.fsync(folder)
+            os.fsync(handle)
     finally:
-        os.close(folder)
-    return path
+        os.close(handle)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

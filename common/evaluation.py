@@ -2,6 +2,8 @@
 
 import torch
 
+from common import preemption
+
 
 def sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """[loss_sum, correct, count] of one batch, float64 [3] on the batch's device, without synchronising.
@@ -21,12 +23,15 @@ def evaluate(model: torch.nn.Module, batches) -> torch.Tensor:
 
     batches: iterable of (images float [N, C, H, W], labels int64 [N]) on the model's device; may be empty.
     Pass the raw model: a DistributedDataParallel wrapper communicates in forward(), and ranks may have
-    different numbers of batches. The loss is plain cross entropy.
+    different numbers of batches. The loss is plain cross entropy. Ends early, with sums that mean nothing,
+    where the process is asked to stop.
     """
     training = model.training
     model.eval()
     total = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
     for images, labels in batches:
+        if preemption.asked():
+            break
         logits = model(images)
         total += sums(torch.nn.functional.cross_entropy(logits, labels), logits, labels)
     model.train(training)

@@ -5,6 +5,8 @@
 2        bad input: an argument, a path or a file; nothing was written
 4        the processes did not find each other
 5        contact with another process was lost
+6        the last results could not be written
+7        training diverged: too many steps in a row without a finite loss and gradient
 128 + n  a process of this node was ended by signal n
 """
 
@@ -12,7 +14,7 @@ import functools
 import os
 import sys
 
-BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT = 2, 4, 5
+BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT, NOT_SAVED, DIVERGED = 2, 4, 5, 6, 7
 # file descriptor: the process that started this one prints a shared error once
 ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 

@@ -4,7 +4,9 @@ went.
 Rank 0 speaks; in every other process a Log does nothing.
 """
 
+import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -26,6 +28,7 @@ class Log:
         self._laps: dict[str, float] = {}
         self._lap_start = _process_start()
         self._file = self._events = self._bar = None
+        self._said: set[str] = set()
         self._accuracy = float("nan")
 
     def lap(self, name: str) -> None:
@@ -39,18 +42,25 @@ class Log:
         self.lap("data loading")
         self._print(f"data train={len(train_set)} test={len(test_set)} source={train_set.source}")
 
-    def training(self, loader, steps: int) -> None:
-        """Training begins: end the lap "model". loader: its `waited` seconds are the time spent waiting for
-        data."""
+    def training(self, loader, step: int, steps: int) -> None:
+        """Training begins, or goes on after `step` of `steps`: end the lap "model".
+
+        loader: its `waited` seconds are the time spent waiting for data, its `receipt` says which. What an
+        earlier start of the run reported after `step` is dropped from the files: it will be reported again.
+        """
         self.lap("model")
-        self._loader, self._steps = loader, steps
+        self._loader, self._step, self._steps = loader, step, steps
         self._since, self._waited, self._evaluating = time.time(), loader.waited, 0.0
 
-    def train(self, epoch: int, step: int, window: torch.Tensor, lr: float) -> None:
+    def train(self, epoch: int, step: int, window: torch.Tensor, delivered: torch.Tensor, lr: float) -> None:
         """One line on the steps since the last report. step counts optimizer steps since the start of
-        training; lr is that of the next step."""
+        training; delivered: the loader's receipt.take() of all processes, added up; lr is that of the next
+        step."""
         if not _speaks():
             return
+        self._open()
+        with self._suppressed():
+            self._loader.receipt.extend(epoch, step, delivered, self.output_dir)
         loss_sum, correct, count = window.tolist()
         now, waited = time.time(), self._loader.waited
         elapsed, data_time = now - self._since, waited - self._waited
@@ -58,15 +68,18 @@ class Log:
         self._write(
             epoch=epoch,
             step=step,
-            loss=loss_sum / count,
-            acc=correct / count,
+            loss=loss_sum / (count or math.nan),  # no step was taken: all were skipped
+            acc=correct / (count or math.nan),
             lr=lr,
             images_per_s=count / elapsed,
             data_time=data_time,
             compute_time=elapsed - data_time,
+            receipt=str(self._loader.receipt),
         )
         if sys.stderr.isatty():
-            self._bar = self._bar or tqdm(total=self._steps, unit="step", dynamic_ncols=True)
+            self._bar = self._bar or tqdm(
+                total=self._steps, initial=self._step, unit="step", dynamic_ncols=True
+            )
             self._bar.update(step - self._bar.n)
 
     def validation(self, epoch: int, step: int, totals: torch.Tensor) -> None:
@@ -82,8 +95,9 @@ class Log:
         self._write(
             epoch=epoch, step=step, val_loss=loss_sum / count, val_acc=self._accuracy, val_count=int(count)
         )
-        if self._events:
-            self._events.flush()
+        with self._suppressed():
+            if self._events:
+                self._events.flush()
 
     def finish(self) -> None:
         """Print the last accuracy and the TIME COST table, and close the files."""
@@ -101,31 +115,55 @@ class Log:
         for name, seconds in rows:
             print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
         print(
-            f"\ntest_accuracy={self._accuracy:.4f} training_seconds={self._laps['training']:.1f}", flush=True
+            f"\ntest_accuracy={self._accuracy:.4f} training_seconds={self._laps['training']:.1f} "
+            f"receipt={self._loader.receipt}",
+            flush=True,
         )
-        if self._file:
-            self._file.close()
-        if self._events:
-            self._events.close()
+        with self._suppressed():
+            if self._file:
+                self._file.close()
+            if self._events:
+                self._events.close()
 
-    def _write(self, **figures: float) -> None:
-        if self._file is None:
-            self._open()
-        self._file.write(json.dumps(figures | {"time": round(time.time(), 3)}) + "\n")
-        if self._events:
-            for name in figures.keys() - {"epoch", "step", "val_count"}:
-                self._events.add_scalar(name, figures[name], figures["step"])
+    def _write(self, **figures: float | str) -> None:
+        self._open()
+        with self._suppressed():
+            if self._file:
+                self._file.write(json.dumps(figures | {"time": round(time.time(), 3)}) + "\n")
+            if self._events:
+                for name in figures.keys() - {"epoch", "step", "val_count", "receipt"}:
+                    self._events.add_scalar(name, figures[name], figures["step"])
         self._print(" ".join(f"{name}={_short(value)}" for name, value in figures.items()))
 
     def _open(self) -> None:
-        os.makedirs(self.output_dir, exist_ok=True)
-        self._file = open(os.path.join(self.output_dir, "metrics.jsonl"), "a", buffering=1)  # noqa: SIM115
-        try:
+        """Open the files, again where somebody removed them."""
+        path = os.path.join(self.output_dir, "metrics.jsonl")
+        if self._file and os.path.exists(path):
+            return
+        with self._suppressed():
+            os.makedirs(self.output_dir, exist_ok=True)
+            if self._file is None:
+                _keep_lines(path, self._step)
+            self._file = open(path, "a", buffering=1)  # noqa: SIM115
             from torch.utils.tensorboard import SummaryWriter
+
+            purged = self._step + 1 if self._step else 0
+            self._events = self._events or SummaryWriter(self.output_dir, purge_step=purged)
+
+    @contextlib.contextmanager
+    def _suppressed(self):
+        """A report that cannot be written is said, and does not end the training."""
+        try:
+            yield
         except ImportError:
-            self._print("no TensorBoard events: pip install tensorboard")
-        else:
-            self._events = SummaryWriter(self.output_dir)
+            self._warn("no TensorBoard events: pip install tensorboard")
+        except Exception as error:  # a full disk as OSError, and whatever TensorBoard makes of it
+            self._warn(f"warning: reports in {self.output_dir} are incomplete: {error}")
+
+    def _warn(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._print(line)
 
     def _print(self, line: str) -> None:
         if _speaks():
@@ -137,7 +175,29 @@ def _speaks() -> bool:
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
-def _short(value: float) -> str:
+def _keep_lines(path: str, step: int) -> None:
+    """Drop from a metrics.jsonl what was reported after `step`, and the evaluation at it: a checkpoint is
+    older than the evaluation of its epoch. A line that a killed run left unfinished goes, too."""
+    if not os.path.exists(path):
+        return
+    kept = []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                figures = json.loads(line)
+                if figures["step"] < step or (figures["step"] == step and "loss" in figures):
+                    kept.append(line)
+            except (ValueError, KeyError, TypeError):
+                continue
+    partial = f"{path}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        file.writelines(kept)
+    os.replace(partial, path)
+
+
+def _short(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
     return f"{value:.4g}" if isinstance(value, float) and abs(value) >= 1000 else f"{round(value, 6):.6g}"
 
 

@@ -14,7 +14,7 @@ import torch
 from common import allocator, exits, interfaces, preflight, processes, rendezvous
 from common.batchnorm import synchronize_batchnorm
 from common.exits import BadInput
-from common.topology import Topology, resolve
+from common.topology import Topology, is_distributed, resolve
 
 __all__ = ["device", "join", "synchronize_batchnorm"]
 
@@ -35,7 +35,7 @@ def device(args: argparse.Namespace) -> torch.device:
     if processes.first_on_node():
         print(topology, flush=True)
         preflight.first_lines(args, topology)
-    if topology.world_size > 1 and not hasattr(args, "processes_per_node"):
+    if topology.world_size > 1 and not is_distributed(args):
         raise BadInput(
             f"this job is one process, but {topology.source} started {topology.world_size}: "
             "take jobs/train_ddp.py"
@@ -54,7 +54,7 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
     """
     topology = _topology(args)
     if topology.local_rank is None and topology.processes_per_node > 1:
-        sys.exit(processes.start(topology))
+        sys.exit(processes.start(topology, args.grace))
     processes.die_with_parent()
     backend = "nccl" if topology.processes_per_node <= _gpus_of_node(args, topology) else "gloo"
     store = rendezvous.meet(topology, args.timeout, backend)
@@ -74,7 +74,7 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
 
 
 def _topology(args: argparse.Namespace) -> Topology:
-    if hasattr(args, "processes_per_node"):
+    if is_distributed(args):
         args.processes_per_node = args.processes_per_node or _gpus(args) or None
     return resolve(args, os.environ)
 

@@ -6,10 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import torch
 
+from common import preemption
 from common.exits import ERROR_PIPE
 from common.topology import STARTED_BY, Topology
 
@@ -25,12 +27,13 @@ def first_on_node() -> bool:
     return local_rank == "0" and STARTED_BY not in os.environ
 
 
-def start(topology: Topology) -> int:
+def start(topology: Topology, grace: float) -> int:
     """Run this process's own command once for every process of the node, and wait.
 
     Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
-    them. Signals that ask to stop are passed on. When one process fails, the others are ended. Returns the
-    exit code of the first that failed (128 + n if signal n ended it), or 0.
+    them. Signals that ask to stop are passed on, and the processes then have `grace` seconds to save and
+    leave. When one process fails, the others are ended. Returns the exit code of the first that failed (128 +
+    n if signal n ended it), or 0.
     """
     count = topology.processes_per_node
     environment = dict(os.environ)
@@ -55,19 +58,22 @@ def start(topology: Topology) -> int:
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // count)))
     children: list[subprocess.Popen] = []
+    asked = threading.Event()
 
     def forward(number, frame):
+        asked.set()
         for child in children:
             child.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (*preemption.SIGNALS, signal.SIGINT):
         signal.signal(number, forward)
     for local_rank in range(count):
         own = {"LOCAL_RANK": str(local_rank), "RANK": str(topology.rank + local_rank)}
         command = [sys.executable, *sys.orig_argv[1:]]
-        children.append(subprocess.Popen(command, env=environment | own, pass_fds=[send_errors]))
+        if not asked.is_set():
+            children.append(subprocess.Popen(command, env=environment | own, pass_fds=[send_errors]))
     os.close(send_errors)
-    code = _wait(children, topology.rank)
+    code = _wait(children, topology.rank, asked, grace) if children else preemption.EXIT_CODE
     with os.fdopen(receive_errors) as lines:
         sys.stderr.writelines(dict.fromkeys(lines))  # all processes read the same data: the same error once
     del store
@@ -79,7 +85,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _wait(children: list[subprocess.Popen], first_rank: int) -> int:
+def _wait(children: list[subprocess.Popen], first_rank: int, asked: threading.Event, grace: float) -> int:
     while True:
         codes = [child.poll() for child in children]
         failed = next((index for index, code in enumerate(codes) if code), None)
@@ -92,15 +98,19 @@ def _wait(children: list[subprocess.Popen], first_rank: int) -> int:
     if code < 0:
         name = signal.Signals(-code).name
         print(f"rank {first_rank + failed} (pid {children[failed].pid}) was ended by {name}", file=sys.stderr)
-    _end(children)
+    if asked.is_set():
+        _end(children, grace + _GRACE)
+    else:
+        for child in children:
+            if child.poll() is None:
+                child.terminate()
+        _end(children, _GRACE)
     return code if code > 0 else 128 - code
 
 
-def _end(children: list[subprocess.Popen]) -> None:
-    deadline = time.monotonic() + _GRACE
-    for child in children:
-        if child.poll() is None:
-            child.terminate()
+def _end(children: list[subprocess.Popen], seconds: float) -> None:
+    """Wait until all have ended, and kill those that have not in time."""
+    deadline = time.monotonic() + seconds
     for child in children:
         try:
             child.wait(max(0.0, deadline - time.monotonic()))

@@ -262,9 +262,14 @@ def _claimed(claim: Claim | None, level) -> tuple[int, int] | None:
     return claim.node_rank * claim.processes + claim.local_rank, claim.nodes * claim.processes
 
 
+def is_distributed(args) -> bool:
+    """Whether the job can be several processes: it has the argument that counts them."""
+    return hasattr(args, "processes_per_node")
+
+
 def _processes(args, claim: Claim | None) -> int:
     """Processes that a node starts."""
-    if not hasattr(args, "processes_per_node"):  # a job of one process
+    if not is_distributed(args):
         return 1
     count = _number("--processes_per_node", args.processes_per_node)
     if count is None:

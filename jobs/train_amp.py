@@ -14,7 +14,7 @@ import sys
 import torch
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-from common import arguments, checkpoint, evaluation, exits, metrics, models, process_group
+from common import arguments, evaluation, exits, metrics, models, process_group, recovery
 from datasets import cifar10, digits, fashion_mnist
 from datasets.loaders.memory import MemoryLoader
 from datasets.order import Order, Sequential
@@ -53,6 +53,8 @@ def main():
     parser.add_argument(
         "--max_steps", type=arguments.positive_int, help="end after this many steps (default: no limit)"
     )
+    # restarts
+    recovery.add_arguments(parser)
 
     args = arguments.parse(parser)
     device = process_group.device(args)
@@ -74,16 +76,6 @@ def main():
     )
     forward = model
 
-    ### 新增 (new) 1/2, bfloat16 has float32's range; float16 gradients underflow without a scaler ###
-    half = torch.bfloat16
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        half = torch.float16
-    amp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # torch < 2.3 has the second only
-    scaler = amp.GradScaler(enabled=half == torch.float16)
-
-    mixed = torch.autocast(device.type, dtype=half)(model.forward)
-    model.forward = lambda images: mixed(images).float()  # for evaluation, too
-    ### 新增 (new) 1/2, bfloat16 has float32's range; float16 gradients underflow without a scaler ###
     steps = min(args.epochs * len(train_loader), args.max_steps or sys.maxsize)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
@@ -94,38 +86,57 @@ def main():
     loss_function = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     # [loss_sum, correct, count] since the last report
     window = torch.zeros(3, dtype=torch.float64, device=device)
-    log.training(train_loader, steps)
 
-    step = 0
-    for epoch in range(1, math.ceil(steps / len(train_loader)) + 1):
-        train_loader.set_epoch(epoch)
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": train_loader.receipt}
+
+    ### 新增 (new) 1/2, bfloat16 has float32's range; float16 gradients underflow without a scaler ###
+    half = torch.bfloat16
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        half = torch.float16
+    amp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # torch < 2.3 has the second only
+    scaler = state["scaler"] = amp.GradScaler(enabled=half == torch.float16)
+    mixed = torch.autocast(device.type, dtype=half)(model.forward)
+    model.forward = lambda images: mixed(images).float()  # for evaluation, too
+    ### 新增 (new) 1/2, bfloat16 has float32's range; float16 gradients underflow without a scaler ###
+    keeper = recovery.Recovery(args, state)
+    step = keeper.resume(steps, len(train_loader))
+    log.training(train_loader, step, steps)
+
+    for epoch in range(max(1, math.ceil(step / len(train_loader))), math.ceil(steps / len(train_loader)) + 1):
+        train_loader.set_epoch(epoch, step - (epoch - 1) * len(train_loader))
         model.train()
         for images, labels in itertools.islice(train_loader, steps - step):
             optimizer.zero_grad()
             logits = forward(images)
             loss = loss_function(logits, labels)
 
-            ### 新增 (new) 2/2, a scaler that is off passes everything through ###
+            ### 新增 (new) 2/2, the check below and the optimizer see the gradients without the scale ###
             # - loss.backward()
-            # - optimizer.step()
             scaler.scale(loss).backward()
-            scaler.step(optimizer)
+            scaler.unscale_(optimizer)
             scaler.update()
-            ### 新增 (new) 2/2, a scaler that is off passes everything through ###
+            ### 新增 (new) 2/2, the check below and the optimizer see the gradients without the scale ###
+            if keeper.finite(loss):
+                window += evaluation.sums(loss, logits, labels)
+                optimizer.step()
             scheduler.step()
 
             step += 1
-            window += evaluation.sums(loss, logits, labels)
-            if step % args.report_every and step % len(train_loader) and step < steps:
+            if step % args.report_every and step % len(train_loader) and not keeper.due(step):
                 continue
 
-            log.train(epoch, step, window, scheduler.get_last_lr()[0])
-            window.zero_()
-        totals = evaluation.evaluate(model, test_loader)
+            delivered = train_loader.receipt.take(device)
 
-        checkpoint.save_weights(model, args.output_dir, epoch)
+            log.train(epoch, step, window, delivered, scheduler.get_last_lr()[0])
+            window.zero_()
+            keeper.save(step)
+        totals = evaluation.evaluate(model, test_loader)
+        keeper.leave_if_asked(step)
+
+        keeper.save_weights(epoch, totals)
         log.validation(epoch, step, totals)
     log.finish()
+    keeper.finish()
 
 
 if __name__ == "__main__":

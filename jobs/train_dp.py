@@ -15,7 +15,7 @@ import sys
 import torch
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-from common import arguments, checkpoint, evaluation, exits, metrics, models, process_group
+from common import arguments, evaluation, exits, metrics, models, process_group, recovery
 from datasets import cifar10, digits, fashion_mnist
 from datasets.loaders.memory import MemoryLoader
 from datasets.order import Order, Sequential
@@ -54,6 +54,8 @@ def main():
     parser.add_argument(
         "--max_steps", type=arguments.positive_int, help="end after this many steps (default: no limit)"
     )
+    # restarts
+    recovery.add_arguments(parser)
 
     args = arguments.parse(parser)
     device = process_group.device(args)
@@ -89,11 +91,15 @@ def main():
     loss_function = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     # [loss_sum, correct, count] since the last report
     window = torch.zeros(3, dtype=torch.float64, device=device)
-    log.training(train_loader, steps)
 
-    step = 0
-    for epoch in range(1, math.ceil(steps / len(train_loader)) + 1):
-        train_loader.set_epoch(epoch)
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": train_loader.receipt}
+
+    keeper = recovery.Recovery(args, state)
+    step = keeper.resume(steps, len(train_loader))
+    log.training(train_loader, step, steps)
+
+    for epoch in range(max(1, math.ceil(step / len(train_loader))), math.ceil(steps / len(train_loader)) + 1):
+        train_loader.set_epoch(epoch, step - (epoch - 1) * len(train_loader))
         model.train()
         for images, labels in itertools.islice(train_loader, steps - step):
             optimizer.zero_grad()
@@ -101,21 +107,27 @@ def main():
             loss = loss_function(logits, labels)
 
             loss.backward()
-            optimizer.step()
+            if keeper.finite(loss):
+                window += evaluation.sums(loss, logits, labels)
+                optimizer.step()
             scheduler.step()
 
             step += 1
-            window += evaluation.sums(loss, logits, labels)
-            if step % args.report_every and step % len(train_loader) and step < steps:
+            if step % args.report_every and step % len(train_loader) and not keeper.due(step):
                 continue
 
-            log.train(epoch, step, window, scheduler.get_last_lr()[0])
-            window.zero_()
-        totals = evaluation.evaluate(model, test_loader)
+            delivered = train_loader.receipt.take(device)
 
-        checkpoint.save_weights(model, args.output_dir, epoch)
+            log.train(epoch, step, window, delivered, scheduler.get_last_lr()[0])
+            window.zero_()
+            keeper.save(step)
+        totals = evaluation.evaluate(model, test_loader)
+        keeper.leave_if_asked(step)
+
+        keeper.save_weights(epoch, totals)
         log.validation(epoch, step, totals)
     log.finish()
+    keeper.finish()
 
 
 if __name__ == "__main__":

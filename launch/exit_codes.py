@@ -2,7 +2,7 @@
 
 import signal
 
-from common.exits import BAD_INPUT, LOST_CONTACT, NO_RENDEZVOUS
+from common.exits import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
 
 NEVER_FIRED = 3  # of the simulation itself: every node ended with 0, but a fault had no occasion
 TIME_LIMIT = 124
@@ -13,6 +13,8 @@ _CODES = {
     BAD_INPUT: "bad input: the log has one line `error: ...` with the value",
     NO_RENDEZVOUS: "the processes did not find each other: the log names those that are missing or wrong",
     LOST_CONTACT: "contact with another process was lost: look at the node that failed first",
+    NOT_SAVED: "the last results could not be written: the log says which, and why",
+    DIVERGED: "training diverged: too many steps in a row without a finite loss and gradient",
     TIME_LIMIT: "ended by a time limit",
     126: "the command cannot be executed",
     127: "the command was not found",

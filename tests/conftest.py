@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -51,6 +52,20 @@ def run(*command, code: int | None = 0, timeout: float = 120, **options) -> subp
 def records(output_dir) -> list[dict]:
     """The lines of metrics.jsonl."""
     return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def processes_of(job: subprocess.Popen) -> list[int]:
+    """The pids of the processes that a job started for the ranks of its node, in the order of their ranks."""
+    children = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            rank = re.search(r"(?:^|\0)RANK=(\d+)\0", (folder / "environ").read_text())
+        except (OSError, ValueError, IndexError):  # no process, or one that has just ended
+            continue
+        if parent == job.pid and rank:
+            children[int(rank[1])] = int(folder.name)
+    return [children[rank] for rank in sorted(children)]
 
 
 def free_port() -> int:

@@ -77,9 +77,9 @@ MUTANTS = {
     "blank line after": lambda text: _insert(text, _marks(text)[1] + 1, ""),
     "shared line edited": lambda text: text.replace("momentum=0.9", "momentum=0.8"),
     "shared line dropped": lambda text: _drop(text, _line(text, "optimizer.zero_grad()")),
-    "shared line indented": lambda text: text.replace("    step = 0", "     step = 0"),
-    "unmarked line": lambda text: _insert(text, _line(text, "step = 0"), "    steps = steps"),
-    "unmarked comment": lambda text: _insert(text, _line(text, "step = 0"), "    # a remark"),
+    "shared line indented": lambda text: text.replace("    window = ", "     window = "),
+    "unmarked line": lambda text: _insert(text, _line(text, "window = "), "    steps = steps"),
+    "unmarked comment": lambda text: _insert(text, _line(text, "window = "), "    # a remark"),
     "shared line moved into a block": lambda text: _insert(
         _drop(text, _marks(text)[1]), _marks(text)[1] + 1, text.split("\n")[_marks(text)[1]]
     ),

@@ -43,9 +43,7 @@ def main():
         without, with_it = images_per_s(options.job, "0"), images_per_s(options.job, "1")
         ratios.append(with_it / without)
         print(f"{options.job}: {without:.1f} -> {with_it:.1f} images/s, {ratios[-1]:.2f}x", flush=True)
-    print(
-        f"median {statistics.median(ratios):.2f}x of {options.rounds} rounds ({min(ratios):.2f}-{max(ratios):.2f})"
-    )
+    print(f"median {statistics.median(ratios):.2f}x, n={len(ratios)} ({min(ratios):.2f}-{max(ratios):.2f})")
     print(f"load average at the end {os.getloadavg()[0]:.2f}")
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.conftest import environment, finish, free_port, run, start
+from tests.conftest import environment, finish, free_port, processes_of, run, start
 
 JOB = ("jobs/train_ddp.py", "--dataset=digits", "--max_steps=2", "--batch_size=24", "--timeout=3")
 
@@ -128,21 +128,6 @@ def test_a_job_of_one_process_refuses_to_be_several(job, tmp_path):
     assert "this job is one process, but launcher started 2: take jobs/train_ddp.py" in result.stderr
 
 
-def _ranks_of(port, count):
-    """Process ids by rank of the processes that meet at this port."""
-    found = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                variables = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
-        except OSError:
-            continue
-        if variables.get(b"MASTER_PORT") == str(port).encode() and b"LOCAL_RANK" in variables:
-            found[int(variables[b"RANK"])] = int(name)
-    assert len(found) == count
-    return [found[rank] for rank in sorted(found)]
-
-
 LONG = ("--max_steps=100000", "--epochs=100000", "--report_every=1")
 
 
@@ -156,7 +141,7 @@ def test_survivors_of_a_lost_process_leave(number, tmp_path):
     for line in nodes[0].stdout:
         if " step=3 " in line:
             break
-    lost = _ranks_of(port, 4)[3]
+    lost = processes_of(nodes[1])[1]
     os.kill(lost, number)
     begin = time.monotonic()
     errors = [_errors(node, None) for node in nodes]

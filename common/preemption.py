@@ -1,0 +1,62 @@
+"""A platform takes the machine away: SIGTERM, or SIGUSR2, noticed whatever the process is doing.
+
+A Python signal handler waits until the interpreter runs again, which it does not while a collective blocks on
+a lost peer. So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_fd) and a thread
+reads it.
+"""
+
+import os
+import signal
+import threading
+
+from common.exits import leave, say_error
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+EXIT_CODE = 128 + signal.SIGTERM
+
+_asked = threading.Event()
+
+
+def asked() -> bool:
+    """Whether this process was asked to stop."""
+    return _asked.is_set()
+
+
+def watch(grace: float) -> None:
+    """From now on SIGTERM and SIGUSR2 only make asked() true; the job stops at its next step.
+
+    Where it has not left `grace` seconds after the first of them, the process ends with EXIT_CODE. Call it in
+    the main thread, once. A forked child (a DataLoader's worker) has nothing to save and does not react: its
+    parent ends it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in SIGNALS:
+        signal.signal(number, _note)
+        signal.siginterrupt(number, False)  # system calls of libraries go on
+    os.register_at_fork(after_in_child=ignore)
+    threading.Thread(target=_listen, args=(reader, grace), name="preemption", daemon=True).start()
+
+
+def ignore(worker: int = 0) -> None:
+    """Do not react to the signals: for processes that a job starts. As a DataLoader's worker_init_fn, too:
+    the loader gives its workers handlers of its own after the fork."""
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _note(number, frame):
+    """The handler that Python calls when it can; the thread was told before."""
+
+
+def _listen(reader: int, grace: float) -> None:
+    while number := os.read(reader, 1):
+        if number[0] in SIGNALS:
+            break
+    print(f"{signal.Signals(number[0]).name}: stopping at the next step, within {grace:.0f} s", flush=True)
+    _asked.set()
+    threading.Event().wait(grace)
+    say_error(f"asked to stop {grace:.0f} s ago and not ready: leaving without another checkpoint")
+    leave(EXIT_CODE)

@@ -1,0 +1,373 @@
+"""A restart loses nothing and repeats nothing: resuming, saving, stopping when asked, steps that went wrong.
+
+Checkpoints are in checkpoints/ below the output folder (common/checkpoint.py says how), weights beside it:
+epoch_<n>.pth after each epoch and best.pth after the best. Rank 0 reads and writes; the processes agree
+before every optimizer step, in one all_reduce of three numbers, so all skip, save and stop at the same step.
+A save that fails is reported and training goes on: the next one tries again, and the older checkpoints stay.
+Only a run whose last save failed ends with an error.
+"""
+
+import argparse
+import errno
+import math
+import os
+import platform
+import re
+import time
+import uuid
+from typing import NamedTuple
+
+import numpy
+import torch
+
+from common import arguments, checkpoint, exits, preemption, resume
+from common.exits import BadInput
+from common.writer import BackgroundWriter, describe, is_finite, size_of
+
+FORMAT = 1
+_IDENTITY = ("dataset", "custom_data", "arch", "batch_size", "seed")  # arguments that decide what is learned
+_SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"://[^/@]*@")
+
+
+class Interval(NamedTuple):
+    """How often to save: `count` of "step", "s" (seconds) or "epoch"."""
+
+    count: float
+    unit: str
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """0 where seconds count."""
+        return {"step": int(self.count), "epoch": int(self.count * steps_per_epoch), "s": 0}[self.unit]
+
+
+class NotSaved(BadInput):
+    """Results could not be written."""
+
+    code = exits.NOT_SAVED
+
+
+class Diverged(BadInput):
+    """Too many steps in a row whose loss or gradient was not finite."""
+
+    code = exits.DIVERGED
+
+
+def interval(text: str) -> Interval:
+    """ "200" (steps), "90s" or "1epoch"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text)
+    count = float(found[1]) if found else 0
+    unit = (found[2] or "step").removesuffix("s") or "s" if found else ""
+    if not count or (unit != "s" and count % 1):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of steps (200), seconds (90s) or epochs (1epoch)"
+        )
+    return Interval(count, unit)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--resume",
+        metavar="{auto,never,PATH}",
+        help="checkpoint to go on from (default: auto, the newest in --output_dir; without one, never)",
+    )
+    parser.add_argument(
+        "--save_every", type=interval, default="1epoch", help="200 (steps), 90s or 1epoch (default: 1epoch)"
+    )
+    parser.add_argument(
+        "--keep", type=arguments.positive_int, default=3, help="newest checkpoints that stay (default: 3)"
+    )
+    parser.add_argument(
+        "--grace", type=arguments.positive_float, default=25,
+        help="seconds from SIGTERM to the end at the latest (default: 25)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max_bad_steps", type=arguments.positive_int, default=20,
+        help="end after so many steps in a row without a finite loss and gradient (default: 20)",
+    )  # fmt: skip
+
+
+class Recovery:
+    """What stands between a run and its loss.
+
+    args: those of add_arguments(), output_dir, and what identifies the run. objects: name -> what has a
+    state_dict() and belongs into a checkpoint; "model" and "optimizer" must be there. A learning-rate
+    schedule must be a function of the step.
+    """
+
+    def __init__(self, args: argparse.Namespace, objects: dict):
+        self.args, self.objects = args, objects
+        self.folder = os.path.join(args.output_dir, "checkpoints")
+        self.identity = {name: getattr(args, name) for name in _IDENTITY if hasattr(args, name)}
+        self.run = uuid.uuid4().hex[:16]
+        self.bad_steps = self.bad_in_a_row = 0
+        self.best = -math.inf
+        self._writer = BackgroundWriter()
+        self._pending = ""  # what is being written: "step_400.pt"
+        self._saved = 0  # the step of the last checkpoint that is on the disk or on its way
+        self._durable = 0  # that of the last one known to be on the disk
+        self._unsaved: dict[str, str] = {}  # kind of file -> why its last write failed
+        self._since = time.monotonic()
+        self._stop = self._save = False
+
+    def resume(self, steps: int, steps_per_epoch: int) -> int:
+        """Load the checkpoint that --resume asks for, on every process; the number of steps that it has done,
+        0 without one. From here on, a signal that asks to stop is obeyed at the next step.
+
+        steps: of the whole training. Raises BadInput where there are checkpoints and none can be used.
+        """
+        self.steps, self.steps_per_epoch = steps, steps_per_epoch
+        self._buffers = list(self.objects["model"].buffers())
+        state, trouble = self._choose() if _first() else (None, None)
+        if _world_size() > 1:
+            found = [state, trouble]
+            torch.distributed.broadcast_object_list(found)
+            state, trouble = found
+        if trouble:
+            raise BadInput(trouble)
+        if state:
+            self._load(state)
+        self._good = [buffer.clone() for buffer in self._buffers]
+        preemption.watch(self.args.grace)
+        return state["step"] if state else 0
+
+    def finite(self, loss: torch.Tensor) -> bool:
+        """After backward(), on every process: whether to take the optimizer's step. If not, BatchNorm's
+        statistics are those of before the step, too.
+
+        loss: scalar. Raises Diverged. Costs a pass over the gradients and, on a GPU, one synchronisation.
+        """
+        self._report()
+        gradients = [each.grad for each in self.objects["model"].parameters() if each.grad is not None]
+        norm = torch.stack(torch._foreach_norm(gradients)).sum()
+        bad = ~torch.isfinite(norm + loss.detach())
+        bad, self._stop, self._save = _any_process(bad, preemption.asked(), _first() and self._late())
+        if bad:
+            self._skip(loss, norm)
+        else:
+            self.bad_in_a_row = 0
+            _copy(self._buffers, self._good)
+        return not bad
+
+    def due(self, step: int) -> bool:
+        """Whether save() has something to do after this step; the same on every process."""
+        every = self.args.save_every.steps(self.steps_per_epoch)
+        return self._stop or self._save or step == self.steps or (every > 0 and step % every == 0)
+
+    def save(self, step: int) -> None:
+        """Save where it is due, and leave where the job was asked to stop. After a step that was skipped,
+        what is there may be on its way down: it does not push out what was good."""
+        if not self.due(step) or (self.bad_in_a_row and not self._stop):
+            return
+        if _first() and self._saved != step:
+            self._submit(checkpoint.name_of(step), self._state(step), self._write_checkpoint)
+            self._saved = step
+        self._save, self._since = False, time.monotonic()
+        if self._stop:
+            self._leave(step)
+
+    def leave_if_asked(self, step: int) -> None:
+        """Outside the loop of steps, on every process: save and leave where any was asked to stop."""
+        device = next(self.objects["model"].parameters()).device
+        self._stop = _any_process(torch.zeros((), device=device), preemption.asked())[1]
+        if self._stop:
+            self.save(step)
+
+    def save_weights(self, epoch: int, totals: torch.Tensor) -> None:
+        """On rank 0, after an epoch: epoch_<epoch>.pth, and best.pth where its accuracy is the best so far.
+
+        totals: [loss_sum, correct, count] of the test set.
+        """
+        accuracy = (totals[1] / totals[2]).item()
+        best = accuracy > self.best
+        self.best = max(self.best, accuracy)
+        names = [f"epoch_{epoch}.pth", *(["best.pth"] if best else [])]
+
+        def write(state: dict) -> None:
+            self._ready(self.args.output_dir, state)
+            for name in names:
+                checkpoint.write_weights(os.path.join(self.args.output_dir, name), state["objects"]["model"])
+
+        self._submit(f"epoch_{epoch}.pth", {"objects": {"model": self.objects["model"].state_dict()}}, write)
+
+    def finish(self) -> None:
+        """Wait for the last write. Raises NotSaved where it failed."""
+        self._report(wait=True)
+        if self._unsaved:
+            raise NotSaved("; ".join(self._unsaved.values()))
+
+    # resuming
+
+    def _choose(self) -> tuple[dict | None, str | None]:
+        """(state to go on from, or None; why there is none that could be used)."""
+        wanted = self.args.resume
+        if wanted == "never":
+            if earlier := checkpoint.found(self.folder):
+                _say(f"--resume never: this run's checkpoints will replace {len(earlier)} in {self.folder}")
+            return None, None
+        try:
+            path, state = resume.choose(wanted, self.folder, self._check)
+        except BadInput as error:
+            return None, str(error)
+        if state:
+            if wanted == "auto":
+                self.run = state["run"]
+            epoch = max(1, math.ceil(state["step"] / self.steps_per_epoch))
+            _say(f"resumed from {path}: epoch {epoch}, step {state['step']} of {self.steps}")
+        return state, None
+
+    def _check(self, state: dict) -> None:
+        resume.check(state, FORMAT, self.identity, self.objects["model"].state_dict(), self.steps)
+
+    def _load(self, state: dict) -> None:
+        for name, own in self.objects.items():
+            saved = state["objects"].get(name)
+            if not saved:  # a scaler, which only some jobs have
+                continue
+            if name == "optimizer":  # what the arguments say stays: rates, decay
+                saved = own.state_dict() | {"state": saved["state"]}
+            if name == "scheduler":
+                _move(own, state["step"])
+            else:
+                own.load_state_dict(saved)
+        torch.set_rng_state(state["random"]["cpu"])
+        if "cuda" in state["random"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["random"]["cuda"])
+        self.bad_steps, self.bad_in_a_row = state["bad_steps"], state["bad_in_a_row"]
+        self.best, self._saved, self._durable = state["best"], state["step"], state["step"]
+
+    # saving
+
+    def _late(self) -> bool:
+        """Whether it is time to save, where seconds count."""
+        every = self.args.save_every
+        return every.unit == "s" and time.monotonic() - self._since >= every.count
+
+    def _state(self, step: int) -> dict:
+        random = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            random["cuda"] = torch.cuda.get_rng_state()
+        plain = (str, int, float, bool, type(None))
+        given = {name: value for name, value in vars(self.args).items() if isinstance(value, plain)}
+        return {
+            "format": FORMAT,
+            "step": step,
+            "epoch": max(1, math.ceil(step / self.steps_per_epoch)),
+            "step_of_epoch": (step - 1) % self.steps_per_epoch + 1,
+            "run": self.run,
+            "identity": self.identity,
+            "objects": {
+                name: {"last_epoch": step} if name == "scheduler" else own.state_dict()
+                for name, own in self.objects.items()
+            },
+            "random": random,
+            "bad_steps": self.bad_steps,
+            "bad_in_a_row": self.bad_in_a_row,
+            "best": self.best,
+            "versions": {
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+                "numpy": numpy.__version__,
+            },
+            "arguments": {
+                name: _CREDENTIALS.sub("://", value) if isinstance(value, str) else value
+                for name, value in given.items()
+                if not _SECRET.search(name)
+            },
+        }
+
+    def _submit(self, name: str, state: dict, write) -> None:
+        self._report(wait=True)
+        self._pending = name
+        self._writer.submit(state, write)
+
+    def _write_checkpoint(self, state: dict) -> None:
+        self._ready(self.folder, state)
+        path = os.path.join(self.folder, checkpoint.name_of(state["step"]))
+        checkpoint.write(path, state, step=state["step"], run=self.run)
+        checkpoint.write_text(os.path.join(self.folder, checkpoint.LATEST), f"{os.path.basename(path)}\n")
+        self._durable = state["step"]
+        checkpoint.keep(self.folder, self.run, self.args.keep)
+
+    def _ready(self, folder: str, state: dict) -> None:
+        """Refuse before anything is written: weights that are not finite, a disk without room."""
+        if not is_finite(state["objects"]["model"]):
+            raise ValueError("the weights are not finite")
+        if not os.path.isdir(folder):
+            if self._durable:
+                _say(f"warning: {folder} is gone and made again; the older checkpoints went with it")
+            os.makedirs(folder, exist_ok=True)
+        space, size = os.statvfs(folder), size_of(state)
+        if space.f_bavail * space.f_frsize < size:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")
+
+    def _report(self, wait: bool = False) -> None:
+        """Say what went wrong in the background, once it has ended."""
+        if not self._pending or not (wait or self._writer.idle()):
+            return
+        error, name, self._pending = self._writer.wait(), self._pending, ""
+        kind = os.path.splitext(name)[1]
+        self._unsaved.pop(kind, None)
+        if error:
+            self._unsaved[kind] = f"{name} was not saved: {describe(error, self.args.output_dir)}"
+            self._saved = self._durable
+            _say(f"warning: {self._unsaved[kind]}; training goes on, older checkpoints are as they were")
+
+    def _skip(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
+        """Undo what the forward pass did to BatchNorm, count, and end a run that does not recover."""
+        _copy(self._good, self._buffers)
+        self.bad_steps += 1
+        self.bad_in_a_row += 1
+        many = f"{self.bad_in_a_row} in a row, {self.bad_steps} in all"
+        _say(f"skipped a step: loss {loss.item():g}, gradient norm {norm.item():g} on rank 0; {many}")
+        if self.bad_in_a_row < self.args.max_bad_steps:
+            return
+        self._report(wait=True)
+        kept = f"the checkpoint of step {self._durable} stays" if self._durable else "there is no checkpoint"
+        raise Diverged(
+            f"{self.bad_in_a_row} steps in a row without a finite loss and gradient (--max_bad_steps): "
+            f"{kept}; lower --lr, or look at the data"
+        )
+
+    def _leave(self, step: int) -> None:
+        if _first():
+            self._report(wait=True)
+            _say(f"stopped as asked after step {step}; the newest checkpoint is that of step {self._durable}")
+        if _world_size() > 1:
+            torch.distributed.barrier()  # rank 0 has saved: a parent ends the others when one has left
+        exits.leave(preemption.EXIT_CODE)
+
+
+def _move(scheduler: torch.optim.lr_scheduler.LRScheduler, step: int) -> None:
+    """Set a schedule that is a function of the step to that step."""
+    if step:
+        place = {"last_epoch": step - 1, "_step_count": step + 1}
+        torch.optim.lr_scheduler.LRScheduler.load_state_dict(scheduler, place)
+        scheduler.step()
+
+
+def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
+
+
+def _any_process(first: torch.Tensor, *others: bool) -> list[bool]:
+    """Each of these in any process. first: a scalar on the device that communicates."""
+    signs = torch.stack([first.float(), *torch.tensor(others, dtype=torch.float32, device=first.device)])
+    if _world_size() > 1:
+        torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
+    return [bool(sign) for sign in signs.tolist()]
+
+
+def _world_size() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def _first() -> bool:
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
+def _say(line: str) -> None:
+    if _first():
+        print(line, flush=True)

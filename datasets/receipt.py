@@ -1,0 +1,145 @@
+"""The proof of which data a run saw: a digest over what a loader DELIVERED, not over what it was asked for.
+
+Every sample becomes three 64-bit hashes: of its id, of (id, label), of (id, augmentation parameters). A step
+is their sums modulo 2^64, so the order inside a global batch and its division among processes do not matter,
+and one all_reduce combines the processes. The steps are chained: two runs with the same digest saw the same
+samples, labels and crops in the same steps, whichever loaders, world sizes and restarts were theirs. Hash of
+a word: the finalizer of SplitMix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA
+2014).
+"""
+
+import hashlib
+import os
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from common.exits import BadInput
+
+FILE = "receipt.bin"  # in a run's output folder
+PARTS = ("ids", "labels", "augmentation")
+_RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("sums", "<u8", (len(PARTS),))])
+
+
+class Receipt:
+    """The digest of one run. A loader calls add() for every batch that it hands out; at each report, take()
+    gives this process's sums and extend() chains the sums of all processes."""
+
+    def __init__(self):
+        self.digest = bytes(8)
+        self.step = 0  # the last step that is in the digest
+        self._delivered: list[tuple[int, ...]] = []
+        self._file = None
+
+    def add(self, ids: np.ndarray, labels, parameters=()) -> None:
+        """One batch: ids int64 [n], labels int64 [n] (array or host tensor), parameters: arrays [n] of
+        integers, booleans or float32."""
+        hashed = _mix(_words(ids))
+        augmented = hashed
+        for column in parameters:
+            augmented = _mix(augmented ^ _words(column))
+        parts = (hashed, _mix(hashed ^ _words(labels)), augmented)
+        self._delivered.append(tuple(int(part.sum(dtype=np.uint64)) for part in parts))
+
+    def take(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """What was added since the last take(): int64 [steps, 3], one row a step, sums modulo 2^64 of this
+        process."""
+        sums = np.array(self._delivered, dtype=np.uint64).reshape(-1, len(PARTS))
+        self._delivered.clear()
+        return torch.from_numpy(sums.view(np.int64)).to(device)
+
+    def extend(self, epoch: int, step: int, sums: torch.Tensor, folder: str) -> None:
+        """Chain the steps up to `step`, all of this epoch, and append their records to FILE in the folder.
+
+        sums: take() of all processes, added up. Raises OSError after the digest was extended: a full disk
+        costs records, not the digest.
+        """
+        before = self.step
+        records = np.zeros(len(sums), dtype=_RECORD)
+        records["epoch"], records["step"] = epoch, np.arange(step - len(sums) + 1, step + 1)
+        records["sums"] = sums.cpu().numpy().view(np.uint64)
+        for record in records:
+            self.digest = hashlib.blake2b(self.digest + record.tobytes(), digest_size=8).digest()
+        self.step = step
+        if self._file is None:
+            self._file = _open(os.path.join(folder, FILE), before)
+        self._file.write(records.tobytes())
+
+    def __str__(self) -> str:
+        return self.digest.hex()
+
+    def state_dict(self) -> dict:
+        return {"digest": str(self), "step": self.step}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.digest, self.step = bytes.fromhex(state["digest"]), state["step"]
+        self._delivered.clear()
+
+
+class Comparison(NamedTuple):
+    """What two runs have in common. steps: how many both recorded; step and epoch: the first that differs (0:
+    none); parts: what differs there, of PARTS."""
+
+    steps: int
+    epoch: int
+    step: int
+    parts: tuple[str, ...]
+
+
+def read(folder: str) -> np.ndarray:
+    """The records of a run's output folder: fields epoch, step, sums; steps ascend. Raises BadInput."""
+    path = os.path.join(folder, FILE)
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        raise BadInput(f"no receipt of a run at {path}: {error.strerror}") from error
+    whole = len(content) // _RECORD.itemsize * _RECORD.itemsize  # a killed run may end within a record
+    records = np.frombuffer(content[:whole], dtype=_RECORD)
+    if not len(records):
+        raise BadInput(f"{path} holds no step")
+    if (np.diff(records["step"].astype(np.int64)) <= 0).any():
+        raise BadInput(f"{path} is no receipt: its steps do not ascend")
+    return records
+
+
+def _open(path: str, step: int):
+    """FILE for appending, without the records after `step`: a resumed run writes them again."""
+    file = open(path, "ab+", buffering=0)  # noqa: SIM115
+    file.seek(0)
+    content = file.read()
+    whole = content[: len(content) // _RECORD.itemsize * _RECORD.itemsize]
+    file.truncate(int((np.frombuffer(whole, dtype=_RECORD)["step"] <= step).sum()) * _RECORD.itemsize)
+    return file
+
+
+def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
+    """The first step that both runs recorded and that differs. Arguments: those of read()."""
+    steps, left, right = np.intersect1d(first["step"], second["step"], return_indices=True)
+    first, second = first[left], second[right]
+    other = (first["sums"] != second["sums"]).any(axis=1) | (first["epoch"] != second["epoch"])
+    if not other.any():
+        return Comparison(len(steps), 0, 0, ())
+    place = int(other.argmax())
+    differs = (first["sums"] != second["sums"])[place]
+    # Other ids have other labels and crops: only the ids are news then.
+    parts = (
+        PARTS[:1] if differs[0] else tuple(part for part, each in zip(PARTS, differs, strict=True) if each)
+    )
+    return Comparison(len(steps), int(first["epoch"][place]), int(steps[place]), parts or ("epoch",))
+
+
+def _words(column) -> np.ndarray:
+    """Any column of one number a sample as uint64 [n]."""
+    column = np.asarray(column)
+    if column.dtype.kind == "f":
+        column = column.astype(np.float32).view(np.uint32)
+    return column.astype(np.uint64)
+
+
+def _mix(words: np.ndarray) -> np.ndarray:
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,39 @@
+"""Whether two runs saw the same data: the same samples, labels and crops in the same steps.
+
+    python -m launch receipt RUN_A RUN_B
+
+RUN_A and RUN_B: output folders of runs, at any world size, with any loader, restarted or not. Exit codes: 0
+equal, 1 they differ (the first epoch and step, and what: ids, labels or augmentation), 2 no receipt to read.
+"""
+
+from common.arguments import Parser
+from datasets import receipt
+
+
+def main(arguments: list[str]) -> int:
+    """Print the comparison and return the exit code. Raises BadInput."""
+    parser = Parser(__doc__)
+    parser.prog = "python -m launch receipt"
+    parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run")
+    parser.add_argument("run_b", metavar="RUN_B", help="output folder of another run")
+    args = parser.parse_args(arguments)
+    runs = {path: receipt.read(path) for path in (args.run_a, args.run_b)}
+    for path, records in runs.items():
+        missing = int(records["step"][-1]) - len(records)
+        lost = f", {missing} of them without a record" if missing else ""
+        print(f"{path}: {records['step'][-1]} steps, {records['epoch'][-1]} epochs{lost}")
+    first, second = runs[args.run_a], runs[args.run_b]
+    found = receipt.compare(first, second)
+    if found.parts:
+        print(f"different from epoch {found.epoch}, step {found.step} on: {', '.join(found.parts)}")
+        return 1
+    if not found.steps:
+        print("no step is in both")
+        return 1
+    if len(first) != len(second):
+        short = min(first, second, key=len)
+        end = f"epoch {short['epoch'][-1]}, step {short['step'][-1]}"
+        print(f"equal in the {found.steps} steps of both; one ends at {end}")
+        return 1
+    print(f"equal: {found.steps} steps, the same ids, labels and augmentation")
+    return 0

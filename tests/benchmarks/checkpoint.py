@@ -1,0 +1,87 @@
+"""What a save and a receipt cost the training, as ratios in one run.
+
+python -m tests.benchmarks.checkpoint
+
+- Seconds for which a save of ResNet-18 with momentum blocks: torch.save and fsync, against the copy of
+  common/writer.py, whose thread then writes the same with its checksum.
+- Seconds of a receipt against those of a training step of 128 CIFAR-sized images, on this CPU.
+"""
+
+import datetime
+import os
+import statistics
+import tempfile
+import time
+
+import torch
+
+from common import checkpoint, models
+from common.writer import BackgroundWriter, size_of
+from datasets import cifar10
+from datasets.augment import crop_flip
+from datasets.loaders.memory import MemoryLoader
+from datasets.order import Order
+from datasets.receipt import Receipt
+from tests.benchmarks.machine import describe
+
+ROUNDS = 7
+
+
+def main():
+    print(f"{datetime.date.today()}, {describe()}")
+    model = models.resnet18(3, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    data, _ = cifar10.load(None, True)
+    loader = MemoryLoader(data, Order(len(data), 128, 0), torch.device("cpu"), augment=True)
+    loss_function = torch.nn.CrossEntropyLoss()
+
+    steps, receipts = [], []
+    batches, order = iter(loader), Order(len(data), 128, 0)
+    for number in range(ROUNDS + 1):
+        begin = time.perf_counter()
+        images, labels = next(batches)
+        optimizer.zero_grad()
+        loss_function(model(images), labels).backward()
+        optimizer.step()
+        steps.append(time.perf_counter() - begin)
+        ids = order.batch(number)
+        parameters, labels = crop_flip(0, 0, ids, 4, True), data.labels[ids]
+        receipt, begin = Receipt(), time.perf_counter()
+        receipt.add(ids, labels, parameters)
+        receipts.append(time.perf_counter() - begin)
+    share = statistics.median(receipts[1:]) / statistics.median(steps[1:])
+    print(f"receipt: {statistics.median(receipts[1:]) * 1e6:.0f} us a step of 128, {share:.3%} of a step")
+
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    writer, ratios, blocked = BackgroundWriter(), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(ROUNDS + 1):
+            begin = time.perf_counter()
+            with open(os.path.join(folder, "plain.pt"), "wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            plain = time.perf_counter() - begin
+            path = os.path.join(folder, checkpoint.name_of(number))
+            begin = time.perf_counter()
+            writer.submit(state, lambda copy, path=path: checkpoint.write(path, copy))
+            blocked.append(time.perf_counter() - begin)
+            error = writer.wait()
+            whole = time.perf_counter() - begin
+            assert error is None, error
+            os.unlink(path)
+            if number:  # the first takes its memory from the system
+                ratios.append(plain / blocked[-1])
+                print(
+                    f"torch.save and fsync {plain * 1e3:.0f} ms, copy {blocked[-1] * 1e3:.1f} ms: "
+                    f"{ratios[-1]:.1f}x (on the disk after {whole * 1e3:.0f} ms)"
+                )
+    spread = f"{min(ratios):.1f}-{max(ratios):.1f}"
+    print(
+        f"{size_of(state) / 1e6:.0f} MB: blocked {statistics.median(ratios):.1f}x less, n={ROUNDS} ({spread})"
+    )
+    print(f"load average at the end {os.getloadavg()[0]:.2f}")
+
+
+if __name__ == "__main__":
+    main()

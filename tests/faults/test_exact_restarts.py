@@ -1,0 +1,215 @@
+"""Killed and stopped at random moments, again and again: the same weights, the same data, nothing lost.
+
+Seeded by number: REPEATS=0.1 runs a tenth of the list.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common import checkpoint
+from datasets import digits, receipt
+from datasets.augment import crop_flip
+from datasets.order import Order
+from datasets.receipt import Receipt
+from tests.conftest import finish, processes_of, run, start
+
+pytestmark = pytest.mark.faults
+
+BATCH, EPOCHS, SAVE_EVERY = 48, 3, 10  # 29 steps an epoch
+DATA = ("--dataset=digits", f"--batch_size={BATCH}", f"--epochs={EPOCHS}", "--report_every=1", "--timeout=60")
+SHARE = float(os.environ.get("REPEATS", "1"))
+
+
+def _command(processes: int, output, *more) -> tuple:
+    options = [f"--save_every={SAVE_EVERY}", f"--output_dir={output}", *more]
+    if processes == 1:
+        return ("jobs/train.py", *DATA[:-1], *options)
+    return ("jobs/train_ddp.py", f"--processes_per_node={processes}", *DATA, *options)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def whole(request, tmp_path_factory):
+    """(processes, output, seconds of training) of a run that nothing interrupts."""
+    output = tmp_path_factory.mktemp(f"whole{request.param}")
+    printed = run(*_command(request.param, output), timeout=600).stdout
+    return request.param, output, float(re.search(r"training_seconds=(\S+)", printed)[1])
+
+
+def _same(output: Path, whole: Path) -> None:
+    """The same weights, bit for bit, and the same data."""
+    for epoch in range(1, EPOCHS + 1):
+        own, other = (
+            torch.load(folder / f"epoch_{epoch}.pth", weights_only=True) for folder in (output, whole)
+        )
+        assert all(torch.equal(own[name], other[name]) for name in other), f"epoch {epoch} has other weights"
+    assert (output / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
+
+
+def _planned(folder) -> bytes:
+    """The receipt of what the order says: every sample at most once an epoch, computed without any job."""
+    folder.mkdir()
+    data, _ = digits.load(None, False)
+    chain, step = Receipt(), 0
+    for epoch in range(1, EPOCHS + 1):
+        order = Order(len(data), BATCH, 0)
+        order.set_epoch(epoch)
+        seen = [int(each) for ids in order for each in ids]
+        assert len(seen) == len(set(seen)) == len(data) // BATCH * BATCH
+        for ids in order:
+            chain.add(ids, data.labels[ids], crop_flip(0, epoch, ids, data.padding, data.flip))
+        step += len(order)
+        chain.extend(epoch, step, chain.take(), str(folder))
+    return (folder / receipt.FILE).read_bytes()
+
+
+def test_the_data_is_that_of_the_plan(whole, tmp_path):
+    assert (whole[1] / receipt.FILE).read_bytes() == _planned(tmp_path / "plan")
+
+
+def _wait_for_steps(job: subprocess.Popen) -> list[str]:
+    lines = []
+    for line in job.stdout:
+        lines.append(line)
+        if " step=" in line or "resumed from" in line:
+            break
+    return lines
+
+
+def _during_a_save(folder: Path, bound: float) -> None:
+    deadline = time.monotonic() + bound
+    while time.monotonic() < deadline:
+        if folder.exists() and any(name.startswith(".partial-") for name in os.listdir(folder)):
+            return
+        time.sleep(0.001)
+
+
+def test_random_sigkills(whole, tmp_path, capsys):
+    """100 over the three world sizes: one rank, all ranks, or in the middle of a save."""
+    processes, unbroken, seconds = whole
+    kills = round({1: 40, 2: 40, 4: 20}[processes] * SHARE)
+    draw = random.Random(processes)
+    done, round_number, most_lost = 0, 0, 0
+    while done < kills:
+        round_number += 1
+        output = tmp_path / str(round_number)
+        folder = output / "checkpoints"
+        while True:
+            job = start(*_command(processes, output), stderr=subprocess.STDOUT)
+            lines = _wait_for_steps(job)
+            kind = draw.choice(["one rank", "all ranks", "during a save"])
+            if kind == "during a save":
+                _during_a_save(folder, seconds)
+            else:
+                time.sleep(draw.uniform(0, min(seconds, 4)))
+            ranks = processes_of(job) if processes > 1 else [job.pid]
+            if done < kills and ranks and job.poll() is None:
+                for pid in [draw.choice(ranks)] if kind == "one rank" else ranks:
+                    os.kill(pid, signal.SIGKILL)
+            result = finish(job, None, timeout=300)
+            lines += result.stdout.splitlines(keepends=True)
+            if result.returncode == 0:
+                break
+            done += 1
+            assert not [line for line in lines if "refused" in line], "".join(lines)
+            paths = checkpoint.found(str(folder))
+            for path in paths:
+                checkpoint.read(path)  # Refused would be an unreadable one
+            steps = [
+                int(found[1]) for line in lines if (found := re.match(r"epoch=\d+ step=(\d+) loss", line))
+            ]
+            if steps:
+                newest = checkpoint.read(paths[0])["step"] if paths else 0
+                begun = steps[-1] // SAVE_EVERY * SAVE_EVERY  # the save that was due last
+                assert newest >= begun - SAVE_EVERY, f"{kind}: step {steps[-1]}, the newest is {newest}"
+                most_lost = max(most_lost, steps[-1] - newest)
+        _same(output, unbroken)
+    with capsys.disabled():
+        print(f"\n{processes} processes: {done} kills, {round_number} runs, at most {most_lost} steps lost")
+
+
+MOMENTS = ["first step", "last step", "epoch boundary", "evaluation", "random", "random", "random"]
+
+
+def test_random_sigterms(whole, tmp_path, capsys):
+    """50 over the three world sizes: no step is lost."""
+    processes, unbroken, seconds = whole
+    stops = round({1: 20, 2: 20, 4: 10}[processes] * SHARE)
+    draw = random.Random(10 + processes)
+    done, round_number, slowest = 0, 0, 0.0
+    while done < stops:
+        round_number += 1
+        output = tmp_path / str(round_number)
+        while True:
+            job = start(*_command(processes, output), stderr=subprocess.STDOUT)
+            moment = MOMENTS[done % len(MOMENTS)]
+            patterns = {
+                "first step": r"preflight", "last step": r" step=86 ", "epoch boundary": r" step=(29|58) ",
+                "evaluation": r" step=(29|58|87) ", "random": r" step=|resumed",
+            }  # fmt: skip
+            lines = []
+            for line in job.stdout:
+                lines.append(line)
+                if re.search(patterns[moment], line):
+                    break
+            if moment == "random":
+                time.sleep(draw.uniform(0, min(seconds, 3)))
+            elif moment == "evaluation":
+                time.sleep(draw.uniform(0, 0.05))
+            ranks = processes_of(job) if processes > 1 else []
+            target = draw.choice([job.pid, *ranks])
+            begin = time.monotonic()
+            if done < stops and job.poll() is None:
+                os.kill(target, draw.choice([signal.SIGTERM, signal.SIGUSR2]))
+            result = finish(job, None, timeout=300)
+            lines += result.stdout.splitlines(keepends=True)
+            if result.returncode == 0:
+                break
+            done += 1
+            text = "".join(lines)
+            said = re.search(
+                r"stopped as asked after step (\d+); the newest checkpoint is that of step (\d+)", text
+            )
+            if said:
+                slowest = max(slowest, time.monotonic() - begin)
+                assert result.returncode == 143 and said[1] == said[2], text
+                steps = [
+                    int(found[1]) for line in lines if (found := re.match(r"epoch=\d+ step=(\d+) loss", line))
+                ]
+                assert not steps or int(said[1]) == steps[-1], text
+            else:  # before training began there is nothing to save
+                assert " step=" not in text, text
+        _same(output, unbroken)
+    with capsys.disabled():
+        print(f"\n{processes} processes: {done} stops, {round_number} runs, the slowest took {slowest:.1f} s")
+
+
+def test_another_world_size_after_each_restart(whole, tmp_path):
+    """2 -> 4 -> 1 processes: the same data. (tests.group_norm: a network without batch statistics.)"""
+    if whole[0] != 1:
+        pytest.skip("compared with one process only")
+    reference = tmp_path / "reference"
+    common = ("--lr=0.01", "--max_steps=40")
+    run("-m", "tests.group_norm", *_command(1, reference, *common), timeout=300)
+    output = tmp_path / "changing"
+    for processes, stop in ((2, "step=13 "), (4, "step=27 "), (1, None)):
+        job = start("-m", "tests.group_norm", *_command(processes, output, *common))
+        if stop:
+            for line in job.stdout:
+                if f" {stop}" in line:
+                    job.send_signal(signal.SIGTERM)
+                    break
+        finish(job, 143 if stop else 0, timeout=300)
+    assert (output / receipt.FILE).read_bytes() == (reference / receipt.FILE).read_bytes()
+    own, other = (torch.load(folder / "epoch_2.pth", weights_only=True) for folder in (output, reference))
+    furthest = max(float((own[name] - other[name]).abs().max()) for name in other)
+    assert furthest < 1e-4, furthest
+    assert np.isfinite(furthest)

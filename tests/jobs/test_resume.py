@@ -1,0 +1,218 @@
+"""A job that was stopped or killed goes on as if nothing had happened, bit for bit."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import checkpoint
+from datasets import receipt
+from tests.conftest import finish, processes_of, records, run, start
+
+# 5 steps an epoch, 3 epochs
+DATA = ("--dataset=digits", "--batch_size=240", "--epochs=3", "--report_every=1", "--save_every=2")
+TWO = ("jobs/train_ddp.py", "--processes_per_node=2", *DATA)
+ONE = ("jobs/train.py", *DATA)
+
+
+def figures(output) -> list[dict]:
+    """metrics.jsonl without what a clock says."""
+    clocks = ("time", "data_time", "compute_time", "images_per_s")
+    return [{name: line[name] for name in line if name not in clocks} for line in records(output)]
+
+
+def weights(output, name="epoch_3.pth") -> dict[str, torch.Tensor]:
+    return torch.load(Path(output) / name, weights_only=True)
+
+
+def same_weights(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def wait_for(process: subprocess.Popen, pattern: str) -> list[str]:
+    """Read the output of a job until a line matches; all lines read."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if re.search(pattern, line):
+            return lines
+    pytest.fail(f"the job ended before {pattern}\n{''.join(lines)}\n{process.stderr.read()}")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """(output of train.py, of train_ddp.py with two processes), never interrupted."""
+    outputs = [tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")]
+    for job, output in zip((ONE, TWO), outputs, strict=True):
+        run(*job, f"--output_dir={output}")
+    return outputs
+
+
+@pytest.mark.parametrize(("job", "index"), [(ONE, 0), (TWO, 1)], ids=["one", "two"])
+def test_sigterm_costs_no_step(job, index, whole, tmp_path):
+    """The signal reaches a single process: the job's own, or one rank's; all stop at the same step."""
+    stopped = start(*job, f"--output_dir={tmp_path}")
+    wait_for(stopped, r"^epoch=2 step=6 ")
+    target = processes_of(stopped)[-1] if index else stopped.pid
+    os.kill(target, signal.SIGTERM)
+    os.kill(target, signal.SIGTERM)  # a second one changes nothing
+    output = finish(stopped, 143).stdout
+    said = r"stopped as asked after step (\d+); the newest checkpoint is that of step \1\n"
+    last = int(re.search(said, output)[1])
+    assert "SIGTERM: stopping at the next step, within 25 s" in output and 6 <= last < 15
+
+    resumed = run(*job, f"--output_dir={tmp_path}").stdout
+    assert f"step_{last}.pt: epoch {-(-last // 5)}, step {last} of 15\n" in resumed
+    assert figures(tmp_path) == figures(whole[index])
+    assert same_weights(weights(tmp_path), weights(whole[index]))
+    assert (tmp_path / receipt.FILE).read_bytes() == (whole[0] / receipt.FILE).read_bytes()
+
+
+def test_sigkill_costs_at_most_an_interval(whole, tmp_path):
+    killed = start(*TWO, f"--output_dir={tmp_path}")
+    wait_for(killed, r"^epoch=2 step=9 ")
+    os.kill(processes_of(killed)[-1], signal.SIGKILL)
+    result = finish(killed, None)
+    assert result.returncode not in (0, 143)
+    paths = checkpoint.found(str(tmp_path / "checkpoints"))
+    assert checkpoint.read(paths[0])["step"] >= 6  # 8 may have been on its way
+
+    run(*TWO, f"--output_dir={tmp_path}")
+    assert figures(tmp_path) == figures(whole[1])
+    assert same_weights(weights(tmp_path), weights(whole[1]))
+    compared = run("-m", "launch", "receipt", tmp_path, whole[0]).stdout
+    assert "equal: 15 steps, the same ids, labels and augmentation" in compared
+
+
+def test_a_checkpoint_of_any_job_goes_on_in_any_job(whole, tmp_path):
+    """train.py, then two processes, then mixed precision; and a run that is done has nothing left to do."""
+    output = f"--output_dir={tmp_path}"
+    run("jobs/train_dp.py", *DATA, output, "--max_steps=4")
+    assert "step 4 of 7\n" in run(*TWO, output, "--max_steps=7").stdout
+    assert "step 7 of 15\n" in run("jobs/train_amp.py", *DATA, output).stdout
+    assert (tmp_path / receipt.FILE).read_bytes() == (whole[0] / receipt.FILE).read_bytes()
+    before = figures(tmp_path)
+    again = run(*ONE, output).stdout
+    assert "step 15 of 15\n" in again and "skipped" not in again
+    assert [line for line in figures(tmp_path) if "loss" in line] == [
+        line for line in before if "loss" in line
+    ]
+
+
+def test_the_files_of_a_run(whole):
+    """The newest three, `latest`, the weights of every epoch and the best, without a wrapper's names."""
+    names = sorted(os.listdir(whole[1] / "checkpoints"))
+    steps = [f"step_{step}.pt" for step in (12, 14, 15)]
+    assert names == sorted(["latest", *steps, *(f"{step}.json" for step in steps)])
+    assert (whole[1] / "checkpoints" / "latest").read_text() == "step_15.pt\n"
+    best = max((line for line in figures(whole[1]) if "val_acc" in line), key=lambda line: line["val_acc"])
+    assert same_weights(weights(whole[1], "best.pth"), weights(whole[1], f"epoch_{best['epoch']}.pth"))
+    state = checkpoint.read(str(whole[1] / "checkpoints" / "step_15.pt"))
+    assert same_weights(state["objects"]["model"], weights(whole[1]))
+    assert state["identity"] == {"dataset": "digits", "custom_data": False, "batch_size": 240, "seed": 0}
+    assert state["step"], state["epoch"] == (15, 3)
+    assert state["objects"]["receipt"]["digest"] == figures(whole[1])[-2]["receipt"]
+
+
+@pytest.fixture
+def started(whole, tmp_path):
+    """A folder that holds the checkpoints of train.py, as a platform brings them back."""
+    (tmp_path / "checkpoints").mkdir()
+    for path in (whole[0] / "checkpoints").iterdir():
+        os.link(path, tmp_path / "checkpoints" / path.name)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("--batch_size=120", "its --batch_size is 240, this run's is 120"),
+        ("--seed=7", "its --seed is 0, this run's is 7"),
+        ("--custom_data=true", "its --custom_data is False, this run's is True"),
+        ("--max_steps=10", "it has done 15 steps, and this run ends at 10"),
+        ("--resume=nowhere", "--resume nowhere: there is no such file or folder"),
+    ],
+)
+def test_another_run_is_an_error_with_both_values(started, change, error):
+    before = sorted(os.listdir(started / "checkpoints"))
+    result = run(*ONE, change, f"--output_dir={started}", code=2)
+    line, = (line for line in result.stderr.splitlines() if line.startswith("error: "))  # fmt: skip
+    assert error in line
+    assert sorted(os.listdir(started / "checkpoints")) == before
+
+
+def test_damaged_files_are_named_and_the_one_before_is_taken(started, whole):
+    folder = started / "checkpoints"
+    for name, content in (("step_15.pt", b""), ("step_14.pt", b"<html>")):
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
+    output = run(*ONE, f"--output_dir={started}").stdout
+    assert f"checkpoint refused: {folder}/step_15.pt: it is empty\n" in output
+    assert f"checkpoint refused: {folder}/step_14.pt: it is an HTML or XML page" in output
+    assert f"resumed from {folder}/step_12.pt: epoch 3, step 12 of 15\n" in output
+    assert same_weights(weights(started), weights(whole[0]))
+
+
+def test_only_damaged_files_are_an_error_not_a_new_start(started):
+    folder = started / "checkpoints"
+    for path in folder.glob("*.pt"):
+        path.unlink()
+        path.write_bytes(b"torn")
+    error = run(*ONE, f"--output_dir={started}", code=2).stderr
+    assert error.count("it is truncated: 4 bytes instead of") == 3 and "--resume never starts anew" in error
+    output = run(*ONE, f"--output_dir={started}", "--resume=never", "--max_steps=2").stdout
+    assert f"--resume never: this run's checkpoints will replace 3 in {folder}\n" in output
+    assert sorted(os.listdir(folder)) == ["latest", "step_2.pt", "step_2.pt.json"]
+
+
+def test_a_run_that_diverges_stops_and_keeps_its_checkpoints(tmp_path):
+    """A learning rate that makes weights and loss infinite, after a few good steps."""
+    run(*ONE, f"--output_dir={tmp_path}", "--max_steps=4")
+    result = run(*ONE, f"--output_dir={tmp_path}", "--lr=1e38", "--max_bad_steps=3", code=7)
+    assert result.stdout.count("skipped a step: loss ") == 3
+    assert "error: 3 steps in a row without a finite loss and gradient (--max_bad_steps)" in result.stderr
+    paths = checkpoint.found(str(tmp_path / "checkpoints"))
+    assert [os.path.basename(path) for path in paths] == ["step_4.pt", "step_2.pt"]
+    checkpoint.read(paths[0])
+
+
+def test_one_bad_step_is_skipped_on_every_process(tmp_path):
+    """A poisoned batch on rank 1 only: no process takes the step, BatchNorm's statistics stay."""
+    poison = (
+        "import runpy, sys, torch; sys.path.insert(0, '.'); from datasets.loaders import memory\n"
+        "original, count = memory.ToDevice.__call__, 0\n"
+        "def poisoned(self, images, labels):\n"
+        "    global count\n"
+        "    images, labels = original(self, images, labels)\n"
+        "    count += 1\n"
+        "    if count == 3 and torch.distributed.get_rank() == 1: images[0] = float('nan')\n"
+        "    return images, labels\n"
+        "memory.ToDevice.__call__ = poisoned\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    output = run("-c", poison, *TWO, f"--output_dir={tmp_path}", "--max_steps=5").stdout
+    assert output.count("skipped a step: ") == 1 and "1 in a row, 1 in all" in output
+    lines = [line for line in figures(tmp_path) if "loss" in line]
+    assert lines[2]["loss"] != lines[2]["loss"]  # no step was taken: nothing to report
+    assert all(line["loss"] == line["loss"] for line in lines if line["step"] != 3)
+    for name, tensor in weights(tmp_path, "epoch_1.pth").items():
+        assert torch.isfinite(tensor).all(), name
+
+
+def test_an_output_that_fills_up_is_named_and_training_goes_on(tmp_path):
+    command = ["mount", "-t", "tmpfs", "-o", "size=50m", "tmpfs", str(tmp_path)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        result = run(*ONE, f"--output_dir={tmp_path}", "--max_steps=5", code=6)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    assert re.search(
+        r"warning: step_2.pt was not saved: No space left on device, 89.\d MB are needed \(\d+.\d MB free",
+        result.stdout,
+    )
+    assert "epoch=1 step=5 " in result.stdout and "error: step_5.pt was not saved: " in result.stderr
