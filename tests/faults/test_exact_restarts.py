@@ -11,7 +11,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,7 +23,7 @@ from tests.conftest import finish, processes_of, run, start
 
 pytestmark = pytest.mark.faults
 
-BATCH, EPOCHS, SAVE_EVERY = 48, 3, 10  # 29 steps an epoch
+BATCH, EPOCHS, SAVE_EVERY = 96, 3, 5  # 14 steps an epoch, 42 in all
 DATA = ("--dataset=digits", f"--batch_size={BATCH}", f"--epochs={EPOCHS}", "--report_every=1", "--timeout=60")
 SHARE = float(os.environ.get("REPEATS", "1"))
 
@@ -152,8 +151,8 @@ def test_random_sigterms(whole, tmp_path, capsys):
             job = start(*_command(processes, output), stderr=subprocess.STDOUT)
             moment = MOMENTS[done % len(MOMENTS)]
             patterns = {
-                "first step": r"preflight", "last step": r" step=86 ", "epoch boundary": r" step=(29|58) ",
-                "evaluation": r" step=(29|58|87) ", "random": r" step=|resumed",
+                "first step": r"preflight", "last step": r" step=41 ", "epoch boundary": r" step=(14|28) ",
+                "evaluation": r" step=(14|28|42) ", "random": r" step=|resumed",
             }  # fmt: skip
             lines = []
             for line in job.stdout:
@@ -193,15 +192,16 @@ def test_random_sigterms(whole, tmp_path, capsys):
 
 
 def test_another_world_size_after_each_restart(whole, tmp_path):
-    """2 -> 4 -> 1 processes: the same data. (tests.group_norm: a network without batch statistics.)"""
+    """2 -> 4 -> 1 processes: the same data, and the same weights up to rounding; in double precision, as
+    float32's rounding grows with every step."""
     if whole[0] != 1:
         pytest.skip("compared with one process only")
     reference = tmp_path / "reference"
-    common = ("--lr=0.01", "--max_steps=40")
-    run("-m", "tests.group_norm", *_command(1, reference, *common), timeout=300)
+    common = ("--max_steps=35",)
+    run("-m", "tests.float64", *_command(1, reference, *common), timeout=300)
     output = tmp_path / "changing"
     for processes, stop in ((2, "step=13 "), (4, "step=27 "), (1, None)):
-        job = start("-m", "tests.group_norm", *_command(processes, output, *common))
+        job = start("-m", "tests.float64", *_command(processes, output, *common))
         if stop:
             for line in job.stdout:
                 if f" {stop}" in line:
@@ -209,7 +209,6 @@ def test_another_world_size_after_each_restart(whole, tmp_path):
                     break
         finish(job, 143 if stop else 0, timeout=300)
     assert (output / receipt.FILE).read_bytes() == (reference / receipt.FILE).read_bytes()
-    own, other = (torch.load(folder / "epoch_2.pth", weights_only=True) for folder in (output, reference))
+    own, other = (torch.load(folder / "epoch_3.pth", weights_only=True) for folder in (output, reference))
     furthest = max(float((own[name] - other[name]).abs().max()) for name in other)
-    assert furthest < 1e-4, furthest
-    assert np.isfinite(furthest)
+    assert 0 <= furthest < 1e-4, furthest
