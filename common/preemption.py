@@ -5,6 +5,7 @@ a lost peer. So the C-level handler writes the signal's number to a pipe (signal
 reads it.
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -14,20 +15,31 @@ from common.exits import leave, say_error
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 EXIT_CODE = 128 + signal.SIGTERM
 
+_KEY = "stop"
+_POLL = 0.5  # seconds
+
 _asked = threading.Event()
+_store = None
 
 
 def asked() -> bool:
-    """Whether this process was asked to stop."""
+    """Whether this process, or another of the job, was asked to stop."""
     return _asked.is_set()
+
+
+def share(store) -> None:
+    """Tell the others, and hear of them, through this torch.distributed store: a platform may signal one
+    node only, and evaluating processes do not talk to each other."""
+    global _store
+    _store = store
 
 
 def watch(grace: float) -> None:
     """From now on SIGTERM and SIGUSR2 only make asked() true; the job stops at its next step.
 
-    Where it has not left `grace` seconds after the first of them, the process ends with EXIT_CODE. Call it in
-    the main thread, once. A forked child (a DataLoader's worker) has nothing to save and does not react: its
-    parent ends it.
+    Where it has not left `grace` seconds after that, the process ends with EXIT_CODE. Call it in the main
+    thread, once. A forked child (a DataLoader's worker) has nothing to save and does not react: its parent
+    ends it.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -36,7 +48,10 @@ def watch(grace: float) -> None:
         signal.signal(number, _note)
         signal.siginterrupt(number, False)  # system calls of libraries go on
     os.register_at_fork(after_in_child=ignore)
-    threading.Thread(target=_listen, args=(reader, grace), name="preemption", daemon=True).start()
+    threading.Thread(target=_bound, args=(grace,), name="grace", daemon=True).start()
+    threading.Thread(target=_listen, args=(reader, grace), name="signals", daemon=True).start()
+    if _store:
+        threading.Thread(target=_follow, name="others' signals", daemon=True).start()
 
 
 def ignore(worker: int = 0) -> None:
@@ -57,6 +72,20 @@ def _listen(reader: int, grace: float) -> None:
             break
     print(f"{signal.Signals(number[0]).name}: stopping at the next step, within {grace:.0f} s", flush=True)
     _asked.set()
+    if _store:
+        with contextlib.suppress(RuntimeError):  # the store's process is gone, and so are the others soon
+            _store.set(_KEY, "1")
+
+
+def _follow() -> None:
+    with contextlib.suppress(RuntimeError):
+        while not _asked.wait(_POLL):
+            if _store.check([_KEY]):
+                _asked.set()
+
+
+def _bound(grace: float) -> None:
+    _asked.wait()
     threading.Event().wait(grace)
     say_error(f"asked to stop {grace:.0f} s ago and not ready: leaving without another checkpoint")
     leave(EXIT_CODE)

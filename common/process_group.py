@@ -11,7 +11,7 @@ import traceback
 
 import torch
 
-from common import allocator, exits, interfaces, preflight, processes, rendezvous
+from common import allocator, exits, interfaces, preemption, preflight, processes, rendezvous
 from common.batchnorm import synchronize_batchnorm
 from common.exits import BadInput
 from common.topology import Topology, is_distributed, resolve
@@ -70,6 +70,7 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
     if topology.world_size > 1:
         exits.on_failure(lambda error: _explain(error, topology))
         exits.on_success(_leave_group)
+        preemption.share(store)
     return _device(args, topology), topology.rank, topology.world_size
 
 
