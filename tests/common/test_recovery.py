@@ -1,0 +1,142 @@
+"""What a checkpoint holds and when it is due, without a job around it."""
+
+import argparse
+
+import pytest
+import torch
+
+from common import checkpoint
+from common.exits import BadInput
+from common.recovery import Interval, Recovery, interval
+
+
+@pytest.fixture
+def recovery(tmp_path, monkeypatch):
+    """(Recovery, model) of a job with a secret among its arguments; resumed, at step 0 of 20."""
+    monkeypatch.setattr("common.preemption.watch", lambda grace: None)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def build(**values):
+        given = dict(
+            output_dir=str(tmp_path), resume="auto", save_every=Interval(4, "step"), keep=2, grace=25.0,
+            max_bad_steps=3, batch_size=8, seed=0, dataset="digits", secret_key="hunter2",
+            data_url="https://user:hunter2@host/data",
+        )  # fmt: skip
+        args = argparse.Namespace(**given | values)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
+        built = Recovery(args, {"model": model, "optimizer": optimizer, "scheduler": schedule})
+        built.resume(20, 5)
+        return built, model
+
+    return build
+
+
+def _step(recovery, model, poison=False):
+    loss = model(torch.full((4, 3), float("nan")) if poison else torch.randn(4, 3)).square().mean()
+    recovery.objects["optimizer"].zero_grad()
+    loss.backward()
+    if recovery.finite(loss):
+        recovery.objects["optimizer"].step()
+    recovery.objects["scheduler"].step()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("200", (200, "step")), ("90s", (90, "s")), ("1.5s", (1.5, "s")), ("1epoch", (1, "epoch")),
+        ("2epochs", (2, "epoch")),
+    ],
+)  # fmt: skip
+def test_intervals(text, expected):
+    assert interval(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3", "1.5epoch", "0.5", "s", "10m", "1e3"])
+def test_no_intervals(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a number of steps"):
+        interval(text)
+
+
+@pytest.mark.parametrize(
+    ("every", "due"),
+    [
+        (Interval(4, "step"), [4, 8, 12, 16, 20]),
+        (Interval(2, "epoch"), [10, 20]),
+        (Interval(3600, "s"), [20]),
+    ],
+)
+def test_when_a_save_is_due(recovery, every, due):
+    keeper, model = recovery(save_every=every)
+    found = []
+    for step in range(1, 21):
+        _step(keeper, model)
+        found += [step] if keeper.due(step) else []
+    assert found == due
+
+
+def test_seconds_count_since_the_last_save(recovery, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    keeper, model = recovery(save_every=Interval(10, "s"))
+    saved = []
+    for step in range(1, 13):
+        now[0] += 3
+        _step(keeper, model)
+        if keeper.due(step):
+            saved.append(step)
+            keeper.save(step)
+    assert saved == [4, 8, 12]
+
+
+def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
+    keeper, model = recovery()
+    for step in range(1, 5):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.finish()
+    path = str(tmp_path / "checkpoints" / "step_4.pt")
+    state = checkpoint.read(path)
+    assert b"hunter2" not in open(path, "rb").read()  # noqa: SIM115
+    assert state["arguments"]["data_url"] == "https://host/data" and "secret_key" not in state["arguments"]
+    assert (state["step"], state["epoch"], state["step_of_epoch"]) == (4, 1, 4)
+    assert set(state["versions"]) == {"python", "torch", "numpy"} and "cpu" in state["random"]
+
+    rate = keeper.objects["optimizer"].param_groups[0]["lr"]
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    again, model = recovery()
+    assert again.objects["optimizer"].param_groups[0]["lr"] == rate
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state["random"]["cpu"])
+
+
+def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys):
+    keeper, model = recovery()
+    _step(keeper, model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    _step(keeper, model, poison=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert "skipped a step: loss nan" in capsys.readouterr().out
+    _step(keeper, model)
+    assert (keeper.bad_steps, keeper.bad_in_a_row) == (1, 0)
+    with pytest.raises(BadInput, match=r"3 steps in a row .*there is no checkpoint") as error:
+        for _ in range(3):
+            _step(keeper, model, poison=True)
+    assert error.value.code == 7
+
+
+def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys):
+    keeper, model = recovery()
+    _step(keeper, model)
+    keeper.save_weights(1, torch.tensor([1.0, 5.0, 10.0]))
+    keeper.finish()
+    kept = (tmp_path / "best.pth").read_bytes()
+    with torch.no_grad():
+        model[0].bias[0] = float("inf")
+    keeper.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
+    with pytest.raises(BadInput, match=r"epoch_2.pth was not saved: the weights are not finite") as error:
+        keeper.finish()
+    assert error.value.code == 6 and (tmp_path / "best.pth").read_bytes() == kept
+    assert not (tmp_path / "epoch_2.pth").exists()

@@ -1,0 +1,83 @@
+"""An output folder that fills up, turns read-only or vanishes while a job runs: named, nothing older lost."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from common import checkpoint
+from tests.conftest import finish, start
+
+pytestmark = pytest.mark.faults
+
+JOB = (
+    "jobs/train.py", "--dataset=digits", "--batch_size=96", "--epochs=3", "--report_every=1",
+    "--save_every=5",
+)  # fmt: skip
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 400 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _until(job: subprocess.Popen, text: str) -> None:
+    for line in job.stdout:
+        if text in line:
+            return
+    pytest.fail(f"the job ended before {text}: {job.stderr.read()}")
+
+
+def _newest(output: Path) -> int:
+    return checkpoint.read(checkpoint.found(str(output / "checkpoints"))[0])["step"]
+
+
+def test_a_disk_that_fills_up_and_is_emptied(small_disk):
+    job = start(*JOB, f"--output_dir={small_disk}")
+    _until(job, " step=12 ")
+    filler = small_disk / "filler"
+    with open(filler, "wb") as file, pytest.raises(OSError, match="No space left on device"):
+        while True:
+            file.write(bytes(2**20))
+    _until(job, "was not saved: No space left on device")
+    newest = _newest(small_disk)
+    assert newest >= 5
+    filler.unlink()
+    output = finish(job, None).stdout
+    assert " step=42 " in output
+    assert _newest(small_disk) > newest, "the next save tries again"
+
+
+def test_an_output_that_turns_read_only(small_disk):
+    job = start(*JOB, f"--output_dir={small_disk}")
+    _until(job, " step=12 ")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True)
+    if os.access(small_disk, os.W_OK):  # files are open for writing: bind it read-only over itself
+        subprocess.run(["mount", "--bind", str(small_disk), str(small_disk)], check=True)
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(small_disk)], check=True)
+    result = finish(job, 6)
+    assert "was not saved: Read-only file system" in result.stdout and " step=42 " in result.stdout
+    assert "error: " in result.stderr and "Read-only file system" in result.stderr
+    assert _newest(small_disk) >= 5
+    subprocess.run(["umount", str(small_disk)], capture_output=True)
+
+
+def test_an_output_that_is_removed(tmp_path):
+    output = tmp_path / "output"
+    job = start(*JOB, f"--output_dir={output}")
+    _until(job, " step=12 ")
+    shutil.rmtree(output, ignore_errors=True)
+    shutil.rmtree(output, ignore_errors=True)
+    printed = finish(job).stdout
+    assert "is gone and made again; the older checkpoints went with it" in printed
+    assert _newest(output) == 42 and (output / "epoch_3.pth").exists()
+    assert '"step": 42' in (output / "metrics.jsonl").read_text()
