@@ -5,7 +5,7 @@ import argparse
 import pytest
 import torch
 
-from common import checkpoint
+from common import checkpoint, resume
 from common.exits import BadInput
 from common.recovery import Interval, Recovery, interval
 
@@ -125,6 +125,37 @@ def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys):
         for _ in range(3):
             _step(keeper, model, poison=True)
     assert error.value.code == 7
+
+
+def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
+    """What leads to steps that are not finite must not push out what was good."""
+    keeper, model = recovery(max_bad_steps=100)
+    for step in range(1, 21):
+        _step(keeper, model, poison=step > 9)
+        keeper.save(step)
+    keeper.finish()
+    assert [path.name for path in sorted((tmp_path / "checkpoints").glob("*.pt"))] == [
+        "step_4.pt",
+        "step_8.pt",
+    ]
+
+
+def test_another_run_is_refused_with_both_values(recovery):
+    keeper, model = recovery()
+    for step in range(1, 5):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.finish()
+    for name, value, here in (("seed", 7, 0), ("dataset", "cifar10", "digits"), ("batch_size", 16, 8)):
+        with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
+            recovery(**{name: value})
+    state = checkpoint.read(checkpoint.found(keeper.folder)[0])
+    with pytest.raises(checkpoint.Refused, match=r"it has done 4 steps, and this run ends at 3 "):
+        resume.check(state, 1, state["identity"], model.state_dict(), 3)
+    with pytest.raises(checkpoint.Refused, match=r"another: 0.weight is \[2, 3\] there and \[2, 4\] here"):
+        resume.check(state, 1, state["identity"], model.state_dict() | {"0.weight": torch.zeros(2, 4)}, 20)
+    with pytest.raises(checkpoint.Refused, match="its format is 1, this program reads 2"):
+        resume.check(state, 2, state["identity"], model.state_dict(), 20)
 
 
 def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys):

@@ -1,7 +1,6 @@
 """What a run leaves behind, and that its figures are right."""
 
 import fcntl
-import json
 import os
 import pty
 import struct
@@ -10,6 +9,7 @@ import termios
 import pytest
 import torch
 from sklearn.metrics import accuracy_score
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.models import resnet18
 from datasets import digits
@@ -18,12 +18,12 @@ from datasets.order import Sequential
 from tests.conftest import free_port, records, run, start
 
 
-@pytest.mark.parametrize("processes, batch", [(1, 64), (2, 64), (3, 66)])
+@pytest.mark.parametrize("processes, batch", [(1, 64), (3, 66)])
 def test_accuracy_is_that_of_scikit_learn(processes, batch, tmp_path):
     """359 test samples: neither 2 nor 3 processes divide them, and each counts once."""
     run(
         "-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--master-port={free_port()}",
-        "jobs/train_ddp.py", "--dataset=digits", f"--batch_size={batch}", "--max_steps=12", "--lr=0.02",
+        "jobs/train_ddp.py", "--dataset=digits", f"--batch_size={batch}", "--max_steps=4", "--lr=0.02",
         "--output_dir", tmp_path,
     )  # fmt: skip
     model = resnet18(channels=1)
@@ -48,8 +48,10 @@ def test_files_lines_and_table(tmp_path):
     )  # fmt: skip
     output = tmp_path / "new" / "folder"
     names = sorted(path.name for path in output.iterdir())
-    assert names[:2] == ["epoch_1.pth", "epoch_2.pth"] and "metrics.jsonl" in names
-    assert sum(name.startswith("events.out.tfevents") for name in names) == 1 and len(names) == 4
+    events = [name for name in names if name.startswith("events.out.tfevents")]
+    assert len(events) == 1 and set(names) - {*events} == {
+        "best.pth", "checkpoints", "epoch_1.pth", "epoch_2.pth", "metrics.jsonl", "receipt.bin",
+    }  # fmt: skip
     for epoch in (1, 2):
         weights = torch.load(output / f"epoch_{epoch}.pth", weights_only=True)
         resnet18(channels=1).load_state_dict(weights)
@@ -59,9 +61,16 @@ def test_files_lines_and_table(tmp_path):
     assert [line.split(" loss=")[0] for line in lines if " loss=" in line] == [
         "epoch=1 step=3", "epoch=1 step=5", "epoch=2 step=6", "epoch=2 step=9", "epoch=2 step=10",
     ]  # fmt: skip
-    for name in ("loss", "acc", "lr", "images_per_s", "data_time", "compute_time"):
+    for name in ("loss", "acc", "lr", "images_per_s", "data_time", "compute_time", "receipt"):
         assert all(f" {name}=" in line for line in lines if " loss=" in line)
     assert len(records(output)) == len(lines) == 7
+    scalars = EventAccumulator(str(output)).Reload()
+    assert [(event.step, event.value) for event in scalars.Scalars("loss")] == [
+        (record["step"], pytest.approx(record["loss"], rel=1e-6))
+        for record in records(output)
+        if "loss" in record
+    ]
+    assert len(scalars.Scalars("val_acc")) == 2
     assert records(output)[3]["epoch"] == 2
     for row in ("set-up", "data loading", "model", "training", "- waiting for data", "- computing", "total"):
         assert f"\n{row} " in result.stdout
@@ -71,34 +80,6 @@ def test_files_lines_and_table(tmp_path):
     assert 0 < seconds["- computing"] < seconds["training"]
     assert f"test_accuracy={records(output)[-1]['val_acc']:.4f}" in result.stdout
     assert "\r" not in result.stdout + result.stderr, "a progress bar is for terminals"
-
-
-def test_tensorboard_events_hold_the_figures(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run("jobs/train.py", "--dataset=digits", "--max_steps=2", "--report_every=1", "--output_dir", tmp_path)
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
-        (record["step"], pytest.approx(record["loss"], rel=1e-6))
-        for record in records(tmp_path)
-        if "loss" in record
-    ]
-    assert len(events.Scalars("val_acc")) == 1
-
-
-def test_same_seed_same_run_other_seed_other_run(tmp_path):
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        run(
-            "jobs/train.py",
-            "--dataset=digits",
-            "--max_steps=3",
-            f"--seed={seed}",
-            "--output_dir",
-            tmp_path / name,
-        )
-    first, again, other = (torch.load(tmp_path / name / "epoch_1.pth", weights_only=True) for name in "abc")
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["conv1.0.weight"], other["conv1.0.weight"])
 
 
 def test_generated_images_are_learned(tmp_path):
@@ -121,9 +102,3 @@ def test_a_terminal_gets_a_progress_bar(tmp_path):
     process.communicate(timeout=120)
     assert "2/2" in os.read(terminal, 65536).decode()
     os.close(terminal)
-
-
-def test_two_runs_into_one_folder_keep_both(tmp_path):
-    for _ in range(2):
-        run("jobs/train.py", "--dataset=digits", "--max_steps=1", "--output_dir", tmp_path)
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 1, 1, 1]

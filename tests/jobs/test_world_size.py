@@ -5,10 +5,11 @@ import pytest
 from tests.conftest import records, run
 
 
-def test_losses_are_equal_over_fifty_steps(tmp_path):
+@pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.faults)])
+def test_losses_are_equal_over_fifty_steps(several, tmp_path):
     """In double precision, which leaves only differences of the mathematics (tests/float64.py says why)."""
     losses = {}
-    for processes in (1, 2, 4):
+    for processes in (1, several):
         output = tmp_path / str(processes)
         run(
             "-m", "tests.float64", "jobs/train_ddp.py", "--dataset=digits", "--max_steps=50",
@@ -17,5 +18,4 @@ def test_losses_are_equal_over_fifty_steps(tmp_path):
         )  # fmt: skip
         losses[processes] = [record["loss"] for record in records(output) if "loss" in record]
     assert len(losses[1]) == 50 and max(losses[1]) - min(losses[1]) > 0.1, "something was trained"
-    assert losses[2] == pytest.approx(losses[1], abs=1e-4)
-    assert losses[4] == pytest.approx(losses[1], abs=1e-4)
+    assert losses[several] == pytest.approx(losses[1], abs=1e-4)
