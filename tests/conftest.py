@@ -16,20 +16,6 @@ QUIET = {  # nothing that this machine's environment says of ranks, proxies or t
 }  # fmt: skip
 
 
-# Files whose tests start several processes that wait for each other: one such test at a time.
-SEVERAL = {
-    "test_batchnorm.py", "test_devices.py", "test_preemption.py", "test_readme.py", "test_rendezvous.py",
-    "test_resume.py", "test_simulate.py", "test_start.py", "test_world_size.py",
-}  # fmt: skip
-
-
-def pytest_collection_modifyitems(items):
-    """For `pytest -n 2 --dist loadgroup`."""
-    for item in items:
-        if item.path.name in SEVERAL:
-            item.add_marker(pytest.mark.xdist_group("several"))
-
-
 def environment(**extra: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in QUIET}
     return kept | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"} | extra
