@@ -47,8 +47,8 @@ def wait_for(process: subprocess.Popen, pattern: str) -> list[str]:
 def whole(tmp_path_factory):
     """(output of train.py, of train_ddp.py with two processes), never interrupted."""
     outputs = [tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")]
-    for _job, output in zip((ONE, TWO), outputs, strict=True):
-        run(*TWO, f"--output_dir={output}")
+    for job, output in zip((ONE, TWO), outputs, strict=True):
+        run(*job, f"--output_dir={output}")
     return outputs
 
 
