@@ -234,7 +234,9 @@ class Recovery:
         if "cuda" in state["random"] and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["random"]["cuda"])
         self.bad_steps, self.bad_in_a_row = state["bad_steps"], state["bad_in_a_row"]
-        self.best, self._saved, self._durable = state["best"], state["step"], state["step"]
+        self.best = state["best"]
+        if self.args.resume == "auto":  # another's checkpoint is not in this run's folder
+            self._saved = self._durable = state["step"]
 
     # saving
 
