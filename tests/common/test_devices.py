@@ -8,7 +8,7 @@ import torch
 
 from common.exits import BadInput
 from common.process_group import _device, _topology
-from tests.conftest import ROOT, free_port, run
+from tests.conftest import ROOT, finish, free_port, run, start
 
 GPUS = 4
 
@@ -50,13 +50,25 @@ def test_every_gpu_of_a_node_gets_a_process(node, tmp_path):
     ]
 
 
-def test_the_pattern_of_the_modelarts_sample_uses_one_gpu_of_a_node():
-    """One process per node and model.cuda(): every parameter is on cuda:0, and so is what DDP computes."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+SAMPLE = textwrap.dedent(f"""
+    import sys, torch
+    torch.cuda.device_count = lambda: {GPUS}
+    init_method, rank = sys.argv[1:]
+    torch.distributed.init_process_group("gloo", init_method=init_method, rank=int(rank), world_size=2)
+    model, calls = torch.nn.Linear(4, 2), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    torch.nn.parallel.DistributedDataParallel(model)(torch.randn(8, 4)).sum().backward()
+    print("replicas that computed:", len(calls), "of", torch.cuda.device_count())
+""")
 
-    with FakeTensorMode():
-        model = torch.nn.Linear(2, 2, device="cuda")
-    assert {str(parameter.device) for parameter in model.parameters()} == {"cuda:0"}
+
+def test_the_pattern_of_the_modelarts_sample_uses_one_gpu_of_a_node():
+    """One process per node, --rank and --world_size as injected, DistributedDataParallel without device_ids:
+    up to torch 1.8 it computed with a replica on every GPU, now with one. The job above uses all."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    nodes = [start("-c", SAMPLE, address, rank) for rank in range(2)]
+    for node in nodes:
+        assert f"replicas that computed: 1 of {GPUS}\n" in finish(node).stdout
 
 
 def _args(**values):
