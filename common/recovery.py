@@ -231,7 +231,7 @@ class Recovery:
             else:
                 own.load_state_dict(saved)
         torch.set_rng_state(state["random"]["cpu"])
-        if "cuda" in state["random"] and torch.cuda.is_available():
+        if "cuda" in state["random"] and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(state["random"]["cuda"])
         self.bad_steps, self.bad_in_a_row = state["bad_steps"], state["bad_in_a_row"]
         self.best = state["best"]
@@ -247,7 +247,7 @@ class Recovery:
 
     def _state(self, step: int) -> dict:
         random = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():  # a job on the CPU leaves the GPUs alone
             random["cuda"] = torch.cuda.get_rng_state()
         plain = (str, int, float, bool, type(None))
         given = {name: value for name, value in vars(self.args).items() if isinstance(value, plain)}

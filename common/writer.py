@@ -25,7 +25,7 @@ class BackgroundWriter:
         if error:
             raise error
         copy = self._copied(state, ())
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # the copies from the device have arrived
         self._thread = threading.Thread(target=self._run, args=(write, copy), name="writer")
         self._thread.start()
