@@ -15,7 +15,7 @@ train: setup
 	@$(RUN) jobs/train.py --dataset digits --epochs 12
 
 test: setup packages
-	@$(RUN) -m pytest -m "not gpu and not faults"
+	@$(RUN) -m pytest -n 2 --dist loadfile -m "not gpu and not faults"
 
 faults: setup packages
 	@$(RUN) -m pytest -m faults
