@@ -172,6 +172,11 @@ def keep(folder: str, run: str, count: int) -> None:
         if path not in stays:
             _remove(path)
             _remove(f"{path}.json")
+    sweep(folder)
+
+
+def sweep(folder: str) -> None:
+    """Remove what writers that were killed have left."""
     for entry in os.listdir(folder):
         if entry.startswith(_PARTIAL):
             _remove(os.path.join(folder, entry))

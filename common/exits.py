@@ -10,6 +10,7 @@
 128 + n  a process of this node was ended by signal n
 """
 
+import contextlib
 import functools
 import os
 import sys
@@ -48,18 +49,21 @@ def on_success(function) -> None:
 def say_error(text: str) -> None:
     """Print `error: text` as one line on stderr: here, or once for all processes that one parent started."""
     line = f"error: {' '.join(text.split())}\n"
-    if ERROR_PIPE in os.environ:
-        os.write(int(os.environ[ERROR_PIPE]), line.encode())
-    else:
-        sys.stderr.write(line)
-        sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # who listened may be gone, and the process must go on
+        if ERROR_PIPE in os.environ:
+            os.write(int(os.environ[ERROR_PIPE]), line.encode())
+        else:
+            sys.stderr.write(line)
+            sys.stderr.flush()
 
 
 def leave(code: int) -> None:
     """End the process now: no destructor of a communication library gets a chance to wait for a lost peer."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def entry(main):

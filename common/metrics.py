@@ -82,6 +82,10 @@ class Log:
             )
             self._bar.update(step - self._bar.n)
 
+        with self._suppressed():
+            if self._events:
+                self._events.flush()  # the job may be stopped here
+
     def validation(self, epoch: int, step: int, totals: torch.Tensor) -> None:
         """One line on the test set after an epoch; the time since the last report went into evaluating and
         saving."""
@@ -167,8 +171,9 @@ class Log:
 
     def _print(self, line: str) -> None:
         if _speaks():
-            tqdm.write(line)
-            sys.stdout.flush()
+            with contextlib.suppress(OSError, ValueError):  # a log on a full disk does not end the training
+                tqdm.write(line)
+                sys.stdout.flush()
 
 
 def _speaks() -> bool:

@@ -70,22 +70,28 @@ def _listen(reader: int, grace: float) -> None:
     while number := os.read(reader, 1):
         if number[0] in SIGNALS:
             break
-    print(f"{signal.Signals(number[0]).name}: stopping at the next step, within {grace:.0f} s", flush=True)
-    _asked.set()
+    _asked.set()  # before anything that could block or fail: a log may be gone
     if _store:
         with contextlib.suppress(RuntimeError):  # the store's process is gone, and so are the others soon
-            _store.set(_KEY, "1")
+            _store.add(_KEY, 1)
+    with contextlib.suppress(OSError, ValueError):
+        print(
+            f"{signal.Signals(number[0]).name}: stopping at the next step, within {grace:.0f} s", flush=True
+        )
 
 
 def _follow() -> None:
     with contextlib.suppress(RuntimeError):
         while not _asked.wait(_POLL):
-            if _store.check([_KEY]):
+            if _store.add(_KEY, 0):
                 _asked.set()
 
 
 def _bound(grace: float) -> None:
     _asked.wait()
     threading.Event().wait(grace)
+    last = threading.Timer(1, os._exit, (EXIT_CODE,))  # should the message block, as on a full pipe
+    last.daemon = True
+    last.start()
     say_error(f"asked to stop {grace:.0f} s ago and not ready: leaving without another checkpoint")
     leave(EXIT_CODE)

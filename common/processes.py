@@ -72,6 +72,9 @@ def start(topology: Topology, grace: float) -> int:
         command = [sys.executable, *sys.orig_argv[1:]]
         if not asked.is_set():
             children.append(subprocess.Popen(command, env=environment | own, pass_fds=[send_errors]))
+    if asked.is_set():  # one that was being started when the signal came has not seen it
+        for child in children:
+            child.terminate()
     os.close(send_errors)
     code = _wait(children, topology.rank, asked, grace) if children else preemption.EXIT_CODE
     with os.fdopen(receive_errors) as lines:

@@ -8,6 +8,7 @@ Only a run whose last save failed ends with an error.
 """
 
 import argparse
+import contextlib
 import errno
 import math
 import os
@@ -15,6 +16,7 @@ import platform
 import re
 import time
 import uuid
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy
@@ -159,9 +161,11 @@ class Recovery:
         what is there may be on its way down: it does not push out what was good."""
         if not self.due(step) or (self.bad_in_a_row and not self._stop):
             return
+        if _first() and self._stop:
+            self._report(wait=True)  # one that failed is tried again
         if _first() and self._saved != step:
-            self._submit(checkpoint.name_of(step), self._state(step), self._write_checkpoint)
             self._saved = step
+            self._submit(checkpoint.name_of(step), lambda: self._state(step), self._write_checkpoint)
         self._save, self._since = False, time.monotonic()
         if self._stop:
             self._leave(step)
@@ -179,16 +183,21 @@ class Recovery:
         totals: [loss_sum, correct, count] of the test set.
         """
         accuracy = (totals[1] / totals[2]).item()
-        best = accuracy > self.best
-        self.best = max(self.best, accuracy)
-        names = [f"epoch_{epoch}.pth", *(["best.pth"] if best else [])]
 
         def write(state: dict) -> None:
             self._ready(self.args.output_dir, state)
-            for name in names:
-                checkpoint.write_weights(os.path.join(self.args.output_dir, name), state["objects"]["model"])
+            checkpoint.sweep(self.args.output_dir)
+            weights, path = (
+                state["objects"]["model"],
+                os.path.join(self.args.output_dir, f"epoch_{epoch}.pth"),
+            )
+            checkpoint.write_weights(path, weights)
+            if accuracy > self.best:
+                checkpoint.write_weights(os.path.join(self.args.output_dir, "best.pth"), weights)
+                self.best = accuracy  # once it is there
 
-        self._submit(f"epoch_{epoch}.pth", {"objects": {"model": self.objects["model"].state_dict()}}, write)
+        own = {"objects": {"model": self.objects["model"].state_dict()}}
+        self._submit(f"epoch_{epoch}.pth", lambda: own, write)
 
     def finish(self) -> None:
         """Wait for the last write. Raises NotSaved where it failed."""
@@ -278,10 +287,14 @@ class Recovery:
             },
         }
 
-    def _submit(self, name: str, state: dict, write) -> None:
+    def _submit(self, name: str, state: Callable[[], dict], write: Callable[[dict], None]) -> None:
+        """state is called when the write before has ended: what that brought about belongs to it."""
         self._report(wait=True)
         self._pending = name
-        self._writer.submit(state, write)
+        try:
+            self._writer.submit(state(), write)
+        except (RuntimeError, MemoryError, OSError) as error:  # no memory for the copy, or no thread
+            self._failed(error)
 
     def _write_checkpoint(self, state: dict) -> None:
         self._ready(self.folder, state)
@@ -307,13 +320,19 @@ class Recovery:
         """Say what went wrong in the background, once it has ended."""
         if not self._pending or not (wait or self._writer.idle()):
             return
-        error, name, self._pending = self._writer.wait(), self._pending, ""
-        kind = os.path.splitext(name)[1]
-        self._unsaved.pop(kind, None)
+        error = self._writer.wait()
         if error:
-            self._unsaved[kind] = f"{name} was not saved: {describe(error, self.args.output_dir)}"
-            self._saved = self._durable
-            _say(f"warning: {self._unsaved[kind]}; training goes on, older checkpoints are as they were")
+            self._failed(error)
+        else:
+            self._unsaved.pop(os.path.splitext(self._pending)[1], None)
+        self._pending = ""
+
+    def _failed(self, error: Exception) -> None:
+        name, self._pending = self._pending, ""
+        kind = os.path.splitext(name)[1]
+        self._unsaved[kind] = f"{name} was not saved: {describe(error, self.args.output_dir)}"
+        self._saved = self._durable
+        _say(f"warning: {self._unsaved[kind]}; training goes on, older checkpoints are as they were")
 
     def _skip(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
         """Undo what the forward pass did to BatchNorm, count, and end a run that does not recover."""
@@ -325,7 +344,10 @@ class Recovery:
         if self.bad_in_a_row < self.args.max_bad_steps:
             return
         self._report(wait=True)
-        kept = f"the checkpoint of step {self._durable} stays" if self._durable else "there is no checkpoint"
+        durable = [self._durable]
+        if _world_size() > 1:  # nobody leaves before rank 0 has saved, and all say the same
+            torch.distributed.broadcast_object_list(durable)
+        kept = f"the checkpoint of step {durable[0]} stays" if durable[0] else "there is no checkpoint"
         raise Diverged(
             f"{self.bad_in_a_row} steps in a row without a finite loss and gradient (--max_bad_steps): "
             f"{kept}; lower --lr, or look at the data"
@@ -372,4 +394,5 @@ def _first() -> bool:
 
 def _say(line: str) -> None:
     if _first():
-        print(line, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # a log on a full disk does not end the training
+            print(line, flush=True)

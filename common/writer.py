@@ -90,8 +90,10 @@ def is_finite(state) -> bool:
 def describe(error: Exception, path: str) -> str:
     """An error of writing with its place: "No space left on device (12.0 MB free at PATH)"."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    folder = os.path.dirname(path)
-    while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
-    space = os.statvfs(folder)
-    return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {folder})"
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    try:
+        space = os.statvfs(path)
+    except OSError as another:  # a mount that went stale: its reason is enough
+        return f"{reason} ({path}: {another.strerror})"
+    return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"
