@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import traceback
 
 import torch
@@ -18,6 +19,7 @@ from common.topology import Topology, is_distributed, resolve
 
 __all__ = ["device", "join", "synchronize_batchnorm"]
 
+_TEARDOWN = 3.0  # seconds
 _COMMUNICATION = re.compile(
     r"^Dist\w*Error|\b(gloo|nccl|socket|store|broken pipe|pair closure)\b|connection (closed|reset|refused)"
     r"|timed out waiting",
@@ -141,6 +143,8 @@ def _explain(error: Exception, topology: Topology) -> None:
 
 def _leave_group() -> None:
     """All is written: leave without the interpreter's teardown, which aborts where a gloo thread still
-    runs."""
-    torch.distributed.destroy_process_group()
+    runs. Bounded, as gloo of torch 2.1 sometimes waits for a peer that has left."""
+    ending = threading.Thread(target=torch.distributed.destroy_process_group, daemon=True)
+    ending.start()
+    ending.join(_TEARDOWN)
     exits.leave(0)
