@@ -65,7 +65,7 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
         _reach(topology, family, address, deadline, timeout)
     bound = min(_ANSWER, timeout)
     with _watchdog(bound, lambda: _what_answers(topology, family, address, bound)):
-        return torch.distributed.TCPStore(
+        store = torch.distributed.TCPStore(
             address[0],
             topology.master_port,
             is_master=holds_it,
@@ -73,6 +73,8 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
             timeout=datetime.timedelta(seconds=timeout),
             master_listen_fd=listener.detach() if listener else None,
         )
+        store.add("greetings", 1)  # torch 2.1 connects without waiting for an answer
+        return store
 
 
 def _resolve(host: str, port: int, deadline: float, timeout: float) -> tuple[int, tuple]:
