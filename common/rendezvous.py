@@ -73,7 +73,9 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
             timeout=datetime.timedelta(seconds=timeout),
             master_listen_fd=listener.detach() if listener else None,
         )
-        store.add("greetings", 1)  # torch 2.1 connects without waiting for an answer
+        # torch 2.1 connects without waiting for an answer, and takes any bytes for one.
+        if not 0 < store.add("greetings", 1) < 2**31:
+            raise NoRendezvous(_what_answers(topology, family, address, bound))
         return store
 
 
