@@ -14,6 +14,9 @@ from tests.conftest import environment, finish, free_port, processes_of, run, st
 
 JOB = ("jobs/train_ddp.py", "--dataset=digits", "--max_steps=2", "--batch_size=24", "--timeout=3")
 
+# Where all arrive and contradict each other: a busy machine starts them seconds apart.
+PATIENT = ("--timeout=60",)
+
 
 def _node(port, rank, world_size, *more, host="127.0.0.1", **options):
     return start(
@@ -49,14 +52,14 @@ def test_missing_rank_0(tmp_path):
 
 def test_duplicate_rank(tmp_path):
     port = free_port()
-    nodes = [_node(port, rank, 3, f"--output_dir={tmp_path}") for rank in (0, 1, 1)]
+    nodes = [_node(port, rank, 3, *PATIENT, f"--output_dir={tmp_path}") for rank in (0, 1, 1)]
     errors = [error for node in nodes for error in _errors(node, 2)]
     assert len(errors) == 3 and all("rank 1 is there twice: as process" in error for error in errors)
 
 
 def test_other_world_size(tmp_path):
     port = free_port()
-    nodes = [_node(port, 0, 2, f"--output_dir={tmp_path}"), _node(port, 1, 3, f"--output_dir={tmp_path}")]
+    nodes = [_node(port, rank, 2 + rank, *PATIENT, f"--output_dir={tmp_path}") for rank in (0, 1)]
     for node in nodes:
         assert re.search(
             r"was told [23] nodes \(world size\), but node .* was told [23]", _one_error(node, 2)
@@ -65,7 +68,7 @@ def test_other_world_size(tmp_path):
 
 def test_unequal_processes_per_node(tmp_path):
     port = free_port()
-    nodes = [_node(port, 0, 2), _node(port, 1, 2, "--processes_per_node=2")]
+    nodes = [_node(port, 0, 2, *PATIENT), _node(port, 1, 2, *PATIENT, "--processes_per_node=2")]
     for node in nodes:
         assert re.search(r"was told [12] processes per node, but node .* was told [12]", _one_error(node, 2))
 
