@@ -5,7 +5,8 @@
     FOLDER/latest              the name of the newest, moved when that is on the disk
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
-fsync of the folder), so a job killed at any moment leaves the older files as they were.
+fsync of the folder), so a job killed at any moment leaves the files of other names as they were. Writing over a
+name is two renames, checksum and data: killed between them, that one checkpoint is refused.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ def write(path: str, state: dict, **facts) -> None:
     """Make `path` appear, whole, with its checksum and these facts (plain types) beside it.
 
     state: nested dictionaries and lists of tensors and plain types. Raises OSError, with the reason that the
-    system gave, before anything that stood there is touched.
+    system gave; files of other names are not touched.
     """
     folder = os.path.dirname(path)
     checksum = hashlib.sha256()
@@ -109,7 +110,7 @@ def verify(path: str) -> dict:
 
 
 def facts_of(path: str) -> dict:
-    """What is recorded beside a checkpoint: sha256, size (bytes) what write() was given. Raises Refused."""
+    """What is recorded beside a checkpoint: sha256, size (bytes), what write() got. Raises Refused."""
     name = os.path.basename(f"{path}.json")
     try:
         with open(f"{path}.json", encoding="utf-8") as file:
@@ -241,9 +242,8 @@ class _Recorded:
 def _sync_folder(folder: str) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(
-            OSError
-        ):  # mounts of object stores know no folders that could be synchronised
+        # Mounts of object stores know no folders that could be synchronised.
+        with contextlib.suppress(OSError):
             os.fsync(handle)
     finally:
         os.close(handle)
