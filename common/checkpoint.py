@@ -5,8 +5,8 @@
     FOLDER/latest              the name of the newest, moved when that is on the disk
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
-fsync of the folder), so a job killed at any moment leaves the files of other names as they were. Writing over a
-name is two renames, checksum and data: killed between them, that one checkpoint is refused.
+fsync of the folder), so a job killed at any moment leaves the files of other names as they were. Writing over
+a name is two renames, checksum and data: killed between them, that one checkpoint is refused.
 """
 
 import contextlib
