@@ -37,8 +37,8 @@ class NoRendezvous(BadInput):
 
 def on_failure(function) -> None:
     """Call function(error) when main() ends with an exception that is not BadInput; it may leave the
-    process."""
-    _on_failure.append(function)
+    process. What was registered last is called first."""
+    _on_failure.insert(0, function)
 
 
 def on_success(function) -> None:

@@ -14,10 +14,11 @@ import torch
 
 from common import allocator, exits, interfaces, preemption, preflight, processes, rendezvous
 from common.batchnorm import synchronize_batchnorm
+from common.buckets import settle_buckets
 from common.exits import BadInput
 from common.topology import Topology, is_distributed, resolve
 
-__all__ = ["device", "join", "synchronize_batchnorm"]
+__all__ = ["device", "join", "settle_buckets", "synchronize_batchnorm"]
 
 _TEARDOWN = 3.0  # seconds
 _COMMUNICATION = re.compile(

@@ -16,8 +16,8 @@ from common.exits import ERROR_PIPE
 from common.topology import STARTED_BY, Topology
 
 STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children of a parent that holds the store
-# seconds from SIGTERM to SIGKILL for processes whose peer is gone: there is nothing left to finish
-_GRACE = 1.5
+# seconds from SIGTERM to SIGKILL for processes whose peer is gone: a save that is in flight may end
+_GRACE = 5.0
 
 
 def first_on_node() -> bool:

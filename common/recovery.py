@@ -28,6 +28,7 @@ from common.writer import BackgroundWriter, describe, is_finite, size_of
 
 FORMAT = 1
 _IDENTITY = ("dataset", "custom_data", "arch", "batch_size", "seed")  # arguments that decide what is learned
+_LAST_WRITE = 4.0  # seconds
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"://[^/@]*@")
 
@@ -131,6 +132,7 @@ class Recovery:
             self._load(state)
         self._good = [buffer.clone() for buffer in self._buffers]
         preemption.watch(self.args.grace)
+        exits.on_failure(lambda error: self._writer.wait(_LAST_WRITE))  # what is in flight is not lost
         return state["step"] if state else 0
 
     def finite(self, loss: torch.Tensor) -> bool:

@@ -34,10 +34,12 @@ class BackgroundWriter:
         """Whether nothing is being written."""
         return self._thread is None or not self._thread.is_alive()
 
-    def wait(self) -> Exception | None:
-        """Wait for the write in flight; its error, or None."""
+    def wait(self, seconds: float | None = None) -> Exception | None:
+        """Wait for the write in flight, at most so long; its error, or None."""
         if self._thread:
-            self._thread.join()
+            self._thread.join(seconds)
+        if not self.idle():
+            return None
         self._thread, error, self._error = None, self._error, None
         return error
 

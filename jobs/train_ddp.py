@@ -104,6 +104,7 @@ def main():
     model = process_group.synchronize_batchnorm(model)
     device_ids = [device.index] if device.type == "cuda" else None
     forward = torch.nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
+    process_group.settle_buckets(forward, train_set.images[:2])
     ### 分布式改造 (distributed) 4/6, gradients averaged, BatchNorm over the global batch: as one process ###
     steps = min(args.epochs * len(train_loader), args.max_steps or sys.maxsize)
     optimizer = torch.optim.SGD(

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,29 @@ def whole(tmp_path_factory):
     for job, output in zip((ONE, TWO), outputs, strict=True):
         run(*job, f"--output_dir={output}")
     return outputs
+
+
+def test_three_processes_add_in_the_same_order_after_a_restart(tmp_path):
+    """With three or more, the order in which gradients are added decides the rounding."""
+    three = ("jobs/train_ddp.py", "--processes_per_node=3", *DATA, "--max_steps=4")
+    run(*three, f"--output_dir={tmp_path / 'whole'}")
+    middle = tmp_path / "whole" / "checkpoints" / "step_2.pt"
+    run(*three, f"--output_dir={tmp_path / 'resumed'}", f"--resume={middle}")
+    last = (weights(tmp_path / folder, "epoch_1.pth") for folder in ("whole", "resumed"))
+    assert same_weights(*last)
+
+
+def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
+    job = start(*TWO, f"--output_dir={tmp_path}")
+    folder = tmp_path / "checkpoints"
+    wait_for(job, "^epoch=1 step=1 ")
+    while not (folder.exists() and list(folder.glob(".partial-*"))):
+        assert job.poll() is None
+        time.sleep(0.001)
+    os.kill(processes_of(job)[1], signal.SIGKILL)
+    finish(job, 128 + signal.SIGKILL)
+    assert not list(folder.glob(".partial-*"))
+    checkpoint.read(checkpoint.found(str(folder))[0])
 
 
 def test_sigterm_costs_no_step(whole, tmp_path):
