@@ -105,6 +105,17 @@ def positive_float(text: str) -> float:
     return value
 
 
+def non_negative_float(text: str) -> float:
+    """A finite number >= 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (value >= 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
 def seed(text: str) -> int:
     """An integer in 0..2^63-1 (torch.manual_seed and NumPy take more, but not the same more)."""
     if not text.isdecimal() or int(text) >= 2**63:

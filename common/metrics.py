@@ -40,7 +40,7 @@ class Log:
     def data(self, train_set, test_set) -> None:
         """Say which source was used, and end the lap "data loading"."""
         self.lap("data loading")
-        self._print(f"data train={len(train_set)} test={len(test_set)} source={train_set.source}")
+        self.say(f"data train={len(train_set)} test={len(test_set)} source={train_set.source}")
 
     def training(self, loader, step: int, steps: int) -> None:
         """Training begins, or goes on after `step` of `steps`: end the lap "model".
@@ -103,6 +103,11 @@ class Log:
             if self._events:
                 self._events.flush()
 
+    @property
+    def training_seconds(self) -> float:
+        """So far, in steps: without evaluating and saving."""
+        return time.time() - self._lap_start - self._evaluating
+
     def finish(self) -> None:
         """Print the last accuracy and the TIME COST table, and close the files."""
         if not _speaks():
@@ -137,7 +142,7 @@ class Log:
             if self._events:
                 for name in figures.keys() - {"epoch", "step", "val_count", "receipt"}:
                     self._events.add_scalar(name, figures[name], figures["step"])
-        self._print(" ".join(f"{name}={_short(value)}" for name, value in figures.items()))
+        self.say(" ".join(f"{name}={_short(value)}" for name, value in figures.items()))
 
     def _open(self) -> None:
         """Open the files, again where somebody removed them."""
@@ -167,9 +172,10 @@ class Log:
     def _warn(self, line: str) -> None:
         if line not in self._said:
             self._said.add(line)
-            self._print(line)
+            self.say(line)
 
-    def _print(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Print a line, past the progress bar."""
         if _speaks():
             with contextlib.suppress(OSError, ValueError):  # a log on a full disk does not end the training
                 tqdm.write(line)

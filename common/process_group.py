@@ -12,13 +12,16 @@ import traceback
 
 import torch
 
-from common import allocator, exits, interfaces, preemption, preflight, processes, rendezvous
+from common import allocator, arguments, exits, interfaces, preemption, preflight, processes, rendezvous
 from common.batchnorm import synchronize_batchnorm
 from common.buckets import settle_buckets
 from common.exits import BadInput
 from common.topology import Topology, is_distributed, resolve
 
-__all__ = ["device", "join", "settle_buckets", "synchronize_batchnorm"]
+__all__ = [
+    "add_arguments", "device", "from_first", "join", "same_everywhere", "settle_buckets", "share_buffers",
+    "synchronize_batchnorm",
+]  # fmt: skip
 
 _TEARDOWN = 3.0  # seconds
 _COMMUNICATION = re.compile(
@@ -26,6 +29,21 @@ _COMMUNICATION = re.compile(
     r"|timed out waiting",
     re.IGNORECASE,
 )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What platforms inject, and what they leave open; --rank and --world_size count nodes."""
+    parser.add_argument("--init_method", help="tcp://host:port of the first node")
+    parser.add_argument("--rank", type=int, help="index of this node")
+    parser.add_argument("--world_size", type=int, help="number of nodes")
+    parser.add_argument("--local-rank", "--local_rank", type=int, help="of torch.distributed.launch")
+    parser.add_argument("--processes_per_node", type=arguments.positive_int, help="default: the GPUs, else 1")
+    parser.add_argument(
+        "--rank_level", choices=["node", "process"], help="what a bare RANK counts, if it is unclear"
+    )
+    parser.add_argument(
+        "--timeout", type=arguments.positive_float, default=300, help="seconds (default: 300)"
+    )
 
 
 def device(args: argparse.Namespace) -> torch.device:
@@ -75,6 +93,31 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
         exits.on_success(_leave_group)
         preemption.share(store)
     return _device(args, topology), topology.rank, topology.world_size
+
+
+def from_first(value):
+    """Rank 0's value, on every process."""
+    values = [value]
+    if torch.distributed.get_world_size() > 1:
+        torch.distributed.broadcast_object_list(values)
+    return values[0]
+
+
+def same_everywhere(name: str, value) -> None:
+    """Raises BadInput where a process has another value than rank 0, naming both."""
+    values = [value] * torch.distributed.get_world_size()
+    if len(values) > 1:
+        torch.distributed.all_gather_object(values, value)
+    for rank, other in enumerate(values):
+        if other != values[0]:
+            raise BadInput(f"{name}: rank 0 has {values[0]}, rank {rank} has {other}")
+
+
+def share_buffers(model: torch.nn.Module) -> None:
+    """Give every process rank 0's buffers (BatchNorm's statistics), which are those that are saved."""
+    if torch.distributed.get_world_size() > 1:
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, 0)
 
 
 def _topology(args: argparse.Namespace) -> Topology:

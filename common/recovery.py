@@ -27,7 +27,8 @@ from common.exits import BadInput
 from common.writer import BackgroundWriter, describe, is_finite, size_of
 
 FORMAT = 1
-_IDENTITY = ("dataset", "custom_data", "arch", "batch_size", "seed")  # arguments that decide what is learned
+# arguments that decide what is learned
+_IDENTITY = ("dataset", "custom_data", "fingerprint", "image_size", "arch", "batch_size", "seed")
 _LAST_WRITE = 4.0  # seconds
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"://[^/@]*@")
@@ -179,10 +180,11 @@ class Recovery:
         if self._stop:
             self.save(step)
 
-    def save_weights(self, epoch: int, totals: torch.Tensor) -> None:
+    def save_weights(self, epoch: int, totals: torch.Tensor, model: torch.nn.Module | None = None) -> None:
         """On rank 0, after an epoch: epoch_<epoch>.pth, and best.pth where its accuracy is the best so far.
 
-        totals: [loss_sum, correct, count] of the test set.
+        totals: [loss_sum, correct, count] of the test set. model: what was evaluated, where it is not the one
+        that is trained.
         """
         accuracy = (totals[1] / totals[2]).item()
 
@@ -198,7 +200,7 @@ class Recovery:
                 checkpoint.write_weights(os.path.join(self.args.output_dir, "best.pth"), weights)
                 self.best = accuracy  # once it is there
 
-        own = {"objects": {"model": self.objects["model"].state_dict()}}
+        own = {"objects": {"model": (model or self.objects["model"]).state_dict()}}
         self._submit(f"epoch_{epoch}.pth", lambda: own, write)
 
     def finish(self) -> None:

@@ -1,15 +1,18 @@
-"""How a sample is varied: parameters as a pure function of (seed, epoch, sample id).
+"""How a sample is varied: parameters as a pure function of (seed, epoch, sample id, size of the image).
 
 No engine draws random numbers of its own. It receives these, so the same crop is cut by every engine, at any
 world size and after any restart.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from datasets.philox import Operation, below, draw
+from datasets.philox import Operation, below, draw, uniform
+
+_ATTEMPTS = 10  # to find a box that fits; two from each block of random words
 
 
 class CropFlip(NamedTuple):
@@ -44,3 +47,76 @@ def apply_crop_flip(images: torch.Tensor, parameters: CropFlip, padding: int) ->
     sample = torch.arange(len(images), device=images.device)[:, None, None]
     cut = padded.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]]
     return cut.permute(0, 3, 1, 2)
+
+
+class Crop(NamedTuple):
+    """One row a sample: a box in the image, in pixels (int64 [n]), and whether what it shows is mirrored."""
+
+    top: np.ndarray
+    left: np.ndarray
+    height: np.ndarray
+    width: np.ndarray
+    flip: np.ndarray  # bool [n]
+
+    def part(self, first: int, last: int) -> "Crop":
+        return Crop(*(column[first:last] for column in self))
+
+
+def random_resized_crop(
+    seed: int,
+    epoch: int,
+    ids,
+    widths: np.ndarray,
+    heights: np.ndarray,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> Crop:
+    """Boxes of a random share of the area and a random aspect ratio, mirrored with probability 1/2.
+
+    ids, widths, heights (pixels): integers [n]. scale: share of the area, uniform; ratio: width / height,
+    uniform in its logarithm. The distribution is that of torchvision's RandomResizedCrop: ten attempts, then
+    the largest centred box whose ratio is allowed. Source: C. Szegedy et al., "Going Deeper with
+    Convolutions", CVPR 2015, section 6.
+    """
+    ids = np.asarray(ids)
+    widths, heights = np.asarray(widths).astype(np.int64), np.asarray(heights).astype(np.int64)
+    width, height = _fallback(widths, heights, ratio)
+    first = draw(seed, epoch, ids, Operation.RESIZED_CROP)
+    left = np.where(width < widths, (widths - width) // 2, 0)
+    top = np.where(height < heights, (heights - height) // 2, 0)
+    open_ = np.arange(len(ids))  # rows without a box so far
+    for attempt in range(_ATTEMPTS):
+        if not len(open_):
+            break
+        if attempt % 2 == 0:
+            words = draw(seed, epoch, ids[open_], Operation.RESIZED_CROP, block=1 + attempt // 2)
+        area = widths[open_] * heights[open_] * uniform(words[0], *scale)
+        aspect = np.exp(uniform(words[1], math.log(ratio[0]), math.log(ratio[1])))
+        wide = np.rint(np.sqrt(area * aspect)).astype(np.int64)
+        high = np.rint(np.sqrt(area / aspect)).astype(np.int64)
+        fits = (wide > 0) & (high > 0) & (wide <= widths[open_]) & (high <= heights[open_])
+        done = open_[fits]
+        width[done], height[done] = wide[fits], high[fits]
+        left[done] = below(first[0][done], widths[done] - wide[fits] + 1)
+        top[done] = below(first[1][done], heights[done] - high[fits] + 1)
+        open_, words = open_[~fits], words[2:, ~fits]
+    return Crop(top, left, height, width, first[2] >= 2**31)
+
+
+def _fallback(widths: np.ndarray, heights: np.ndarray, ratio: tuple[float, float]):
+    narrow, wide = widths < heights * ratio[0], widths > heights * ratio[1]
+    height = np.where(narrow, np.rint(widths / ratio[0]).astype(np.int64), heights)
+    width = np.where(wide, np.rint(heights * ratio[1]).astype(np.int64), widths)
+    return np.maximum(width, 1), np.maximum(height, 1)
+
+
+def center_crop(widths: np.ndarray, heights: np.ndarray, share: float = 224 / 256) -> Crop:
+    """The centred square whose side is this share of the image's short side, for evaluation.
+
+    widths, heights: integers [n], pixels. Scaled to 224 pixels, what 224 / 256 leaves is what Resize(256) and
+    CenterCrop(224) show.
+    """
+    widths, heights = np.asarray(widths).astype(np.int64), np.asarray(heights).astype(np.int64)
+    side = np.maximum(np.rint(np.minimum(widths, heights) * share).astype(np.int64), 1)
+    left, top = (widths - side) // 2, (heights - side) // 2
+    return Crop(top, left, side, side, np.zeros(len(side), dtype=bool))

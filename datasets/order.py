@@ -54,9 +54,9 @@ class Order:
     """A batch sampler whose k-th global batch is the same set of samples at any world size.
 
     size: samples in the data set. global_batch: samples of one optimizer step over all processes. Yields
-    int64 arrays [global_batch / world_size]: this rank's contiguous part of every global batch. Every rank
-    has the same number of steps, size // global_batch; the remainder, another one each epoch, is left out.
-    Raises BadInput where the numbers do not fit.
+    int64 arrays [global_batch / world_size], `largest` for short: this rank's contiguous part of every global
+    batch. Every rank has the same number of steps, size // global_batch; the remainder, another one each
+    epoch, is left out. Raises BadInput where the numbers do not fit.
     """
 
     def __init__(self, size: int, global_batch: int, seed: int, rank: int = 0, world_size: int = 1):
@@ -70,6 +70,7 @@ class Order:
             raise BadInput(f"seed {seed} is not in 0..2^64-1")
         self.size, self.global_batch, self.seed = size, global_batch, seed
         self.rank, self.world_size = rank, world_size
+        self.largest = global_batch // world_size
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:
@@ -93,7 +94,7 @@ class Order:
             yield from self._batches(step, min(steps_at_a_time, len(self) - step))
 
     def _batches(self, step: int, count: int) -> np.ndarray:
-        local = self.global_batch // self.world_size
+        local = self.largest
         first = np.arange(step, step + count)[:, None] * self.global_batch + self.rank * local
         positions = (first + np.arange(local)).reshape(-1)
         return permute(positions, self.size, self.seed, self.epoch).reshape(count, local)
@@ -109,11 +110,11 @@ class Sequential:
 
     def __init__(self, size: int, batch: int, rank: int = 0, world_size: int = 1):
         self.first, self.last = size * rank // world_size, size * (rank + 1) // world_size
-        self.step = batch
+        self.largest = batch
 
     def __len__(self) -> int:
-        return -(-(self.last - self.first) // self.step)
+        return -(-(self.last - self.first) // self.largest)
 
     def __iter__(self):
-        for first in range(self.first, self.last, self.step):
-            yield np.arange(first, min(first + self.step, self.last))
+        for first in range(self.first, self.last, self.largest):
+            yield np.arange(first, min(first + self.largest, self.last))

@@ -20,6 +20,7 @@ class Operation(IntEnum):
 
     ORDER = 0
     CROP_FLIP = 1
+    RESIZED_CROP = 2
 
 
 def philox4x32(counter, key: int) -> np.ndarray:
@@ -40,13 +41,19 @@ def philox4x32(counter, key: int) -> np.ndarray:
     return np.stack([c0, c1, c2, c3])
 
 
-def draw(seed: int, epoch: int, ids, operation: Operation) -> np.ndarray:
+def draw(seed: int, epoch: int, ids, operation: Operation, block: int = 0) -> np.ndarray:
     """Four random 32-bit words for every sample id.
 
-    ids: integers [n] in 0 <= id < 2^64. Returns uint64 [4, n], uniform in 0 <= word < 2^32.
+    ids: integers [n] in 0 <= id < 2^64. block: which four, 0 <= block < 2^16. Returns uint64 [4, n], uniform
+    in 0 <= word < 2^32.
     """
     ids = np.asarray(ids).astype(np.uint64)
-    return philox4x32((ids & _LOW, ids >> _HALF, epoch, int(operation)), seed)
+    return philox4x32((ids & _LOW, ids >> _HALF, epoch, int(operation) + (block << 16)), seed)
+
+
+def uniform(words: np.ndarray, low: float, high: float) -> np.ndarray:
+    """32-bit random words -> float64 in low <= value < high."""
+    return low + words * ((high - low) / 2**32)
 
 
 def below(words: np.ndarray, bounds) -> np.ndarray:

@@ -1,7 +1,10 @@
 import numpy as np
+import pytest
+import scipy.stats
 import torch
+from torchvision.transforms.v2 import RandomResizedCrop
 
-from datasets.augment import CropFlip, apply_crop_flip, crop_flip
+from datasets.augment import CropFlip, apply_crop_flip, center_crop, crop_flip, random_resized_crop
 
 
 def test_parameters_depend_on_the_sample_not_on_the_batch():
@@ -42,3 +45,53 @@ def test_a_window_by_hand():
     image = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
     parameters = CropFlip(np.array([0]), np.array([2]), np.array([True]))
     assert apply_crop_flip(image, parameters, padding=1)[0, 0].tolist() == [[0, 0, 0], [0, 3, 2], [0, 6, 5]]
+
+
+# random-resized crops
+
+
+def _boxes(width, height, count=4000):
+    return random_resized_crop(3, 1, np.arange(count), np.full(count, width), np.full(count, height))
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (100, 40), (64, 300), (3, 3), (1000, 10)])
+def test_boxes_are_distributed_as_torchvision_s(size):
+    """Both draw from the same distribution: a two-sample Kolmogorov-Smirnov test of every figure."""
+    width, height = size
+    ours = _boxes(width, height)
+    image = torch.empty(3, height, width)
+    torch.manual_seed(0)
+    theirs = np.array(
+        [RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(len(ours.top))]
+    ).T
+    for own, other in zip((ours.top, ours.left, ours.height, ours.width), theirs, strict=True):
+        assert scipy.stats.ks_2samp(own, other).pvalue > 1e-4
+    assert (ours.top >= 0).all() and (ours.top + ours.height <= height).all()
+    assert (ours.left >= 0).all() and (ours.left + ours.width <= width).all()
+    assert 0.45 < ours.flip.mean() < 0.55
+
+
+def test_the_largest_box_that_is_allowed_where_no_attempt_fits():
+    crop = _boxes(1000, 10, 5)
+    found = {tuple(map(int, row)) for row in zip(*crop[:4], strict=True)}
+    assert (0, 493, 10, 13) in found, "torchvision's fallback: the whole height, centred"
+
+
+def test_a_box_depends_on_seed_epoch_id_and_size_only():
+    ids = np.array([5, 9, 2**40])
+    sizes = np.array([400, 500, 640]), np.array([300, 375, 480])
+    together = random_resized_crop(1, 2, ids, *sizes)
+    for place in range(3):
+        one = slice(place, place + 1)
+        alone = random_resized_crop(1, 2, ids[one], sizes[0][one], sizes[1][one])
+        assert all(np.array_equal(a, b[one]) for a, b in zip(alone, together, strict=True))
+    for seed, epoch in ((2, 2), (1, 3)):
+        other = random_resized_crop(seed, epoch, ids, *sizes)
+        assert not np.array_equal(other.width, together.width)
+
+
+def test_centre_crops_show_what_resize_and_centre_crop_show():
+    crop = center_crop(np.array([500, 375, 256, 1]), np.array([375, 500, 256, 300]))
+    assert crop.width.tolist() == crop.height.tolist() == [328, 328, 224, 1]
+    assert crop.left.tolist() == [86, 23, 16, 0] and crop.top.tolist() == [23, 86, 16, 149]
+    assert not crop.flip.any()

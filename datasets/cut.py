@@ -1,0 +1,50 @@
+"""A box of an image, resized and mirrored: the pixels behind datasets/augment.py's parameters."""
+
+import cv2
+import numpy as np
+import torch
+
+cv2.setNumThreads(1)  # its callers have threads of their own, one an image
+
+
+def cut(
+    image: np.ndarray,
+    top: int,
+    left: int,
+    height: int,
+    width: int,
+    flip: bool,
+    out: np.ndarray,
+    scale: float = 1.0,
+    antialias: bool = True,
+) -> None:
+    """Put the box of the image into `out`, bilinearly resized.
+
+    image: uint8 [H, W, 3]; out: uint8 [height, width, 3], contiguous. scale: of the image against the one for
+    which the box was planned. antialias: where the box is larger than `out`, average over what becomes one
+    pixel, as Pillow and torchvision do; without it the nearest four count, which is faster and rougher.
+    """
+    if scale != 1.0:
+        limit_height, limit_width = image.shape[:2]
+        top, left = min(round(top * scale), limit_height - 1), min(round(left * scale), limit_width - 1)
+        height = min(max(round(height * scale), 1), limit_height - top)
+        width = min(max(round(width * scale), 1), limit_width - left)
+    box = image[top : top + height, left : left + width]
+    size = out.shape[1::-1]
+    if antialias and (width > size[0] or height > size[1]):
+        small = resized(box, *out.shape[:2])
+        if flip:
+            cv2.flip(small, 1, dst=out)
+        else:
+            np.copyto(out, small)
+    elif flip:
+        cv2.flip(cv2.resize(box, size, interpolation=cv2.INTER_LINEAR), 1, dst=out)
+    else:
+        cv2.resize(box, size, dst=out, interpolation=cv2.INTER_LINEAR)
+
+
+def resized(image: np.ndarray, height: int, width: int, mode: str = "bilinear") -> np.ndarray:
+    """With antialiasing, as Pillow does it: uint8 [H, W, 3] -> uint8 [height, width, 3]."""
+    source = torch.from_numpy(image.copy()).permute(2, 0, 1)[None]  # torch takes no read-only memory
+    small = torch.nn.functional.interpolate(source, (height, width), mode=mode, antialias=True)
+    return small[0].permute(1, 2, 0).contiguous().numpy()

@@ -1,0 +1,293 @@
+"""Folders of images: an index of what there is to learn from, scanned once and kept in a cache folder.
+
+datasets/listing.py says which folders; this reads each file once, judges it, and keeps what was found in
+memory-mapped arrays. A file whose size or time of change is another is read again.
+"""
+
+import argparse
+import decimal
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from common.exits import BadInput
+from datasets import files, images
+from datasets.listing import SHOWN, THREADS, TOGETHER, Listing, look, progress
+
+_FORMAT = 1  # another one where the columns or the judgement of images.inspect() change
+_COLUMNS = {  # a memory-mapped file each, one row an image
+    "labels": "<i8", "widths": "<i4", "heights": "<i4", "plain": "|b1", "bytes": "<i8", "crc32": "<u4",
+    "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
+}  # fmt: skip
+
+
+def fraction(text: str) -> float:
+    """The type of an argument: "0.1%" and "0.001" are 0.001. Raises ArgumentTypeError outside 0..1."""
+    try:
+        value = decimal.Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        if 0 <= value <= 1:
+            return float(value)
+    except ArithmeticError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share like 0.1% or 0.001, in 0..1")
+
+
+class Index:
+    """The good images of a split by id, 0..len-1. Every array has one entry an image and is memory-mapped.
+
+    labels int64; widths and heights int32 (pixels, upright); plain bool (see images.Header); bytes int64,
+    crc32 uint32 and mtimes int64 (nanoseconds) of the files. classes: names by label. excluded: (path,
+    reason) of the bad images. fingerprint: of classes, relative paths, labels, sizes and contents, the same
+    for every copy of the data. Pickles as the name of its folder.
+    """
+
+    def __init__(self, folder: str):
+        inode = os.stat(folder).st_ino
+        with open(os.path.join(folder, "index.json"), encoding="utf-8") as file:
+            meta = json.load(file)
+        if meta["format"] != _FORMAT:
+            raise ValueError(f"its format is {meta['format']}, expected {_FORMAT}")
+        for name, dtype in _COLUMNS.items():
+            column = np.asarray(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode="r"))
+            if column.dtype != dtype or column.ndim != 1 or len(column) != meta["lengths"][name]:
+                raise ValueError(f"{name}.npy is {column.dtype} {list(column.shape)}")
+            setattr(self, name, column)
+        if os.stat(folder).st_ino != inode:
+            raise ValueError("it was replaced while it was opened")
+        self.folder, self.root, self.base, self.split = folder, meta["root"], meta["base"], meta["split"]
+        self.classes, self.fingerprint = tuple(meta["classes"]), meta["fingerprint"]
+        self.stamp, self.checksums, self.bad = meta["stamp"], meta["checksums"], meta["bad"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path(self, id: int) -> str:
+        """Absolute."""
+        if not 0 <= id < len(self):
+            raise IndexError(f"id {id} is not in 0..{len(self) - 1}")
+        return os.path.join(
+            self.base, os.fsdecode(self.names[self.offsets[id] : self.offsets[id + 1]].tobytes())
+        )
+
+    @property
+    def source(self) -> str:
+        return self.base
+
+    @property
+    def excluded(self) -> list[tuple[str, str]]:
+        return [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
+
+    def __reduce__(self):
+        return _reopen, (self.folder, self.fingerprint)
+
+
+def open_index(folder: str) -> Index:
+    """An index as it lies in a cache folder, whatever became of the images since. Raises BadInput."""
+    try:
+        return Index(folder)
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"the index {folder} is damaged or of another version: {error!r}") from error
+
+
+def _reopen(folder: str, fingerprint: str) -> Index:
+    index = open_index(folder)
+    if index.fingerprint != fingerprint:
+        raise BadInput(f"the index {folder} was {fingerprint} and is now {index.fingerprint}: data changed")
+    return index
+
+
+def load(
+    root: str,
+    split: str,
+    cache: str,
+    max_bad: float = 0.0,
+    classes: tuple[str, ...] | None = None,
+    say=print,
+) -> Index:
+    """The index of a split, "train" or "val": from `cache` where no file was changed since, else scanned.
+
+    max_bad: the share of images that may be bad and is left out. classes: those of the train split, whose
+    numbers "val" must use. say: takes a line of text. Of several processes one scans and the others wait.
+    Raises BadInput where there is nothing to learn from, where files cannot be read, for too many bad images.
+    """
+    root = os.path.abspath(files.local_folder(root))
+    name = f"{split}-{hashlib.blake2b(os.fsencode(root), digest_size=6).hexdigest()}"
+    folder = os.path.join(os.path.abspath(cache), name)
+
+    def tell(text: str) -> None:  # file names may hold anything, and the line must print
+        say(" ".join(text.encode("utf-8", "backslashreplace").decode().split()))
+
+    listing = look(root, split, classes, tell)
+    stamp = listing.stamp()
+    index = _intact(folder)
+    if index is None or index.stamp != stamp:
+        try:
+            os.makedirs(cache, exist_ok=True)
+            with files.only_one(cache):
+                index = _intact(folder, tell)
+                if index is None or index.stamp != stamp:
+                    index = _scan(folder, listing, stamp, index, tell)
+        except OSError as error:
+            raise BadInput(
+                f"cannot write the index of {root} to {cache}: {error.strerror or error}"
+            ) from error
+    _judge(index, max_bad, tell)
+    return index
+
+
+def _intact(folder: str, say=None) -> Index | None:
+    """The index, if it is there and every byte is as it was written."""
+    if not os.path.isdir(folder):
+        return None
+    try:
+        index = open_index(folder)
+        for name in _COLUMNS:
+            if zlib.crc32(getattr(index, name)) != index.checksums[name]:
+                raise BadInput(f"the index {folder} is damaged: {name}.npy has another CRC-32")
+        return index
+    except BadInput as error:
+        if say:
+            say(f"{error}: scanning anew")
+        return None
+
+
+def _judge(index: Index, max_bad: float, say) -> None:
+    bad, total = index.excluded, len(index) + len(index.bad)
+    if not bad:
+        return
+    shown = "; ".join(f"{path}: {reason}" for path, reason in bad[:SHOWN])
+    shown += f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    if len(bad) == total:
+        raise BadInput(f"all {total} images of {index.base} are bad: {shown}")
+    if len(bad) / total > max_bad:
+        part = next(part for part in (1000, 100, 10, 1) if len(bad) * part <= total)
+        raise BadInput(
+            f"{len(bad)} of {total} images of {index.base} are bad: {shown}. "
+            f"--max_bad_images {100 / part:g}% would leave out up to {total // part}"
+        )
+    say(f"left out {len(bad)} bad of {total} images of {index.base}: {shown}")
+
+
+def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> Index:
+    """Read what the old index does not know, and write a new one."""
+    count = len(listing.paths)
+    columns = {name: np.zeros(count, _COLUMNS[name]) for name in ("widths", "heights", "plain", "crc32")}
+    bad, unread = {}, {}  # row -> reason
+    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, say)
+
+    def read(first: int) -> int:
+        for row in rows[first : first + TOGETHER].tolist():
+            path = os.path.join(listing.base, listing.paths[row])
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    content = file.read()
+            except OSError as error:
+                unread[row] = error.strerror
+                continue
+            if len(content) != listing.sizes[row]:
+                unread[row] = f"{listing.sizes[row]} bytes when it was listed, {len(content)} when read"
+                continue
+            columns["crc32"][row] = zlib.crc32(content)
+            try:
+                header = images.inspect(content, path)
+            except images.BadImage as error:
+                bad[row] = str(error)
+            else:
+                columns["widths"][row], columns["heights"][row] = header.width, header.height
+                columns["plain"][row] = header.plain
+        return len(rows[first : first + TOGETHER])
+
+    with ThreadPoolExecutor(THREADS) as pool, progress(len(rows), f"scanning {listing.base}") as bar:
+        for done in pool.map(read, range(0, len(rows), TOGETHER)):
+            bar.update(done)
+    good = np.ones(count, dtype=bool)
+    good[[*bad, *unread]] = False
+    encoded = [os.fsencode(listing.paths[row]) for row in np.flatnonzero(good).tolist()]
+    columns |= {"labels": listing.labels, "bytes": listing.sizes, "mtimes": listing.mtimes}
+    columns = {name: column[good] for name, column in columns.items()}
+    columns["names"] = np.frombuffer(b"".join(encoded), np.uint8)
+    columns["offsets"] = np.cumsum([0, *map(len, encoded)])
+    meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes")}
+    meta["stamp"] = "" if unread else stamp
+    sizes, mtimes = listing.sizes.tolist(), listing.mtimes.tolist()
+    meta["bad"] = [(listing.paths[row], sizes[row], mtimes[row], bad[row]) for row in sorted(bad)]
+    index = write_index(folder, columns, **meta)
+    if unread:  # what was read need not be read again
+        shown = "; ".join(f"{listing.paths[row]}: {unread[row]}" for row in sorted(unread)[:SHOWN])
+        raise BadInput(f"{len(unread)} of {count} files in {listing.base} cannot be read: {shown}")
+    return index
+
+
+def _reuse(listing: Listing, old: Index, columns: dict, bad: dict, say) -> np.ndarray:
+    """Fill in what the old index knows of unchanged files; returns the rows of the others."""
+    names, offsets = old.names.tobytes(), old.offsets.tolist()
+    known = {
+        os.fsdecode(names[first:last]): row for row, (first, last) in enumerate(itertools.pairwise(offsets))
+    }
+    known |= {path: len(old) + row for row, (path, *_) in enumerate(old.bad)}
+    source = np.fromiter((known.get(path, -1) for path in listing.paths), np.int64, len(listing.paths))
+    # -1, at the end: what stands for a file that is not known
+    sizes = np.append(old.bytes, [*(size for _, size, _, _ in old.bad), -1])
+    mtimes = np.append(old.mtimes, [*(mtime for _, _, mtime, _ in old.bad), -1])
+    same = (sizes[source] == listing.sizes) & (mtimes[source] == listing.mtimes)
+    fine = same & (source < len(old))
+    for name, column in columns.items():
+        column[fine] = getattr(old, name)[source[fine]]
+    for row in np.flatnonzero(same & ~fine).tolist():
+        bad[row] = old.bad[source[row] - len(old)][3]
+    here = int((source >= 0).sum())
+    added, removed, changed = len(source) - here, len(known) - here, here - int(same.sum())
+    changes = f"{added} files added, {removed} removed, {changed} changed"
+    say(f"{listing.base}: {changes if added or removed or changed else 'the same files, labelled anew'}")
+    return np.flatnonzero(~same)
+
+
+def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> Index:
+    """Put an index in its place, or in that of an older one, whole or not at all; the caller holds the lock.
+
+    columns: those of Index; names: uint8, the relative paths one after another; offsets: where each begins
+    and the last ends. meta: root, base, split, classes, stamp and bad (path, size, mtime, reason). Raises
+    OSError.
+    """
+    cache, name = os.path.split(folder)
+    for left in os.listdir(cache):
+        if left.startswith(f".{name}."):  # of a process that was killed
+            shutil.rmtree(os.path.join(cache, left), ignore_errors=True)
+    columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in _COLUMNS.items()}
+    count = len(columns["labels"])
+    digest = hashlib.blake2b(json.dumps([meta["classes"], count]).encode(), digest_size=16)
+    for column in ("offsets", "names", "labels", "bytes", "crc32"):
+        digest.update(columns[column])
+    meta |= {"format": _FORMAT, "fingerprint": digest.hexdigest()}
+    meta["lengths"] = {name: len(column) for name, column in columns.items()}
+    meta["checksums"] = {name: zlib.crc32(column) for name, column in columns.items()}
+    partial = tempfile.mkdtemp(prefix=f".{name}.", dir=cache)
+    try:
+        for column, content in columns.items():
+            with open(os.path.join(partial, f"{column}.npy"), "wb") as file:
+                np.save(file, content)
+                _flush(file)
+        with open(os.path.join(partial, "index.json"), "w", encoding="utf-8") as file:
+            json.dump(meta, file, indent=1)
+            _flush(file)
+        os.chmod(partial, 0o755)
+        if os.path.exists(folder):
+            os.rename(folder, f"{partial}.old")  # who has it open keeps it
+        os.rename(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(f"{partial}.old", ignore_errors=True)
+    return open_index(folder)
+
+
+def _flush(file) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,261 @@
+"""Encoded images of any kind, made alike: judged without decoding where that is possible, decoded to RGB.
+
+Whole JPEG and PNG files are judged by walking their segments. Everything else is decoded by Pillow, which
+also says what an image is: its RGB pixels, turned the way its Exif orientation says. An image is `plain`
+where every decoder gives those pixels; any other, an engine with a decoder of its own gets through
+normalised().
+"""
+
+import contextlib
+import io
+import os
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
+_KINDS = {  # name ending -> kind of content, as Pillow calls it
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".ppm": "PPM", ".bmp": "BMP", ".pgm": "PPM",
+    ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP",
+}  # fmt: skip
+EXTENSIONS = tuple(_KINDS)  # those of torchvision's ImageFolder, to compare with a name in lower case
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # colour type -> channels
+_JPEG_CHANNELS = {"Gray": 1, "YCbCr": 3, "RGB": 3}
+_JPEG_FRAMES = {0xC0, 0xC1, 0xC2}  # start of frame: Huffman-coded, baseline, extended or progressive
+_ORIENTATION = 0x0112  # Exif tag
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class BadImage(ValueError):
+    """The bytes are not a whole image. The message is the reason, with its values, without the name."""
+
+
+class Header(NamedTuple):
+    """What is known of an image before its pixels are needed."""
+
+    width: int  # pixels, after it was turned by its orientation
+    height: int
+    channels: int  # as stored: 1, 2 (grey with alpha), 3 or 4; a palette counts as 1
+    orientation: int  # Exif's 1..8; 1: upright (also a TIFF, which Pillow turns by itself)
+    plain: bool  # an upright 8-bit JPEG or PNG, grey or RGB: every decoder gives the same pixels
+
+
+def inspect(content: bytes, name: str) -> Header:
+    """Judge a whole file, in microseconds where it is a JPEG or PNG. name: only its ending is looked at.
+
+    A JPEG is taken as whole where it ends in its end marker, and is decoded otherwise. Raises BadImage where
+    it is empty, cut, no image, of another kind than its name says, or larger than MAX_PIXELS.
+    """
+    kind = _kind(content)
+    ending = os.path.splitext(name)[1].lower()
+    if _KINDS.get(ending, kind) != kind:
+        raise BadImage(f"is a {kind}, but its name ends in {ending}")
+    if kind == "JPEG":
+        return _inspect_jpeg(content)
+    if kind == "PNG":
+        return _inspect_png(content)
+    return _inspect_decoded(content, kind)
+
+
+def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -> np.ndarray:
+    """The pixels, uint8 RGB [height, width, 3], C-contiguous and upright. Raises BadImage.
+
+    Grey becomes three equal channels, 16 bits lose the lower 8, alpha is dropped. plain: what inspect() said;
+    such a JPEG is decoded without the GIL and, where `out` (flat uint8) is large enough, into its beginning.
+    """
+    if plain and content.startswith(b"\xff\xd8"):
+        try:
+            height, width, _, _ = simplejpeg.decode_jpeg_header(content)
+            _check_size(width, height)
+            fits = out is not None and out.size >= height * width * 3
+            return simplejpeg.decode_jpeg(content, "RGB", buffer=out if fits else None)
+        except BadImage:
+            raise
+        except Exception:
+            pass  # libjpeg warns: Pillow, which repairs what can be repaired, has the last word
+    image, orientation = _load(content, _kind(content))
+    try:
+        if image.mode.startswith("I"):  # Pillow would clip at 255
+            grey = np.clip(np.asarray(image).astype(np.int32) >> 8, 0, 255).astype(np.uint8)
+            image = Image.fromarray(grey)
+        image.info.pop("transparency", None)  # a palette's alpha, too, is dropped, and without a warning
+        image = image.convert("RGB")
+        return np.array(image.transpose(_TURNS[orientation]) if orientation in _TURNS else image)
+    except Exception as error:
+        raise BadImage(f"cannot be made RGB from mode {image.mode}: {_text(error)}") from error
+
+
+def normalised(content: bytes) -> bytes:
+    """A plain PNG of the pixels of decode(), for an engine whose own decoder would see others. Raises
+    BadImage."""
+    buffer = io.BytesIO()
+    Image.fromarray(decode(content)).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _kind(content: bytes) -> str:
+    """By the first bytes. Raises BadImage where they are those of no image."""
+    head = content[:64]
+    if head.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return "TIFF"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "WEBP"
+    if head[:1] == b"P" and head[1:2] in b"123456" and head[2:3].isspace():
+        return "PPM"
+    if head.startswith(b"BM"):
+        return "BMP"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    if not content:
+        raise BadImage("is empty (0 bytes)")
+    if content.count(0) == len(content):
+        raise BadImage(f"holds nothing but zeros ({len(content)} bytes)")
+    start = head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "ignore").strip()
+    if start and start.replace("\n", " ").replace("\r", " ").replace("\t", " ").isprintable():
+        raise BadImage(f"is text, not an image ({len(content)} bytes): it starts with {start[:40]!r}")
+    raise BadImage(f"is no known kind of image ({len(content)} bytes): it starts with {head[:8].hex(' ')}")
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise BadImage(
+            f"has {width * height / 1e6:.1f} megapixels ({width}x{height}), more than {MAX_PIXELS / 1e6:.1f}"
+        )
+
+
+def _inspect_jpeg(content: bytes) -> Header:
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(content)
+    except Exception:  # it knows fewer subsamplings than libjpeg
+        return _inspect_decoded(content, "JPEG")
+    _check_size(width, height)
+    frame, bits, tagged = _walk_jpeg(content)
+    if frame not in _JPEG_FRAMES or bits != 8 or space not in _JPEG_CHANNELS:
+        return _inspect_decoded(content, "JPEG")
+    if not content.endswith(b"\xff\xd9"):
+        try:  # other bytes may follow the end marker; if it is missing, libjpeg says so
+            simplejpeg.decode_jpeg(content)
+        except Exception as error:
+            raise BadImage(f"is cut or damaged ({_tail(content)}): {_text(error)}") from error
+    orientation = _orientation(_open(content, "JPEG")) if tagged else 1
+    if orientation >= 5:
+        width, height = height, width
+    return Header(width, height, _JPEG_CHANNELS[space], orientation, orientation == 1)
+
+
+def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
+    """(start of frame marker, bits per sample, whether a segment may hold an orientation). The marker is 0
+    where the segments up to the pixels are not in order."""
+    position, frame, bits, tagged = 2, 0, 0, False
+    while position + 5 < len(content) and content[position] == 0xFF:
+        marker = content[position + 1]
+        if marker == 0xDA:  # start of scan
+            return frame, bits, tagged
+        if marker == 0xFF:  # a fill byte
+            position += 1
+            continue
+        end = position + 2 + (content[position + 2] << 8 | content[position + 3])
+        if marker == 0xE1:
+            segment = content[position + 4 : end]
+            tagged = tagged or segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            frame, bits = marker, content[position + 4]
+        position = end
+    return 0, 0, tagged
+
+
+def _inspect_png(content: bytes) -> Header:
+    if content[12:16] != b"IHDR" or len(content) < 33:
+        raise BadImage(f"is cut or damaged ({_tail(content)}): a PNG without its header chunk")
+    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
+    _check_size(width, height)
+    if not width or not height or content[25] not in _PNG_CHANNELS:
+        raise BadImage(f"is damaged: a PNG of {width}x{height} pixels and colour type {content[25]}")
+    plain, tagged = content[24] == 8 and content[25] in (0, 2), False
+    view, position, chunk = memoryview(content), 8, b""
+    while chunk != b"IEND":
+        end = position + 8 + int.from_bytes(content[position : position + 4], "big")
+        if end + 4 > len(content):
+            raise BadImage(f"is cut or damaged ({_tail(content)}): a PNG without its end chunk")
+        chunk = content[position + 4 : position + 8]
+        # The same CRC that a decoder checks: what is refused here would end a run later.
+        if zlib.crc32(view[position + 4 : end]) != int.from_bytes(content[end : end + 4], "big"):
+            raise BadImage(f"is damaged ({_tail(content)}): the PNG chunk at byte {position} has another CRC")
+        if chunk == b"tRNS":
+            plain = False
+        elif chunk == b"eXIf":
+            tagged = True
+        elif chunk in (b"tEXt", b"zTXt", b"iTXt"):  # where ImageMagick puts Exif, and where XMP is
+            tagged = tagged or content.startswith((b"Raw profile type", b"XML:com.adobe.xmp"), position + 8)
+        position = end + 4
+    if tagged:
+        header = _inspect_decoded(content, "PNG")
+        return header._replace(plain=plain and header.orientation == 1)
+    return Header(width, height, _PNG_CHANNELS[content[25]], 1, plain)
+
+
+def _inspect_decoded(content: bytes, kind: str) -> Header:
+    image, orientation = _load(content, kind)
+    width, height = image.size if orientation < 5 else image.size[::-1]
+    return Header(width, height, len(image.getbands()), orientation, False)
+
+
+def _open(content: bytes, kind: str) -> Image.Image:
+    with _reasons(content, kind):
+        image = Image.open(io.BytesIO(content), formats=[kind])
+        _check_size(*image.size)
+        return image
+
+
+def _load(content: bytes, kind: str) -> tuple[Image.Image, int]:
+    """The image decoded by Pillow, not yet turned, and its orientation."""
+    image = _open(content, kind)
+    with _reasons(content, kind):
+        image.load()
+    return image, _orientation(image)
+
+
+@contextlib.contextmanager
+def _reasons(content: bytes, kind: str):
+    """Whatever Pillow raises, and it raises many kinds for a damaged file, becomes BadImage."""
+    try:
+        yield
+    except BadImage:
+        raise
+    except Image.DecompressionBombError as error:
+        raise BadImage(f"has more than {MAX_PIXELS / 1e6:.1f} megapixels: {error}") from error
+    except Exception as error:
+        raise BadImage(f"is not a whole {kind} ({_tail(content)}): {_text(error)}") from error
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # damaged Exif is no reason to refuse the pixels
+        return 1
+    return orientation if orientation in _TURNS else 1
+
+
+def _tail(content: bytes) -> str:
+    zeros = len(content) - len(content.rstrip(b"\0"))
+    return f"{len(content)} bytes" + (f", the last {zeros} of them zeros" if zeros > 8 else "")
+
+
+def _text(error: Exception) -> str:
+    # Pillow puts the address of its buffer into some messages, and some errors have no text
+    return str(error).partition(" <_io")[0] or type(error).__name__

@@ -1,0 +1,222 @@
+"""What lies in folders of images now: paths, labels, sizes and times of change, found without reading a file.
+
+A split of a root folder is the first of these that is there ("val" may also be spelled validation, valid or
+test):
+
+1. <root>/train.txt: a list of lines `relative/path label`, relative to the root or else to <root>/train. The
+   label is a class name or a number;
+2. <root>/train/<class>/**: class folders of any depth, or images of one class directly in <root>/train;
+3. <root>/<class>/**: no folders of splits; then every split is the whole of it.
+
+Classes are numbered in the order of their names, images in the order of their paths. Links are followed.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from common.exits import BadInput
+from datasets import images
+
+THREADS = 16  # more than cores: on a network file system most of them wait
+TOGETHER = 64  # files that a thread takes at a time
+SHOWN = 10  # of a long list in a message
+_SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
+
+
+class Listing(NamedTuple):
+    """What lies in the folders now, in the order of the paths."""
+
+    root: str
+    split: str
+    base: str  # paths are relative to it
+    classes: tuple[str, ...]
+    paths: list[str]
+    labels: np.ndarray  # int64, as are the next
+    sizes: np.ndarray
+    mtimes: np.ndarray
+
+    def stamp(self) -> str:
+        """Of all that can be seen without reading the files."""
+        known = json.dumps([self.base, self.classes, len(self.paths)])
+        digest = hashlib.blake2b(known.encode(), digest_size=16)
+        digest.update(os.fsencode("\0".join(self.paths)))
+        for column in (self.labels, self.sizes, self.mtimes):
+            digest.update(np.ascontiguousarray(column))
+        return digest.hexdigest()
+
+
+def look(root: str, split: str, classes, say) -> Listing:
+    """What a split of a root folder holds, without reading a file. Arguments: those of image_folder.load().
+    Raises BadInput."""
+    if not os.path.isdir(root):
+        raise BadInput(f"{root} does not exist or is not a folder")
+    base, source, spelling = _layout(root, split, say)
+    listed = source != base
+    if listed:
+        paths, names = _read_list(source)
+        folder = os.path.join(root, spelling)
+        if not os.path.exists(os.path.join(root, paths[0])) and os.path.isdir(folder):
+            base = folder
+    else:
+        paths, names = _walk(base, classes, say)
+    classes, labels = _number(names, classes, source, listed)
+    sizes, mtimes = _stat(base, paths)
+    return Listing(root, split, base, classes, paths, labels, sizes, mtimes)
+
+
+def _layout(root: str, split: str, say) -> tuple[str, str, str]:
+    """(base folder, the list or the same folder, the split's spelling)."""
+    for name in _SPLITS[split]:
+        folder, source = os.path.join(root, name), os.path.join(root, f"{name}.txt")
+        if os.path.isfile(source):
+            return root, source, name
+        if os.path.isdir(folder):
+            return folder, folder, name
+    expected = " or ".join(f"{name}/ or {name}.txt" for name in _SPLITS[split])
+    for name in (*_SPLITS["train"], *_SPLITS["val"]):
+        if os.path.isdir(os.path.join(root, name)) or os.path.isfile(os.path.join(root, f"{name}.txt")):
+            raise BadInput(f"{root} has {name}, but no {expected}")
+    say(f"{root} has no {expected}: {split} is the whole folder")
+    return root, root, ""
+
+
+def _walk(base: str, classes, say) -> tuple[list[str], list[str]]:
+    """(paths, the class name of each) of a tree."""
+    paths, others, class_folders, level = [], 0, set(), [("", ())]
+    with ThreadPoolExecutor(THREADS) as pool, progress(None, f"listing {base}") as bar:
+        while level:
+            deeper = []
+            for below, found, other in pool.map(lambda folder: _entries(base, *folder), level):
+                deeper += below
+                paths += found
+                others += other
+                bar.update(len(found))
+            class_folders = class_folders or {folder.rstrip("/") for folder, _ in deeper}
+            level = deeper
+    nested = [path for path in paths if "/" in path]
+    loose = len(paths) - len(nested) if nested else 0
+    if others or loose:
+        say(f"{base}: ignored {others} hidden or other files and {loose} images outside class folders")
+    if not paths:
+        raise BadInput(f"{base} holds no image ({' '.join(images.EXTENSIONS)})")
+    paths = sorted(nested or paths)
+    names = [path.partition("/")[0] if nested else "" for path in paths]
+    empty = sorted(class_folders - set(names)) if nested and classes is None else []
+    if empty:  # left out, they would change the numbers of the others
+        raise BadInput(f"{base}: {len(empty)} class folders hold no image: {', '.join(empty[:SHOWN])}")
+    return paths, names
+
+
+def _entries(base: str, relative: str, above: tuple) -> tuple[list, list[str], int]:
+    """(folders, images, number of other files) of one folder. above: the identities of those it is in."""
+    path = os.path.join(base, relative)
+    folders, found, others = [], [], 0
+    try:
+        above = (*above, _identity(os.stat(path)))
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    others += 1
+                elif entry.is_dir():
+                    if entry.is_symlink() and _identity(entry.stat()) in above:
+                        continue  # a link back up: it would never end
+                    folders.append((f"{relative}{entry.name}/", above))
+                elif entry.name.lower().endswith(images.EXTENSIONS) and (
+                    entry.is_file() or entry.is_symlink()  # a link to nothing is reported as missing
+                ):
+                    found.append(relative + entry.name)
+                else:
+                    others += 1
+    except OSError as error:
+        raise BadInput(f"cannot list {path}: {error.strerror}") from error
+    return folders, found, others
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _read_list(source: str) -> tuple[list[str], list[str]]:
+    """(paths, the label of each as it is written) of a list."""
+    try:
+        with open(source, encoding="utf-8-sig", errors="surrogateescape") as file:
+            # split from the right: a path may hold spaces
+            lines = [line.strip().rsplit(maxsplit=1) for line in file]
+    except OSError as error:
+        raise BadInput(f"cannot read {source}: {error.strerror}") from error
+    for number, words in enumerate(lines, 1):
+        if len(words) == 1:
+            raise BadInput(f"{source}, line {number}: expected `path label`, found {words[0]!r}")
+    lines = sorted(filter(None, lines))
+    if not lines:
+        raise BadInput(f"{source} lists no image")
+    for (path, label), (other, label_too) in itertools.pairwise(lines):
+        if path == other:
+            raise BadInput(f"{source} lists {path} twice, with labels {label} and {label_too}")
+    return [path for path, _ in lines], [label for _, label in lines]
+
+
+def _number(names: list[str], classes, source: str, listed: bool) -> tuple[tuple[str, ...], np.ndarray]:
+    """(classes, labels int64 [n])."""
+    found = set(names)
+    strange = sorted(found - set(classes)) if classes is not None else []
+    if listed and (classes is None or strange) and all(re.fullmatch("-?[0-9]+", name) for name in found):
+        # numbers, and no names that look like numbers
+        numbers = {name: int(name) for name in found}
+        count = len(set(numbers.values()) if classes is None else classes)
+        outside = sorted(number for number in numbers.values() if not 0 <= number < count)
+        if outside:
+            raise BadInput(f"{source}: label {outside[0]} is not in 0..{count - 1} ({count} classes)")
+        classes = map(str, range(count)) if classes is None else classes
+    elif strange:
+        count, owner = names.count(strange[0]), f"class {strange[0]!r}" if strange[0] else "no class folder"
+        raise BadInput(
+            f"{source}: {count} images belong to {owner}, but the train split has {len(classes)} classes: "
+            + ", ".join(classes[:SHOWN])
+        )
+    else:
+        classes = sorted(found) if classes is None else classes
+        numbers = {name: number for number, name in enumerate(classes)}
+    return tuple(classes), np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
+
+
+def _stat(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """(sizes, mtimes in nanoseconds) of files. Raises BadInput where some are missing."""
+
+    def states(first: int) -> np.ndarray:
+        part = np.full((min(TOGETHER, len(paths) - first), 2), -1, dtype=np.int64)
+        for row, path in enumerate(paths[first : first + TOGETHER]):
+            try:
+                status = os.stat(os.path.join(base, path))
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                part[row] = status.st_size, status.st_mtime_ns
+        return part
+
+    parts = []
+    with ThreadPoolExecutor(THREADS) as pool, progress(len(paths), f"looking through {base}") as bar:
+        for part in pool.map(states, range(0, len(paths), TOGETHER)):
+            parts.append(part)
+            bar.update(len(part))
+    sizes, mtimes = np.concatenate(parts).T
+    missing = np.flatnonzero(sizes < 0)
+    if len(missing):
+        shown = ", ".join(paths[row] for row in missing[:SHOWN])
+        raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {shown}")
+    return sizes, mtimes
+
+
+def progress(total: int | None, text: str) -> tqdm:
+    """A bar that counts images."""
+    # Not a terminal: one line every 10 s, so that a long scan is not taken for a hang.
+    return tqdm(total=total, desc=text, unit="image", delay=2, mininterval=10 * (not os.isatty(2)))

@@ -1,0 +1,92 @@
+"""How fast the backends are on this machine and these data, and what that means for a job."""
+
+import itertools
+import sys
+import time
+
+import torch
+
+from datasets import loaders
+from datasets.plan import Plan
+
+_SECONDS = 2.0  # each backend, after its first batches
+HEAD = 8  # batches that are measured, again and again
+_WARM_UP = 2  # batches: starting processes and pipelines is not what an epoch costs
+_ENOUGH = 0.03  # share of waiting below which nothing is gained
+
+
+def rates(
+    store, plan: Plan, device: torch.device, workers: int | None = None, seconds: float = _SECONDS
+) -> dict[str, float]:
+    """Backend -> images/s of this process, for every backend that is available and reads data.
+
+    The same batches, one backend after the other, over and over for some seconds each. What they read was
+    read before, so the files are in the page cache where there is room: this compares engines, not disks.
+    """
+    plan = Head(plan)
+    for batch in itertools.islice(plan, HEAD):
+        for id in batch.ids:
+            store.image(id)
+    found = {}
+    for backend, reason in loaders.backends(device).items():
+        if reason is None and backend != "synthetic":
+            with loaders.build(backend, store, plan, device, workers) as loader:
+                found[backend] = rate(loader, seconds)
+    return found
+
+
+def rate(loader, seconds: float) -> float:
+    """Images/s that a loader delivers when nothing else is done, over so many seconds or the whole epoch."""
+    count, begin = 0, None
+    for step, (images, _) in enumerate(loader):
+        if images.is_cuda:
+            torch.cuda.synchronize()
+        if step < _WARM_UP:
+            begin = time.perf_counter()
+            continue
+        count += len(images)
+        if time.perf_counter() - begin > seconds:
+            break
+    return count / (time.perf_counter() - begin)
+
+
+def text(found: dict[str, float]) -> str:
+    """ "threads 812, dali 401 images/s"."""
+    ordered = sorted(found, key=found.get, reverse=True)
+    return ", ".join(f"{backend} {found[backend]:.0f}" for backend in ordered) + " images/s"
+
+
+def advice(loader, backend: str, seconds: float, workers: int | None = None) -> str:
+    """One sentence on what waiting for data cost, and which backend would cut it.
+
+    loader: that of a training which took `seconds` and is over. Where it waited for more than 3 %, the
+    backends are measured for some seconds each.
+    """
+    share = loader.waited / seconds
+    said = f"the device waited for data for {share:.1%} of the training time with {backend}"
+    if share < _ENOUGH or backend == "synthetic":
+        return f"{said}: another backend would not make it faster"
+    found = rates(loader.engine.store, loader.plan, loader.to_device.device, workers)
+    best = max(found, key=found.get)
+    if found[best] <= 1.05 * found[backend]:
+        return (
+            f"{said}; none here is faster ({text(found)}): try more --workers, or a --pack of decoded images"
+        )
+    left = loader.waited * found[backend] / found[best]
+    left /= seconds - loader.waited + left
+    return f"{said}; {best} would have cut that to about {left:.1%} ({text(found)})"
+
+
+class Head:
+    """A plan's first batches, over and over."""
+
+    def __init__(self, plan: Plan):
+        plan.set_epoch(1)
+        self.size, self.largest = plan.size, plan.largest
+        self.batches = list(itertools.islice(plan, HEAD))
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __iter__(self):
+        return itertools.cycle(self.batches)

@@ -1,0 +1,227 @@
+"""A data set in memory-mapped files, which all processes of a node share: decoded once, or as it was.
+
+A pack is a folder of Arrow IPC files of 512 samples each and meta.json. The columns are height and width
+(uint32, pixels), crc32 (uint32, of the content) and content (large_binary): the pixels uint8 [height, width,
+3] or the encoded bytes. Arrow's files are mapped without a copy, and unlike LMDB's they may be open twice and
+survive a fork; tests/benchmarks/containers.py has the figures of both against a plain mapped file.
+"""
+
+import concurrent.futures
+import itertools
+import json
+import os
+import shutil
+import zlib
+
+import numpy as np
+from tqdm import tqdm
+
+from common.exits import BadInput
+from datasets import files, images
+from datasets.cut import resized
+from datasets.stores.files import FileStore
+
+FORMS = ("decoded", "encoded")
+_META = "meta.json"
+_VERSION = 1
+_TOGETHER = 512  # samples a file: what a kill may cost, and 100 MB of memory while building
+_THREADS_PER_CORE = 2  # while some read, others decode
+
+
+class PackStore:
+    """The images of a pack that build() made. index: of the same data set.
+
+    Raises BadInput where there is none, it is not whole, or it holds another data set.
+    """
+
+    def __init__(self, path: str, index):
+        self.path, self.index, self._parts = path, index, {}
+        self.meta = _read_meta(path)
+        if not self.meta.get("whole"):
+            raise BadInput(f"{path} is no finished pack of version {_VERSION}: build it again")
+        self.form = self.meta["form"]
+        if self.meta["fingerprint"] != index.fingerprint:
+            raise BadInput(
+                f"the pack {path} holds another data set: its fingerprint is {self.meta['fingerprint']}, "
+                f"that of {index.root} is {index.fingerprint}"
+            )
+
+    def image(self, id: int, scratch: np.ndarray | None = None) -> np.ndarray:
+        """Without a copy where the form is "decoded": it cannot be written to."""
+        height, width, _, content = self._sample(id)
+        if self.form == "decoded":
+            return content.reshape(height, width, 3)
+        try:
+            return images.decode(content.tobytes(), bool(self.index.plain[id]), scratch)
+        except images.BadImage as error:
+            raise BadInput(f"cannot decode {self.index.path(id)} of {self.path}: {error}") from error
+
+    def encoded(self, id: int) -> bytes:
+        content = self._sample(id)[3].tobytes()
+        return content if self.index.plain[id] else images.normalised(content)
+
+    def verify(self) -> None:
+        """Read everything. Raises BadInput that names what is not as it was written."""
+        bad = []
+        for id in tqdm(range(len(self.index)), desc=f"checking {self.path}", unit="image", mininterval=1):
+            _, _, checksum, content = self._sample(id)
+            if zlib.crc32(content) != checksum:
+                bad.append(self.index.path(id))
+        if bad:
+            raise BadInput(f"{len(bad)} of {len(self.index)} images in {self.path} are damaged: {bad[:10]}")
+
+    def close(self) -> None:
+        self._parts = {}
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"_parts": {}}
+
+    def _sample(self, id: int) -> tuple[int, int, int, np.ndarray]:
+        """(height, width, crc32, content: uint8 [bytes])."""
+        part = self._parts.get(id // _TOGETHER)
+        if part is None:  # threads may do this twice: the same is put there
+            part = self._parts[id // _TOGETHER] = _mapped(_part(self.path, id // _TOGETHER))
+        heights, widths, checksums, offsets, contents = part
+        row = id % _TOGETHER
+        return heights[row], widths[row], checksums[row], contents[offsets[row] : offsets[row + 1]]
+
+
+def build(
+    index, path: str, form: str = "decoded", short_side: int = 256, threads: int | None = None
+) -> PackStore:
+    """The pack at the folder `path`, made from the files where it is not there or holds something else.
+
+    form: "decoded" scales images whose short side is longer down to short_side pixels; "encoded" keeps the
+    files' bytes. One that was interrupted goes on where it stopped, and what is not whole is never read. Of
+    several processes one builds and the others wait. Raises BadInput where there is no room, with the sizes.
+    """
+    if form not in FORMS:
+        raise BadInput(f"form {form!r} is none of {', '.join(FORMS)}")
+    wanted = {"version": _VERSION, "fingerprint": index.fingerprint, "form": form, "count": len(index)}
+    wanted["short_side"] = short_side if form == "decoded" else 0
+    parent = os.path.dirname(os.path.abspath(path))
+    try:
+        os.makedirs(parent, exist_ok=True)
+        with files.only_one(parent):
+            if _read_meta(path) != wanted | {"whole": True}:
+                _fill(index, path, wanted, threads or _THREADS_PER_CORE * (os.cpu_count() or 1))
+    except OSError as error:
+        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}") from error
+    return PackStore(path, index)
+
+
+def size_of(index, form: str, short_side: int) -> int:
+    """Bytes of a pack, about."""
+    if form == "encoded":
+        return int(index.bytes.sum(dtype=np.int64))
+    widths, heights = index.widths.astype(np.float64), index.heights.astype(np.float64)
+    scale = np.minimum(1, short_side / np.minimum(widths, heights))
+    return int((3 * np.rint(widths * scale) * np.rint(heights * scale)).sum())
+
+
+def _fill(index, path: str, wanted: dict, threads: int) -> None:
+    if _read_meta(path) != wanted | {"whole": False}:
+        shutil.rmtree(path, ignore_errors=True)
+        os.makedirs(path)
+        _write_meta(path, wanted | {"whole": False})
+    count = -(-len(index) // _TOGETHER)
+    missing = [part for part in range(count) if not os.path.exists(_part(path, part))]
+    size = size_of(index, wanted["form"], wanted["short_side"]) * len(missing) / max(1, count)
+    free = shutil.disk_usage(path).free
+    if size > free:
+        raise BadInput(
+            f"a pack of {len(index)} images needs {size / 1e9:.2f} GB at {path}, {free / 1e9:.2f} GB are free"
+        )
+    bar = tqdm(
+        total=len(index), initial=min(len(index), (count - len(missing)) * _TOGETHER), unit="image",
+        desc=f"packing {index.split}", mininterval=10 * (not os.isatty(2)) or 0.1,
+    )  # fmt: skip
+    with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
+        for part in missing:
+            ids = range(part * _TOGETHER, min((part + 1) * _TOGETHER, len(index)))
+            samples = pool.map(_sample, itertools.repeat(FileStore(index)), ids, itertools.repeat(wanted))
+            rows = []
+            for row in samples:
+                rows.append(row)
+                bar.update()
+            _write(_part(path, part), rows)
+    _write_meta(path, wanted | {"whole": True})
+
+
+def _sample(store: FileStore, id: int, wanted: dict) -> tuple[int, int, int, bytes]:
+    height, width = int(store.index.heights[id]), int(store.index.widths[id])
+    if wanted["form"] == "encoded":
+        content = store.read(id)
+    else:
+        image = store.image(id)
+        scale = wanted["short_side"] / min(height, width)
+        if scale < 1:
+            height, width = round(height * scale), round(width * scale)
+            image = resized(image, height, width, "bicubic")  # sharper: it is enlarged again
+        content = image.tobytes()
+    return height, width, zlib.crc32(content), content
+
+
+def _part(path: str, number: int) -> str:
+    return os.path.join(path, f"{number:06}.arrow")
+
+
+def _write(path: str, rows: list[tuple[int, int, int, bytes]]) -> None:
+    arrow = _arrow()
+    types = arrow.uint32(), arrow.uint32(), arrow.uint32(), arrow.large_binary()
+    columns = [arrow.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
+    batch = arrow.record_batch(columns, names=["height", "width", "crc32", "content"])
+    with _whole(path) as file, arrow.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _mapped(path: str) -> tuple[np.ndarray, ...]:
+    """(heights, widths, checksums, offsets, contents) of one file, none of them copied."""
+    arrow = _arrow()
+    try:
+        batch = arrow.ipc.open_file(arrow.memory_map(path)).get_batch(0)
+    except (OSError, arrow.ArrowInvalid) as error:
+        raise BadInput(f"{path} is no part of a pack: {error}") from error
+    _, offsets, contents = batch.column("content").buffers()
+    columns = (batch.column(name).to_numpy() for name in ("height", "width", "crc32"))
+    return *columns, np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
+
+
+def _read_meta(path: str) -> dict:
+    try:
+        with open(os.path.join(path, _META), encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return {}
+
+
+def _write_meta(path: str, meta: dict) -> None:
+    with _whole(os.path.join(path, _META)) as file:
+        file.write(json.dumps(meta).encode())
+
+
+class _whole:
+    """Open for writing a file that appears under its name when it is whole and on the disk."""
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def __enter__(self):
+        self.file = open(f"{self.path}.partial", "wb")
+        return self.file
+
+    def __exit__(self, kind, *_):
+        with self.file:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        if kind is None:
+            os.replace(f"{self.path}.partial", self.path)
+
+
+def _arrow():
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError as error:
+        raise BadInput("packs need Arrow: pip install pyarrow") from error
+    return pyarrow

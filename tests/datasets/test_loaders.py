@@ -1,0 +1,342 @@
+"""Every engine and store: the same samples and boxes, nearly the same pixels, nothing left behind."""
+
+import io
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from common.exits import BadInput
+from datasets import image_folder, loaders
+from datasets.loaders import measure
+from datasets.loaders.synthetic import SyntheticIndex
+from datasets.order import Order, Sequential
+from datasets.plan import Plan
+from datasets.stores import pack
+from datasets.stores.files import FileStore
+from tests.conftest import ROOT, finish, start
+
+CPU = torch.device("cpu")
+SIZES = [(320, 240), (201, 333), (64, 48), (500, 90), (97, 400), (224, 224), (31, 31), (333, 335)]
+BACKENDS = ["pytorch", "threads", pytest.param("dali", marks=pytest.mark.skipif(
+    loaders.backends(CPU)["dali"] is not None, reason=f"{loaders.backends(CPU)['dali']}"
+))]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """train/ and val/ of photographs in odd sizes, grey, CMYK, palette and turned ones among them."""
+    root = tmp_path_factory.mktemp("images")
+    photographs = [Image.fromarray(image) for image in load_sample_images().images]
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 40), ("val", 21)):
+        for number in range(count):
+            target = root / split / f"class_{number % 3}"
+            target.mkdir(parents=True, exist_ok=True)
+            whole, (width, height) = photographs[number % 2], SIZES[number % len(SIZES)]
+            left, top = (
+                draw.integers(whole.width - width + 1),
+                draw.integers(max(1, whole.height - height + 1)),
+            )
+            image = whole.crop((left, top, left + width, top + height))
+            kind, exif = number % 10, Image.Exif()
+            if kind == 3:
+                image.convert("L").save(target / f"{number:03}.jpg", quality=95)
+            elif kind == 5:
+                image.convert("CMYK").save(target / f"{number:03}.jpg", quality=95)
+            elif kind == 6:
+                image.convert("P").save(target / f"{number:03}.png")
+            elif kind == 7:
+                exif[0x0112] = 6
+                image.save(target / f"{number:03}.jpg", quality=95, exif=exif)
+            else:
+                image.save(target / f"{number:03}.jpg", quality=95)
+    return root
+
+
+@pytest.fixture(scope="module")
+def index(folder, tmp_path_factory):
+    return image_folder.load(str(folder), "train", str(tmp_path_factory.mktemp("cache")))
+
+
+def plan_of(index, batch=8, rank=0, world_size=1, size=64) -> Plan:
+    return Plan(index, Order(len(index), batch, 7, rank, world_size), size, augment=True)
+
+
+def epoch_of(loader, epoch=1, start_step=0, steps=None):
+    """(images uint8-like float [n, 3, s, s] in 0..255, labels) of the steps, and the receipt's sums."""
+    loader.set_epoch(epoch, start_step)
+    mean, std = (
+        torch.tensor(each).view(1, 3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    batches = []
+    for number, (images, labels) in enumerate(loader):
+        assert images.dtype == torch.float32 and images.is_contiguous(memory_format=torch.channels_last)
+        batches.append(((images * std + mean) * 255, labels.clone()))
+        if steps and number + 1 == steps:
+            break
+    return batches, loader.receipt.take()
+
+
+@pytest.fixture(scope="module")
+def reference(index):
+    """The receipt's sums of epoch 1, from the plan alone."""
+    from datasets.receipt import Receipt
+
+    plan, receipt = plan_of(index), Receipt()
+    plan.set_epoch(1)
+    for batch in plan:
+        receipt.add(batch.ids, batch.labels, batch.crops)
+    return receipt.take()
+
+
+@pytest.fixture(scope="module")
+def packs(index, tmp_path_factory):
+    root = tmp_path_factory.mktemp("packs")
+    made = {form: pack.build(index, str(root / form), form, short_side=128) for form in pack.FORMS}
+    return made | {"files": FileStore(index)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", ["files", "encoded", "decoded"])
+def test_the_same_data_from_every_engine_and_store(backend, form, index, packs, reference):
+    with loaders.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
+        batches, sums = epoch_of(loader)
+        assert torch.equal(sums, reference) and len(batches) == len(loader) == 5
+        again, _ = epoch_of(loader)
+        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(batches, again, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pixels_are_those_of_pillow(backend, index, packs):
+    """Decoded, cut and resized by Pillow, with antialiasing; grey, CMYK, palettes and turned images, too."""
+    plan = plan_of(index, size=96)
+    with loaders.build(backend, packs["files"], plan, CPU, 2) as loader:
+        batches, _ = epoch_of(loader)
+    plan.set_epoch(1)
+    worst_mean, worst_ratio, means = 0.0, float("inf"), []
+    for planned, (images, labels) in zip(plan, batches, strict=True):
+        assert labels.tolist() == index.labels[planned.ids].tolist()
+        for row, id in enumerate(planned.ids):
+            image = Image.open(io.BytesIO(packs["files"].encoded(id))).convert("RGB")
+            top, left, height, width, flip = (int(column[row]) for column in planned.crops)
+            box = (left, top, left + width, top + height)
+            expected = np.asarray(
+                image.crop(box).resize((96, 96), Image.Resampling.BILINEAR), dtype=np.float64
+            )
+            expected = expected[:, ::-1] if flip else expected
+            difference = np.abs(images[row].permute(1, 2, 0).numpy() - expected)
+            means.append(difference.mean())
+            worst_ratio = min(worst_ratio, 10 * np.log10(255**2 / max(1e-9, (difference**2).mean())))
+    worst_mean = max(means)
+    assert worst_mean < 2 and worst_ratio >= 30, (worst_mean, worst_ratio)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_processes_deliver_the_parts_of_one(world_size, index, packs, reference):
+    total = torch.zeros_like(reference)
+    for rank in range(world_size):
+        plan = plan_of(index, rank=rank, world_size=world_size)
+        with loaders.build("threads", packs["files"], plan, CPU, 2) as loader:
+            total += epoch_of(loader)[1]
+    assert torch.equal(total, reference)
+
+
+def test_the_backend_may_change_in_the_middle_of_an_epoch(index, packs, reference):
+    """Left in the middle, and gone on with another one, in another form, at that step."""
+    with loaders.build("dali" if loaders.backends(CPU)["dali"] is None else "pytorch", packs["files"],
+                       plan_of(index), CPU, 2) as first:  # fmt: skip
+        begun = epoch_of(first, steps=2)[1]
+    with loaders.build("threads", packs["encoded"], plan_of(index), CPU, 2) as second:
+        rest = epoch_of(second, start_step=2)[1]
+    assert torch.equal(torch.cat([begun, rest]), reference)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_sample_once_in_an_evaluation_that_does_not_divide(backend, folder, tmp_path):
+    val = image_folder.load(str(folder), "val", str(tmp_path))
+    seen = []
+    for rank in range(2):
+        plan = Plan(val, Sequential(len(val), 4, rank, 2), 32)
+        with loaders.build(backend, FileStore(val), plan, CPU, 1) as loader:
+            for _ in range(2):  # a second evaluation is the first
+                batches = [labels.clone() for _, labels in loader]
+            assert [len(each) for each in batches] == ([4, 4, 2] if rank == 0 else [4, 4, 3])
+            seen += torch.cat(batches).tolist()
+    assert seen == val.labels.tolist()
+
+
+def test_abandoned_epochs_leave_no_batch_for_the_next(index, packs, reference):
+    for backend in ("pytorch", "threads", "dali"):
+        if loaders.backends(CPU)[backend]:
+            continue
+        with loaders.build(backend, packs["files"], plan_of(index), CPU, 2) as loader:
+            for steps in (1, 3):
+                epoch_of(loader, epoch=2, steps=steps)
+            assert torch.equal(epoch_of(loader)[1], reference), backend
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_image_that_went_bad_is_named(backend, folder, tmp_path):
+    """After the scan: cut short, which its size shows, and with other bytes of the same length."""
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", folder, copy], check=True)
+    index = image_folder.load(str(copy), "train", str(tmp_path / "cache"))
+    victim = Path(index.path(11))
+    good = victim.read_bytes()
+    for content, reason in ((good[:-100], "bytes"), (os.urandom(len(good)), "decode")):
+        victim.write_bytes(content)
+        with loaders.build(backend, FileStore(index), plan_of(index), CPU, 2) as loader:
+            with pytest.raises(BadInput, match=rf"{reason}.*{victim.name}|{victim.name}.*{reason}"):
+                epoch_of(loader)
+            victim.write_bytes(good)
+            assert len(epoch_of(loader)[0]) == 5, "the next epoch is whole"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_left_behind(backend, index, packs):
+    threads = threading.active_count()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    memory = set(os.listdir("/dev/shm"))
+    loader = loaders.build(backend, packs["files"], plan_of(index), CPU, 2)
+    epoch_of(loader, steps=2)
+    loader.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and (
+        {child.pid for child in psutil.Process().children(recursive=True)} - before
+        or threading.active_count() > threads
+    ):
+        time.sleep(0.05)
+    assert threading.active_count() <= threads
+    assert not {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert not {name for name in os.listdir("/dev/shm") if name.startswith("torch_")} - memory
+
+
+SCRIPT = """
+import sys, torch
+from datasets import image_folder, loaders
+from datasets.order import Order
+from datasets.plan import Plan
+from datasets.stores.files import FileStore
+
+if __name__ == "__main__":
+    index = image_folder.load(sys.argv[1], "train", sys.argv[2])
+    plan = Plan(index, Order(len(index), 8, 0), 64, augment=True)
+    loader = loaders.build(sys.argv[3], FileStore(index), plan, torch.device("cpu"), 2)
+    for epoch in range(10**6):
+        loader.set_epoch(epoch)
+        for images, labels in loader:
+            print("step", flush=True)
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_workers_end_with_the_process(backend, number, folder, tmp_path):
+    """On Ctrl-C, and where nobody could clean up."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{SCRIPT}")
+    process = start(script, folder, tmp_path / "cache", backend)
+    assert "step" in process.stdout.readline()
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    finish(process, None, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=15)
+    assert not alive
+
+
+# names
+
+
+def test_other_spellings_and_what_is_not_there():
+    assert loaders.named("syntetic", CPU) == "synthetic"
+    with pytest.raises(BadInput, match=r"data_backend nonsense: .* available here: pytorch, "):
+        loaders.named("nonsense", CPU)
+    with pytest.raises(BadInput, match=r"dali-gpu: it needs a GPU; available here: .*threads"):
+        loaders.named("dali-gpu", CPU)
+
+
+def test_synthetic_has_the_plan_s_labels_and_no_receipt_of_real_data(index, reference):
+    with loaders.build("synthetic", None, plan_of(index), CPU) as loader:
+        batches, sums = epoch_of(loader)
+    assert len(batches) == 5 and not torch.equal(sums, reference)
+    big = SyntheticIndex(1_281_167)
+    with loaders.build("synthetic", None, plan_of(big, batch=16), CPU) as loader:
+        images, _ = next(iter(loader))
+        assert images.shape == (16, 3, 64, 64)
+
+
+def test_the_fastest_is_measured(index, packs):
+    found = measure.rates(packs["files"], plan_of(index), CPU, 2, seconds=0.2)
+    assert set(found) == {name for name, reason in loaders.backends(CPU).items() if not reason} - {
+        "synthetic"
+    }
+    assert all(rate > 0 for rate in found.values())
+    assert "threads" in measure.text(found)
+
+
+# packs
+
+
+def test_a_pack_is_used_again_and_never_for_other_data(index, folder, tmp_path, capfd):
+    path = str(tmp_path / "pack")
+    pack.build(index, path, short_side=64)
+    parts = {name: os.stat(os.path.join(path, name)).st_mtime_ns for name in os.listdir(path)}
+    assert not [name for name in parts if name.endswith(".partial")]
+    pack.build(index, path, short_side=64).verify()
+    assert {name: os.stat(os.path.join(path, name)).st_mtime_ns for name in os.listdir(path)} == parts
+    val = image_folder.load(str(folder), "val", str(tmp_path / "cache"))
+    with pytest.raises(BadInput, match=rf"another data set.*{index.fingerprint}.*{val.fingerprint}"):
+        pack.PackStore(path, val)
+    with pytest.raises(BadInput, match="no finished pack"):
+        pack.PackStore(str(tmp_path / "nothing"), index)
+    assert len(pack.build(val, path, short_side=64).index) == 21, "made anew"
+
+
+def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "_TOGETHER", 8)
+    path, write, written = str(tmp_path / "pack"), pack._write, []
+
+    def failing(part, rows):
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        written.append(part)
+        write(part, rows)
+
+    monkeypatch.setattr(pack, "_write", failing)
+    with pytest.raises(BadInput, match=r"cannot write the pack .* No space left"):
+        pack.build(index, path)
+    with pytest.raises(BadInput, match="no finished pack"):
+        pack.PackStore(path, index)
+    monkeypatch.setattr(pack, "_write", lambda part, rows: (written.append(part), write(part, rows)))
+    pack.build(index, path).verify()
+    assert len(written) == len(set(written)) == 5, "no part twice"
+
+
+def test_a_flipped_bit_in_a_pack_is_found(index, tmp_path):
+    path = str(tmp_path / "pack")
+    store = pack.build(index, path, "encoded")
+    store.close()
+    part = Path(path) / "000000.arrow"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 4
+    part.write_bytes(content)
+    with pytest.raises(BadInput, match=r"1 of 40 images in .* are damaged: \['"):
+        pack.PackStore(path, index).verify()
+
+
+def test_a_pack_without_room_is_refused_with_sizes(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        pack.shutil, "disk_usage", lambda path: os.statvfs_result and type("U", (), {"free": 10})()
+    )
+    with pytest.raises(BadInput, match=r"a pack of 40 images needs 0\.\d\d GB at .*, 0\.00 GB are free"):
+        pack.build(index, str(tmp_path / "pack"))
