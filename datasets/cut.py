@@ -4,6 +4,8 @@ import cv2
 import numpy as np
 import torch
 
+_ROUGH = 1.08  # up to so much smaller the nearest four pixels do: below 2 / 255 on the sharpest photographs
+
 cv2.setNumThreads(1)  # its callers have threads of their own, one an image
 
 
@@ -21,8 +23,8 @@ def cut(
     """Put the box of the image into `out`, bilinearly resized.
 
     image: uint8 [H, W, 3]; out: uint8 [height, width, 3], contiguous. scale: of the image against the one for
-    which the box was planned. antialias: where the box is larger than `out`, average over what becomes one
-    pixel, as Pillow and torchvision do; without it the nearest four count, which is faster and rougher.
+    which the box was planned. antialias: average over what becomes one pixel, as Pillow
+    and torchvision do; without it the nearest four pixels count, at half the cost.
     """
     if scale != 1.0:
         limit_height, limit_width = image.shape[:2]
@@ -30,14 +32,11 @@ def cut(
         height = min(max(round(height * scale), 1), limit_height - top)
         width = min(max(round(width * scale), 1), limit_width - left)
     box = image[top : top + height, left : left + width]
+    smaller = max(height / out.shape[0], width / out.shape[1])
+    if antialias and smaller > _ROUGH:
+        box = resized(box, *out.shape[:2])
     size = out.shape[1::-1]
-    if antialias and (width > size[0] or height > size[1]):
-        small = resized(box, *out.shape[:2])
-        if flip:
-            cv2.flip(small, 1, dst=out)
-        else:
-            np.copyto(out, small)
-    elif flip:
+    if flip:
         cv2.flip(cv2.resize(box, size, interpolation=cv2.INTER_LINEAR), 1, dst=out)
     else:
         cv2.resize(box, size, dst=out, interpolation=cv2.INTER_LINEAR)

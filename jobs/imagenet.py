@@ -21,6 +21,7 @@ import time
 
 import torch
 import torchvision
+from torchvision.transforms import v2
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
 from common import arguments, evaluation, exits, metrics, process_group, recovery
@@ -51,6 +52,9 @@ def parsed():
         type=image_folder.fraction,
         default=0.0,
         help="leave out as many: 0.1%% (default: 0)",
+    )
+    parser.add_argument(
+        "--antialias", type=arguments.boolean, default=True, help="false: rougher and faster resizing"
     )
     parser.add_argument("--image_size", type=arguments.positive_int, default=224, help="default: 224")
     # model
@@ -100,7 +104,10 @@ def parsed():
     recovery.add_arguments(parser)
     # distributed
     process_group.add_arguments(parser)
-    return arguments.parse(parser)
+    args = arguments.parse(parser)
+    if args.evaluate and args.resume in ("auto", "never"):
+        raise exits.BadInput("--evaluate needs --resume PATH: the checkpoint to evaluate")
+    return args
 
 
 def loaded(args, device, rank, world_size, log):
@@ -133,12 +140,16 @@ def loaded(args, device, rank, world_size, log):
         )
     val_plan = Plan(val_index, Sequential(len(val_index), local_batch, rank, world_size), args.image_size)
     if backend == "auto":
-        rates = measure.rates(train_store, train_plan, device, args.workers) if rank == 0 else {}
+        rates = (
+            measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
+            if rank == 0
+            else {}
+        )
         backend = process_group.from_first(max(rates, key=rates.get, default=None))
         log.say(f"data_backend auto: {backend} of {measure.text(rates)}")
     args.data_backend = backend
-    train_loader = loaders.build(backend, train_store, train_plan, device, args.workers)
-    val_loader = loaders.build(backend, val_store, val_plan, device, args.workers)
+    train_loader = loaders.build(backend, train_store, train_plan, device, args.workers, args.antialias)
+    val_loader = loaders.build(backend, val_store, val_plan, device, args.workers, args.antialias)
     return train_index, train_loader, val_index, val_loader
 
 
@@ -195,7 +206,7 @@ def main():
     loss_function = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     mixup = None
     if args.mixup:
-        mixup = torchvision.transforms.v2.MixUp(alpha=args.mixup, num_classes=len(train_index.classes))
+        mixup = v2.MixUp(alpha=args.mixup, num_classes=len(train_index.classes))
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     state["receipt"] = train_loader.receipt
     evaluated = model

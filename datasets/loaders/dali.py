@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from common.exits import BadInput
-from datasets.plan import Plan
+from datasets.plan import Batch, Plan
 
-_AHEAD = 2  # batches that DALI works on while one is used
+_AHEAD = 3  # batches that are in work while one is used
+_TOGETHER = 8  # images that a thread reads in one task
 # nvJPEG's buffers for the largest image of ImageNet: without the padding they grow, and free, while training
 _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
 
@@ -66,14 +67,23 @@ class Dali:
         try:
             while True:
                 while len(waiting) < _AHEAD and (batch := next(batches, None)):
-                    waiting.append((batch, [self._readers.submit(self._content, id) for id in batch.ids]))
+                    waiting.append((batch, self._reading(batch)))
                 if not waiting:
                     return
                 batch, contents = waiting.popleft()
-                yield batch, [content.result() for content in contents]
+                yield batch, [content for task in contents for content in task.result()]
         finally:
             for _, contents in waiting:
                 concurrent.futures.wait(contents)
+
+    def _reading(self, batch: Batch) -> list[concurrent.futures.Future]:
+        """Tasks that read the batch's images in order, some a task."""
+        return [
+            self._readers.submit(
+                lambda ids: [self._content(id) for id in ids], batch.ids[first : first + _TOGETHER]
+            )
+            for first in range(0, len(batch.ids), _TOGETHER)
+        ]
 
     def _content(self, id: int) -> np.ndarray:
         if self.store.form == "decoded":
@@ -81,8 +91,8 @@ class Dali:
         return np.frombuffer(self.store.encoded(id), np.uint8)
 
     def _source(self) -> tuple:
-        """What DALI asks for before it works on a batch: images, corners, sizes, flips and ids. Raises
-        StopIteration at the end of the epoch."""
+        """What DALI asks for before it works on a batch: images, corners and sizes of the boxes, sizes of
+        what becomes of them, and ids. Raises StopIteration at the end of the epoch."""
         batch, contents = next(self._inputs)
         self._in_flight.append(batch)
         crops = batch.crops
@@ -93,8 +103,9 @@ class Dali:
             scale = stored[:, :1] / self.store.index.heights[batch.ids][:, None]
             anchors = np.minimum(np.rint(anchors * scale).astype(np.int64), stored - 1)
             shapes = np.clip(np.rint(shapes * scale).astype(np.int64), 1, stored - anchors)
-        columns = anchors.astype(np.int32), shapes.astype(np.int32), crops.flip.astype(np.int32), batch.ids
-        return contents, *columns
+        sizes = np.full(shapes.shape, self._built_for[0], np.float32)
+        sizes[crops.flip, 1] *= -1  # a negative width mirrors
+        return contents, anchors.astype(np.int32), shapes.astype(np.int32), sizes, batch.ids
 
     def _culprit(self, error: RuntimeError) -> Exception:
         """Which file it was: DALI does not know their names."""
@@ -126,7 +137,7 @@ class Dali:
             exec_pipelined=True,
         )
         with pipeline:
-            contents, anchors, shapes, flips, ids = fn.external_source(self._source, num_outputs=5)
+            contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5)
             box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
             if self.store.form == "decoded":
                 cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **box)
@@ -137,9 +148,7 @@ class Dali:
                 )  # fmt: skip
             else:
                 cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
-            resized = fn.resize(
-                cut, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=self.antialias
-            )
-            pipeline.set_outputs(fn.flip(resized, horizontal=flips), ids)
+            resized = fn.resize(cut, size=sizes, interp_type=types.INTERP_LINEAR, antialias=self.antialias)
+            pipeline.set_outputs(resized, ids)
         pipeline.build()
         return pipeline

@@ -2,7 +2,10 @@
 
 import torch
 
-_TOGETHER = 1 << 18  # values normalised at a time on the CPU: what stays in its cache
+try:
+    import cv2
+except ImportError:  # a GPU does without
+    cv2 = None
 
 
 class ToDevice:
@@ -18,10 +21,14 @@ class ToDevice:
         self._scale = 1 / (255 * torch.tensor(std, device=device).view(1, -1, 1, 1))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
+        levels = torch.arange(256, dtype=torch.uint8, device=device).view(-1, 1, 1, 1)
+        levels = levels.expand(-1, len(mean), 1, 1)
+        # [256, C]: what each value of each channel becomes
+        self._table = self._normalised(levels).reshape(256, -1).cpu().numpy()
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._stream is None:
-            return self._normalised_in_parts(images), labels
+            return self._looked_up(images), labels
         current = torch.cuda.current_stream(self.device)
         if images.is_cuda:
             self._stream.wait_stream(current)  # an engine on the GPU has put them there
@@ -50,12 +57,13 @@ class ToDevice:
         images = images.to(self._shift.dtype).sub_(self._shift).mul_(self._scale)
         return images.contiguous(memory_format=torch.channels_last)
 
-    def _normalised_in_parts(self, images: torch.Tensor) -> torch.Tensor:
-        """Three passes over memory would cost more than the arithmetic."""
-        result = torch.empty(
-            images.shape, dtype=self._shift.dtype, memory_format=torch.channels_last, device=self.device
-        )
-        together = max(1, _TOGETHER // max(1, images[0].numel())) if len(images) else 1
-        for target, source in zip(result.split(together), images.split(together), strict=True):
-            target.copy_(source).sub_(self._shift).mul_(self._scale)
-        return result
+    def _looked_up(self, images: torch.Tensor) -> torch.Tensor:
+        """The same numbers from a table, in one pass over memory instead of three."""
+        rows = images.permute(0, 2, 3, 1)
+        if cv2 is None or not rows.is_contiguous() or not len(rows):
+            return self._normalised(images)
+        count, height, width, channels = rows.shape
+        result = torch.empty(rows.shape, dtype=self._shift.dtype)
+        flat = count * height, width, channels
+        cv2.LUT(rows.view(flat).numpy(), self._table[None], dst=result.view(flat).numpy())
+        return result.permute(0, 3, 1, 2)

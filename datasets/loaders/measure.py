@@ -16,7 +16,12 @@ _ENOUGH = 0.03  # share of waiting below which nothing is gained
 
 
 def rates(
-    store, plan: Plan, device: torch.device, workers: int | None = None, seconds: float = _SECONDS
+    store,
+    plan: Plan,
+    device: torch.device,
+    workers: int | None,
+    seconds: float = _SECONDS,
+    antialias: bool = True,
 ) -> dict[str, float]:
     """Backend -> images/s of this process, for every backend that is available and reads data.
 
@@ -30,7 +35,7 @@ def rates(
     found = {}
     for backend, reason in loaders.backends(device).items():
         if reason is None and backend != "synthetic":
-            with loaders.build(backend, store, plan, device, workers) as loader:
+            with loaders.build(backend, store, plan, device, workers, antialias) as loader:
                 found[backend] = rate(loader, seconds)
     return found
 

@@ -25,7 +25,7 @@ class Threads:
     def __init__(self, store, workers: int, pinned: bool = False, antialias: bool = True):
         self.store, self.pinned, self.antialias = store, pinned, antialias
         self.workers = workers
-        self._pool = concurrent.futures.ThreadPoolExecutor(self.workers, "loader")
+        self._pool = _pool(self.workers)
         self._ring: list[torch.Tensor] = []
         self._own = threading.local()
 
@@ -93,3 +93,15 @@ class Threads:
         if scratch is None or len(scratch) < needed:
             scratch = self._own.scratch = np.empty(needed, np.uint8)
         return scratch
+
+
+def _pool(workers: int) -> concurrent.futures.ThreadPoolExecutor:
+    """Threads in which torch does not start threads of its own: for one image they cost more than they do."""
+    threads = torch.get_num_threads()
+    begun = threading.Barrier(workers)
+    pool = concurrent.futures.ThreadPoolExecutor(
+        workers, "loader", initializer=lambda: (torch.set_num_threads(1), begun.wait())
+    )
+    concurrent.futures.wait([pool.submit(int) for _ in range(workers)])
+    torch.set_num_threads(threads)  # what a thread sets, those that begin later take over
+    return pool

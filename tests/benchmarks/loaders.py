@@ -1,0 +1,848 @@
+"""How fast images arrive: our loaders beside torchvision, DALI, FFCV and others, on the same images.
+
+    python -m tests.benchmarks.loaders                              all rows; about ten minutes on two cores
+    python -m tests.benchmarks.loaders --images 128 --rounds 1 --only torchvision,threads    does it work?
+    python -m tests.benchmarks.loaders --python ffcv=.venv-ffcv/bin/python       rows ffcv-* with that Python
+
+What is not installed is left out, and the reason printed. To have all of it:
+
+    pip install nvidia-dali-cuda120 webdataset mosaicml-streaming litdata
+    apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ && pip install ffcv
+
+Some of these ask for other versions of NumPy than the rest: give them a virtual environment of their own that
+also has torch, torchvision, psutil and tqdm, and name its interpreter with --python.
+
+The work: JPEGs cut from scikit-learn's two photographs, RandomResizedCrop(224), mirrored with a probability
+of 1/2, shuffled, in batches of 64 on the CPU, by two threads or worker processes on two cores. float32 is
+normalised and [n, 3, 224, 224]; some deliver that as channels_last. Everybody has made files of their own
+from the same images before, and they are in the page cache.
+
+The method: each row is a process of its own, with nothing of the others in it. After an epoch to warm up, in
+which is checked what is delivered, come the rounds. In each of them every row has its turn, alone: whole
+epochs for a second at least, then a pause until its threads are idle. What a pipeline has made ready while
+others were measured is thrown away before its clock starts. Ratios are of two rows in one round; shown are
+their median and range over the rounds. How much of the CPU other processes had meanwhile is said at the end.
+
+What to know of the rows:
+
+- "threads" and "pack" are ours; rows that end in "plain" resize without antialiasing.
+- FFCV encodes its JPEGs anew, so they have fewer bytes than the files that others read (what it reads is
+  printed), and always averages over areas. Its raw images have 256 pixels on the longer side, those of our
+  pack on the shorter one.
+- DALI's own reader hands out its buffers, without a copy.
+- Our jobs tell glibc to keep the memory that they free; here all rows do, with --keep_memory, or none.
+- An epoch of 512 images is short. What a library does at its beginning weighs more here than with ImageNet;
+  --images 4096 shows how much.
+"""
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+from tqdm import tqdm
+
+from common import allocator
+from tests.benchmarks.machine import describe
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SIZES = {44: (400, 325), 116: (500, 375)}  # kilobytes of a JPEG, about -> its width and height
+TOLERANCE = 0.05  # of those kilobytes
+CLASSES = 10
+SIDE, BATCH, WORKERS = 224, 64, 2
+SHARDS = 8  # files a data set is cut into, where a library wants it
+SECONDS = 1.0  # of a turn, at least
+MEMORY_SHARE, MEMORY_BATCH = 32, 128  # in-memory images for each of --images
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+INSTALL = {  # module -> how to get it
+    "nvidia": "pip install nvidia-dali-cuda120",
+    "ffcv": "apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ && pip install ffcv",
+    "webdataset": "pip install webdataset",
+    "streaming": "pip install mosaicml-streaming",
+    "litdata": "pip install litdata",
+}
+VERSIONS = (
+    "torch", "numpy", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "pyarrow",
+    "nvidia-dali-cuda120", "ffcv", "numba", "webdataset", "mosaicml-streaming", "litdata",
+)  # fmt: skip
+
+
+# The images.
+
+
+def pictures(size: tuple[int, int], count: int, seed: int):
+    """Photographs of so many pixels: 0.7 to 1 of the largest box of that shape, anywhere in one of two."""
+    from sklearn.datasets import load_sample_images
+
+    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    random = np.random.default_rng(seed)
+    for place in range(count):
+        photograph = photographs[place % len(photographs)]
+        scale = random.uniform(0.7, 1) * min(photograph.width / size[0], photograph.height / size[1])
+        width, height = scale * size[0], scale * size[1]
+        left, top = random.uniform(0, photograph.width - width), random.uniform(0, photograph.height - height)
+        box = left, top, left + width, top + height
+        yield photograph.resize(size, Image.Resampling.BICUBIC, box=box)
+
+
+def encoded(picture: Image.Image, quality: int, subsampling: str) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=quality, subsampling=subsampling)
+    return buffer.getvalue()
+
+
+def setting(sample: list[Image.Image], kilobytes: float) -> tuple[int, str]:
+    """(quality, subsampling) with which a JPEG of these pictures has so many kilobytes on average."""
+    for subsampling in ("4:2:0", "4:4:4"):
+        means, low, high = {}, 50, 99
+        while low <= high:  # more quality, more bytes
+            quality = (low + high) // 2
+            means[quality] = sum(len(encoded(picture, quality, subsampling)) for picture in sample)
+            means[quality] /= 1000 * len(sample)
+            low, high = (quality + 1, high) if means[quality] < kilobytes else (low, quality - 1)
+        best = min(means, key=lambda quality: abs(means[quality] - kilobytes))
+        if abs(means[best] / kilobytes - 1) < TOLERANCE:
+            return best, subsampling
+    raise ValueError(f"no quality gives {kilobytes} KB: {means}")
+
+
+def write_images(root: str, size: tuple[int, int], kilobytes: float, count: int) -> str:
+    """JPEGs in 10 folders in train/ and, an eighth as many, in val/. Returns what they are, as text."""
+    quality, subsampling = setting(list(pictures(size, min(count, 128), seed=0)), kilobytes)
+    sizes = []
+    for seed, (split, number) in enumerate((("train", count), ("val", max(CLASSES, count // 8)))):
+        for place, picture in enumerate(pictures(size, number, seed)):
+            folder = os.path.join(root, split, f"class{place % CLASSES}")
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, f"{place:06}.jpg"), "wb") as file:
+                sizes.append(file.write(encoded(picture, quality, subsampling)))
+    mean = statistics.mean(sizes[:count]) / 1000
+    if abs(mean / kilobytes - 1) > TOLERANCE:
+        raise ValueError(f"the images have {mean:.1f} KB on average, expected {kilobytes}")
+    return f"{count} images of {size[0]}x{size[1]} pixels and {mean:.1f} KB, quality {quality}, {subsampling}"
+
+
+# The rows: batches() runs an epoch and yields tensors of images.
+
+
+class Row:
+    def __init__(self, folder: str, count: int):
+        self.folder, self.count = folder, count  # images that an epoch delivers
+        self.images = os.path.join(folder, "images", "train")
+        self.reads = None  # bytes of an image, where they are not those of the files
+
+    def batches(self):
+        raise NotImplementedError
+
+    def drop_ahead(self) -> None:
+        """Throw away what is ready before it was asked for."""
+
+    def labelled(self) -> list[tuple[str, int]]:
+        """(path, label) of every image, in an order that has nothing to do with the classes."""
+        from torchvision.datasets import ImageFolder
+
+        samples = ImageFolder(self.images).samples
+        return [samples[place] for place in np.random.default_rng(0).permutation(len(samples))]
+
+
+def transforms(to_float=None):
+    """What a DataLoader's worker does with an image of Pillow, or with a tensor, if to_float is for those."""
+    from torchvision import transforms
+
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(SIDE, antialias=True),
+            transforms.RandomHorizontalFlip(),
+            to_float or transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def data_loader(dataset, batch: int = BATCH, kind=torch.utils.data.DataLoader, **options):
+    return kind(
+        dataset, batch_size=batch, num_workers=WORKERS, persistent_workers=True, drop_last=True, **options
+    )
+
+
+class Loader(Row):
+    """What has a DataLoader in self.loader, of which the first part of a batch is the images."""
+
+    def batches(self):
+        for batch in self.loader:
+            yield batch[0]
+
+
+class Torchvision(Loader):
+    """As PyTorch's own ImageNet example does it: Pillow, and torchvision's transforms in worker processes."""
+
+    def __init__(self, *data):
+        from torchvision.datasets import ImageFolder
+
+        super().__init__(*data)
+        self.loader = data_loader(ImageFolder(self.images, transforms()), shuffle=True)
+
+
+class Ours(Row):
+    """A loader of ours. form: of a pack; None reads the files. uint8: what the engine gives, as it is."""
+
+    def __init__(
+        self, *data, backend: str, form: str | None = None, antialias: bool = True, uint8: bool = False
+    ):
+        from datasets import image_folder, loaders
+        from datasets.order import Order
+        from datasets.plan import Plan
+        from datasets.stores import pack
+        from datasets.stores.files import FileStore
+
+        super().__init__(*data)
+        cache = os.path.join(self.folder, "index")
+        index = image_folder.load(os.path.join(self.folder, "images"), "train", cache)
+        path = os.path.join(self.folder, f"{form}.pack")
+        store = pack.build(index, path, form) if form else FileStore(index)
+        self.reads = form and pack.size_of(index, form, 256) / len(index)
+        plan = Plan(index, Order(len(index), BATCH, 0), SIDE, augment=True)
+        self.loader = loaders.build(backend, store, plan, torch.device("cpu"), WORKERS, antialias)
+        self.epoch, self.uint8 = 0, uint8
+
+    def batches(self):
+        self.loader.set_epoch(self.epoch)
+        self.epoch += 1
+        if self.uint8:
+            for _, images in self.loader.engine.run(self.loader.plan):
+                yield images
+        else:
+            for images, _ in self.loader:
+                yield images
+
+
+class DaliReader(Row):
+    """DALI with its own file reader, order and boxes."""
+
+    AHEAD = 2
+
+    def __init__(self, *data, antialias: bool = True, uint8: bool = False):
+        from nvidia.dali import Pipeline, fn, types
+
+        super().__init__(*data)
+        self.pipeline = Pipeline(BATCH, WORKERS, device_id=None, seed=0, prefetch_queue_depth=self.AHEAD)
+        with self.pipeline:
+            contents, _ = fn.readers.file(file_root=self.images, random_shuffle=True)
+            images = fn.decoders.image_random_crop(contents, output_type=types.RGB)
+            images = fn.resize(
+                images, size=[SIDE, SIDE], interp_type=types.INTERP_LINEAR, antialias=antialias
+            )
+            mirrored = fn.random.coin_flip()
+            if uint8:
+                images = fn.flip(images, horizontal=mirrored)
+            else:
+                images = fn.crop_mirror_normalize(
+                    images, mirror=mirrored, dtype=types.FLOAT, output_layout="CHW",
+                    mean=[255 * value for value in MEAN], std=[255 * value for value in STD],
+                )  # fmt: skip
+            self.pipeline.set_outputs(images)
+        self.pipeline.build()
+
+    def batches(self, count: int | None = None):
+        for _ in range(count or self.count // BATCH):
+            (images,) = self.pipeline.run()
+            yield torch.from_dlpack(images.as_tensor())
+
+    def drop_ahead(self) -> None:
+        for _ in self.batches(self.AHEAD):
+            pass
+
+
+class FFCV(Row):
+    """FFCV's own file. mode: "jpg" (encoded anew with quality 90) or "raw". resolution: of the longer side.
+
+    On the CPU its NormalizeImage must come before ToTensor; the result is the same.
+    """
+
+    def __init__(self, *data, mode: str, resolution: int, uint8: bool = False):
+        from ffcv.fields import IntField, RGBImageField
+        from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
+        from ffcv.loader import Loader, OrderOption
+        from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
+        from ffcv.writer import DatasetWriter
+        from torchvision.datasets import ImageFolder
+
+        super().__init__(*data)
+        path = os.path.join(self.folder, f"{mode}.beton")
+        if not os.path.exists(path):
+            field = RGBImageField(write_mode=mode, max_resolution=resolution, jpeg_quality=90)
+            writer = DatasetWriter(
+                f"{path}.partial", {"image": field, "label": IntField()}, num_workers=WORKERS
+            )
+            writer.from_indexed_dataset(ImageFolder(self.images))
+            os.rename(f"{path}.partial", path)
+        mean, std = 255 * np.array(MEAN), 255 * np.array(STD)
+        steps = [RandomResizedCropRGBImageDecoder((SIDE, SIDE)), RandomHorizontalFlip()]
+        steps += [] if uint8 else [NormalizeImage(mean, std, np.float32)]
+        steps += [ToTensor(), ToTorchImage()]
+        self.loader = Loader(
+            path, batch_size=BATCH, num_workers=WORKERS, os_cache=True, order=OrderOption.RANDOM, seed=0,
+            pipelines={"image": steps},
+        )  # fmt: skip
+        self.reads = float(self.loader.reader.alloc_table["size"].mean())
+
+    def batches(self):
+        for images, _ in self.loader:
+            yield images
+
+
+class WebDataset(Loader):
+    """Shards that are tar files of the same JPEGs, Pillow, torchvision's transforms."""
+
+    def __init__(self, *data):
+        import webdataset
+
+        super().__init__(*data)
+        paths = [os.path.join(self.folder, f"{number}.tar") for number in range(SHARDS)]
+        samples = self.labelled()
+        for number, path in enumerate(paths):
+            with webdataset.TarWriter(path) as writer:
+                for image, label in samples[number::SHARDS]:
+                    key = os.path.splitext(os.path.basename(image))[0]
+                    with open(image, "rb") as file:
+                        writer.write({"__key__": key, "jpg": file.read(), "cls": label})
+        dataset = webdataset.WebDataset(paths, shardshuffle=SHARDS).shuffle(1000)
+        self.loader = data_loader(dataset.decode("pil").to_tuple("jpg", "cls").map_tuple(transforms()))
+
+
+class Streaming(Loader):
+    """mosaicml-streaming: MDS shards of the same JPEGs, Pillow, torchvision's transforms."""
+
+    def __init__(self, *data):
+        import streaming
+
+        super().__init__(*data)
+        path = os.path.join(self.folder, "mds")
+        with streaming.MDSWriter(out=path, columns={"image": "jpeg", "label": "int"}) as writer:
+            for image, label in self.labelled():
+                with Image.open(image) as opened:  # its file is copied
+                    writer.write({"image": opened, "label": label})
+        collate = partial(_transformed, transforms())
+        dataset = streaming.StreamingDataset(local=path, shuffle=True, batch_size=BATCH)
+        self.loader = data_loader(dataset, kind=streaming.StreamingDataLoader, collate_fn=collate)
+
+
+def _transformed(transform, samples: list[dict]) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.stack([transform(sample["image"].convert("RGB")) for sample in samples])
+    return images, torch.tensor([int(sample["label"]) for sample in samples])
+
+
+class LitData(Loader):
+    """Chunks of the same JPEGs, which it decodes itself to tensors, torchvision's transforms on those."""
+
+    def __init__(self, *data):
+        super().__init__(*data)
+        for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER", "LITDATA_CACHE_DIR"):
+            os.environ[name] = os.path.join(self.folder, name.lower())  # it empties them
+        import litdata
+        from torchvision.transforms import ConvertImageDtype
+
+        path = os.path.join(self.folder, "litdata")
+        litdata.optimize(
+            _opened, self.labelled(), output_dir=path, chunk_size=self.count // SHARDS, num_workers=1
+        )
+        transform = transforms(ConvertImageDtype(torch.float32))
+        dataset = litdata.StreamingDataset(
+            path, shuffle=True, drop_last=True, transform=partial(_first_transformed, transform)
+        )
+        self.loader = data_loader(dataset, kind=litdata.StreamingDataLoader)
+
+
+def _opened(sample: tuple[str, int]) -> tuple[Image.Image, int]:
+    return Image.open(sample[0]), sample[1]
+
+
+def _first_transformed(transform, sample):
+    return transform(sample[0]), sample[1]
+
+
+class Memory(Row):
+    """A set of CIFAR's shape, padded, cropped and mirrored by our loader."""
+
+    def __init__(self, folder: str, count: int):
+        from datasets.image_set import ImageSet
+        from datasets.loaders.memory import MemoryLoader
+        from datasets.order import Order
+
+        super().__init__(folder, MEMORY_SHARE * count)
+        images = torch.from_numpy(_cifar_shaped(self.count)).permute(0, 3, 1, 2).contiguous()
+        labels = torch.arange(self.count) % CLASSES
+        data = ImageSet(images, labels, CLASSES, CIFAR_MEAN, CIFAR_STD, padding=4, flip=True, source="random")
+        order = Order(self.count, MEMORY_BATCH, 0)
+        self.loader = MemoryLoader(data, order, torch.device("cpu"), augment=True)
+        self.epoch = 0
+
+    def batches(self):
+        self.loader.set_epoch(self.epoch)
+        self.epoch += 1
+        for images, _ in self.loader:
+            yield images
+
+
+class MemoryTorchvision(Loader):
+    """The same arrays, each an image of Pillow as in torchvision.datasets.CIFAR10, in worker processes."""
+
+    def __init__(self, folder: str, count: int):
+        from torchvision import transforms
+
+        super().__init__(folder, MEMORY_SHARE * count)
+        steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+        steps += [transforms.ToTensor(), transforms.Normalize(CIFAR_MEAN, CIFAR_STD)]
+        dataset = _Arrays(_cifar_shaped(self.count), transforms.Compose(steps))
+        self.loader = data_loader(dataset, MEMORY_BATCH, shuffle=True)
+
+
+class _Arrays(torch.utils.data.Dataset):
+    def __init__(self, images: np.ndarray, transform):
+        self.images, self.transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, id: int) -> tuple[torch.Tensor, int]:
+        return self.transform(Image.fromarray(self.images[id])), id % CLASSES
+
+
+def _cifar_shaped(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), np.uint8)
+
+
+class Device(Row):
+    """The last stage by itself: a batch of uint8 images becomes normalised float32. ours: ToDevice, given the
+    batch as engines leave it; otherwise ToTensor and Normalize for each image of Pillow, and stacked."""
+
+    def __init__(self, folder: str, count: int, ours: bool):
+        from torchvision import transforms
+
+        from datasets.loaders.device import ToDevice
+
+        super().__init__(folder, BATCH)
+        pixels = np.random.default_rng(0).integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
+        self.images = (
+            torch.from_numpy(pixels).permute(0, 3, 1, 2) if ours else list(map(Image.fromarray, pixels))
+        )
+        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+        self.to_device, self.labels = ToDevice(torch.device("cpu"), MEAN, STD), torch.zeros(BATCH)
+        self.ours = ours
+
+    def batches(self):
+        if self.ours:
+            yield self.to_device(self.images, self.labels)[0]
+        else:
+            yield torch.stack([self.transform(image) for image in self.images])
+
+
+READER = "DALI CPU, its own reader"
+OURS = "ours: threads, from"
+ROWS = {  # name -> what it is, how it is made
+    "torchvision": ("torchvision: Pillow, transforms, DataLoader", Torchvision),
+    "dali-reader": (READER, DaliReader),
+    "dali-reader-plain": (f"{READER}, plain resize", partial(DaliReader, antialias=False)),
+    "dali-reader-uint8": (f"{READER}, uint8", partial(DaliReader, uint8=True)),
+    "threads": (f"{OURS} files", partial(Ours, backend="threads")),
+    "threads-plain": (f"{OURS} files, plain resize", partial(Ours, backend="threads", antialias=False)),
+    "threads-encoded-pack": (f"{OURS} a pack of JPEGs", partial(Ours, backend="threads", form="encoded")),
+    "pack": (f"{OURS} a decoded pack", partial(Ours, backend="threads", form="decoded")),
+    "pack-uint8": (
+        f"{OURS} a decoded pack, uint8",
+        partial(Ours, backend="threads", form="decoded", uint8=True),
+    ),
+    "dali": ("ours: DALI CPU through the plan", partial(Ours, backend="dali")),
+    "pytorch": ("ours: DataLoader through the plan", partial(Ours, backend="pytorch")),
+    "ffcv-jpeg": ("FFCV, JPEG (quality 90, 512)", partial(FFCV, mode="jpg", resolution=512)),
+    "ffcv-raw": ("FFCV, raw 256", partial(FFCV, mode="raw", resolution=256)),
+    "ffcv-raw-uint8": ("FFCV, raw 256, uint8", partial(FFCV, mode="raw", resolution=256, uint8=True)),
+    "webdataset": ("webdataset, tar files", WebDataset),
+    "streaming": ("mosaicml-streaming, MDS shards", Streaming),
+    "litdata": ("litdata, chunks", LitData),
+}
+WITHOUT_FILES = {
+    "memory-torchvision": ("CIFAR shapes: torchvision, DataLoader", MemoryTorchvision),
+    "memory": ("CIFAR shapes: ours, in memory", Memory),
+    "device-torchvision": ("last stage: ToTensor and Normalize", partial(Device, ours=False)),
+    "device": ("last stage: ours", partial(Device, ours=True)),
+}
+ALL = ROWS | WITHOUT_FILES
+
+
+class Figure(NamedTuple):
+    """How much faster one row is to be than another; targets by kilobytes, 0 for rows without files."""
+
+    text: str
+    row: str
+    reference: str
+    targets: dict[int, float | None]
+
+
+def both(target: float | None) -> dict[int, float | None]:
+    return dict.fromkeys(SIZES, target)
+
+
+FIGURES = [
+    Figure("threads from JPEG / torchvision", "threads", "torchvision", {44: 4.0, 116: 2.8}),
+    Figure("threads from JPEG / DALI CPU", "threads", "dali-reader", {44: 2.4, 116: 1.7}),
+    Figure("the same, plain resize / torchvision", "threads-plain", "torchvision", both(None)),
+    Figure("the same, plain resize / DALI CPU, plain", "threads-plain", "dali-reader-plain", both(None)),
+    Figure("decoded pack, uint8 / torchvision (float32)", "pack-uint8", "torchvision", both(20)),
+    Figure("decoded pack, uint8 / DALI CPU (float32)", "pack-uint8", "dali-reader", both(10)),
+    Figure("decoded pack, uint8 / DALI CPU, uint8", "pack-uint8", "dali-reader-uint8", both(None)),
+    Figure("threads from JPEG / FFCV JPEG", "threads", "ffcv-jpeg", both(1.5)),
+    Figure("decoded pack / FFCV raw 256, uint8", "pack-uint8", "ffcv-raw-uint8", both(2.5)),
+    Figure("decoded pack / FFCV raw 256, float32", "pack", "ffcv-raw", both(2.0)),
+    Figure("DALI CPU through our plan / its own reader", "dali", "dali-reader", both(1.0)),
+    Figure("in-memory set / torchvision", "memory", "memory-torchvision", {0: 25}),
+    Figure("device stage / ToTensor and Normalize", "device", "device-torchvision", {0: 4.0}),
+]
+
+
+# In the process of a row.
+
+
+def work(name: str, folder: str, count: int, keep_memory: bool) -> None:
+    """Make a row, say what it delivers, then measure a turn for every line that comes in."""
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print goes to the log
+    if keep_memory:
+        allocator.keep_memory()
+
+    def say(answer: dict) -> None:
+        print(json.dumps(answer), file=channel, flush=True)
+
+    try:
+        row = ALL[name][1](folder, count)
+        kinds = [described(images) for images in row.batches()]
+        delivered = sum(number for number, _ in kinds)
+        if delivered != row.count:
+            raise ValueError(f"an epoch has {delivered} images, expected {row.count}")
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ImportError) and error.name and error.name.partition(".")[0] in INSTALL:
+            reason = f"not installed: {INSTALL[error.name.partition('.')[0]]}"
+        say({"skipped": reason})
+        return
+    say({"delivers": kinds[0][1], "reads": row.reads, "versions": versions()})
+    for _ in sys.stdin:
+        row.drop_ahead()
+        images, seconds, begin = 0, 0.0, time.perf_counter()
+        while seconds < SECONDS:
+            for batch in row.batches():
+                images += len(batch)
+            seconds = time.perf_counter() - begin
+        say({"seconds": seconds, "images": images})
+
+
+def described(images: torch.Tensor) -> tuple[int, str]:
+    """(images, "float32 NCHW") of a batch. Raises ValueError where it is not what was asked for."""
+    shape, values = tuple(images.shape[1:]), images.float()
+    mean, std = float(values.mean()), float(values.std())
+    if images.dtype == torch.float32:
+        good = shape in {(3, SIDE, SIDE), (3, 32, 32)} and abs(mean) < 1.5 and 0.3 < std < 3
+    else:
+        good = images.dtype == torch.uint8 and shape in {(3, SIDE, SIDE), (SIDE, SIDE, 3)}
+        good = good and 30 < mean < 225 and std > 20
+    if not good:
+        raise ValueError(f"it delivers {images.dtype} {list(images.shape)}, mean {mean:.2f}, std {std:.2f}")
+    layout = "NHWC" if shape[-1] == 3 else "NCHW" + ", channels_last" * (not images.is_contiguous())
+    return len(images), f"{str(images.dtype).removeprefix('torch.')} {layout}"
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in VERSIONS:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+# In the process that was started.
+
+
+class Process:
+    """A row at work. `answer` is what it said at first."""
+
+    def __init__(self, name: str, folder: str, options: argparse.Namespace):
+        self.name, self.log = name, os.path.join(folder, f"{name}.log")
+        temporary = os.path.join(folder, "tmp")
+        os.makedirs(temporary, exist_ok=True)
+        command = [options.python.get(name, sys.executable), "-m", "tests.benchmarks.loaders"]
+        command += [f"--row={name}", f"--folder={folder}", f"--images={options.images}"]
+        command += ["--keep_memory"] * options.keep_memory
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                env=os.environ | {"TMPDIR": temporary, "OMP_NUM_THREADS": str(WORKERS)},
+            )  # fmt: skip
+        try:
+            self.answer = self._listen()
+        except ChildProcessError as error:
+            self.answer = {"skipped": str(error)}
+        except BaseException:
+            self.close()
+            raise
+
+    def measure(self) -> tuple[float, float]:
+        """(seconds an image, cores that other processes used) in one turn; waits until it is idle again."""
+        busy, own = machine_seconds(), self._cpu_seconds()
+        with contextlib.suppress(BrokenPipeError):  # _listen() knows why
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        answer = self._listen()
+        others = machine_seconds() - busy - (self._cpu_seconds() - own)
+        before = None
+        while before is None or self._cpu_seconds() - before > 0.02:
+            before = self._cpu_seconds()
+            time.sleep(0.1)
+        return answer["seconds"] / answer["images"], max(0.0, others / answer["seconds"])
+
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            for process in self._tree():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def _listen(self) -> dict:
+        line = self.process.stdout.readline()
+        if line:
+            return json.loads(line)
+        with open(self.log) as file:
+            last = [text.strip() for text in file if text.strip()][-1:]
+        raise ChildProcessError(f"{self.name} ended with {self.process.wait()}: {' '.join(last)}")
+
+    def _tree(self) -> list[psutil.Process]:
+        process = psutil.Process(self.process.pid)
+        return [*process.children(recursive=True), process]
+
+    def _cpu_seconds(self) -> float:
+        total = 0.0
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:2])
+        return total
+
+
+def machine_seconds() -> float:
+    """CPU seconds that all processes have used, and what other machines on the same hardware took."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+
+
+def measured(title: str, names: list[str], folder: str, options: argparse.Namespace) -> dict:
+    """Row -> {"delivers", "seconds": of an image, "others": cores, one each a round} or {"skipped": why}."""
+    rows, processes = {}, []
+    try:
+        bar = tqdm(names, desc=f"{title}: preparing", unit="row", leave=False)
+        for name in bar:
+            bar.set_postfix_str(name)
+            process = Process(name, folder, options)
+            processes.append(process)
+            rows[name] = process.answer | {"seconds": [], "others": []}
+        for name, row in rows.items():
+            if "skipped" in row:
+                print(f"{title}: {name} is left out: {row['skipped']}", flush=True)
+            elif row["reads"]:
+                print(f"{title}: {name} reads {row['reads'] / 1000:.1f} KB an image", flush=True)
+        working = [process for process in processes if "skipped" not in process.answer]
+        for number in range(options.rounds if working else 0):
+            rates = []
+            for process in working:
+                seconds, others = process.measure()
+                rows[process.name]["seconds"].append(seconds)
+                rows[process.name]["others"].append(others)
+                rates.append(f"{process.name} {1 / seconds:.0f}")
+            round_of = f"round {number + 1} of {options.rounds}"
+            print(f"{title}, {round_of}, images/s: {', '.join(rates)}", flush=True)
+    except ChildProcessError as error:
+        sys.exit(str(error))
+    finally:
+        for process in processes:
+            process.close()
+    return rows
+
+
+def ratios(rows: dict, row: str, reference: str) -> list[float]:
+    """How much faster, round by round; empty where one of them was not measured."""
+    own, other = (rows.get(name, {}).get("seconds", []) for name in (row, reference))
+    return [slow / fast for fast, slow in zip(own, other, strict=False)]
+
+
+def text(values: list[float]) -> str:
+    """ "4.12x (4.01-4.20)"."""
+    return f"{statistics.median(values):.2f}x ({min(values):.2f}-{max(values):.2f})" if values else "-"
+
+
+def print_figures(found: dict[int, dict]) -> list[dict]:
+    """The table of figures, targets and what became of them; returns it, too."""
+    shown = []
+    for figure in FIGURES:
+        for kilobytes, target in figure.targets.items():
+            values = ratios(found.get(kilobytes, {}), figure.row, figure.reference)
+            if values:
+                median = statistics.median(values)
+                verdict = "-" if target is None else "met" if median >= target else "missed"
+                shown.append(
+                    {
+                        "figure": figure.text, "kilobytes": kilobytes, "ratios": values, "target": target,
+                        "verdict": verdict,
+                    }
+                )  # fmt: skip
+    if shown:
+        print(
+            "\n| figure (ratio in one round) | images | median (range) | n | target | |\n" + 6 * "|---" + "|"
+        )
+    for row in shown:
+        images = f"{row['kilobytes']} KB" if row["kilobytes"] else "-"
+        target = "-" if row["target"] is None else f">= {row['target']:g}x"
+        cells = row["figure"], images, text(row["ratios"]), str(len(row["ratios"])), target, row["verdict"]
+        print(f"| {' | '.join(cells)} |")
+    return shown
+
+
+def print_rows(found: dict[int, dict]) -> None:
+    """The README's table: every row beside torchvision's of its kind."""
+    sizes = [size for size in found if size and any(row["seconds"] for row in found[size].values())]
+    heads = [head for kilobytes in sizes for head in (f"{kilobytes} KB: images/s", "to torchvision")]
+    if sizes:
+        print(f"\n| loader | delivers | {' | '.join(heads)} |\n{'|---' * (2 + len(heads))}|")
+    for name in ROWS:
+        rows = [found[kilobytes].get(name, {}) for kilobytes in sizes]
+        if any(row.get("seconds") for row in rows):
+            cells = [ALL[name][0], next(row["delivers"] for row in rows if row.get("seconds"))]
+            for kilobytes, row in zip(sizes, rows, strict=True):
+                cells.append(rate(row))
+                cells.append(text(ratios(found[kilobytes], name, "torchvision")))
+            print(f"| {' | '.join(cells)} |")
+    others = {name: row for name, row in found.get(0, {}).items() if row["seconds"]}
+    if others:
+        print("\n| without files | delivers | images/s | to torchvision |\n|---|---|---|---|")
+    for name, row in others.items():
+        ratio = text(ratios(others, name, f"{name.partition('-')[0]}-torchvision"))
+        print(f"| {ALL[name][0]} | {row['delivers']} | {rate(row)} | {ratio} |")
+
+
+def rate(row: dict) -> str:
+    return f"{1 / statistics.median(row['seconds']):,.0f}" if row.get("seconds") else "-"
+
+
+def print_versions(found: dict[int, dict]) -> None:
+    """Of everything that was measured; where rows had different ones, which."""
+    having = {}
+    for rows in found.values():
+        for name, row in rows.items():
+            for package, version in row.get("versions", {}).items():
+                having.setdefault(package, {}).setdefault(version, {})[name] = None
+    texts = []
+    for package, by_version in having.items():
+        common = max(by_version, key=lambda version: len(by_version[version]))
+        for version, names in by_version.items():
+            texts.append(f"{package} {version}" + ("" if version == common else f" ({', '.join(names)})"))
+    print(f"\nversions: {', '.join(texts)}")
+
+
+def print_disturbance(found: dict[int, dict]) -> None:
+    others = [(cores, name) for rows in found.values() for name in rows for cores in rows[name]["others"]]
+    if others:
+        mean, (most, name) = statistics.mean(cores for cores, _ in others), max(others)
+        print(f"other processes used {mean:.2f} cores on average, at most {most:.2f} in a turn ({name})")
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", default="44,116", help="kilobytes of an image (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=512, help="of an epoch (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--only", metavar="NAME,NAME", help=f"of {', '.join(ALL)}")
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="NAME=PATH", help="for rows NAME and NAME-*"
+    )
+    parser.add_argument("--keep_memory", action="store_true", help="common/allocator.py in all rows")
+    parser.add_argument("--json", metavar="FILE", help="also write everything there")
+    parser.add_argument("--row", help=argparse.SUPPRESS)  # this is the process of a row
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    known = list(ALL)
+    options.sizes = [int(size) for size in options.sizes.split(",")]
+    if unknown := set(options.sizes) - set(SIZES):
+        parser.error(f"--sizes {unknown}: there are {list(SIZES)}")
+    options.only = options.only.split(",") if options.only else known
+    if unknown := set(options.only) - set(known):
+        parser.error(f"--only {', '.join(unknown)}: there are {', '.join(known)}")
+    if options.images % (BATCH * WORKERS):
+        parser.error(f"--images {options.images} is not divisible by {BATCH * WORKERS}")
+    pythons = {}
+    for argument in options.python:
+        prefix, _, path = argument.partition("=")
+        names = [name for name in known if name == prefix or name.startswith(f"{prefix}-")]
+        if not names or not os.access(path, os.X_OK):
+            parser.error(f"--python {argument}: no row {prefix} or no interpreter {path}")
+        pythons |= dict.fromkeys(names, os.path.abspath(path))
+    options.python = pythons
+    return options
+
+
+def main():
+    options = parsed()
+    if options.row:
+        return work(options.row, options.folder, options.images, options.keep_memory)
+    if hasattr(os, "sched_setaffinity"):  # all rows on the same cores, however many there are
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:WORKERS])
+    begun = {"date": str(datetime.date.today()), "machine": describe(), "load_average": [os.getloadavg()[0]]}
+    print(f"{begun['date']}, {begun['machine']}", flush=True)
+    found, images = {}, {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for kilobytes in [*options.sizes, 0]:
+            names = [name for name in (ROWS if kilobytes else WITHOUT_FILES) if name in options.only]
+            if not names:
+                continue
+            title, folder = f"{kilobytes} KB" if kilobytes else "without files", f"{temporary}/{kilobytes}"
+            os.makedirs(folder)
+            if kilobytes:
+                size = SIZES[kilobytes]
+                images[kilobytes] = write_images(f"{folder}/images", size, kilobytes, options.images)
+                print(f"{title}: {images[kilobytes]}", flush=True)
+            found[kilobytes] = measured(title, names, folder, options)
+    figures = print_figures(found)
+    print_rows(found)
+    print_versions(found)
+    print_disturbance(found)
+    begun["load_average"].append(os.getloadavg()[0])
+    print("load average {:.2f} at the beginning, {:.2f} at the end".format(*begun["load_average"]))
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(begun | {"images": images, "rows": found, "figures": figures}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""jobs/imagenet.py as its users run it, small: real and generated folders, backends, restarts, errors."""
+
+import re
+import shutil
+import signal
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from datasets import loaders, receipt
+from tests.conftest import ROOT, finish, records, run, start
+
+CPU = torch.device("cpu")
+JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--warmup=0", "--print_freq=1")
+HERE = [name for name, reason in loaders.backends(CPU).items() if not reason and name != "synthetic"]
+ARCHIVE = ROOT.parent / "shared" / "data" / "cifar10_jpeg.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    """(arguments that name generated images, which are made once; the cache folder)."""
+    cache = tmp_path_factory.mktemp("cache")
+    run(*JOB, "--custom_data=true", f"--cache_dir={cache}", "--max_steps=1", "--training_only",
+        "--data_backend=threads", f"--output_dir={cache / 'first'}")  # fmt: skip
+    return f"--data_url={cache / 'generated'}", f"--cache_dir={cache}"
+
+
+def job(generated, output, *more):
+    return *JOB, *generated, "--batch_size=64", f"--output_dir={output}", *more
+
+
+def losses(output) -> list[float]:
+    return [line["loss"] for line in records(output) if "loss" in line]
+
+
+def weights(output, epoch) -> dict:
+    return torch.load(Path(output) / f"epoch_{epoch}.pth", weights_only=True)
+
+
+@pytest.mark.skipif(not ARCHIVE.exists(), reason="the JPEG copy of CIFAR-10 is not beside this checkout")
+def test_every_backend_learns_the_same_from_real_images(tmp_path):
+    with tarfile.open(ARCHIVE) as archive:
+        for member in archive:
+            name = Path(member.name)
+            if member.isfile() and int(re.sub(r"\D", "", name.stem) or 0) % 10 == 0:
+                archive.extract(member, tmp_path / "data", filter="data")
+    found = {}
+    for backend in HERE:
+        output = tmp_path / backend
+        printed = run(
+            *JOB, f"--data_url={tmp_path / 'data'}", f"--cache_dir={tmp_path / 'cache'}", "--max_steps=20",
+            "--batch_size=50", "--lr=1e-6", "--training_only", f"--data_backend={backend}",
+            f"--output_dir={output}",
+        ).stdout  # fmt: skip
+        assert re.search(r"the device waited for data for [\d.]+% of the training time with ", printed)
+        found[backend] = losses(output)
+        assert len(found[backend]) == 20
+        assert (output / receipt.FILE).read_bytes() == (tmp_path / HERE[0] / receipt.FILE).read_bytes()
+    for backend in HERE:
+        assert found[backend] == pytest.approx(found[HERE[0]], abs=2e-2), backend
+
+
+def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_path):
+    """Stopped in the second epoch, gone on with, from a pack, in two processes: the same data."""
+    arguments = ("--epochs=2", "--lr=0.01")
+    run(*job(generated, tmp_path / "whole", *arguments, "--data_backend=threads"))
+    stopped = start(*job(generated, tmp_path / "both", *arguments, "--data_backend=pytorch", "--workers=1"))
+    for line in stopped.stdout:
+        if line.startswith("epoch=2 step=12 "):
+            stopped.send_signal(signal.SIGTERM)
+            break
+    finish(stopped, 143)
+    printed = run(
+        *job(generated, tmp_path / "both", *arguments, "--data_backend=threads", "--processes_per_node=2",
+             f"--pack={tmp_path / 'pack'}")
+    ).stdout  # fmt: skip
+    assert "resumed from" in printed
+    one, other = ((tmp_path / name / receipt.FILE).read_bytes() for name in ("whole", "both"))
+    assert one == other
+    assert [line["step"] for line in records(tmp_path / "both") if "val_acc" in line] == [10, 20]
+
+
+def test_a_restart_is_exact(generated, tmp_path):
+    """With everything that has a state: averaged weights, mixup, a warm-up, parts of a batch."""
+    arguments = ("--epochs=2", "--ema=0.9", "--mixup=0.2", "--warmup=1", "--accumulate=2", "--save_every=4",
+                 "--data_backend=threads")  # fmt: skip
+    run(*job(generated, tmp_path / "whole", *arguments))
+    killed = start(*job(generated, tmp_path / "killed", *arguments))
+    for line in killed.stdout:
+        if line.startswith("epoch=2 step=15 "):
+            killed.kill()
+            break
+    finish(killed, -signal.SIGKILL)
+    run(*job(generated, tmp_path / "killed", *arguments))
+    for epoch in (1, 2):
+        one, other = weights(tmp_path / "whole", epoch), weights(tmp_path / "killed", epoch)
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
+
+
+def test_evaluation_alone_gives_the_figures_of_the_training(generated, tmp_path):
+    run(*job(generated, tmp_path / "trained", "--epochs=1", "--data_backend=threads"))
+    said = [line for line in records(tmp_path / "trained") if "val_acc" in line][-1]
+    checkpoint = tmp_path / "trained" / "checkpoints" / "step_10.pt"
+    printed = run(
+        *job(generated, tmp_path / "evaluated", "--epochs=1", "--data_backend=threads", "--evaluate",
+             f"--resume={checkpoint}")
+    ).stdout  # fmt: skip
+    found = re.search(r"val_loss=(\S+) val_acc=(\S+) val_count=160\n", printed)
+    assert float(found[1]) == pytest.approx(said["val_loss"], rel=1e-3)
+    assert float(found[2]) == pytest.approx(said["val_acc"], abs=1e-6)
+    assert not list((tmp_path / "evaluated").glob("*.pth"))
+    missing = run(*job(generated, tmp_path / "evaluated", "--evaluate"), code=2)
+    assert "error: --evaluate needs --resume PATH" in missing.stderr
+
+
+def test_the_profile_is_the_figure_and_nothing_else(generated, tmp_path):
+    printed = run(*job(generated, tmp_path, "--prof=3", "--data_backend=synthetic", "--batch_size=16")).stdout
+    assert re.search(r"prof: \d+\.\d images/s with synthetic, 3 batches\n", printed)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_auto_measures_and_says_so(generated, tmp_path):
+    printed = run(*job(generated, tmp_path, "--max_steps=1", "--training_only")).stdout
+    said = re.search(r"data_backend auto: (\S+) of (.*) images/s\n", printed)
+    rates = {name: int(rate) for name, rate in (each.split() for each in said[2].split(", "))}
+    assert set(rates) == set(HERE) and rates[said[1]] == max(rates.values())
+
+
+@pytest.mark.parametrize("schedule, expected", [
+    ("cosine", [0.5, 1.0, 0.853553, 0.5, 0.146447, 0.0]), ("linear", [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]),
+    ("step", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+])  # fmt: skip
+def test_schedules(schedule, expected):
+    from types import SimpleNamespace
+
+    from jobs import imagenet
+
+    args = SimpleNamespace(
+        lr=1.0, lr_schedule=schedule, warmup=1, momentum=0.9, weight_decay=0.1, bn_weight_decay=False
+    )
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    optimizer, scheduler = imagenet.optimized(args, model, steps_per_epoch=2, steps=6)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 3]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    rates = []
+    for _ in range(6):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([*expected[:2], *expected[1:5]], abs=1e-5)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--data_backend=nonsense"], "data_backend nonsense: there is no such backend; available here: pytorch"),
+    (["--data_backend=dali-gpu"], "data_backend dali-gpu: it needs a GPU; available here:"),
+    (["--arch=resnet19", "--data_backend=threads"], "--arch resnet19 is no classifier of torchvision"),
+    (["--accumulate=5", "--data_backend=threads"], "--accumulate 5 does not divide the 64 samples"),
+    (["--batch_size=10000", "--data_backend=threads"], "batch size 10000 is larger than the data set (640"),
+    (["--data_url=/does/not/exist"], "data_url /does/not/exist does not exist or is not a folder"),
+    (["--max_bad_images=2"], "'2' is not a share like 0.1%"),
+])  # fmt: skip
+def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
+    result = run(*job(generated, tmp_path, *arguments), code=2)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+
+
+def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(generated[0].removeprefix("--data_url="), root)
+    victims = sorted((root / "train").rglob("*.jpg"))[:3]
+    victims[0].write_bytes(victims[0].read_bytes()[:-200])
+    victims[1].write_bytes(b"<html>not found</html>")
+    Image.new("RGB", (8, 8)).save(victims[2], format="PNG")
+    arguments = (*JOB, f"--data_url={root}", "--batch_size=64", "--max_steps=2", "--training_only",
+                 "--data_backend=threads", f"--output_dir={tmp_path / 'out'}")  # fmt: skip
+    refused = run(*arguments, code=2).stderr
+    assert "3 of 640 images" in refused and all(str(path) in refused for path in victims)
+    printed = run(*arguments, "--max_bad_images=1%", "--processes_per_node=2").stdout
+    assert printed.count("left out 3 bad of 640 images") == 1 and "data train=637 " in printed
+
+
+def test_without_data_at_all(tmp_path):
+    printed = run(*JOB, "--data_backend=syntetic", "--max_steps=2", "--batch_size=4", "--training_only",
+                  f"--output_dir={tmp_path}").stdout  # fmt: skip
+    assert "data train=1281167 test=50000 source=synthetic\n" in printed
