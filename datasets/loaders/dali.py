@@ -44,7 +44,7 @@ class Dali:
                     return
                 except RuntimeError as error:
                     raise self._culprit(error) from error
-                batch = self._in_flight.popleft()
+                batch, _ = self._in_flight.popleft()
                 ids = np.array(ids.as_array()).reshape(-1)
                 if not np.array_equal(ids, batch.ids):
                     raise RuntimeError(f"DALI delivered samples {ids[:5]}..., expected {batch.ids[:5]}...")
@@ -94,7 +94,6 @@ class Dali:
         """What DALI asks for before it works on a batch: images, corners and sizes of the boxes, sizes of
         what becomes of them, and ids. Raises StopIteration at the end of the epoch."""
         batch, contents = next(self._inputs)
-        self._in_flight.append(batch)
         crops = batch.crops
         anchors = np.stack([crops.top, crops.left], axis=1)
         shapes = np.stack([crops.height, crops.width], axis=1)
@@ -105,11 +104,13 @@ class Dali:
             shapes = np.clip(np.rint(shapes * scale).astype(np.int64), 1, stored - anchors)
         sizes = np.full(shapes.shape, self._built_for[0], np.float32)
         sizes[crops.flip, 1] *= -1  # a negative width mirrors
-        return contents, anchors.astype(np.int32), shapes.astype(np.int32), sizes, batch.ids
+        inputs = contents, anchors.astype(np.int32), shapes.astype(np.int32), sizes, batch.ids
+        self._in_flight.append((batch, inputs))  # not copied: they live until the batch comes out
+        return inputs
 
     def _culprit(self, error: RuntimeError) -> Exception:
         """Which file it was: DALI does not know their names."""
-        for batch in self._in_flight:
+        for batch, _ in self._in_flight:
             for id in batch.ids:
                 try:
                     self.store.image(id)
@@ -137,7 +138,7 @@ class Dali:
             exec_pipelined=True,
         )
         with pipeline:
-            contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5)
+            contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
             box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
             if self.store.form == "decoded":
                 cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **box)

@@ -1,5 +1,6 @@
 """The last stage of every loader: uint8 images become normalised float images on the device."""
 
+import numpy as np
 import torch
 
 try:
@@ -62,8 +63,8 @@ class ToDevice:
         rows = images.permute(0, 2, 3, 1)
         if cv2 is None or not rows.is_contiguous() or not len(rows):
             return self._normalised(images)
-        count, height, width, channels = rows.shape
-        result = torch.empty(rows.shape, dtype=self._shift.dtype)
-        flat = count * height, width, channels
-        cv2.LUT(rows.view(flat).numpy(), self._table[None], dst=result.view(flat).numpy())
-        return result.permute(0, 3, 1, 2)
+        # Not torch's memory: its aligned blocks do not fit where such a block was freed (glibc before 2.38).
+        result = np.empty(rows.shape, self._table.dtype)
+        flat = -1, *rows.shape[2:]
+        cv2.LUT(rows.view(flat).numpy(), self._table[None], dst=result.reshape(flat))
+        return torch.from_numpy(result).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""What only a GPU can show: the copy beside the computation, DALI's and torchvision's decoding with nvJPEG."""
+"""What only a GPU can show: the copy beside the computation, nvJPEG as DALI and torchvision use it."""
 
 import io
 
