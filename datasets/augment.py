@@ -7,6 +7,7 @@ world size and after any restart.
 import math
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 import torch
 
@@ -35,18 +36,31 @@ def crop_flip(seed: int, epoch: int, ids, padding: int, flip: bool) -> CropFlip:
     return CropFlip(below(words[0], 2 * padding + 1), below(words[1], 2 * padding + 1), mirrored)
 
 
-def apply_crop_flip(images: torch.Tensor, parameters: CropFlip, padding: int) -> torch.Tensor:
-    """Pad with black and cut. images: uint8 [n, C, H, W] on any device; returns a new tensor of the same
-    shape."""
-    height, width = images.shape[2:]
-    padded = torch.nn.functional.pad(images, (padding,) * 4)
-    top, left, flip = (torch.from_numpy(column).to(images.device) for column in parameters)
-    rows = top[:, None] + torch.arange(height, device=images.device)
-    columns = torch.arange(width, device=images.device).expand(len(images), width)
-    columns = left[:, None] + torch.where(flip[:, None], width - 1 - columns, columns)
-    sample = torch.arange(len(images), device=images.device)[:, None, None]
-    cut = padded.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]]
-    return cut.permute(0, 3, 1, 2)
+class Windows:
+    """Cuts the windows of crop_flip() out of a data set that is padded with black once, and kept so.
+
+    images: uint8 [N, C, H, W] on the host. Its memory is that of the padded images.
+    """
+
+    def __init__(self, images: torch.Tensor, padding: int):
+        count, channels, height, width = images.shape
+        self._channels, side = channels, 2 * padding
+        padded = np.zeros((count, height + side, width + side, channels), np.uint8)
+        padded[:, padding : padding + height, padding : padding + width] = images.permute(0, 2, 3, 1).numpy()
+        rows = padded.reshape(count, height + side, -1)
+        self._windows = np.lib.stride_tricks.sliding_window_view(
+            rows, (height, width * channels), axis=(1, 2)
+        )
+
+    def __call__(self, ids: np.ndarray, parameters: CropFlip) -> torch.Tensor:
+        """uint8 [n, C, H, W], channels_last. ids: integers [n] below N."""
+        cut = self._windows[ids, parameters.top, parameters.left * self._channels]
+        cut = cut.reshape(*cut.shape[:2], -1, self._channels)
+        mirrored = np.flatnonzero(parameters.flip)
+        if len(mirrored):
+            rows = cut[mirrored].reshape(-1, *cut.shape[2:])
+            cut[mirrored] = cv2.flip(rows, 1).reshape(len(mirrored), *cut.shape[1:])
+        return torch.from_numpy(cut).permute(0, 3, 1, 2)
 
 
 class Crop(NamedTuple):

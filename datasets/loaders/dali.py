@@ -138,7 +138,9 @@ class Dali:
             exec_pipelined=True,
         )
         with pipeline:
-            contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
+            contents, anchors, shapes, sizes, ids = fn.external_source(
+                self._source, num_outputs=5, no_copy=True
+            )
             box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
             if self.store.form == "decoded":
                 cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **box)

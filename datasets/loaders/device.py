@@ -1,12 +1,8 @@
 """The last stage of every loader: uint8 images become normalised float images on the device."""
 
+import cv2
 import numpy as np
 import torch
-
-try:
-    import cv2
-except ImportError:  # a GPU does without
-    cv2 = None
 
 
 class ToDevice:
@@ -61,7 +57,7 @@ class ToDevice:
     def _looked_up(self, images: torch.Tensor) -> torch.Tensor:
         """The same numbers from a table, in one pass over memory instead of three."""
         rows = images.permute(0, 2, 3, 1)
-        if cv2 is None or not rows.is_contiguous() or not len(rows):
+        if not rows.is_contiguous() or not len(rows):
             return self._normalised(images)
         # Not torch's memory: its aligned blocks do not fit where such a block was freed (glibc before 2.38).
         result = np.empty(rows.shape, self._table.dtype)

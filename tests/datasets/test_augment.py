@@ -4,7 +4,7 @@ import scipy.stats
 import torch
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from datasets.augment import CropFlip, apply_crop_flip, center_crop, crop_flip, random_resized_crop
+from datasets.augment import CropFlip, Windows, center_crop, crop_flip, random_resized_crop
 
 
 def test_parameters_depend_on_the_sample_not_on_the_batch():
@@ -26,7 +26,7 @@ def test_windows_are_uniform_and_flips_are_fair_and_independent():
 def test_no_flip_and_no_padding_leave_the_image():
     parameters = crop_flip(0, 0, np.arange(100), padding=0, flip=False)
     images = torch.randint(256, (100, 3, 9, 7), dtype=torch.uint8)
-    assert torch.equal(apply_crop_flip(images, parameters, padding=0), images)
+    assert torch.equal(Windows(images, 0)(np.arange(100), parameters), images)
 
 
 def test_windows_are_cut_as_torchvision_cuts_them():
@@ -34,7 +34,7 @@ def test_windows_are_cut_as_torchvision_cuts_them():
 
     images = torch.randint(256, (200, 3, 12, 10), dtype=torch.uint8)
     parameters = crop_flip(1, 2, np.arange(200), padding=3, flip=True)
-    cut = apply_crop_flip(images, parameters, padding=3)
+    cut = Windows(images, 3)(np.arange(200), parameters)
     assert cut.dtype == torch.uint8 and cut.shape == images.shape
     for image, result, top, left, flip in zip(images, cut, *parameters, strict=True):
         expected = crop(pad(image, [3, 3]), int(top), int(left), 12, 10)
@@ -44,7 +44,7 @@ def test_windows_are_cut_as_torchvision_cuts_them():
 def test_a_window_by_hand():
     image = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
     parameters = CropFlip(np.array([0]), np.array([2]), np.array([True]))
-    assert apply_crop_flip(image, parameters, padding=1)[0, 0].tolist() == [[0, 0, 0], [0, 3, 2], [0, 6, 5]]
+    assert Windows(image, 1)(np.array([0]), parameters)[0, 0].tolist() == [[0, 0, 0], [0, 3, 2], [0, 6, 5]]
 
 
 # random-resized crops
