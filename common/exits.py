@@ -2,7 +2,7 @@
 
 0        done
 1        an error in the program, with its traceback
-2        bad input: an argument, a path or a file; nothing was written
+2        bad input: an argument, a path or a file; no result was written
 4        the processes did not find each other
 5        contact with another process was lost
 6        the last results could not be written

@@ -27,10 +27,7 @@ def cut(
     and torchvision do; without it the nearest four pixels count, at half the cost.
     """
     if scale != 1.0:
-        limit_height, limit_width = image.shape[:2]
-        top, left = min(round(top * scale), limit_height - 1), min(round(left * scale), limit_width - 1)
-        height = min(max(round(height * scale), 1), limit_height - top)
-        width = min(max(round(width * scale), 1), limit_width - left)
+        top, left, height, width = scaled(top, left, height, width, scale, *image.shape[:2])
     box = image[top : top + height, left : left + width]
     smaller = max(height / out.shape[0], width / out.shape[1])
     if antialias and smaller > _ROUGH:
@@ -40,6 +37,13 @@ def cut(
         cv2.flip(cv2.resize(box, size, interpolation=cv2.INTER_LINEAR), 1, dst=out)
     else:
         cv2.resize(box, size, dst=out, interpolation=cv2.INTER_LINEAR)
+
+
+def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int):
+    """The box in an image that was scaled and now has so many rows and columns."""
+    top, left = min(round(top * scale), rows - 1), min(round(left * scale), columns - 1)
+    height, width = max(round(height * scale), 1), max(round(width * scale), 1)
+    return top, left, min(height, rows - top), min(width, columns - left)
 
 
 def resized(image: np.ndarray, height: int, width: int, mode: str = "bilinear") -> np.ndarray:

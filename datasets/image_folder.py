@@ -23,8 +23,8 @@ from datasets.listing import SHOWN, THREADS, TOGETHER, Listing, look, progress
 
 _FORMAT = 1  # another one where the columns or the judgement of images.inspect() change
 _COLUMNS = {  # a memory-mapped file each, one row an image
-    "labels": "<i8", "widths": "<i4", "heights": "<i4", "plain": "|b1", "bytes": "<i8", "crc32": "<u4",
-    "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
+    "labels": "<i8", "widths": "<i4", "heights": "<i4", "channels": "|u1", "plain": "|b1",
+    "bytes": "<i8", "crc32": "<u4", "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
 }  # fmt: skip
 
 
@@ -42,10 +42,10 @@ def fraction(text: str) -> float:
 class Index:
     """The good images of a split by id, 0..len-1. Every array has one entry an image and is memory-mapped.
 
-    labels int64; widths and heights int32 (pixels, upright); plain bool (see images.Header); bytes int64,
-    crc32 uint32 and mtimes int64 (nanoseconds) of the files. classes: names by label. excluded: (path,
-    reason) of the bad images. fingerprint: of classes, relative paths, labels, sizes and contents, the same
-    for every copy of the data. Pickles as the name of its folder.
+    labels int64; widths and heights int32 (pixels, upright); channels uint8 (as stored); plain bool (see
+    images.Header); bytes int64, crc32 uint32 and mtimes int64 (nanoseconds) of the files. classes: names by
+    label. excluded: (path, reason) of the bad images. fingerprint: of classes, relative paths, labels, sizes
+    and contents, the same for every copy of the data. Pickles as the name of its folder.
     """
 
     def __init__(self, folder: str):
@@ -178,7 +178,9 @@ def _judge(index: Index, max_bad: float, say) -> None:
 def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> Index:
     """Read what the old index does not know, and write a new one."""
     count = len(listing.paths)
-    columns = {name: np.zeros(count, _COLUMNS[name]) for name in ("widths", "heights", "plain", "crc32")}
+    columns = {
+        name: np.zeros(count, _COLUMNS[name]) for name in ("widths", "heights", "channels", "plain", "crc32")
+    }
     bad, unread = {}, {}  # row -> reason
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, say)
 
@@ -201,7 +203,7 @@ def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> 
                 bad[row] = str(error)
             else:
                 columns["widths"][row], columns["heights"][row] = header.width, header.height
-                columns["plain"][row] = header.plain
+                columns["channels"][row], columns["plain"][row] = header.channels, header.plain
         return len(rows[first : first + TOGETHER])
 
     with ThreadPoolExecutor(THREADS) as pool, progress(len(rows), f"scanning {listing.base}") as bar:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from datasets import random_folder
 from tests.conftest import ROOT, free_port, run
 from tests.marks import diff
 
@@ -22,14 +23,22 @@ def test_it_opens_with_the_diff(name):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_runs(command, tmp_path):
-    """Each as it stands, but ended after a step."""
-    program, *words = command.split()
+    """Each as it stands, but ended after a step; IMAGENET stands for a folder of images."""
+    places = {
+        "IMAGENET": random_folder.make(str(tmp_path / "images")),
+        "/cache/imagenet": str(tmp_path / "pack"),
+    }
+    program, *words = (places.get(word, word) for word in command.split())
     if program == "torchrun":
         words = ["-m", "torch.distributed.run", *words]
     if "torch.distributed" in " ".join(words):
         words.insert(2, f"--master-port={free_port()}")
     if words[:3] == ["-m", "launch", "check"]:
         assert "name=versions verdict=ok" in run(*words).stdout
+        return
+    if words[:3] == ["-m", "launch", "bench"]:
+        quick = ("--rounds=1", "--seconds=0.1", "--arch=resnet18", "--image_size=32", "--batch_size=16")
+        assert "choice: " in run(*words, *quick, f"--cache_dir={tmp_path}").stdout
         return
     result = run(*words, "--max_steps=1", "--batch_size=16", "--output_dir", tmp_path)
     assert "test_accuracy=" in result.stdout

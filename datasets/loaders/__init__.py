@@ -10,6 +10,7 @@ import os
 from common.exits import BadInput
 
 BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic")
+_MIXED_THREADS = 4  # of dali-gpu: each has 350 MB of buffers, and the GPU does the work
 SPELLINGS = {"syntetic": "synthetic", "torchvision": "pytorch", "dali-cpu": "dali"}
 
 
@@ -61,9 +62,9 @@ def build(backend: str, store, plan, device, workers: int | None = None, antiali
     if backend.startswith("dali"):
         from datasets.loaders.dali import Dali
 
-        return FolderLoader(
-            Dali(store, workers, device if backend == "dali-gpu" else None, antialias), plan, device
-        )
+        gpu = backend == "dali-gpu"
+        threads = min(workers, _MIXED_THREADS) if gpu else workers
+        return FolderLoader(Dali(store, threads, device if gpu else None, antialias), plan, device)
     if backend == "threads":
         from datasets.loaders.threads import Threads
 

@@ -9,7 +9,7 @@ class ToDevice:
     """Images uint8 [n, C, H, W] -> float [n, C, H, W], channels_last, (pixel / 255 - mean) / std.
 
     The precision is torch's default dtype, float32 unless it was changed. To a GPU a quarter of the bytes
-    travel, from pinned memory and beside the computation; the caller's stream waits for them, not the caller.
+    travel, from pinned memory, on a stream of their own; the caller's stream waits for them, not the caller.
     """
 
     def __init__(self, device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]):
@@ -30,17 +30,20 @@ class ToDevice:
         if images.is_cuda:
             self._stream.wait_stream(current)  # an engine on the GPU has put them there
         with torch.cuda.stream(self._stream):
-            moved, labels = self._move(images), self._move(labels)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-            images = self._normalised(moved)
+            on_host, self._copied = not images.is_cuda, torch.cuda.Event()
+            images, labels = self._move(images), self._move(labels)
+            if on_host:
+                self._copied.record()
+            images = self._normalised(images)
+            if not on_host:  # an engine's own memory is read until here
+                self._copied.record()
         current.wait_stream(self._stream)
         images.record_stream(current)  # its memory is not given away while the caller's stream reads it
         labels.record_stream(current)
         return images, labels
 
     def wait(self) -> None:
-        """Until the last images have left the memory that was given."""
+        """Until the last images are no longer needed where they were given."""
         if self._copied:
             self._copied.synchronize()
             self._copied = None

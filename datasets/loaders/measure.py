@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from common.exits import BadInput
 from datasets import loaders
 from datasets.plan import Plan
 
@@ -22,21 +23,26 @@ def rates(
     workers: int | None,
     seconds: float = _SECONDS,
     antialias: bool = True,
+    say=print,
 ) -> dict[str, float]:
     """Backend -> images/s of this process, for every backend that is available and reads data.
 
     The same batches, one backend after the other, over and over for some seconds each. What they read was
     read before, so the files are in the page cache where there is room: this compares engines, not disks.
     """
-    plan = Head(plan)
-    for batch in itertools.islice(plan, HEAD):
-        for id in batch.ids:
-            store.image(id)
-    found = {}
+    plan, found = Head(plan), {}
     for backend, reason in loaders.backends(device).items():
         if reason is None and backend != "synthetic":
-            with loaders.build(backend, store, plan, device, workers, antialias) as loader:
-                found[backend] = rate(loader, seconds)
+            try:
+                with loaders.build(backend, store, plan, device, workers, antialias) as loader:
+                    if not found:  # else the first would have to read the files for all
+                        for _ in itertools.islice(loader, HEAD):
+                            pass
+                    found[backend] = rate(loader, seconds)
+            except (RuntimeError, OSError, ImportError) as error:  # a driver that is too old, no memory left
+                say(f"data_backend {backend} does not work here: {' '.join(str(error).split())[:200]}")
+    if not found:
+        raise BadInput("no data_backend works here; --data_backend NAME shows why")
     return found
 
 
@@ -61,24 +67,29 @@ def text(found: dict[str, float]) -> str:
     return ", ".join(f"{backend} {found[backend]:.0f}" for backend in ordered) + " images/s"
 
 
-def advice(loader, backend: str, seconds: float, workers: int | None = None) -> str:
+def advice(loader, backend: str, waited: float, seconds: float, workers: int | None, antialias: bool) -> str:
     """One sentence on what waiting for data cost, and which backend would cut it.
 
-    loader: that of a training which took `seconds` and is over. Where it waited for more than 3 %, the
-    backends are measured for some seconds each.
+    loader: that of a training which is over; it took `seconds`, of which the process that waited longest
+    `waited`. Where that is more than 3 %, the backends are measured for some seconds each.
     """
-    share = loader.waited / seconds
+    share = waited / seconds
     said = f"the device waited for data for {share:.1%} of the training time with {backend}"
     if share < _ENOUGH or backend == "synthetic":
         return f"{said}: another backend would not make it faster"
-    found = rates(loader.engine.store, loader.plan, loader.to_device.device, workers)
+    try:
+        found = rates(loader.engine.store, loader.plan, loader.to_device.device, workers, antialias=antialias)
+    except Exception as error:  # the training is over and saved: nothing may fail now
+        return f"{said}; the backends could not be measured: {error}"
+    if backend not in found:
+        return f"{said} ({text(found)})"
     best = max(found, key=found.get)
     if found[best] <= 1.05 * found[backend]:
         return (
             f"{said}; none here is faster ({text(found)}): try more --workers, or a --pack of decoded images"
         )
-    left = loader.waited * found[backend] / found[best]
-    left /= seconds - loader.waited + left
+    left = waited * found[backend] / found[best]
+    left /= seconds - waited + left
     return f"{said}; {best} would have cut that to about {left:.1%} ({text(found)})"
 
 

@@ -100,7 +100,7 @@ def _pool(workers: int) -> concurrent.futures.ThreadPoolExecutor:
     threads = torch.get_num_threads()
     begun = threading.Barrier(workers)
     pool = concurrent.futures.ThreadPoolExecutor(
-        workers, "loader", initializer=lambda: (torch.set_num_threads(1), begun.wait())
+        workers, "loader", initializer=lambda: (torch.set_num_threads(1), begun.wait(60))
     )
     concurrent.futures.wait([pool.submit(int) for _ in range(workers)])
     torch.set_num_threads(threads)  # what a thread sets, those that begin later take over

@@ -20,6 +20,7 @@ from torchvision.transforms.v2 import functional
 from common import preemption
 from common.exits import BadInput
 from datasets.augment import Crop
+from datasets.cut import scaled
 from datasets.plan import Batch, Plan
 
 
@@ -43,6 +44,7 @@ class Torchvision:
                 pin_memory=self.pinned,
                 persistent_workers=self.workers > 0,
                 worker_init_fn=functools.partial(_begin, self._closing),
+                generator=torch.Generator(),  # its seed is not to be drawn from the job's random numbers
             )
         for rows, images in self._loader:
             if isinstance(images, BadInput):
@@ -91,7 +93,7 @@ class _Images(Dataset):
         except BadInput as error:  # raised here, it would come out as the text of a traceback
             return row, error
         scale = image.height / int(self.store.index.heights[id])
-        box = (round(value * scale) for value in (top, left, height, width))
+        box = scaled(top, left, height, width, scale, image.height, image.width)
         image = functional.resized_crop(image, *box, [self.size, self.size], antialias=self.antialias)
         image = functional.horizontal_flip(image) if flip else image
         return row, torch.from_numpy(np.array(image))
@@ -101,7 +103,7 @@ class _Images(Dataset):
             return Image.fromarray(self.store.image(id))
         try:
             return Image.open(io.BytesIO(self.store.encoded(id))).convert("RGB")
-        except OSError as error:
+        except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises
             raise BadInput(f"cannot decode {self.store.index.path(id)}: {error}") from error
 
 

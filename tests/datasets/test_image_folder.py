@@ -330,7 +330,7 @@ def test_added_removed_changed(data, start, lines):
     assert names(first)[1] == "cat/1.jpg" and first.widths[1] == 41, "who has the old one open keeps it"
     fresh = load(str(data), "train", str(data.parent / "another cache"))
     assert fresh.fingerprint == second.fingerprint != first.fingerprint
-    for name in ("widths", "heights", "plain", "bytes", "crc32", "mtimes"):
+    for name in ("widths", "heights", "channels", "plain", "bytes", "crc32", "mtimes"):
         assert np.array_equal(getattr(fresh, name), getattr(second, name))
 
 
@@ -644,7 +644,7 @@ def test_ten_million_images(tmp_path):
         text[:, [0, 4]] = np.frombuffer(b"c/", np.uint8)
         text[:, 13:] = np.frombuffer(b".jpg", np.uint8)
         ones = np.ones(count, dtype=np.int64)
-        columns = dict.fromkeys(("widths", "heights", "plain", "bytes", "crc32", "mtimes"), ones)
+        columns = dict.fromkeys(("widths", "heights", "channels", "plain", "bytes", "crc32", "mtimes"), ones)
         columns |= {"labels": numbers % 1000, "names": text.reshape(-1), "offsets": np.arange(count + 1) * 17}
         meta = {"root": "/data", "base": "/data/train", "split": "train", "stamp": "", "bad": []}
         folder = os.path.join(cache, "train-0")

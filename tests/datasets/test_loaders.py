@@ -245,7 +245,10 @@ def test_workers_end_with_the_process(backend, number, folder, tmp_path):
     """On Ctrl-C, and where nobody could clean up."""
     script = tmp_path / "script.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{SCRIPT}")
-    process = start(script, folder, tmp_path / "cache", backend)
+    process = start(
+        script, folder, tmp_path / "cache", backend,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell ignores it
+    )  # fmt: skip
     assert "step" in process.stdout.readline()
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)

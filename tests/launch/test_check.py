@@ -258,7 +258,12 @@ def test_no_verb_or_an_unknown_one(verb, said):
     script += "runpy.run_module('launch', run_name='__main__', alter_sys=True)"
     result = run("-c", script, *verb, code=2)
     assert result.stderr.startswith(said)
-    assert re.findall(r"^  (\w+) +\S", result.stderr, re.MULTILINE) == ["check", "simulate", "receipt"]
+    assert re.findall(r"^  (\w+) +\S", result.stderr, re.MULTILINE) == [
+        "check",
+        "simulate",
+        "bench",
+        "receipt",
+    ]
     assert result.stdout == "False\n", "a verb's module is imported when it is asked for"
 
 
