@@ -9,7 +9,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 COMPAT := .venv-compat
 COMPAT_PYTHON ?= $(shell python3.10 -c 'print("python3.10")' 2>/dev/null || echo python3.11)
-COMPAT_TESTS := tests/datasets tests/common tests/jobs/test_start.py tests/jobs/test_bad_input.py tests/test_marks.py
+COMPAT_TESTS := tests/datasets tests/common tests/jobs/test_start.py tests/jobs/test_bad_input.py tests/jobs/test_imagenet.py tests/jobs/test_resume.py tests/test_marks.py
 
 train: setup
 	@$(RUN) jobs/train.py --dataset digits --epochs 12
@@ -28,10 +28,16 @@ compat: $(COMPAT)/installed
 gpu: setup
 	@$(RUN) -m pytest -m gpu
 	@$(RUN) -m tests.benchmarks.accuracy --gpu $(if $(DATA),--data_url $(DATA))
+	@$(RUN) jobs/imagenet.py --data_backend synthetic --prof 100
+	@$(RUN) jobs/imagenet.py --custom_data true --max_steps 1 --batch_size 64 --training_only --cache_dir output_dir/index
+	@$(RUN) -m launch bench loaders --data_url output_dir/index/generated --pack output_dir/packs
 
 benchmark: setup
 	@$(RUN) -m tests.benchmarks.order
 	@$(RUN) -m tests.benchmarks.accuracy
+	@$(RUN) -m tests.benchmarks.checkpoint
+	@$(RUN) -m tests.benchmarks.containers
+	@$(RUN) -m tests.benchmarks.loaders
 
 lint: setup
 	@$(RUN) -m ruff check .

@@ -75,7 +75,7 @@ def entry(main):
             main()
         except BadInput as error:
             say_error(str(error))
-            if error.code == BAD_INPUT:
+            if error.code == BAD_INPUT and not _on_failure:  # alone: no communication to get stuck in
                 sys.exit(error.code)
             leave(error.code)
         except Exception as error:

@@ -28,7 +28,9 @@ from common.writer import BackgroundWriter, describe, is_finite, size_of
 
 FORMAT = 1
 # arguments that decide what is learned
-_IDENTITY = ("dataset", "custom_data", "fingerprint", "image_size", "arch", "batch_size", "seed")
+_IDENTITY = (
+    "dataset", "custom_data", "fingerprint", "image_size", "arch", "batch_size", "bn_weight_decay", "seed",
+)  # fmt: skip
 _LAST_WRITE = 4.0  # seconds
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"://[^/@]*@")
@@ -235,8 +237,10 @@ class Recovery:
     def _load(self, state: dict) -> None:
         for name, own in self.objects.items():
             saved = state["objects"].get(name)
-            if not saved:  # a scaler, which only some jobs have
+            if not saved and name == "scaler":  # only some jobs have one
                 continue
+            if not saved:
+                raise BadInput(f"the checkpoint of step {state['step']} has no {name!r}: leave --{name} out")
             if name == "optimizer":  # what the arguments say stays: rates, decay
                 saved = own.state_dict() | {"state": saved["state"]}
             if name == "scheduler":

@@ -110,6 +110,14 @@ def only_one(folder: str):
         os.close(handle)
 
 
+@contextlib.contextmanager
+def locked(path: str):
+    """Hold a lock on a file of our own that is made for it and stays: also against other nodes, over NFS."""
+    with open(path, "a") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
+
+
 def _fetch(url: str, path: str, md5: str) -> None:
     opener = urllib.request.build_opener(
         _HttpsOnly, urllib.request.HTTPSHandler(context=ssl.create_default_context())

@@ -130,7 +130,7 @@ def load(
     if index is None or index.stamp != stamp:
         try:
             os.makedirs(cache, exist_ok=True)
-            with files.only_one(cache):
+            with files.locked(f"{folder}.lock"):
                 index = _intact(folder, tell)
                 if index is None or index.stamp != stamp:
                     index = _scan(folder, listing, stamp, index, tell)

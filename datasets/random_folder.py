@@ -16,7 +16,7 @@ _SIZES = ((320, 240), (240, 320), (300, 300))
 def make(folder: str) -> str:
     """`folder` with train/<class>/* and val/<class>/*; made where it is not there. Returns it."""
     os.makedirs(os.path.dirname(folder), exist_ok=True)
-    with files.only_one(os.path.dirname(folder)):
+    with files.locked(f"{folder}.lock"):
         if os.path.isdir(folder):
             return folder
         partial = tempfile.mkdtemp(dir=os.path.dirname(folder))

@@ -24,7 +24,8 @@ import torchvision
 from torchvision.transforms import v2
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-from common import arguments, evaluation, exits, metrics, process_group, recovery
+from common import arguments, evaluation, exits, metrics, process_group, recovery, schedule
+from common.arguments import boolean, positive_int
 from datasets import image_folder, loaders, random_folder
 from datasets.loaders import measure
 from datasets.loaders.synthetic import SyntheticIndex
@@ -38,75 +39,61 @@ WARM_UP_BATCHES = 10  # of --prof
 
 def parsed():
     parser = arguments.Parser(__doc__)
+    add, number = parser.add_argument, arguments.non_negative_float
     # data
-    parser.add_argument("--data_url", help="folder with train/<class>/* and val/<class>/*")
-    parser.add_argument("--custom_data", type=arguments.boolean, default=False, help="true: generated images")
-    parser.add_argument(
-        "--data_backend", default="auto", help=f"{', '.join(loaders.BACKENDS)}; auto measures (default: auto)"
-    )
-    parser.add_argument("--workers", type=arguments.positive_int, help="of the loader (default: the cores)")
-    parser.add_argument("--pack", metavar="FOLDER", help="keep decoded images there, made once, and use them")
-    parser.add_argument("--cache_dir", help="folder for the index (default: index/ in --output_dir)")
-    parser.add_argument(
+    add("--data_url", help="folder with train/<class>/* and val/<class>/*")
+    add("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    add("--data_backend", default="auto", help=f"auto (default) measures {', '.join(loaders.BACKENDS)}")
+    add("--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
+    add("--pack", metavar="FOLDER", help="keep decoded images there, made once, and read them")
+    add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --output_dir)")
+    add(
         "--max_bad_images",
         type=image_folder.fraction,
         default=0.0,
         help="leave out as many: 0.1%% (default: 0)",
     )
-    parser.add_argument(
-        "--antialias", type=arguments.boolean, default=True, help="false: rougher and faster resizing"
-    )
-    parser.add_argument("--image_size", type=arguments.positive_int, default=224, help="default: 224")
+    add("--antialias", type=boolean, default=True, help="false: rougher and faster resizing")
+    add("--image_size", type=positive_int, default=224, help="default: 224")
     # model
-    parser.add_argument("--arch", default="resnet50", help="of torchvision.models (default: resnet50)")
-    parser.add_argument("--amp", type=arguments.boolean, help="mixed precision (default: true on a GPU)")
-    parser.add_argument("--compile", type=arguments.boolean, default=False, help="torch.compile")
-    parser.add_argument("--ema", type=arguments.non_negative_float, help="also average the weights: 0.9999")
+    add("--arch", default="resnet50", help="of torchvision.models (default: resnet50)")
+    add("--amp", type=boolean, help="mixed precision (default: true on a GPU)")
+    add("--compile", type=boolean, default=False, help="true: torch.compile")
+    add("--ema", type=number, help="also average the weights, with this decay: 0.9999")
     # optimization
-    parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
-    parser.add_argument("--epochs", type=arguments.positive_int, default=90, help="default: 90")
-    parser.add_argument(
-        "--batch_size", type=arguments.positive_int, default=256, help="samples of a step over all processes"
-    )
-    parser.add_argument(
-        "--accumulate", type=arguments.positive_int, default=1, help="parts of a process's batch (default: 1)"
-    )
-    parser.add_argument("--lr", type=arguments.positive_float, default=0.256, help="peak (default: 0.256)")
-    parser.add_argument("--lr_schedule", choices=["cosine", "linear", "step"], default="cosine")
-    parser.add_argument("--warmup", type=arguments.non_negative_float, default=8, help="epochs (default: 8)")
-    parser.add_argument("--momentum", type=arguments.non_negative_float, default=0.875, help="default: 0.875")
-    parser.add_argument(
-        "--weight_decay", type=arguments.non_negative_float, default=1 / 32768, help="default: 1/32768"
-    )
-    parser.add_argument(
-        "--bn_weight_decay",
-        type=arguments.boolean,
-        default=False,
-        help="true: BatchNorm and biases decay, too",
-    )
-    parser.add_argument(
-        "--label_smoothing", type=arguments.non_negative_float, default=0.1, help="default: 0.1"
-    )
-    parser.add_argument(
-        "--mixup", type=arguments.non_negative_float, default=0.0, help="alpha (default: 0, none)"
-    )
-    parser.add_argument("--seed", type=arguments.seed, default=0, help="of weights, order and crops")
-    parser.add_argument("--max_steps", type=arguments.positive_int, help="end after this many steps")
+    add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    add("--epochs", type=positive_int, default=90, help="default: 90")
+    add("--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP.replace("128", "256"))
+    add("--accumulate", type=positive_int, default=1, help="parts of a process's batch (default: 1)")
+    add("--lr", type=arguments.positive_float, default=0.256, help="peak (default: 0.256)")
+    add("--lr_schedule", choices=schedule.KINDS, default="cosine", help=schedule.HELP)
+    add("--warmup", type=number, default=8.0, help="epochs in which the rate rises (default: 8)")
+    add("--momentum", type=number, default=0.875, help="default: 0.875")
+    add("--weight_decay", type=number, default=1 / 32768, help="default: 1/32768")
+    add("--bn_weight_decay", type=boolean, default=False, help="true: BatchNorm and biases decay, too")
+    add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
+    add("--mixup", type=number, default=0.0, help="alpha, drawn by each process (default: 0, none)")
+    add("--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)")
+    add("--max_steps", type=positive_int, help="end after this many steps (default: no limit)")
     # what to do
-    parser.add_argument("--prof", type=arguments.positive_int, help="time so many batches, then stop")
-    parser.add_argument("--evaluate", action="store_true", help="only evaluate what --resume names")
-    parser.add_argument("--training_only", action="store_true", help="do not evaluate")
+    add("--prof", type=positive_int, metavar="N", help="print images/s of N batches after 10, and stop")
+    add("--evaluate", action="store_true", help="only evaluate what --resume names")
+    add("--training_only", action="store_true", help="do not evaluate")
     # output
-    parser.add_argument("--output_dir", "--train_url", help="folder for results (default: output_dir/)")
-    parser.add_argument(
-        "--print_freq", "--report_every", type=arguments.positive_int, default=50, help="steps"
-    )
+    add("--output_dir", "--train_url", help="folder for results (default: output_dir/ beside jobs/)")
+    add("--print_freq", "--report_every", type=positive_int, default=50, help="steps (default: 50)")
     recovery.add_arguments(parser)
-    # distributed
     process_group.add_arguments(parser)
     args = arguments.parse(parser)
     if args.evaluate and args.resume in ("auto", "never"):
         raise exits.BadInput("--evaluate needs --resume PATH: the checkpoint to evaluate")
+    if args.arch not in torchvision.models.list_models(module=torchvision.models):
+        raise exits.BadInput(f"--arch {args.arch} is no classifier of torchvision {torchvision.__version__}")
+    for name in ("ema", "momentum", "label_smoothing"):
+        if (getattr(args, name) or 0) > 1:
+            raise exits.BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
+    if args.prof:  # leaves nothing, and does not go on from anything
+        args.resume, args.max_steps, args.training_only = "never", WARM_UP_BATCHES + args.prof, True
     return args
 
 
@@ -121,24 +108,29 @@ def loaded(args, device, rank, world_size, log):
     else:
         train_index = image_folder.load(args.data_url, "train", cache, args.max_bad_images, None, log.say)
         classes = train_index.classes
-        val_index = image_folder.load(args.data_url, "val", cache, args.max_bad_images, classes, log.say)
+        val_index = train_index
+        if not args.training_only:
+            val_index = image_folder.load(args.data_url, "val", cache, args.max_bad_images, classes, log.say)
     args.fingerprint = train_index.fingerprint
-    process_group.same_everywhere("data set (fingerprint)", args.fingerprint)
-
-    def stored(index):
-        if not args.pack or backend == "synthetic":
-            return FileStore(index)
-        return pack.build(index, os.path.join(args.pack, f"{index.split}.pack"))
-
-    train_store, val_store = stored(train_index), stored(val_index)
-    order = Order(len(train_index), args.batch_size, args.seed, rank, world_size)
-    train_plan = Plan(train_index, order, args.image_size, augment=True)
     local_batch = args.batch_size // world_size
     if local_batch % args.accumulate:
         raise exits.BadInput(
             f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a process"
         )
-    val_plan = Plan(val_index, Sequential(len(val_index), local_batch, rank, world_size), args.image_size)
+    order = Order(len(train_index), args.batch_size, args.seed, rank, world_size)
+
+    def stored(index):
+        if not args.pack or backend == "synthetic":
+            return FileStore(index)
+        return pack.build(index, pack.place(args.pack, index))
+
+    train_store, val_store = stored(train_index), stored(val_index)
+    process_group.meet_again()
+    prints = {index.split: index.fingerprint for index in (train_index, val_index)}
+    process_group.same_everywhere("data set (fingerprints)", prints)
+    train_plan = Plan(train_index, order, args.image_size, augment=True)
+    val_order = Sequential(len(val_index), local_batch // args.accumulate, rank, world_size)
+    val_plan = Plan(val_index, val_order, args.image_size)
     if backend == "auto":
         rates = (
             measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
@@ -153,25 +145,6 @@ def loaded(args, device, rank, world_size, log):
     return train_index, train_loader, val_index, val_loader
 
 
-def optimized(args, model, steps_per_epoch, steps):
-    """(optimizer, schedule), the schedule a function of the step."""
-    decayed = [each for each in model.parameters() if each.ndim > 1 or args.bn_weight_decay]
-    others = [each for each in model.parameters() if each.ndim <= 1 and not args.bn_weight_decay]
-    groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=args.lr, momentum=args.momentum)
-    warmup = min(round(args.warmup * steps_per_epoch), steps)
-
-    def factor(step):
-        if step < warmup:
-            return (step + 1) / warmup
-        done = (step - warmup) / max(1, steps - warmup)
-        if args.lr_schedule == "step":
-            return 0.1 ** sum(step >= epoch * steps_per_epoch for epoch in (30, 60, 80))
-        return 1 - done if args.lr_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-
-
 @exits.entry
 def main():
     args = parsed()
@@ -183,26 +156,37 @@ def main():
     train_index, train_loader, val_index, val_loader = loaded(args, device, rank, world_size, log)
     log.data(train_index, val_index)
 
-    if args.arch not in torchvision.models.list_models(module=torchvision.models):
-        raise exits.BadInput(f"--arch {args.arch} is no classifier of torchvision {torchvision.__version__}")
-    model = torchvision.models.get_model(args.arch, num_classes=len(train_index.classes))
+    torch.manual_seed(args.seed)
+    extra = {"aux_logits": False} if args.arch in ("googlenet", "inception_v3") else {}
+    extra |= {"image_size": args.image_size} if args.arch.startswith("vit_") else {}
+    model = torchvision.models.get_model(args.arch, num_classes=len(train_index.classes), **extra)
     model = model.to(device, memory_format=torch.channels_last)
-    forward = torch.compile(model) if args.compile else model
+    forward = model
     if world_size > 1:
         device_ids = [device.index] if device.type == "cuda" else None
         forward = torch.nn.parallel.DistributedDataParallel(forward, device_ids=device_ids)
         process_group.settle_buckets(forward, torch.zeros(2, 3, args.image_size, args.image_size))
+
+    forward = torch.compile(forward) if args.compile else forward
 
     amp = device.type == "cuda" if args.amp is None else args.amp
     half = torch.bfloat16
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         half = torch.float16
     mixed = torch.autocast(device.type, dtype=half, enabled=amp)
-    scaler = torch.amp.GradScaler(enabled=amp and half == torch.float16)
+    scalers = (
+        torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
+    )  # torch < 2.3: the second only
+    scaler = scalers.GradScaler(enabled=amp and half == torch.float16)
 
     steps_per_epoch = len(train_loader)
     steps = min(args.epochs * steps_per_epoch, args.max_steps or sys.maxsize)
-    optimizer, scheduler = optimized(args, model, steps_per_epoch, steps)
+    decayed = [each for each in model.parameters() if each.ndim > 1 or args.bn_weight_decay]
+    others = [each for each in model.parameters() if each.ndim <= 1 and not args.bn_weight_decay]
+    groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=args.lr, momentum=args.momentum)
+    factor = schedule.factor(args.lr_schedule, args.warmup, args.epochs, steps_per_epoch, steps)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     loss_function = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     mixup = None
     if args.mixup:
@@ -220,21 +204,23 @@ def main():
     keeper = recovery.Recovery(args, state)
     step = keeper.resume(steps, steps_per_epoch)
     log.training(train_loader, step, steps)
-    timed_from = None
+    times = []  # of --prof
 
-    def validate(epoch):
+    def validated():
         process_group.share_buffers(evaluated)
         with mixed:
             totals = evaluation.evaluate(evaluated, val_loader)
-        keeper.leave_if_asked(step)
+        if not args.evaluate:
+            keeper.leave_if_asked(step)
         if world_size > 1:
             torch.distributed.all_reduce(totals)
-        if rank == 0 and not args.evaluate:
-            keeper.save_weights(epoch, totals, evaluated)
-        log.validation(epoch, step, totals)
+        return totals
 
-    if args.evaluate:
-        validate(max(1, math.ceil(step / steps_per_epoch)))
+    if args.evaluate:  # prints, and leaves the folder as it is
+        loss_sum, correct, count = validated().tolist()
+        log.say(
+            f"step={step} val_loss={loss_sum / count:.6g} val_acc={correct / count:.6g} val_count={count:g}"
+        )
         return
 
     for epoch in range(max(1, math.ceil(step / steps_per_epoch)), math.ceil(steps / steps_per_epoch) + 1):
@@ -267,14 +253,11 @@ def main():
             scheduler.step()
             step += 1
 
-            if args.prof and step in (WARM_UP_BATCHES, WARM_UP_BATCHES + args.prof):
+            if args.prof:
                 if device.type == "cuda":
                     torch.cuda.synchronize()
-                if timed_from:
-                    rate = args.prof * args.batch_size / (time.perf_counter() - timed_from)
-                    log.say(f"prof: {rate:.1f} images/s with {args.data_backend}, {args.prof} batches")
-                    return
-                timed_from = time.perf_counter()
+                times.append(time.perf_counter())
+                continue
             if step % args.print_freq and step % steps_per_epoch and not keeper.due(step):
                 continue
             delivered = train_loader.receipt.take(device)
@@ -285,11 +268,25 @@ def main():
             window.zero_()
             keeper.save(step)
         if not args.training_only:
-            validate(epoch)
-    seconds = log.training_seconds
+            totals = validated()
+            if rank == 0:
+                keeper.save_weights(epoch, totals, evaluated)
+            log.validation(epoch, step, totals)
+    if args.prof:
+        if len(times) <= WARM_UP_BATCHES:
+            raise exits.BadInput(f"--prof: {len(times)} batches in --epochs {args.epochs} are too few")
+        count = len(times) - WARM_UP_BATCHES
+        rate = count * args.batch_size / (times[-1] - times[WARM_UP_BATCHES - 1])
+        log.say(f"prof: {rate:.1f} images/s with {args.data_backend}, {count} batches")
+        return
+    seconds, waited = log.training_seconds, torch.tensor(train_loader.waited, device=device)
+    if world_size > 1:
+        torch.distributed.all_reduce(waited, torch.distributed.ReduceOp.MAX)
     log.finish()
     keeper.finish()
-    log.say(measure.advice(train_loader, args.data_backend, seconds, args.workers))
+    if rank == 0:
+        backend, waited = args.data_backend, waited.item()
+        log.say(measure.advice(train_loader, backend, waited, seconds, args.workers, args.antialias))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     plan = Plan(index, Order(len(index), args.batch_size, 0), args.image_size, augment=True)
     stores = {"": FileStore(index)}
     if args.pack:
-        stores[" + pack"] = pack.build(index, os.path.join(args.pack, f"{index.split}.pack"))
+        stores[" + pack"] = pack.build(index, pack.place(args.pack, index))
     rows = _rows(args, stores, plan, device)
     ceiling = _compute_rate(args, len(index.classes), device)
     for row in rows:
@@ -149,7 +149,8 @@ def _first_pass(loader) -> float:
 def _drop(store, head) -> None:
     """Ask the system to forget what these batches read."""
     if isinstance(store, pack.PackStore):
-        paths = [store.path]
+        store.close()
+        paths = [entry.path for entry in os.scandir(store.path)]
     else:
         paths = [store.index.path(id) for batch in head.batches for id in batch.ids]
     for path in paths:

@@ -1,8 +1,19 @@
 """The last stage of every loader: uint8 images become normalised float images on the device."""
 
+import sys
+
 import cv2
 import numpy as np
 import torch
+
+_KEPT = 4  # batches whose memory is used again
+
+
+def _references(arrays: list[np.ndarray]) -> list[int]:
+    return [sys.getrefcount(array) for array in arrays]
+
+
+_OURS = _references([np.empty(0)])[0]  # of an array that nothing but the list holds
 
 
 class ToDevice:
@@ -20,6 +31,7 @@ class ToDevice:
         self._copied: torch.cuda.Event | None = None
         levels = torch.arange(256, dtype=torch.uint8, device=device).view(-1, 1, 1, 1)
         levels = levels.expand(-1, len(mean), 1, 1)
+        self._results: list[np.ndarray] = []
         # [256, C]: what each value of each channel becomes
         self._table = self._normalised(levels).reshape(256, -1).cpu().numpy()
 
@@ -62,8 +74,21 @@ class ToDevice:
         rows = images.permute(0, 2, 3, 1)
         if not rows.is_contiguous() or not len(rows):
             return self._normalised(images)
-        # Not torch's memory: its aligned blocks do not fit where such a block was freed (glibc before 2.38).
-        result = np.empty(rows.shape, self._table.dtype)
+        result = self._memory(rows.shape)
         flat = -1, *rows.shape[2:]
         cv2.LUT(rows.view(flat).numpy(), self._table[None], dst=result.reshape(flat))
         return torch.from_numpy(result).permute(0, 3, 1, 2)
+
+    def _memory(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Memory for a batch: that of an earlier one, once nobody holds it. Fresh memory would cost more than
+        what is written to it, in page faults.
+
+        A tensor on it, and every view of that, holds a reference to the array. Not torch's own memory: its
+        aligned blocks do not fit where such a block was freed (glibc before 2.38).
+        """
+        for count, result in zip(_references(self._results), self._results, strict=True):
+            if count == _OURS and result.shape == shape:
+                return result
+        result = np.empty(shape, self._table.dtype)
+        self._results = [*self._results[-_KEPT + 1 :], result]
+        return result

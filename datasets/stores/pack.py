@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import zlib
 
 import numpy as np
@@ -102,12 +103,17 @@ def build(
     parent = os.path.dirname(os.path.abspath(path))
     try:
         os.makedirs(parent, exist_ok=True)
-        with files.only_one(parent):
+        with files.locked(f"{path}.lock"):
             if _read_meta(path) != wanted | {"whole": True}:
                 _fill(index, path, wanted, threads or _THREADS_PER_CORE * (os.cpu_count() or 1))
     except OSError as error:
         raise BadInput(f"cannot write the pack {path}: {error.strerror or error}") from error
     return PackStore(path, index)
+
+
+def place(folder: str, index) -> str:
+    """Where the pack of a data set lies in a folder of packs: other data never take its place."""
+    return os.path.join(folder, f"{index.split}-{index.fingerprint[:12]}.pack")
 
 
 def size_of(index, form: str, short_side: int) -> int:
@@ -207,7 +213,8 @@ class _whole:
         self.path = path
 
     def __enter__(self):
-        self.file = open(f"{self.path}.partial", "wb")
+        self.partial = f"{self.path}.{socket.gethostname()}.{os.getpid()}.partial"
+        self.file = open(self.partial, "wb")
         return self.file
 
     def __exit__(self, kind, *_):
@@ -215,7 +222,9 @@ class _whole:
             self.file.flush()
             os.fsync(self.file.fileno())
         if kind is None:
-            os.replace(f"{self.path}.partial", self.path)
+            os.replace(self.partial, self.path)
+        else:
+            os.unlink(self.partial)
 
 
 def _arrow():

@@ -17,6 +17,7 @@ from sklearn.datasets import load_sample_images
 
 from common.exits import BadInput
 from datasets import image_folder, loaders
+from datasets.cut import scaled
 from datasets.loaders import measure
 from datasets.loaders.synthetic import SyntheticIndex
 from datasets.order import Order, Sequential
@@ -116,19 +117,26 @@ def test_the_same_data_from_every_engine_and_store(backend, form, index, packs, 
         assert all(torch.equal(a, b) for (a, _), (b, _) in zip(batches, again, strict=True))
 
 
+@pytest.mark.parametrize("form", ["files", "encoded", "decoded"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_pixels_are_those_of_pillow(backend, index, packs):
-    """Decoded, cut and resized by Pillow, with antialiasing; grey, CMYK, palettes and turned images, too."""
+def test_pixels_are_those_of_pillow(backend, form, index, packs):
+    """Decoded, cut and resized by Pillow, with antialiasing; grey, CMYK, palettes and turned images, too.
+    From a pack of decoded images: cut out of what it holds."""
     plan = plan_of(index, size=96)
-    with loaders.build(backend, packs["files"], plan, CPU, 2) as loader:
+    with loaders.build(backend, packs[form], plan, CPU, 2) as loader:
         batches, _ = epoch_of(loader)
     plan.set_epoch(1)
     worst_mean, worst_ratio, means = 0.0, float("inf"), []
     for planned, (images, labels) in zip(plan, batches, strict=True):
         assert labels.tolist() == index.labels[planned.ids].tolist()
         for row, id in enumerate(planned.ids):
-            image = Image.open(io.BytesIO(packs["files"].encoded(id))).convert("RGB")
             top, left, height, width, flip = (int(column[row]) for column in planned.crops)
+            if form == "decoded":
+                image = Image.fromarray(packs[form].image(id))
+                scale = image.height / int(index.heights[id])
+                top, left, height, width = scaled(top, left, height, width, scale, image.height, image.width)
+            else:
+                image = Image.open(io.BytesIO(packs["files"].encoded(id))).convert("RGB")
             box = (left, top, left + width, top + height)
             expected = np.asarray(
                 image.crop(box).resize((96, 96), Image.Resampling.BILINEAR), dtype=np.float64
@@ -141,12 +149,13 @@ def test_pixels_are_those_of_pillow(backend, index, packs):
     assert worst_mean < 2 and worst_ratio >= 30, (worst_mean, worst_ratio)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_processes_deliver_the_parts_of_one(world_size, index, packs, reference):
+def test_processes_deliver_the_parts_of_one(backend, world_size, index, packs, reference):
     total = torch.zeros_like(reference)
     for rank in range(world_size):
         plan = plan_of(index, rank=rank, world_size=world_size)
-        with loaders.build("threads", packs["files"], plan, CPU, 2) as loader:
+        with loaders.build(backend, packs["files"], plan, CPU, 1) as loader:
             total += epoch_of(loader)[1]
     assert torch.equal(total, reference)
 
@@ -224,6 +233,7 @@ def test_nothing_is_left_behind(backend, index, packs):
 SCRIPT = """
 import sys, torch
 from datasets import image_folder, loaders
+from datasets.cut import scaled
 from datasets.order import Order
 from datasets.plan import Plan
 from datasets.stores.files import FileStore

@@ -1,0 +1,67 @@
+"""The last stage on the CPU: the formula's numbers, in memory that nobody holds any more."""
+
+import pytest
+import torch
+
+from datasets.loaders.device import ToDevice
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def _images(value=None, channels=3):
+    images = torch.randint(0, 256, (4, 9, 7, channels), dtype=torch.uint8)
+    return (images if value is None else images.fill_(value)).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_the_numbers_of_the_formula(dtype, channels, contiguous):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        images = _images(channels=channels)
+        given = images.contiguous() if contiguous else images
+        result, labels = ToDevice(torch.device("cpu"), MEAN[:channels], STD[:channels])(
+            given, torch.arange(4)
+        )
+    finally:
+        torch.set_default_dtype(before)
+    mean, std = (torch.tensor(each[:channels], dtype=dtype).view(1, -1, 1, 1) for each in (MEAN, STD))
+    torch.testing.assert_close(result, (images.to(dtype) / 255 - mean) / std, rtol=0, atol=1e-6)
+    assert result.dtype == dtype and result.is_contiguous(memory_format=torch.channels_last)
+    assert labels.tolist() == [0, 1, 2, 3]
+
+
+def test_a_batch_that_is_held_is_never_written_to():
+    """Held as it is, as a view, as an array, as what autograd saved: whatever shares its memory."""
+    to_device = ToDevice(torch.device("cpu"), MEAN, STD)
+    weight = torch.ones(3, 1, 1, requires_grad=True)
+    kept = []
+    for value in range(40):
+        batch, _ = to_device(_images(value), None)
+        expected = batch.clone()
+        holders = (
+            batch,
+            batch[1:, :, 2:],
+            batch.permute(0, 2, 3, 1),
+            batch.numpy(),
+            (batch * weight).grad_fn,
+        )
+        kept.append((holders[value % 5], expected, value % 5))
+        del batch, holders
+    for holder, expected, kind in kept:
+        if kind == 4:
+            assert torch.equal(holder._saved_self, expected)
+            continue
+        same = (expected, expected[1:, :, 2:], expected.permute(0, 2, 3, 1), expected)[kind]
+        assert torch.equal(torch.as_tensor(holder), same)
+
+
+def test_memory_is_used_again_once_it_is_free():
+    to_device = ToDevice(torch.device("cpu"), MEAN, STD)
+    places = set()
+    for value in range(20):
+        batch, _ = to_device(_images(value), None)
+        places.add(batch.data_ptr())
+    assert len(places) <= 2
