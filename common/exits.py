@@ -19,7 +19,7 @@ BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT, NOT_SAVED, DIVERGED = 2, 4, 5, 6, 7
 # file descriptor: the process that started this one prints a shared error once
 ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 
-_on_failure, _on_success = [], []
+_on_failure, _on_success, _before_leaving = [], [], []
 
 
 class BadInput(ValueError):
@@ -37,8 +37,13 @@ class NoRendezvous(BadInput):
 
 def on_failure(function) -> None:
     """Call function(error) when main() ends with an exception that is not BadInput; it may leave the
-    process. What was registered last is called first."""
-    _on_failure.insert(0, function)
+    process."""
+    _on_failure.append(function)
+
+
+def before_leaving(function) -> None:
+    """Call function() when main() ends with an exception, BadInput or not, before anything else is done."""
+    _before_leaving.append(function)
 
 
 def on_success(function) -> None:
@@ -75,10 +80,14 @@ def entry(main):
             main()
         except BadInput as error:
             say_error(str(error))
+            for function in _before_leaving:
+                function()
             if error.code == BAD_INPUT and not _on_failure:  # alone: no communication to get stuck in
                 sys.exit(error.code)
             leave(error.code)
         except Exception as error:
+            for function in _before_leaving:
+                function()
             for function in _on_failure:
                 function(error)
             raise

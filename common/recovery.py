@@ -135,7 +135,7 @@ class Recovery:
             self._load(state)
         self._good = [buffer.clone() for buffer in self._buffers]
         preemption.watch(self.args.grace)
-        exits.on_failure(lambda error: self._writer.wait(_LAST_WRITE))  # what is in flight is not lost
+        exits.before_leaving(lambda: self._writer.wait(_LAST_WRITE))  # what is in flight is not lost
         return state["step"] if state else 0
 
     def finite(self, loss: torch.Tensor) -> bool:
