@@ -104,7 +104,7 @@ def loaded(args, device, rank, world_size, log):
     if args.custom_data:
         args.data_url = random_folder.make(os.path.join(cache, "generated"))
     if backend == "synthetic" and not args.data_url:
-        train_index, val_index = SyntheticIndex(1_281_167), SyntheticIndex(50_000)
+        train_index, val_index = SyntheticIndex(1_281_167, "train"), SyntheticIndex(50_000, "val")
     else:
         train_index = image_folder.load(args.data_url, "train", cache, args.max_bad_images, None, log.say)
         classes = train_index.classes

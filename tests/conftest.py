@@ -16,8 +16,12 @@ QUIET = {  # nothing that this machine's environment says of ranks, proxies or t
 }  # fmt: skip
 
 
+# Two tests at a time on two cores: threads that wait for each other at every operation would make both slow.
+THREADS = {"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {}
+
+
 def environment(**extra: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in QUIET}
+    kept = {name: value for name, value in os.environ.items() if name not in QUIET} | THREADS
     return kept | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"} | extra
 
 

@@ -9,11 +9,12 @@ from datasets.plan import Plan
 class SyntheticIndex:
     """What a plan needs to know of a data set that is not there: `count` images of 500x375 pixels."""
 
-    def __init__(self, count: int, classes: int = 1000):
+    def __init__(self, count: int, split: str, classes: int = 1000):
         self.classes = tuple(map(str, range(classes)))
         self.labels = np.arange(count) % classes
         self.widths, self.heights = np.full(count, 500), np.full(count, 375)
-        self.root = self.source = self.fingerprint = "synthetic"
+        self.split, self.root = split, "synthetic"
+        self.source = self.fingerprint = "synthetic"
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -6,7 +6,7 @@ from common import schedule
 @pytest.mark.parametrize("kind, expected", [
     ("cosine", [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447]),
     ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
-    ("step", [0.5, 1.0, 0.1, 0.1, 0.01, 0.001]),
+    ("step", [0.5, 1.0, 0.1, 0.1, 0.01, 0.01]),
 ])  # fmt: skip
 def test_rates_of_three_epochs_of_two_steps(kind, expected):
     rate = schedule.factor(kind, warmup=1, epochs=3, steps_per_epoch=2, steps=6)

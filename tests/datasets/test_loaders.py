@@ -282,7 +282,7 @@ def test_synthetic_has_the_plan_s_labels_and_no_receipt_of_real_data(index, refe
     with loaders.build("synthetic", None, plan_of(index), CPU) as loader:
         batches, sums = epoch_of(loader)
     assert len(batches) == 5 and not torch.equal(sums, reference)
-    big = SyntheticIndex(1_281_167)
+    big = SyntheticIndex(1_281_167, "train")
     with loaders.build("synthetic", None, plan_of(big, batch=16), CPU) as loader:
         images, _ = next(iter(loader))
         assert images.shape == (16, 3, 64, 64)

@@ -84,7 +84,7 @@ def test_files_lines_and_table(tmp_path):
 def test_generated_images_are_learned(tmp_path):
     """The smoke test of every platform: ten classes, far above chance within a few steps."""
     run(
-        "jobs/train_amp.py", "--dataset=digits", "--custom_data=true", "--epochs=1", "--lr=0.02",
+        "jobs/train.py", "--dataset=digits", "--custom_data=true", "--epochs=1", "--lr=0.02",
         "--output_dir", tmp_path,
     )  # fmt: skip
     assert records(tmp_path)[-1]["val_acc"] > 0.5
