@@ -80,7 +80,7 @@ def download(url: str, path: str, md5: str) -> None:
     created = not os.path.isdir(folder)
     try:
         os.makedirs(folder, exist_ok=True)
-        with only_one(folder):
+        with _only_one(folder):
             if not os.path.exists(path):
                 _fetch(url, path, md5)
     except BadInput:
@@ -100,7 +100,7 @@ def download(url: str, path: str, md5: str) -> None:
 
 
 @contextlib.contextmanager
-def only_one(folder: str):
+def _only_one(folder: str):
     """Hold a lock on the folder itself, so that no lock file is left in the user's data."""
     handle = os.open(folder, os.O_RDONLY)
     try:

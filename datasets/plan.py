@@ -25,11 +25,11 @@ class Plan:
 
     index: an image_folder.Index. order: a batch sampler of ids. size: pixels of the square images that
     engines deliver. augment: random boxes and mirroring by the order's seed and epoch (an Order); otherwise
-    centred boxes of `share` of the short side. `largest` is the number of samples of the largest batch.
+    center_crop()'s boxes. `largest` is the number of samples of the largest batch.
     """
 
-    def __init__(self, index, order, size: int = 224, augment: bool = False, share: float = 224 / 256):
-        self.index, self.order, self.size, self.augment, self.share = index, order, size, augment, share
+    def __init__(self, index, order, size: int = 224, augment: bool = False):
+        self.index, self.order, self.size, self.augment = index, order, size, augment
         self.largest = order.largest
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Plan:
         if self.augment:
             crops = random_resized_crop(self.order.seed, self.order.epoch, ids, widths, heights)
         else:
-            crops = center_crop(widths, heights, self.share)
+            crops = center_crop(widths, heights)
         last = 0
         for part in parts:
             first, last = last, last + len(part)

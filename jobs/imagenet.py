@@ -98,7 +98,7 @@ def parsed():
 
 
 def loaded(args, device, rank, world_size, log):
-    """(index, loader) for training and for evaluation."""
+    """(index, loader) for training, and (index, loader) for evaluation, in one tuple."""
     backend = args.data_backend if args.data_backend == "auto" else loaders.named(args.data_backend, device)
     cache = args.cache_dir or os.path.join(args.output_dir, "index")
     if args.custom_data:
@@ -132,11 +132,9 @@ def loaded(args, device, rank, world_size, log):
     val_order = Sequential(len(val_index), local_batch // args.accumulate, rank, world_size)
     val_plan = Plan(val_index, val_order, args.image_size)
     if backend == "auto":
-        rates = (
-            measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
-            if rank == 0
-            else {}
-        )
+        rates = {}
+        if rank == 0:
+            rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
         backend = process_group.from_first(max(rates, key=rates.get, default=None))
         log.say(f"data_backend auto: {backend} of {measure.text(rates)}")
     args.data_backend = backend
@@ -174,9 +172,8 @@ def main():
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         half = torch.float16
     mixed = torch.autocast(device.type, dtype=half, enabled=amp)
-    scalers = (
-        torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
-    )  # torch < 2.3: the second only
+    # torch < 2.3 has the second only
+    scalers = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
     scaler = scalers.GradScaler(enabled=amp and half == torch.float16)
 
     steps_per_epoch = len(train_loader)

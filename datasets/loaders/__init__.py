@@ -19,14 +19,9 @@ def backends(device) -> dict[str, str | None]:
     dali = None
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
         dali = "DALI is not installed: pip install nvidia-dali-cuda120 (Linux on x86-64)"
-    missing = [
-        package
-        for module, package in (("simplejpeg", "simplejpeg"), ("cv2", "opencv-python-headless"))
-        if importlib.util.find_spec(module) is None
-    ]
     return {
         "pytorch": None,
-        "threads": f"not installed: pip install {' '.join(missing)}" if missing else None,
+        "threads": None,
         "dali": dali,
         "dali-gpu": dali or (None if device.type == "cuda" else "it needs a GPU"),
         "synthetic": None,

@@ -19,9 +19,9 @@ class FolderLoader:
     that iterating has cost its caller so far; `receipt` says what was delivered.
     """
 
-    def __init__(self, engine, plan: Plan, device: torch.device, mean=MEAN, std=STD):
+    def __init__(self, engine, plan: Plan, device: torch.device):
         self.engine, self.plan = engine, plan
-        self.to_device = ToDevice(device, mean, std)
+        self.to_device = ToDevice(device, MEAN, STD)
         self.waited, self.receipt = 0.0, Receipt()
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:

@@ -23,7 +23,6 @@ def rates(
     workers: int | None,
     seconds: float = _SECONDS,
     antialias: bool = True,
-    say=print,
 ) -> dict[str, float]:
     """Backend -> images/s of this process, for every backend that is available and reads data.
 
@@ -40,7 +39,7 @@ def rates(
                             pass
                     found[backend] = rate(loader, seconds)
             except (RuntimeError, OSError, ImportError) as error:  # a driver that is too old, no memory left
-                say(f"data_backend {backend} does not work here: {' '.join(str(error).split())[:200]}")
+                print(f"data_backend {backend} does not work here: {' '.join(str(error).split())[:200]}")
     if not found:
         raise BadInput("no data_backend works here; --data_backend NAME shows why")
     return found

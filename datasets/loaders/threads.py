@@ -24,8 +24,7 @@ class Threads:
 
     def __init__(self, store, workers: int, pinned: bool = False, antialias: bool = True):
         self.store, self.pinned, self.antialias = store, pinned, antialias
-        self.workers = workers
-        self._pool = _pool(self.workers)
+        self._pool = _pool(workers)
         self._ring: list[torch.Tensor] = []
         self._own = threading.local()
 

@@ -7,6 +7,7 @@ survive a fork; tests/benchmarks/containers.py has the figures of both against a
 """
 
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import os
@@ -206,25 +207,20 @@ def _write_meta(path: str, meta: dict) -> None:
         file.write(json.dumps(meta).encode())
 
 
-class _whole:
+@contextlib.contextmanager
+def _whole(path: str):
     """Open for writing a file that appears under its name when it is whole and on the disk."""
-
-    def __init__(self, path: str):
-        self.path = path
-
-    def __enter__(self):
-        self.partial = f"{self.path}.{socket.gethostname()}.{os.getpid()}.partial"
-        self.file = open(self.partial, "wb")
-        return self.file
-
-    def __exit__(self, kind, *_):
-        with self.file:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-        if kind is None:
-            os.replace(self.partial, self.path)
-        else:
-            os.unlink(self.partial)
+    partial = f"{path}.{socket.gethostname()}.{os.getpid()}.partial"
+    try:
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
 
 
 def _arrow():
