@@ -8,7 +8,6 @@ import shutil
 import tempfile
 
 from common.exits import BadInput
-from common.processes import first_on_node
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -39,6 +38,8 @@ def parse(parser: Parser) -> argparse.Namespace:
 
     Raises BadInput; nothing is left on the disk.
     """
+    from common.processes import first_on_node  # brings torch, and a second: what needs neither is quicker
+
     args, ignored = parser.parse_known_args()
     if ignored and first_on_node():
         print(f"ignored arguments: {' '.join(ignored)}", flush=True)
@@ -96,24 +97,26 @@ def positive_int(text: str) -> int:
 
 def positive_float(text: str) -> float:
     """A finite number > 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not (value > 0 and math.isfinite(value)):
+    value = _finite(text)
+    if value is None or value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
 
 
 def non_negative_float(text: str) -> float:
     """A finite number >= 0."""
+    value = _finite(text)
+    if value is None or value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
+def _finite(text: str) -> float | None:
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not (value >= 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return value
+        return None
+    return value if math.isfinite(value) else None
 
 
 def seed(text: str) -> int:

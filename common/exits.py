@@ -47,7 +47,8 @@ def before_leaving(function) -> None:
 
 
 def on_success(function) -> None:
-    """Call function() when main() has returned; it may leave the process."""
+    """Call function() when main() has returned, before those that were named earlier; it may leave the
+    process."""
     _on_success.append(function)
 
 
@@ -91,7 +92,7 @@ def entry(main):
             for function in _on_failure:
                 function(error)
             raise
-        for function in _on_success:
+        for function in reversed(_on_success):
             function()
 
     return run

@@ -103,6 +103,19 @@ class Log:
             if self._events:
                 self._events.flush()
 
+    def loaded(self, epoch: int, step: int, delivered: torch.Tensor, **figures: float) -> None:
+        """One line on an epoch of a job that does nothing but load: `figures`, and the receipt up to `step`.
+        delivered: as in train()."""
+        if not _speaks():
+            return
+        self._open()
+        with self._suppressed():
+            self._loader.receipt.extend(epoch, step, delivered, self.output_dir)
+        self._write(epoch=epoch, step=step, **figures, receipt=str(self._loader.receipt))
+        with self._suppressed():
+            if self._events:
+                self._events.flush()
+
     @property
     def training_seconds(self) -> float:
         """So far, in steps: without evaluating and saving."""

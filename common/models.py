@@ -1,7 +1,11 @@
-"""Networks."""
+"""Networks: the ResNet-18 of the small jobs, and torchvision's classifiers by name."""
+
+import argparse
 
 import torch
 from torch import nn
+
+from common.exits import BadInput
 
 
 def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
@@ -12,6 +16,36 @@ def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
     "Deep Residual Learning for Image Recognition", CVPR 2016, with the stem of its CIFAR networks.
     """
     return _ResNet(channels, classes, blocks=2)
+
+
+def arch(text: str) -> str:
+    """The type of an argument: the name of a classifier. Raises ArgumentTypeError."""
+    import torchvision
+
+    if text not in torchvision.models.list_models(module=torchvision.models):
+        raise argparse.ArgumentTypeError(f"{text} is no classifier of torchvision {torchvision.__version__}")
+    return text
+
+
+def classifier(name: str, classes: int, image_size: int) -> nn.Module:
+    """torchvision's network of this name, untrained.
+
+    Input float [N, 3, image_size, image_size], output logits [N, classes]. Raises BadInput where it
+    cannot take images of that size.
+    """
+    import torchvision
+
+    extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+    extra |= {"image_size": image_size} if name.startswith("vit_") else {}
+    extra |= {"input_size": (image_size, image_size)} if name.startswith("maxvit") else {}
+    try:
+        model = torchvision.models.get_model(name, num_classes=classes, **extra).eval()
+        with torch.no_grad():
+            model(torch.zeros(1, 3, image_size, image_size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"--arch {name} cannot take images of --image_size {image_size}: {reason}") from error
+    return model.train()
 
 
 class _ResNet(nn.Module):

@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from common import preemption
+from common import cores, preemption
 from common.exits import ERROR_PIPE
 from common.topology import STARTED_BY, Topology
 
@@ -56,7 +56,7 @@ def start(topology: Topology, grace: float) -> int:
         ERROR_PIPE: str(send_errors),
         STARTED_BY: str(os.getpid()),
     }
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // count)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores.available() // count)))
     children: list[subprocess.Popen] = []
     asked = threading.Event()
 
@@ -81,11 +81,6 @@ def start(topology: Topology, grace: float) -> int:
         sys.stderr.writelines(dict.fromkeys(lines))  # all processes read the same data: the same error once
     del store
     return code
-
-
-def _cores() -> int:
-    """Cores that this process may use; a container may have been given a part of the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _wait(children: list[subprocess.Popen], first_rank: int, asked: threading.Event, grace: float) -> int:

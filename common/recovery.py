@@ -17,12 +17,11 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy
 import torch
 
-from common import arguments, checkpoint, exits, preemption, resume
+from common import arguments, checkpoint, exits, interval, preemption, resume
 from common.exits import BadInput
 from common.writer import BackgroundWriter, describe, is_finite, size_of
 
@@ -34,17 +33,6 @@ _IDENTITY = (
 _LAST_WRITE = 4.0  # seconds
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"://[^/@]*@")
-
-
-class Interval(NamedTuple):
-    """How often to save: `count` of "step", "s" (seconds) or "epoch"."""
-
-    count: float
-    unit: str
-
-    def steps(self, steps_per_epoch: int) -> int:
-        """0 where seconds count."""
-        return {"step": int(self.count), "epoch": int(self.count * steps_per_epoch), "s": 0}[self.unit]
 
 
 class NotSaved(BadInput):
@@ -59,18 +47,6 @@ class Diverged(BadInput):
     code = exits.DIVERGED
 
 
-def interval(text: str) -> Interval:
-    """ "200" (steps), "90s" or "1epoch"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text)
-    count = float(found[1]) if found else 0
-    unit = (found[2] or "step").removesuffix("s") or "s" if found else ""
-    if not count or (unit != "s" and count % 1):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of steps (200), seconds (90s) or epochs (1epoch)"
-        )
-    return Interval(count, unit)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
@@ -78,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="checkpoint to go on from (default: auto, the newest in --output_dir; without one, never)",
     )
     parser.add_argument(
-        "--save_every", type=interval, default="1epoch", help="200 (steps), 90s or 1epoch (default: 1epoch)"
+        "--save_every",
+        type=interval.interval,
+        default="1epoch",
+        help="200 (steps), 90s or 1epoch (default: 1epoch)",
     )
     parser.add_argument(
         "--keep", type=arguments.positive_int, default=3, help="newest checkpoints that stay (default: 3)"

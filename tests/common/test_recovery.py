@@ -7,7 +7,8 @@ import torch
 
 from common import checkpoint, resume
 from common.exits import BadInput
-from common.recovery import Interval, Recovery, interval
+from common.interval import Interval, interval
+from common.recovery import Recovery
 
 
 @pytest.fixture
