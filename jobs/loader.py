@@ -1,0 +1,108 @@
+"""Load pairs of images for restoration, timed: the script that loader_dali.py is read against.
+
+    python jobs/loader.py                                           try it anywhere, on generated pairs
+    python jobs/loader.py --data_source PAIRS --batch_size 16 --resize 480 --crop 256 --epochs 2
+    python jobs/loader.py --data_source PAIRS --split test --preview sheet.png
+    torchrun --nproc-per-node=2 jobs/loader.py --data_source PAIRS
+
+PAIRS holds {train,test}/{blurry,sharp}/<sub>/<image>, or img and gt; partners have the same name. Both images
+of a pair get the same crop and flips; each arrives as float [n, 3, crop, crop] in [-1, 1]. Every pair comes
+once an epoch, in another order each time, in any number of processes; --split test is in order, without
+random parts. In --result_dir: preview.png (the first batch), metrics.jsonl, receipt.bin.
+"""
+
+import os
+import sys
+import time
+
+import torch
+import torchvision
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
+from common import arguments, exits, metrics, process_group
+from common.arguments import positive_int
+from datasets import loaders, paired_images, random_pairs
+from datasets.loaders import paired
+from datasets.order import WholeOrder
+
+
+def save_contact_sheet(path, blurry, sharp):
+    """Four pairs a row, the sharp image to the right of the blurry one."""
+    sheet = torch.stack([blurry, sharp], dim=1).flatten(0, 1)
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        torchvision.utils.save_image(sheet, path, nrow=8, normalize=True, value_range=(-1, 1))
+    except (OSError, ValueError) as error:  # ValueError: no kind of image has this ending
+        raise exits.BadInput(f"cannot write --preview {path}: {error}") from error
+
+
+@exits.entry
+def main():
+    parser = arguments.Parser(__doc__)
+    add = parser.add_argument
+    # data
+    add("--data_source", "--data_url", dest="data_url", help="folder of pairs (default: generated ones)")
+    add("--custom_data", type=arguments.boolean, default=False, help="true: generated pairs instead")
+    add("--split", choices=["train", "test"], default="train", help="default: train")
+    add("--resize", type=paired_images.rows, default=0, help="rows, aspect kept (default: none)")
+    add("--crop", type=positive_int, default=256, help="side of the squares, pixels (default: 256)")
+    # loading
+    add("--batch_size", type=positive_int, default=12, help="pairs over all processes (default: 12)")
+    add("--num_workers", type=positive_int, help="threads of a process (default: the cores)")
+    add("--seed", type=arguments.seed, default=0, help="of order, crops and flips (default: 0)")
+    add("--epochs", type=positive_int, default=1, help="default: 1")
+    add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
+    # output
+    add("--result_dir", "--output_dir", "--train_url", dest="output_dir", help="default: output_dir/")
+    add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --result_dir)")
+    add("--preview", metavar="FILE.png", help="the first batch (default: preview.png in --result_dir)")
+    parser.set_defaults(grace=5.0)  # seconds in which its processes end when they are asked to
+    process_group.add_arguments(parser)
+
+    args = arguments.parse(parser)
+    args.preview = args.preview or os.path.join(args.output_dir, "preview.png")
+    process_group.device(args)
+    device, rank, world_size = process_group.join(args)
+    log = metrics.Log(args.output_dir)
+
+    cache = args.cache_dir or os.path.join(args.output_dir, "index")
+    if args.custom_data or not args.data_url:
+        args.data_url = random_pairs.make(os.path.join(cache, "generated_pairs"))
+    pairs = paired_images.load(args.data_url, args.split, cache, args.resize, log.say)
+    process_group.meet_again()
+    process_group.same_everywhere("pairs (fingerprint)", pairs.fingerprint)
+    training = args.split == "train"
+    order = WholeOrder(len(pairs), args.batch_size, args.seed, rank, world_size, shuffle=training)
+    plan = paired_images.PairPlan(pairs, order, args.crop, augment=training)
+    log.say(f"data {args.split}={len(pairs)} pairs, steps_per_epoch={len(plan)} source={pairs.source}")
+    workers = args.num_workers or loaders.cores()
+
+    engine = paired.PairedThreads(pairs, workers, device)
+    with paired.PairLoader(engine, plan, device) as loader:
+        log.training(loader, 0, args.epochs * len(loader))
+        step, total = 0, 0.0
+        for epoch in range(1, args.epochs + 1):
+            loader.set_epoch(epoch)
+            delivered, seconds = torch.zeros(1, dtype=torch.int64, device=device), 0.0
+            start = time.perf_counter()
+            for blurry, sharp in loader:
+                if device.type == "cuda":
+                    torch.cuda.synchronize()  # for the clock only: what was sent has arrived
+                waited = time.perf_counter() - start
+                step += 1
+                delivered += len(blurry)
+                seconds += waited
+                log.say(f"epoch={epoch} step={step} pairs={len(blurry)} seconds={waited:.4f}")
+                if step == 1 and rank == 0:
+                    save_contact_sheet(args.preview, blurry, sharp)
+                start = time.perf_counter()
+            receipt = loader.receipt.take(device)
+            torch.distributed.all_reduce(delivered)
+            torch.distributed.all_reduce(receipt)
+            log.loaded(epoch, step, receipt, pairs=delivered.item(), seconds=seconds)
+            total += seconds
+        log.say(f"total_seconds={total:.4f} epochs={args.epochs} steps={step} receipt={loader.receipt}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What "Diving into DALI" advises, measured: DALI through `Dataset` beside torchvision, and each tip.
+
+    python -m tests.benchmarks.dataset                 some minutes on two cores
+    python -m tests.benchmarks.dataset --images 128 --rounds 1 --seconds 0.2    does it work?
+
+"stock" is torch's DataLoader with torchvision's ImageFolder and transforms; "torchvision" is `Dataset`
+without DALI. The images are those of tests/benchmarks/loaders.py. All rows live in one process and take
+turns, some rounds of some seconds; a turn's first batches, made ready while others had theirs, do not count.
+Ratios are of two rows in one round; shown are their median and range. What concerns a GPU (pinned memory,
+the validation pipeline's memory) is measured there: `make gpu`.
+"""
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+
+import torch
+from torchvision.datasets import ImageFolder
+
+from datasets import image_folder, loaders
+from datasets.imagenet import Dataset
+from datasets.order import Sequential
+from datasets.plan import Plan
+from datasets.stores.files import FileStore
+from tests.benchmarks.loaders import BATCH, SIDE, SIZES, WORKERS, data_loader, transforms, write_images
+from tests.benchmarks.machine import describe
+
+SKIPPED = 10  # batches of a turn: more than any engine makes ready ahead
+CPU = torch.device("cpu")
+FIGURES = [  # row, reference, what the article says of it
+    ("dali", "stock", "1.72x on a V100's host; aim 1.7x"),
+    ("torchvision", "stock", "not in the article"),
+    ("threads", "stock", "not in the article"),
+    ("torchvision, pack", "stock", "not in the article"),
+    ("dali, pack", "stock", "not in the article"),
+    ("threads, pack", "stock", "not in the article"),
+    ("dali, 1 worker", "dali", "workers: as many as virtual cores"),
+    ("dali, 4 workers", "dali", "workers: as many as virtual cores"),
+    ("dali, plain", "dali", "without triangular interpolation it is faster"),
+    ("own reader, read_ahead", "own reader", "read_ahead makes it 40 % slower"),
+    ("val, 60 of 480", "val, 64 of 480", "a validation batch that divides the set is faster"),
+]
+
+
+def forever(iterable):
+    while True:
+        yield from iterable
+
+
+def own_reader(folder: str, read_ahead: bool):
+    """DALI's own file reader and random crops, as in the article."""
+    from nvidia.dali import Pipeline, fn, types
+    from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
+
+    pipeline = Pipeline(BATCH, WORKERS, device_id=None, seed=1)
+    with pipeline:
+        encoded, labels = fn.readers.file(
+            file_root=folder, random_shuffle=True, read_ahead=read_ahead, name="reader"
+        )
+        images = fn.decoders.image_random_crop(encoded, device="cpu", output_type=types.RGB)
+        images = fn.resize(images, size=(SIDE, SIDE), interp_type=types.INTERP_TRIANGULAR)
+        pipeline.set_outputs(fn.flip(images, horizontal=fn.random.coin_flip()), labels)
+    pipeline.build()
+    iterator = DALIClassificationIterator(
+        pipeline, reader_name="reader", last_batch_policy=LastBatchPolicy.DROP, auto_reset=True
+    )
+    return ((batch[0]["data"], batch[0]["label"]) for batch in forever(iterator))
+
+
+def rows(root: str) -> dict:
+    """Name -> endless batches."""
+    cache, pack = f"{root}/cache", f"{root}/packs"
+
+    def training(**options):
+        options = {"workers": WORKERS, "cache_dir": cache, "cuda": False} | options
+        return forever(Dataset(root, BATCH, **options).get_train_loader())
+
+    index = image_folder.load(root, "val", cache)
+
+    def validation(batch: int):
+        plan = Plan(index, Sequential(480, batch), SIDE)
+        return forever(loaders.build("dali", FileStore(index), plan, CPU, WORKERS))
+
+    return {
+        "stock": forever(data_loader(ImageFolder(f"{root}/train", transforms()), shuffle=True)),
+        "torchvision": training(),
+        "dali": training(use_dali=True),
+        "threads": training(backend="threads"),
+        "torchvision, pack": training(pack=pack),
+        "dali, pack": training(use_dali=True, pack=pack),
+        "threads, pack": training(backend="threads", pack=pack),
+        "dali, 1 worker": training(use_dali=True, workers=1),
+        "dali, 4 workers": training(use_dali=True, workers=4),
+        "dali, plain": training(use_dali=True, antialias=False),
+        "own reader": own_reader(f"{root}/train", False),
+        "own reader, read_ahead": own_reader(f"{root}/train", True),
+        "val, 64 of 480": validation(64),
+        "val, 60 of 480": validation(60),
+    }
+
+
+def rate(batches, seconds: float) -> float:
+    """images/s of one turn."""
+    for _ in itertools.islice(batches, SKIPPED):
+        pass
+    count, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        count += len(next(batches)[0])
+    return count / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=int, default=4096, help="of training (default: 4096)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a turn (default: 1.5)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # two cores are for the workers
+    for kilobytes, size in SIZES.items():
+        with tempfile.TemporaryDirectory() as root:
+            print(f"\n{write_images(root, size, kilobytes, max(args.images, 8 * 480))}\n{describe()}")
+            turns = rows(root)
+            found = {name: [] for name in turns}
+            for number in range(args.rounds + 1):  # the first warms up
+                for name, batches in turns.items():
+                    found[name].append(rate(batches, args.seconds if number else args.seconds / 3))
+            for row, reference, said in FIGURES:
+                pairs = zip(found[row][1:], found[reference][1:], strict=True)
+                ratios = [one / other for one, other in pairs]
+                spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
+                print(
+                    f"{row:<24}{statistics.median(found[row][1:]):>7.0f} images/s, of {reference:<15}"
+                    f"{statistics.median(ratios):>6.2f}x ({spread})  article: {said}"
+                )
+            print(describe(), flush=True)
+            del turns
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""jobs/loader.py and loader_dali.py as their users run them: alone, in several processes, with bad input."""
+
+import os
+import re
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+
+from datasets import loaders, paired_images, random_pairs, receipt
+from tests.conftest import environment, free_port, records, run
+
+MISSING = loaders.backends(torch.device("cpu"))["dali"]
+DALI = pytest.param("loader_dali.py", marks=pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}"))
+JOBS = ["loader.py", DALI]
+EPOCHS, STEPS, PAIRS = 2, 3, 26
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """(arguments that name generated pairs; their folder)."""
+    cache = tmp_path_factory.mktemp("cache")
+    folder = random_pairs.make(str(cache / "pairs"))
+    for split in ("train", "test"):
+        paired_images.load(folder, split, str(cache))
+    return f"--data_source={folder}", f"--cache_dir={cache}"
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    """The output of loader.py in one process, and its folder."""
+    output = tmp_path_factory.mktemp("alone")
+    return run("jobs/loader.py", *data, f"--epochs={EPOCHS}", f"--result_dir={output}").stdout, output
+
+
+def reported(text: str) -> list[tuple[int, int]]:
+    """(step, pairs) of the lines on iterations. Checks that every one, every epoch and the whole have a
+    time."""
+    steps = re.findall(r"^epoch=\d step=(\d+) pairs=(\d+) seconds=\d+\.\d{4}$", text, re.MULTILINE)
+    epochs = re.findall(r"^epoch=\d step=\d+ pairs=\d+ seconds=\S+ receipt=[0-9a-f]{16}$", text, re.MULTILINE)
+    total = re.findall(
+        r"^total_seconds=\d+\.\d{4} epochs=\d steps=\d+ receipt=([0-9a-f]{16})$", text, re.MULTILINE
+    )
+    assert len(total) == 1 and epochs[-1].endswith(total[0])
+    return [(int(step), int(pairs)) for step, pairs in steps]
+
+
+def test_times_receipt_and_contact_sheet(alone):
+    printed, output = alone
+    assert reported(printed) == [(1, 12), (2, 12), (3, 2), (4, 12), (5, 12), (6, 2)]
+    lines = records(output)
+    assert [(line["epoch"], line["step"], line["pairs"]) for line in lines] == [(1, 3, PAIRS), (2, 6, PAIRS)]
+    assert len(receipt.read(str(output))) == EPOCHS * STEPS
+    with Image.open(output / "preview.png") as sheet:  # 12 pairs, four in a row, two pixels between images
+        assert sheet.size == (8 * 258 + 2, 3 * 258 + 2)
+
+
+@pytest.mark.parametrize("job, processes", [("loader.py", 3), ("loader_dali.py", 1), ("loader_dali.py", 3)])
+def test_the_same_receipt_in_any_number_of_processes_from_both_jobs(job, processes, alone, data, tmp_path):
+    if job == "loader_dali.py" and MISSING:
+        pytest.skip(MISSING)
+    printed = run(
+        f"jobs/{job}", *data, f"--epochs={EPOCHS}", f"--processes_per_node={processes}",
+        f"--result_dir={tmp_path}",
+    ).stdout  # fmt: skip
+    assert len(reported(printed)) == EPOCHS * STEPS, "rank 0 alone reports"
+    assert (tmp_path / receipt.FILE).read_bytes() == (alone[1] / receipt.FILE).read_bytes()
+    assert [line["pairs"] for line in records(tmp_path)] == [PAIRS, PAIRS]
+
+
+@pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
+def test_torchrun(alone, data, tmp_path):
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
+    printed = run(*launcher, "jobs/loader_dali.py", *data, f"--epochs={EPOCHS}", f"--result_dir={tmp_path}")
+    assert "level=process nodes=1 processes_per_node=2" in printed.stdout
+    assert reported(printed.stdout)[:3] == [(1, 6), (2, 6), (3, 1)], "rank 0's part"
+    assert (tmp_path / receipt.FILE).read_bytes() == (alone[1] / receipt.FILE).read_bytes()
+
+
+def test_without_data_the_test_split_resized(tmp_path):
+    """Eight generated pairs in batches of six, in two processes."""
+    printed = run(
+        "jobs/loader.py", "--split=test", "--batch_size=6", "--resize=360", "--crop=64",
+        "--processes_per_node=2", f"--train_url={tmp_path}", f"--preview={tmp_path / 'sheet.png'}",
+    ).stdout  # fmt: skip
+    assert re.search(r"^data test=8 pairs, steps_per_epoch=2 source=\S+/generated_pairs/test$", printed, re.M)
+    assert reported(printed) == [(1, 3), (2, 1)] and records(tmp_path)[0]["pairs"] == 8
+    assert (tmp_path / "sheet.png").exists() and not (tmp_path / "preview.png").exists()
+
+
+def refused(*command, **options) -> str:
+    line, = run(*command, code=2, timeout=60, **options).stderr.splitlines()  # fmt: skip
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_an_unreadable_image_in_the_middle_of_an_epoch_is_named(job, data, tmp_path):
+    """Its size and time are those of the file that was scanned, its bytes are not."""
+    folder, cache = tmp_path / "pairs", tmp_path / "cache"
+    shutil.copytree(data[0].partition("=")[2], folder)
+    paired_images.load(str(folder), "test", str(cache))
+    victim = folder / "test" / "sharp" / "a" / "004.jpg"
+    status = victim.stat()
+    victim.write_bytes(os.urandom(status.st_size))
+    os.utime(victim, ns=(status.st_atime_ns, status.st_mtime_ns))
+    arguments = ("--split=test", "--batch_size=2", "--num_workers=1", f"--result_dir={tmp_path / 'out'}")
+    line = refused(f"jobs/{job}", f"--data_source={folder}", f"--cache_dir={cache}", *arguments)
+    assert f"cannot decode {victim}: is no known kind of image" in line
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--crop=400"], "52 of 52 images are smaller than --crop 400: "),
+    (["--preview=sheet.gltf"], "cannot write --preview sheet.gltf: unknown file extension"),
+])  # fmt: skip
+def test_bad_input_is_one_line(arguments, message, data, tmp_path):
+    assert message in refused("jobs/loader.py", *data, f"--result_dir={tmp_path}", *arguments)
+
+
+@pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
+def test_a_gpu_that_is_not_there(data, tmp_path):
+    line = refused("jobs/loader_dali.py", *data, "--dali_device=gpu", f"--result_dir={tmp_path}")
+    assert "--dali_device gpu: it needs a GPU" in line
+
+
+def test_dali_that_is_not_installed(data, tmp_path):
+    """Another package called nvidia, without DALI in it, hides the one that is there."""
+    (tmp_path / "site" / "nvidia").mkdir(parents=True)
+    (tmp_path / "site" / "nvidia" / "__init__.py").touch()
+    env = environment(PYTHONPATH=str(tmp_path / "site"))
+    line = refused("jobs/loader_dali.py", *data, f"--result_dir={tmp_path / 'out'}", env=env)
+    assert "--dali_device cpu: DALI is not installed: pip install nvidia-dali-cuda120" in line
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: torch sees none")
+def test_jobs_on_a_gpu_have_the_receipt_of_the_cpu(alone, data, tmp_path):
+    env = environment()
+    del env["CUDA_VISIBLE_DEVICES"]
+    for name, *command in (
+        ("plain", "jobs/loader.py"),
+        ("cpu", "jobs/loader_dali.py", "--dali_device=cpu"),
+        ("gpu", "jobs/loader_dali.py", "--dali_device=gpu"),
+    ):
+        output = tmp_path / name
+        run(
+            *command, *data, f"--epochs={EPOCHS}", "--processes_per_node=1", f"--result_dir={output}", env=env
+        )
+        assert (output / receipt.FILE).read_bytes() == (alone[1] / receipt.FILE).read_bytes()
