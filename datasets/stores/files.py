@@ -1,5 +1,7 @@
 """The files themselves."""
 
+import zlib
+
 import numpy as np
 
 from common.exits import BadInput
@@ -7,15 +9,16 @@ from datasets import images
 
 
 class FileStore:
-    """Encoded images as they lie in the folders. index: an image_folder.Index."""
+    """Encoded images as they lie in the folders. index: an image_folder.Index. verified: refuse contents that
+    are not those of the index: for what is kept under its fingerprint, and read by others."""
 
     form = "encoded"
 
-    def __init__(self, index):
-        self.index = index
+    def __init__(self, index, verified: bool = False):
+        self.index, self.verified = index, verified
 
     def read(self, id: int) -> bytes:
-        """The file's bytes. Raises BadInput, also where its size is not that of the index."""
+        """The file's bytes. Raises BadInput, also where they are not those that were scanned."""
         path = self.index.path(id)
         try:
             with open(path, "rb", buffering=0) as file:
@@ -26,6 +29,8 @@ class FileStore:
             raise BadInput(
                 f"{path} has {len(content)} bytes, but had {self.index.bytes[id]} when it was scanned"
             )
+        if self.verified and zlib.crc32(content) != self.index.crc32[id]:
+            raise BadInput(f"{path} was changed since it was scanned")
         return content
 
     def encoded(self, id: int) -> bytes:

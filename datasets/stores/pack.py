@@ -8,7 +8,7 @@ survive a fork; tests/benchmarks/containers.py has the figures of both against a
 
 import concurrent.futures
 import contextlib
-import itertools
+import functools
 import json
 import os
 import shutil
@@ -18,15 +18,16 @@ import zlib
 import numpy as np
 from tqdm import tqdm
 
+from common import cores
 from common.exits import BadInput
-from datasets import files, images
-from datasets.cut import resized
+from datasets import files
+from datasets.stores import forms
 from datasets.stores.files import FileStore
+from datasets.stores.forms import FORMS, SHORT_SIDE, Sample
 
-FORMS = ("decoded", "encoded")
-_META = "meta.json"
+META = "meta.json"
 _VERSION = 1
-_TOGETHER = 512  # samples a file: what a kill may cost, and 100 MB of memory while building
+TOGETHER = 512  # samples a file: what a kill may cost, and 100 MB of memory while building
 _THREADS_PER_CORE = 2  # while some read, others decode
 
 
@@ -38,7 +39,7 @@ class PackStore:
 
     def __init__(self, path: str, index):
         self.path, self.index, self._parts = path, index, {}
-        self.meta = _read_meta(path)
+        self.meta = described(path)
         if not self.meta.get("whole"):
             raise BadInput(f"{path} is no finished pack of version {_VERSION}: build it again")
         self.form = self.meta["form"]
@@ -50,17 +51,15 @@ class PackStore:
 
     def image(self, id: int, scratch: np.ndarray | None = None) -> np.ndarray:
         """Without a copy where the form is "decoded": it cannot be written to."""
-        height, width, _, content = self._sample(id)
-        if self.form == "decoded":
-            return content.reshape(height, width, 3)
-        try:
-            return images.decode(content.tobytes(), bool(self.index.plain[id]), scratch)
-        except images.BadImage as error:
-            raise BadInput(f"cannot decode {self.index.path(id)} of {self.path}: {error}") from error
+        return forms.image(self.index, id, self.form, self.sample(id), scratch, self.path)
 
     def encoded(self, id: int) -> bytes:
-        content = self._sample(id)[3].tobytes()
-        return content if self.index.plain[id] else images.normalised(content)
+        return forms.encoded(self.index, id, self.sample(id))
+
+    def sample(self, id: int) -> Sample:
+        """As it is kept, without a copy."""
+        height, width, _, content = self._sample(id)
+        return Sample(height, width, content)
 
     def verify(self) -> None:
         """Read everything. Raises BadInput that names what is not as it was written."""
@@ -80,22 +79,28 @@ class PackStore:
 
     def _sample(self, id: int) -> tuple[int, int, int, np.ndarray]:
         """(height, width, crc32, content: uint8 [bytes])."""
-        part = self._parts.get(id // _TOGETHER)
+        part = self._parts.get(id // TOGETHER)
         if part is None:  # threads may do this twice: the same is put there
-            part = self._parts[id // _TOGETHER] = _mapped(_part(self.path, id // _TOGETHER))
+            part = self._parts[id // TOGETHER] = _mapped(_part(self.path, id // TOGETHER))
         heights, widths, checksums, offsets, contents = part
-        row = id % _TOGETHER
+        row = id % TOGETHER
         return heights[row], widths[row], checksums[row], contents[offsets[row] : offsets[row + 1]]
 
 
 def build(
-    index, path: str, form: str = "decoded", short_side: int = 256, threads: int | None = None
+    index,
+    path: str,
+    form: str = "decoded",
+    short_side: int = SHORT_SIDE,
+    threads: int | None = None,
+    source=None,
 ) -> PackStore:
     """The pack at the folder `path`, made from the files where it is not there or holds something else.
 
     form: "decoded" scales images whose short side is longer down to short_side pixels; "encoded" keeps the
-    files' bytes. One that was interrupted goes on where it stopped, and what is not whole is never read. Of
-    several processes one builds and the others wait. Raises BadInput where there is no room, with the sizes.
+    files' bytes. source: a Tiers of this form to take samples from, else the files. One that was interrupted
+    goes on where it stopped, and what is not whole is never read. Of several processes one builds and the
+    others wait. Raises BadInput where there is no room, with the sizes.
     """
     if form not in FORMS:
         raise BadInput(f"form {form!r} is none of {', '.join(FORMS)}")
@@ -105,33 +110,32 @@ def build(
     try:
         os.makedirs(parent, exist_ok=True)
         with files.locked(f"{path}.lock"):
-            if _read_meta(path) != wanted | {"whole": True}:
-                _fill(index, path, wanted, threads or _THREADS_PER_CORE * (os.cpu_count() or 1))
+            if described(path) != wanted | {"whole": True}:
+                _fill(index, path, wanted, threads or _THREADS_PER_CORE * cores.available(), source)
     except OSError as error:
         raise BadInput(f"cannot write the pack {path}: {error.strerror or error}") from error
     return PackStore(path, index)
 
 
-def place(folder: str, index) -> str:
-    """Where the pack of a data set lies in a folder of packs: other data never take its place."""
-    return os.path.join(folder, f"{index.split}-{index.fingerprint[:12]}.pack")
+def place(folder: str, index, form: str = "decoded", short_side: int = SHORT_SIDE) -> str:
+    """Where the pack of a data set lies in a folder of packs: other data or forms never take its place."""
+    kind = "-encoded" if form == "encoded" else "" if short_side == SHORT_SIDE else f"-{form}{short_side}"
+    return os.path.join(folder, f"{index.split}-{index.fingerprint[:12]}{kind}.pack")
 
 
 def size_of(index, form: str, short_side: int) -> int:
     """Bytes of a pack, about."""
     if form == "encoded":
         return int(index.bytes.sum(dtype=np.int64))
-    widths, heights = index.widths.astype(np.float64), index.heights.astype(np.float64)
-    scale = np.minimum(1, short_side / np.minimum(widths, heights))
-    return int((3 * np.rint(widths * scale) * np.rint(heights * scale)).sum())
+    return int(forms.sizes(index, slice(None), form, short_side)[2].sum())
 
 
-def _fill(index, path: str, wanted: dict, threads: int) -> None:
-    if _read_meta(path) != wanted | {"whole": False}:
+def _fill(index, path: str, wanted: dict, threads: int, source) -> None:
+    if described(path) != wanted | {"whole": False}:
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(path)
         _write_meta(path, wanted | {"whole": False})
-    count = -(-len(index) // _TOGETHER)
+    count = -(-len(index) // TOGETHER)
     missing = [part for part in range(count) if not os.path.exists(_part(path, part))]
     size = size_of(index, wanted["form"], wanted["short_side"]) * len(missing) / max(1, count)
     free = shutil.disk_usage(path).free
@@ -140,33 +144,22 @@ def _fill(index, path: str, wanted: dict, threads: int) -> None:
             f"a pack of {len(index)} images needs {size / 1e9:.2f} GB at {path}, {free / 1e9:.2f} GB are free"
         )
     bar = tqdm(
-        total=len(index), initial=min(len(index), (count - len(missing)) * _TOGETHER), unit="image",
+        total=len(index), initial=min(len(index), (count - len(missing)) * TOGETHER), unit="image",
         desc=f"packing {index.split}", mininterval=10 * (not os.isatty(2)) or 0.1,
     )  # fmt: skip
+    origin = FileStore(index, verified=True)
+    make = functools.partial(forms.make, origin, form=wanted["form"], short_side=wanted["short_side"])
+    if source:
+        make = source.sample
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
         for part in missing:
-            ids = range(part * _TOGETHER, min((part + 1) * _TOGETHER, len(index)))
-            samples = pool.map(_sample, itertools.repeat(FileStore(index)), ids, itertools.repeat(wanted))
-            rows = []
-            for row in samples:
-                rows.append(row)
+            ids = range(part * TOGETHER, min((part + 1) * TOGETHER, len(index)))
+            rows, fetched = [], [source.fetch(ids)] if source else []
+            for height, width, content in pool.map(make, ids, *fetched):
+                rows.append((height, width, zlib.crc32(content), bytes(content)))
                 bar.update()
             _write(_part(path, part), rows)
     _write_meta(path, wanted | {"whole": True})
-
-
-def _sample(store: FileStore, id: int, wanted: dict) -> tuple[int, int, int, bytes]:
-    height, width = int(store.index.heights[id]), int(store.index.widths[id])
-    if wanted["form"] == "encoded":
-        content = store.read(id)
-    else:
-        image = store.image(id)
-        scale = wanted["short_side"] / min(height, width)
-        if scale < 1:
-            height, width = round(height * scale), round(width * scale)
-            image = resized(image, height, width, "bicubic")  # sharper: it is enlarged again
-        content = image.tobytes()
-    return height, width, zlib.crc32(content), content
 
 
 def _part(path: str, number: int) -> str:
@@ -194,16 +187,17 @@ def _mapped(path: str) -> tuple[np.ndarray, ...]:
     return *columns, np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
 
 
-def _read_meta(path: str) -> dict:
+def described(path: str) -> dict:
+    """meta.json of a pack: version, fingerprint, form, count, short_side, whole; {} where there is none."""
     try:
-        with open(os.path.join(path, _META), encoding="utf-8") as file:
+        with open(os.path.join(path, META), encoding="utf-8") as file:
             return json.load(file)
     except (OSError, ValueError):
         return {}
 
 
 def _write_meta(path: str, meta: dict) -> None:
-    with _whole(os.path.join(path, _META)) as file:
+    with _whole(os.path.join(path, META)) as file:
         file.write(json.dumps(meta).encode())
 
 

@@ -1,0 +1,99 @@
+"""Where a shared cache is: one URL on the command line, the password never there.
+
+    redis://user@cache.example:6379                    a server, or the address of a Cluster
+    rediss://user@a:6379,b:6379,c:6379?ca=/etc/ca.pem  nodes of a Cluster, over TLS
+    redis://cache.example/3/team                       database 3; keys begin with "team"
+    redis://cache.example?form=encoded                 the files' bytes instead of small pixels
+
+Some nodes of a Cluster are enough, and tell of the others. The scheme and the user may be repeated with every
+host. Certificates come from ?ca=FILE, BOOTFILE_CACHE_CA or the system; a name must be that of the host.
+"""
+
+import os
+import re
+import urllib.parse
+from typing import NamedTuple
+
+from common.exits import BadInput
+from datasets.stores.forms import FORMS
+
+PASSWORD, PASSWORD_FILE, CA = "BOOTFILE_CACHE_PASSWORD", "BOOTFILE_CACHE_PASSWORD_FILE", "BOOTFILE_CACHE_CA"
+_PORT = 6379
+
+
+class Address(NamedTuple):
+    """hosts: (name, port) of a server, or of several nodes of a Cluster. ca: file of certificates, None for
+    the system's. prefix: what keys begin with. form: of the samples."""
+
+    hosts: tuple[tuple[str, int], ...]
+    user: str | None = None
+    tls: bool = False
+    ca: str | None = None
+    database: int = 0
+    prefix: str = "bootfile"
+    form: str = "decoded"
+
+    def __str__(self) -> str:
+        return ",".join(named(*host) for host in self.hosts)
+
+
+def named(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse(text: str) -> Address:
+    """The address that a URL names. Raises BadInput, which repeats nothing that may be a password."""
+    if re.search(r"//[^@/]*:[^@]*@", text):
+        raise BadInput(
+            f"--cache: a password does not belong into the URL, where everybody on the machine can read it; "
+            f"change it, and put it into the environment, {PASSWORD}, or into a file, {PASSWORD_FILE}"
+        )
+    shown = text.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
+    scheme, _, rest = text.partition("://")
+    if scheme not in ("redis", "rediss") or not rest:
+        raise BadInput(f"--cache ...{shown} is not redis://[user@]host[:port][,host[:port]...] or rediss://")
+    rest = rest.replace(f",{scheme}://", ",")
+    user, hosts = _user(rest), []
+    *first, last = rest.split(",")
+    host, tail = re.fullmatch(r"([^/?]*)(.*)", last).groups()
+    for item in (*first, host):
+        if "@" in item and _user(item) != user:
+            raise BadInput(f"--cache ...{shown} names several users")
+        try:
+            part = urllib.parse.urlsplit(f"//{item.rpartition('@')[2]}")
+            found, port = part.hostname, part.port or _PORT
+        except ValueError:
+            found = None
+        if not found or part.path or part.query:
+            raise BadInput(f"--cache ...{shown}: no host[:port] stands between two commas")
+        hosts.append((found, port))
+    query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(tail).query, keep_blank_values=True))
+    unknown = sorted(query.keys() - {"ca", "form"})
+    form = query.get("form", "decoded")
+    if unknown or form not in FORMS:
+        raise BadInput(f"--cache ...{shown}: after ? stand ca=FILE and form={'|'.join(FORMS)} only")
+    ca = query.get("ca") or os.environ.get(CA)
+    if ca and not os.path.isfile(ca):
+        raise BadInput(f"--cache: the file of certificates {ca} does not exist")
+    folders = [each for each in urllib.parse.urlsplit(tail).path.split("/") if each]
+    database = int(folders.pop(0)) if folders and folders[0].isdecimal() else 0
+    prefix = folders.pop(0) if folders else "bootfile"
+    if folders or not re.fullmatch(r"[\w.:-]+", prefix):
+        raise BadInput(f"--cache ...{shown}: after the hosts stand [/database][/prefix] only")
+    return Address(tuple(hosts), user, scheme == "rediss", ca, database, prefix, form)
+
+
+def _user(item: str) -> str | None:
+    user, found, _ = item.split(",")[0].rpartition("@")
+    return urllib.parse.unquote(user) if found and user else None
+
+
+def password() -> str | None:
+    """From the environment, or the file that the environment names. Raises BadInput."""
+    if path := os.environ.get(PASSWORD_FILE):
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read().rstrip("\r\n") or None
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{PASSWORD_FILE}: cannot read {path}: {error}") from error
+    return os.environ.get(PASSWORD) or None

@@ -1,0 +1,299 @@
+"""What a cache of samples brings: tiers against redis-py, backends against those without, a dead server.
+
+    python -m tests.benchmarks.cache [--images 512] [--rounds 5] [--workers 2]
+
+The images are 500x375 JPEG files of about 100 KB; all are in the page cache, and a real redis-server runs
+beside on the same cores, over TCP on the loopback. In a round every contestant has its turn, one after the
+other: shown are the medians over the rounds, and the medians of the ratios within the rounds.
+
+- reads: values of about 100 KB in random order, by one thread. "GET" is redis-py with hiredis, one value a
+  call, without or with a CRC-32 of it; "MGET" is redis-py's, 32 a call; "fetch" is datasets/stores/redis.py
+  in batches of 64, "get" the same with its checksums, which a loader leaves to the threads that decode;
+  "loopback" receives as many bytes from a process that only sends: no server could do more; "pack" copies
+  each value out of a mapped pack, "memcpy" out of memory.
+- loaders: epochs of batches of 64, decoded, cut to 224 pixels and normalised, on the CPU. "single GETs" is
+  the engine `threads` (or `pytorch`) on JPEG values that are fetched by a GET each.
+- synthetic compute: after each batch the process sleeps as if a device computed for 20 ms.
+- dead server: `kspeed` whose server refuses connections, or was stopped (SIGSTOP) and times out.
+"""
+
+import argparse
+import contextlib
+import datetime
+import os
+import socket
+import statistics
+import tempfile
+import time
+import types
+import zlib
+
+import numpy as np
+import redis
+import torch
+from PIL import Image
+
+from common import allocator
+from datasets import image_folder, images, loaders
+from datasets.order import Order
+from datasets.plan import Plan
+from datasets.stores import address, forms, pack, servers
+from datasets.stores.files import FileStore
+from datasets.stores.redis import RedisStore
+from datasets.stores.tiers import Tiers
+from tests.benchmarks.machine import describe
+from tests.redis_server import RedisServer
+
+CPU = torch.device("cpu")
+BATCH, COMPUTE = 64, 0.02  # images, seconds
+
+
+def write_images(folder: str, count: int) -> None:
+    draw = np.random.default_rng(0)
+    y, x = np.mgrid[:375, :500]
+    for split, number in (("train", count), ("val", 1)):
+        os.makedirs(os.path.join(folder, split, "class"))
+        for each in range(number):
+            wave = np.sin((x * draw.normal() + y * draw.normal()) / 9)
+            pixels = 128 + 60 * wave[:, :, None] + draw.normal(0, 22, (375, 500, 3))
+            image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+            image.save(os.path.join(folder, split, "class", f"{each:05}.jpg"), quality=90)
+
+
+class Singles:
+    """JPEG values by a GET each, as a plain client of a cache fetches them."""
+
+    form = "encoded"
+
+    def __init__(self, index, port: int, name: str):
+        self.index, self.port, self.name, self._client, self._pid = index, port, name, None, None
+
+    def encoded(self, id: int) -> bytes:
+        if self._pid != os.getpid():
+            self._client, self._pid = redis.Redis(port=self.port, protocol=2), os.getpid()
+        return self._client.get(f"single:{id}")
+
+    def image(self, id: int, scratch=None) -> np.ndarray:
+        return images.decode(self.encoded(id), True, scratch)
+
+
+def rounds(contestants: dict, count: int) -> dict[str, list[float]]:
+    """Name -> figures, one a round. Each contestant is a function that returns its figure."""
+    found = {name: [] for name in contestants}
+    for turn in contestants.values():
+        turn()  # connections, buffers, processes
+    for number in range(count):
+        for name in list(contestants)[(number % 2 and slice(None, None, -1)) or slice(None)]:
+            found[name].append(contestants[name]())
+    return found
+
+
+def show(title: str, unit: str, found: dict[str, list[float]], ratios: list[tuple[str, str, str]]) -> None:
+    print(f"\n{title}")
+    for name, figures in found.items():
+        low, high = min(figures), max(figures)
+        print(f"  {name:34} {statistics.median(figures):10.0f} {unit} ({low:.0f} to {high:.0f})")
+    for one, other, target in ratios:
+        each = [a / b for a, b in zip(found[one], found[other], strict=True)]
+        text = f"{statistics.median(each):.2f}x ({min(each):.2f} to {max(each):.2f})"
+        print(f"  {one} / {other}: {text}; target {target}")
+
+
+def reads(index, packed, store: RedisStore, port: int, count: int) -> None:
+    draw, client = np.random.default_rng(0), redis.Redis(port=port, protocol=2)
+    largest = int(index.bytes.max())
+    target = np.empty(largest, np.uint8)
+    whole = np.concatenate([packed.sample(id).content for id in range(len(index))])
+    offsets = np.concatenate([[0], np.cumsum(np.asarray(index.bytes))]).tolist()
+
+    def rate(read, together: int, seconds: float = 0.4):
+        def turn() -> float:
+            done, begin = 0, time.perf_counter()
+            while time.perf_counter() - begin < seconds:
+                order = draw.permutation(len(index))
+                for first in range(0, len(order), together):
+                    read(order[first : first + together].tolist())
+                done += len(order)
+            return done / (time.perf_counter() - begin)
+
+        return turn
+
+    def from_pack(ids):
+        for id in ids:
+            content = packed.sample(id).content
+            target[: len(content)] = content
+
+    def from_memory(ids):
+        for id in ids:
+            content = whole[offsets[id] : offsets[id + 1]]
+            target[: len(content)] = content
+
+    def by_get(ids):
+        for id in ids:
+            client.get(f"single:{id}")
+
+    def by_get_checked(ids):
+        for id in ids:
+            zlib.crc32(client.get(f"single:{id}"))
+
+    contestants = {
+        "memcpy": rate(from_memory, BATCH),
+        "pack, copied": rate(from_pack, BATCH),
+        "loopback": loopback(int(index.bytes.mean())),
+        "GET": rate(by_get, BATCH),
+        "GET, CRC-32": rate(by_get_checked, BATCH),
+        "MGET of redis-py": rate(lambda ids: client.mget([f"single:{id}" for id in ids]), 32),
+        "fetch": rate(lambda ids: store.fetch(np.array(ids)), BATCH),
+        "get": rate(lambda ids: store.get(np.array(ids)), BATCH),
+    }
+    show(
+        f"reads of {index.bytes.mean() / 1e3:.0f} KB", "values/s", rounds(contestants, count),
+        [("pack, copied", "memcpy", ">= 0.95x"), ("pack, copied", "GET", ">= 20x"), ("fetch", "GET", ">= 4x"),
+         ("fetch", "loopback", "-"), ("fetch", "MGET of redis-py", "-"), ("get", "GET, CRC-32", "-")],
+    )  # fmt: skip
+
+
+def loopback(size: int, seconds: float = 0.4):
+    """Values/s that a socket brings from a process that sends them as fast as it can."""
+
+    def turn() -> float:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            child = os.fork()
+            if not child:
+                with contextlib.suppress(OSError), socket.create_connection(listening.getsockname()) as out:
+                    while True:
+                        out.sendall(bytes(size))
+                os._exit(0)
+            near, _ = listening.accept()
+            memory, came, begin = bytearray(1 << 18), 0, time.perf_counter()
+            while time.perf_counter() - begin < seconds:
+                came += near.recv_into(memory)
+            elapsed = time.perf_counter() - begin
+            near.close()
+            os.waitpid(child, 0)
+            return came / size / elapsed
+
+    return turn
+
+
+def main(arguments=None) -> None:
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args(arguments)
+    allocator.keep_memory()
+    said = []
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        write_images(f"{folder}/images", args.images)
+        index = image_folder.load(f"{folder}/images", "train", f"{folder}/cache")
+        files = FileStore(index)
+        packs = {form: pack.build(index, f"{folder}/{form}", form) for form in forms.FORMS}
+        server = stack.enter_context(RedisServer(folder))
+        stopped = stack.enter_context(RedisServer(folder))
+        dead = RedisServer(folder)
+        tiers = {}
+        for name, where in (("redis", server), ("stopped", stopped), ("dead", dead)):
+            for form in forms.FORMS:
+                found = servers.Servers(address.parse(where.url(tail=f"?form={form}")), said.append)
+                tiers[name, form] = Tiers(RedisStore(found, index, "offline"), files)
+                stack.callback(found.close)
+                stack.callback(tiers[name, form].close)
+        for form in forms.FORMS:
+            store = tiers["redis", form].cache
+            store.lease.announce("offline")
+            store.put(range(len(index)), [packs[form].sample(id) for id in range(len(index))])
+        singles = redis.Redis(port=server.port, protocol=2)
+        for id in range(len(index)):
+            singles.set(f"single:{id}", files.read(id))
+        print(f"{datetime.date.today()}, {describe()}, redis-py {redis.__version__}")
+        version = singles.info()["redis_version"]
+        print(f"{len(index)} images, {args.rounds} rounds, {args.workers} workers, redis-server {version}")
+        reads(index, packs["encoded"], tiers["redis", "encoded"].cache, server.port, args.rounds)
+
+        def loader_of(backend, store):
+            plan = Plan(index, Order(len(index), BATCH, 0), augment=True)
+            loader = loaders.build(backend, store, plan, CPU, args.workers)
+            stack.callback(loader.close)
+            return loader
+
+        def epoch(backend, store, compute: float = 0.0):
+            loader, number = loader_of(backend, store), 0
+
+            def turn() -> float:
+                nonlocal number
+                number += 1
+                loader.set_epoch(number)
+                begin, count = time.perf_counter(), 0
+                for images_, _ in loader:
+                    count += len(images_)
+                    time.sleep(compute)
+                return count / (time.perf_counter() - begin)
+
+            return turn
+
+        by_get = Singles(index, server.port, "single")
+        found = rounds(
+            {
+                "threads, single GETs of JPEG": epoch("threads", by_get),
+                "pytorch, single GETs of JPEG": epoch("pytorch", by_get),
+                "kspeed, local, decoded": epoch("kspeed", packs["decoded"]),
+            },
+            args.rounds,
+        )
+        local = "kspeed, local, decoded"
+        show("end to end", "images/s", found, [(local, "threads, single GETs of JPEG", ">= 10x"),
+                                               (local, "pytorch, single GETs of JPEG", "-")])  # fmt: skip
+        here = {
+            "pytorch, files": ("pytorch", files), "threads, files": ("threads", files),
+            "kspeed, local, decoded": ("kspeed", packs["decoded"]),
+            "kspeed, Redis, decoded": ("kspeed", tiers["redis", "decoded"]),
+            "kspeed, Redis, encoded": ("kspeed", tiers["redis", "encoded"]),
+        }  # fmt: skip
+        if loaders.backends(CPU)["dali"] is None:
+            here |= {
+                "dali, files": ("dali", files),
+                "dali-kspeed, local, decoded": ("dali-kspeed", packs["decoded"]),
+                "dali-kspeed, Redis, decoded": ("dali-kspeed", tiers["redis", "decoded"]),
+                "dali-kspeed, Redis, encoded": ("dali-kspeed", tiers["redis", "encoded"]),
+            }
+        found = rounds({name: epoch(*each, COMPUTE) for name, each in here.items()}, args.rounds)
+        ratios = [(name, "pytorch, files", "> 1.0x") for name in here if name.startswith("kspeed")]
+        ratios += [(name, "dali, files", "> 1.0x") for name in here if name.startswith("dali-kspeed")]
+        show("the job with synthetic compute", "images/s", found, ratios)
+        stopped.pause()
+        contestants = {"no cache, encoded": epoch("threads", files)}
+        for name in ("dead", "stopped"):
+            contestants[f"{name} server, encoded"] = epoch("kspeed", tiers[name, "encoded"])
+        contestants["no cache, decoded"] = epoch("threads", Tiers(_Nothing(index), files))
+        contestants["dead server, decoded"] = epoch("kspeed", tiers["dead", "decoded"])
+        found = rounds(contestants, 2 * args.rounds)
+        show("a dead server", "images/s", found,
+             [("dead server, encoded", "no cache, encoded", ">= 0.99x"),
+              ("stopped server, encoded", "no cache, encoded", ">= 0.99x"),
+              ("dead server, decoded", "no cache, decoded", ">= 0.99x")])  # fmt: skip
+        print(f"\nload average at the end {os.getloadavg()[0]:.2f}")
+
+
+class _Nothing:
+    """The cache of a job without one, whose files are made as small as those of a decoded cache."""
+
+    form = "decoded"
+
+    def __init__(self, index):
+        self.index, self.servers = index, types.SimpleNamespace(address="")
+
+    def fetch(self, ids) -> list:
+        return [None] * len(ids)
+
+    def checked(self, id, fetched):
+        return None
+
+    def wants(self, id) -> bool:
+        return False
+
+
+if __name__ == "__main__":
+    main()

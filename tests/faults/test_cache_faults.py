@@ -1,0 +1,124 @@
+"""Two hundred random faults of the servers while engines are fed by them: the same data each time."""
+
+import random
+
+import pytest
+import torch
+
+from datasets import loaders
+from datasets.stores import address, forms, servers, wire
+from datasets.stores.files import FileStore
+from datasets.stores.redis import RedisStore
+from datasets.stores.tiers import Tiers
+from tests.datasets.test_tiers import epoch_of, equal, index, plan_of, planned, uncached  # noqa: F401
+from tests.redis_server import RedisServer, cluster, cluster_url, needed, until, whole
+
+pytestmark = [pytest.mark.faults, needed]
+pytest.importorskip("redis", reason="redis-py is not installed")
+
+CPU = torch.device("cpu")
+FAULTS = 200
+KINDS = ("kill", "restart", "stop", "flush", "flip", "cut", "lengthen", "exchange", "fill", "deny")
+
+
+class Trouble:
+    """One fault at a random server at a random step, and the end of it some steps later."""
+
+    def __init__(self, nodes, draw: random.Random, steps: int):
+        self.node, self.kind = draw.choice(nodes), draw.choice(KINDS)
+        self.begin = draw.randrange(steps)
+        self.end = self.begin + draw.randrange(1, 4)
+        self.draw, self.active = draw, False
+
+    def __call__(self, step: int) -> None:
+        if step == self.begin:
+            self.active = True
+            self._strike()
+        if step == self.end:
+            self.repair()
+
+    def _strike(self) -> None:
+        client = self.node.client(socket_timeout=5)
+        if self.kind == "kill":
+            self.node.kill()
+        elif self.kind == "restart":
+            self.node.kill()
+            self.node.start()
+        elif self.kind == "stop":
+            self.node.pause()
+        elif self.kind == "flush":
+            client.flushall()
+        elif self.kind == "fill":
+            client.config_set("maxmemory", 1_500_000)
+        elif self.kind == "deny":
+            client.execute_command("ACL", "SETUSER", "default", "-mget")
+        else:
+            keys = [key for key in client.scan_iter("*:{*}:*") if key.rsplit(b":", 1)[1].isdigit()]
+            for key in keys[::3]:
+                value = client.get(key)
+                place = self.draw.randrange(len(value)) if value else 0
+                if not value:
+                    continue
+                if self.kind == "flip":
+                    flipped = bytes([value[place] ^ 1 << self.draw.randrange(8)])
+                    value = value[:place] + flipped + value[place + 1 :]
+                elif self.kind == "cut":
+                    value = value[:place]
+                elif self.kind == "lengthen":
+                    value += bytes(self.draw.randrange(1, 500_000))
+                else:
+                    value = client.get(self.draw.choice(keys)) or b""
+                client.set(key, value)
+
+    def repair(self) -> None:
+        if not self.active:
+            return
+        self.active = False
+        if self.kind == "kill":
+            self.node.start()
+        elif self.kind == "stop":
+            self.node.resume()
+        elif self.kind == "fill":
+            self.node.client().config_set("maxmemory", 0)
+        elif self.kind == "deny":
+            self.node.client().execute_command("ACL", "SETUSER", "default", "+mget")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_data_under_every_fault(seed, tmp_path, index, uncached, monkeypatch):  # noqa: F811
+    """A quarter of the faults each: one server or a Cluster, both forms, in turn by every engine."""
+    monkeypatch.setattr(wire, "READ", 0.15)
+    monkeypatch.setattr(servers, "_WORTH", 1)  # else a server that is stopped again and again is left alone
+    draw = random.Random(seed)
+    form = forms.FORMS[seed % 2]
+    backends = ["kspeed", "pytorch", *([] if loaders.backends(CPU)["dali"] else ["dali-kspeed"])]
+    expected = {}
+    for backend in backends:
+        with loaders.build(backend, uncached[form], plan_of(index), CPU, 2) as loader:
+            expected[backend] = epoch_of(loader)[0]
+    here = cluster(tmp_path) if seed >= 2 else RedisServer(tmp_path)
+    said, counts = [], {"hits": 0, "bad": 0, "errors": 0}
+    with here as nodes:
+        nodes = nodes if seed >= 2 else [nodes]
+        url = cluster_url(nodes, f"?form={form}")
+        for number in range(FAULTS // 4):
+            backend = backends[number % len(backends)]
+            found = servers.Servers(address.parse(url), said.append)
+            tiers = Tiers(RedisStore(found, index, "active"), FileStore(index))
+            ids = list(range(len(index)))
+            tiers.cache.put(ids, [forms.make(tiers.files, id, form) for id in ids])
+            trouble = Trouble(nodes, draw, 5)
+            with loaders.build(backend, tiers, plan_of(index), CPU, 2) as loader:
+                for _ in range(2):
+                    batches, sums = epoch_of(loader, 1, trouble)
+                    assert equal(batches, expected[backend]), (number, backend, trouble.kind)
+                    assert torch.equal(sums, planned(index))
+            trouble.repair()
+            if len(nodes) > 1:
+                until(lambda nodes=nodes: all(whole(node) for node in nodes))
+            for name in counts:
+                counts[name] += tiers.cache.counts[name]
+            tiers.close()
+            found.close()
+    print(f"seed {seed}: {counts}, {len(said)} lines")
+    assert counts["hits"] and counts["bad"] and counts["errors"]

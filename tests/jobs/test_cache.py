@@ -1,0 +1,212 @@
+"""jobs/imagenet.py with a cache, as its users run it: the same data, whatever becomes of the servers."""
+
+import contextlib
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from datasets import image_folder, loaders, random_folder, receipt
+from datasets.stores import address, forms, leases, local, servers
+from datasets.stores.files import FileStore
+from datasets.stores.redis import RedisStore
+from tests.conftest import environment, finish, free_port, run, start
+from tests.redis_server import (
+    PASSWORD,
+    RedisServer,
+    cluster,
+    cluster_url,
+    files_with,
+    needed,
+    until,
+    with_user,
+)
+
+pytest.importorskip("redis", reason="redis-py is not installed")
+
+DALI = loaders.backends(torch.device("cpu"))["dali"]
+JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--warmup=0", "--print_freq=1", "--lr=0.001",
+       "--batch_size=64", "--epochs=2", "--training_only")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """(arguments that name generated images; their index; the receipt without a cache)."""
+    root = tmp_path_factory.mktemp("data")
+    folder = random_folder.make(str(root / "images"))
+    for path in Path(folder, "train").glob("*/0[2-6]*"):  # 240 of 640 are enough
+        path.unlink()
+    arguments = f"--data_url={folder}", f"--cache_dir={root / 'cache'}"
+    run(*JOB, *arguments, "--data_backend=threads", f"--output_dir={root / 'plain'}")
+    index = image_folder.load(folder, "train", str(root / "cache"))
+    return arguments, index, (root / "plain" / receipt.FILE).read_bytes()
+
+
+def job(data, output, *more):
+    return *JOB, *data[0], f"--output_dir={output}", *more
+
+
+def trained(process, at_first_step=lambda: None) -> str:
+    """What it prints until it has taken its last step. There it is killed: its end takes longer."""
+    printed = ""
+    for line in process.stdout:
+        printed += line
+        if line.startswith("epoch=1 step=1 "):
+            at_first_step()
+        if line.startswith("epoch=2 step=6 "):
+            break
+    process.kill()
+    result = finish(process, None)
+    return printed + result.stdout + result.stderr
+
+
+def delivered(output) -> bytes:
+    return (Path(output) / receipt.FILE).read_bytes()
+
+
+@contextlib.contextmanager
+def looked_at(url, index, form="decoded"):
+    """A RedisStore to look at what a job left, without a lease."""
+    found = servers.Servers(address.parse(url))
+    store = RedisStore(found, index, form=form)
+    yield store
+    store.close()
+    found.close()
+
+
+def preloaded(store) -> None:
+    store.lease.announce("offline")
+    ids = range(len(store.index))
+    assert store.put(ids, [forms.make(FileStore(store.index), id, store.form) for id in ids]) == len(ids)
+
+
+@needed
+def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
+    with RedisServer(tmp_path) as server:
+        running = start(*job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url()}",
+                             "--processes_per_node=2"))  # fmt: skip
+        with looked_at(server.url(), data[1]) as store:
+            until(lambda: len(each := leases.held(store.servers)) == 1 and len(each[0].leases) == 2, 60)
+            printed = finish(running).stdout
+            assert leases.held(store.servers) == []
+        assert delivered(tmp_path / "out") == data[2]
+        assert re.search(r"waited for data for [\d.]+% of the training time with kspeed", printed)
+        assert server.client().dbsize() == 0
+        assert server.client().info("commandstats")["cmdstat_mget"]["calls"] > 4
+
+
+@needed
+def test_an_offline_set_in_a_cluster_is_shared_by_two_jobs(data, tmp_path):
+    with cluster(tmp_path) as nodes:
+        url = cluster_url(nodes, "?form=encoded")
+        with looked_at(url, data[1], "encoded") as store:
+            preloaded(store)
+            offline, running = (f"--cache={url}", "--cache_mode=offline"), {}
+            for backend in ("pytorch", "kspeed" if DALI else "dali-kspeed"):
+                arguments = job(data, tmp_path / backend, f"--data_backend={backend}", *offline)
+                running[backend] = start(*arguments)
+            for backend, process in running.items():
+                trained(process)
+                assert delivered(tmp_path / backend) == data[2]
+            (held,) = leases.held(store.servers)
+            assert held.mode == "offline" and len(held.leases) == 2 and "misses" not in held.counts
+            assert (store.lengths(range(len(data[1]))) > 0).all()
+
+
+def test_without_a_cache_the_node_s_memory_is_used(data, tmp_path):
+    """A pack, which the job takes away at its end."""
+    printed = run(*job(data, tmp_path / "out", "--data_backend=kspeed", "--processes_per_node=2")).stderr
+    assert delivered(tmp_path / "out") == data[2] and "packing train" in printed
+    pack = f"bootfile-*/*{data[1].fingerprint[:12]}.pack"
+    assert [path for place in local.PLACES for path in Path(place).glob(pack)] == []
+
+
+@needed
+def test_a_killed_job_goes_on_and_its_lease_ends(data, tmp_path):
+    arguments = job(data, tmp_path / "out", "--data_backend=kspeed", "--save_every=1")
+    with RedisServer(tmp_path) as server:
+        killed = start(*arguments, f"--cache={server.url()}")
+        for line in killed.stdout:
+            if line.startswith("epoch=2 step=5 "):
+                killed.kill()
+                break
+        finish(killed, -signal.SIGKILL)
+        with looked_at(server.url(), data[1]) as store:
+            (held,) = leases.held(store.servers)
+            assert len(held.leases) == 1 and 0 < held.leases[0][1] <= leases.LEASE
+            server.client().zadd(f"bootfile:{{{held.name}}}:leases", {held.leases[0][0]: 1})  # a minute later
+        printed = run(*arguments, f"--cache={server.url()}").stdout
+        assert "resumed from" in printed and delivered(tmp_path / "out") == data[2]
+        assert server.client().dbsize() == 0
+
+
+@needed
+def test_wrong_credentials_end_it_before_it_trains(data, tmp_path):
+    with with_user(tmp_path) as server:
+        arguments = job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url('bootfile')}")
+        env = environment(**{address.PASSWORD: "wrong-and-secret"})
+        result = run(*arguments, "--processes_per_node=2", code=2, env=env)
+        (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
+        assert f"cache 127.0.0.1:{server.port}: it refuses the user or the password" in line
+        assert "wrong-and-secret" not in result.stdout + result.stderr and "step=1 " not in result.stdout
+
+
+@needed
+def test_its_server_dies_and_no_secret_is_left(data, tmp_path):
+    """It goes on, says so once, and the password is in nothing that it prints and leaves."""
+    with with_user(tmp_path) as server:
+        out, env = tmp_path / "out", environment(**{address.PASSWORD: PASSWORD})
+        where = f"--cache={server.url('bootfile')}"
+        running = start(*job(data, out, "--data_backend=kspeed", where, "--save_every=2"), env=env)
+        shown = Path(f"/proc/{running.pid}/cmdline").read_text()
+        printed = trained(running, server.kill)
+        assert printed.count("; samples come from the next tier") == 1 and delivered(out) == data[2]
+        assert PASSWORD not in shown + printed
+        assert (out / "checkpoints").exists() and files_with(PASSWORD, out) == []
+        assert files_with(PASSWORD, data[0][1].partition("=")[2]) == []
+        refused = run(*job(data, out, f"--cache=redis://bootfile:{PASSWORD}@127.0.0.1"), code=2)
+        assert PASSWORD not in refused.stdout + refused.stderr
+        assert "a password does not belong into the URL" in refused.stderr
+
+
+@needed
+def test_data_that_change_between_two_runs(data, tmp_path):
+    """Never a stale byte: nothing that was put before is found."""
+    folder = tmp_path / "images"
+    shutil.copytree(data[0][0].partition("=")[2], folder)
+    arguments = (*JOB, f"--data_url={folder}", f"--cache_dir={tmp_path / 'cache'}", "--data_backend=threads")
+    with RedisServer(tmp_path) as server:
+        index = image_folder.load(str(folder), "train", str(tmp_path / "cache"))
+        with looked_at(server.url(), index) as store:
+            preloaded(store)
+        for path in (folder / "train").glob("*/00[0-4].jpg"):
+            twin = path.with_name("015.jpg")
+            path.write_bytes(twin.read_bytes())
+        changed = image_folder.load(str(folder), "train", str(tmp_path / "cache"))
+        assert changed.fingerprint != index.fingerprint
+        out = f"--output_dir={tmp_path / 'out'}"
+        trained(start(*arguments, f"--cache={server.url()}", "--cache_mode=offline", out))
+        with looked_at(server.url(), changed) as store:
+            assert not store.lengths(range(len(changed))).any()
+            counts = {each.name: each.counts for each in leases.held(store.servers)}
+        assert "hits" not in counts.get(f"{changed.fingerprint}:decoded256", {})
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--cache=redis://a:1,,b"], "--cache ...a:1,,b: no host[:port]"),
+    (["--cache=/dev/shm"], "is not redis://"),
+    (["--cache_mode=always"], "argument --cache_mode: invalid choice: 'always'"),
+])  # fmt: skip
+def test_bad_input_is_one_line(data, tmp_path, arguments, message):
+    result = run(*job(data, tmp_path, "--data_backend=threads", *arguments), code=2)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0]
+
+
+def test_a_cache_that_is_not_there_is_named_once(data, tmp_path):
+    where = f"--cache=redis://127.0.0.1:{free_port()}"
+    printed = trained(start(*job(data, tmp_path, "--data_backend=threads", where)))
+    assert printed.count("samples come from the next tier") == 1 and delivered(tmp_path) == data[2]

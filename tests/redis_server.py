@@ -1,0 +1,155 @@
+"""Real Redis servers for tests, on free ports of 127.0.0.1: one, three as a Cluster, with users, with TLS."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.conftest import free_port
+
+PROGRAM = shutil.which("redis-server")
+needed = pytest.mark.skipif(PROGRAM is None, reason="there is no redis-server: make packages installs it")
+PASSWORD = "correct-horse-battery"
+# what the README gives a user of the cache: no EVAL, no KEYS, nothing of other users
+RIGHTS = (
+    "~bootfile:* resetchannels -@all +ping +time +info +mget +set +strlen +persist +expire +unlink +hset "
+    "+hsetnx +hget +hgetall +hincrby +sadd +srem +smembers +zadd +zrem +zremrangebyscore +zrange +zcard "
+    "+multi +exec +select +cluster|slots"
+)
+
+
+class RedisServer:
+    """A server that runs from the beginning of the `with` to its end. options: lines of its configuration."""
+
+    def __init__(self, folder, *options: str, tls: trustme.CA | None = None):
+        self.port, self.process, self.tls = free_port(), None, tls
+        self.folder = Path(folder) / f"redis-{self.port}"
+        self.folder.mkdir()
+        lines = [
+            "bind 127.0.0.1",
+            f"dir {self.folder}",
+            'save ""',
+            "appendonly no",
+            "loglevel warning",
+            *options,
+        ]
+        lines.append(f"tls-port {self.port}\nport 0" if tls else f"port {self.port}")
+        if tls:
+            tls.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
+                str(self.folder / "server.pem")
+            )
+            tls.cert_pem.write_to_path(str(self.folder / "ca.pem"))
+            lines += [f"tls-cert-file {self.folder}/server.pem", f"tls-key-file {self.folder}/server.pem"]
+            lines += [f"tls-ca-cert-file {self.folder}/ca.pem", "tls-auth-clients no"]
+        (self.folder / "redis.conf").write_text("\n".join(lines) + "\n")
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+    def start(self) -> None:
+        assert self.process is None or self.process.poll() is not None, "it runs already"
+        self.process = subprocess.Popen(
+            [PROGRAM, str(self.folder / "redis.conf")],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            assert self.process.poll() is None, f"redis-server ended with {self.process.returncode}"
+            time.sleep(0.02)
+        raise AssertionError("redis-server does not listen")
+
+    def kill(self) -> None:
+        """Its data are gone: it keeps nothing on the disk."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+        if self.process:
+            self.process.wait()
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def client(self, **options):
+        """redis-py, to look at what is there and to damage it."""
+        import redis
+
+        if self.tls:
+            options |= {"ssl": True, "ssl_ca_certs": str(self.folder / "ca.pem")}
+        return redis.Redis(port=self.port, protocol=2, **options)
+
+    def url(self, user: str = "", tail: str = "") -> str:
+        return f"redis{'s' * bool(self.tls)}://{user and user + '@'}127.0.0.1:{self.port}{tail}"
+
+
+def with_user(folder, rights: str = RIGHTS, **options) -> RedisServer:
+    """Only "bootfile" with PASSWORD gets in."""
+    return RedisServer(folder, "user default off", f"user bootfile on >{PASSWORD} {rights}", **options)
+
+
+@contextlib.contextmanager
+def cluster(folder, *options: str):
+    """Three nodes, a third of the slots each."""
+    with contextlib.ExitStack() as stack:
+        common = ("cluster-enabled yes", "cluster-node-timeout 1000", "cluster-require-full-coverage no")
+        nodes = []
+        for _ in range(3):
+            bus = free_port()
+            nodes.append(stack.enter_context(RedisServer(folder, *common, f"cluster-port {bus}", *options)))
+            nodes[-1].bus = bus
+        for number, node in enumerate(nodes):
+            first, last = number * 16384 // 3, (number + 1) * 16384 // 3 - 1
+            node.client().execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            nodes[0].client().execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, node.bus)
+        deadline = time.monotonic() + 30
+        while not all(whole(node) for node in nodes):
+            assert time.monotonic() < deadline, "the Cluster does not become whole"
+            time.sleep(0.05)
+        yield nodes
+
+
+def cluster_url(nodes, tail: str = "") -> str:
+    return "redis://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes) + tail
+
+
+def whole(node) -> bool:
+    """Whether the node sees its Cluster of three as it should be."""
+    information = node.client().execute_command("CLUSTER", "INFO")
+    text = information if isinstance(information, dict) else dict(
+        line.split(":") for line in information.decode().split() if ":" in line
+    )  # fmt: skip
+    return (
+        text["cluster_state"] == "ok" and text["cluster_known_nodes"] == "3" and text["cluster_size"] == "3"
+    )
+
+
+def until(condition, seconds: float = 30.0) -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def files_with(text: str, folder) -> list[str]:
+    """Those below a folder that hold a text."""
+    found = []
+    for path in Path(folder).rglob("*"):
+        if path.is_file() and text.encode() in path.read_bytes():
+            found.append(os.fspath(path))
+    return found
