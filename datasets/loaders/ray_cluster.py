@@ -1,0 +1,200 @@
+"""The Ray cluster of a job: one that is there, or one of the job's own nodes that ends with it.
+
+Nodes run as children of a keeper, a process that ends them when the job's end of a pipe closes, however the
+job ended. Ray listens on all interfaces, and whoever reaches its ports may run code there: a cluster that is
+started here asks for a token (Ray's documentation, "Token authentication"), and has no dashboard.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+import psutil
+
+from common import cores, interfaces
+from common.exits import BadInput
+from datasets.loaders.ray_pool import available
+
+HELP = "of Ray: auto (default: this machine is a node), start (of the job's own nodes), or HOST:PORT"
+PORT = 6379  # Ray's own, where it is free
+_UP = 90.0  # seconds for a node to start
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_KEEP = "import sys; sys.path.insert(0, {!r}); from datasets.loaders import ray_cluster; ray_cluster.keep()"
+_OUTSIDE = "192.0.2.1"  # an address of documentation: what leads there leads outside
+
+_kept: list[subprocess.Popen] = []  # their pipes stay open as long as this process lives
+
+
+def join(address: str, from_first=None, rank: int = 0, world_size: int = 1, say=print) -> None:
+    """Make "auto" mean this cluster for every loader of this process.
+
+    address: as HELP says. from_first: gives rank 0's value to all processes of the job; each must call this.
+    With "start" rank 0's node is the head, and the other nodes of the job join it; RAY_AUTH_TOKEN, where it
+    is set for the job, is the cluster's token, and lets further machines join. Raises BadInput.
+    """
+    reason = available()
+    if reason:
+        raise BadInput(f"--ray_address {address}: {reason}")
+    if address == "auto":
+        return
+    local_rank, local = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if address == "start":
+        open_to_others = world_size > local or "RAY_AUTH_TOKEN" in os.environ
+        found, failed = None, None
+        if rank == 0:
+            try:
+                found = _start_head(open_to_others)
+            except BadInput as error:
+                failed = str(error)
+        found, failed = (from_first or (lambda value: value))((found, failed))
+        if failed:
+            raise BadInput(failed)
+        address, token = found
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        if rank == 0:
+            say(f"ray: a cluster of this job at {address}" + _invitation(address, open_to_others))
+        elif local_rank == 0:
+            _start(["--address", address], token)
+    else:
+        host, separator, port = address.rpartition(":")
+        if not (separator and host and port.isdecimal()):
+            raise BadInput(f"--ray_address {address} is not auto, start or HOST:PORT")
+        if local_rank == 0 and not _is_node_of(address):
+            _start(["--address", address, "--num-cpus=0"], os.environ.get("RAY_AUTH_TOKEN"))
+    os.environ["RAY_ADDRESS"] = address
+
+
+def leave() -> None:
+    """End the nodes that join() has started on this machine, and wait for it."""
+    while _kept:
+        _end(_kept.pop())
+    os.environ.pop("RAY_ADDRESS", None)
+
+
+def keep() -> None:
+    """The keeper's life: told on stdin what to run, it says "up" or why not, and ends with its stdin."""
+    told = json.loads(sys.stdin.readline())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the job decides, or its end does
+    folder = tempfile.mkdtemp(prefix="ray-")
+    try:
+        node = subprocess.Popen(
+            [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block",
+             *told["arguments"], *([f"--temp-dir={folder}"] if "--head" in told["arguments"] else [])],
+            env=os.environ | told["environment"] | {"RAY_TMPDIR": folder}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+        )  # fmt: skip
+        lines = []
+        for line in node.stdout:
+            lines.append(line.strip())
+            if "Ray runtime started" in line:
+                break
+        up = node.poll() is None and "Ray runtime started" in "".join(lines[-1:])
+        print("up" if up else " ".join(line for line in lines if line)[-600:], flush=True)
+        if up:
+            _drain(node.stdout)
+            sys.stdin.read()
+        with contextlib.suppress(ProcessLookupError):
+            node.terminate()
+        try:
+            node.wait(15)
+        except subprocess.TimeoutExpired:
+            node.kill()
+            node.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _drain(stream) -> None:
+    threading.Thread(target=stream.read, daemon=True).start()
+
+
+def _start_head(open_to_others: bool) -> tuple[str, str]:
+    """(address, token) of a new cluster whose head is this node."""
+    token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+    if len(token) < 16:
+        raise BadInput(f"RAY_AUTH_TOKEN has {len(token)} characters: take at least 16")
+    host = interfaces.interface_to(_OUTSIDE, 1)[1] if open_to_others else "127.0.0.1"
+    port = PORT if _is_free(host, PORT) else _free(host)
+    _start(
+        ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false",
+         "--disable-usage-stats"], token,
+    )  # fmt: skip
+    return f"{host}:{port}", token
+
+
+def _start(arguments: list[str], token: str | None) -> None:
+    """A node on this machine, in the care of a keeper. Raises BadInput with what Ray says."""
+    if not any(argument.startswith("--num-cpus") for argument in arguments):
+        arguments = [*arguments, f"--num-cpus={cores.available()}"]
+    if "--head" not in arguments:
+        host = arguments[arguments.index("--address") + 1].rpartition(":")[0]
+        with contextlib.suppress(OSError):
+            arguments = [*arguments, f"--node-ip-address={interfaces.interface_to(host, 1)[1]}"]
+    arguments = [*arguments, "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    environment = {"PYTHONPATH": os.pathsep.join([_ROOT, *inherited])}
+    if token:
+        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", _KEEP.format(_ROOT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    _kept.append(keeper)
+    keeper.stdin.write(json.dumps({"arguments": arguments, "environment": environment}) + "\n")
+    keeper.stdin.flush()
+    readable, _, _ = select.select([keeper.stdout], [], [], _UP)
+    said = keeper.stdout.readline().strip() if readable else f"it has not started within {_UP:g} s"
+    if said != "up":
+        _kept.remove(keeper)
+        _end(keeper)
+        raise BadInput(f"no node of a Ray cluster on {socket.gethostname()}: {said}")
+
+
+def _end(keeper: subprocess.Popen) -> None:
+    with contextlib.suppress(OSError):
+        keeper.stdin.close()
+    try:
+        keeper.wait(30)
+    except subprocess.TimeoutExpired:
+        keeper.kill()
+        keeper.wait()
+    keeper.stdout.close()
+
+
+def _invitation(address: str, open_to_others: bool) -> str:
+    if not open_to_others:
+        return ""
+    command = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN=... ray start --address={address} --block"
+    return f"; further machines join with: {command}"
+
+
+def _is_node_of(address: str) -> bool:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "raylet" and f"--gcs-address={address}" in process.cmdline():
+                return True
+    return False
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host, port)):
+            return True
+    except OSError:
+        return False
+
+
+def _free(host: str) -> int:
+    with socket.create_server((host, 0)) as server:
+        return server.getsockname()[1]
