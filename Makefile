@@ -31,6 +31,8 @@ gpu: setup
 	@$(RUN) jobs/imagenet.py --data_backend synthetic --prof 100
 	@$(RUN) jobs/imagenet.py --custom_data true --max_steps 1 --batch_size 64 --training_only --cache_dir output_dir/index
 	@$(RUN) -m launch bench loaders --data_url output_dir/index/generated --pack output_dir/packs
+	@$(RUN) -m launch bench throughput --workers 10
+	@$(RUN) -m launch bench batch-size --workers 10
 
 benchmark: setup
 	@$(RUN) -m tests.benchmarks.order
@@ -38,6 +40,9 @@ benchmark: setup
 	@$(RUN) -m tests.benchmarks.checkpoint
 	@$(RUN) -m tests.benchmarks.containers
 	@$(RUN) -m tests.benchmarks.loaders
+	@$(RUN) -m tests.benchmarks.dataset
+	@$(RUN) -m tests.benchmarks.cache
+	@$(RUN) -m tests.benchmarks.ray_scaling
 
 lint: setup
 	@$(RUN) -m ruff check .
@@ -62,6 +67,7 @@ $(COMPAT)/installed: requirements.txt tests/requirements.txt tests/compat.txt
 
 packages:
 	@command -v ip >/dev/null || sh tests/install_packages.sh optional iproute2
+	@command -v redis-server >/dev/null || sh tests/install_packages.sh optional redis-server
 
 clean:
 	rm -rf $(VENV) $(COMPAT) .pytest_cache .ruff_cache

@@ -64,13 +64,16 @@ class Windows:
 
 
 class Crop(NamedTuple):
-    """One row a sample: a box in the image, in pixels (int64 [n]), and whether what it shows is mirrored."""
+    """One row a sample: a box in the image, in pixels (int64 [n]), and whether what it shows is mirrored.
+
+    flip: bool [n], left and right exchanged; or integers [n] that add 2 where top and bottom are, too.
+    """
 
     top: np.ndarray
     left: np.ndarray
     height: np.ndarray
     width: np.ndarray
-    flip: np.ndarray  # bool [n]
+    flip: np.ndarray
 
     def part(self, first: int, last: int) -> "Crop":
         return Crop(*(column[first:last] for column in self))
@@ -134,3 +137,22 @@ def center_crop(widths: np.ndarray, heights: np.ndarray, share: float = 224 / 25
     side = np.maximum(np.rint(np.minimum(widths, heights) * share).astype(np.int64), 1)
     left, top = (widths - side) // 2, (heights - side) // 2
     return Crop(top, left, side, side, np.zeros(len(side), dtype=bool))
+
+
+def square_crop(seed: int, epoch: int, ids, widths: np.ndarray, heights: np.ndarray, side: int) -> Crop:
+    """Squares of `side` pixels anywhere in the image, mirrored in either direction with probability 1/2 each.
+
+    ids, widths, heights (pixels, at least `side`): integers [n]. Crop.flip is uint8 in 0..3.
+    """
+    words = draw(seed, epoch, ids, Operation.SQUARE_CROP)
+    size = np.full(len(words[0]), side, dtype=np.int64)
+    top, left = below(words[0], heights - side + 1), below(words[1], widths - side + 1)
+    flip = (words[2] >= 2**31).astype(np.uint8) + 2 * (words[3] >= 2**31).astype(np.uint8)
+    return Crop(top, left, size, size, flip)
+
+
+def center_square(widths: np.ndarray, heights: np.ndarray, side: int) -> Crop:
+    """The squares of `side` pixels in the middle. widths, heights: as in square_crop()."""
+    size = np.full(len(widths), side, dtype=np.int64)
+    top, left = ((each.astype(np.int64) - side) // 2 for each in (heights, widths))
+    return Crop(top, left, size, size, np.zeros(len(size), dtype=np.uint8))

@@ -4,6 +4,7 @@ import cv2
 import numpy as np
 import torch
 
+_OPENCV = {1: 1, 2: 0, 3: -1}  # Crop.flip -> cv2.flip's code
 _ROUGH = 1.08  # up to so much smaller the nearest four pixels do: below 2 / 255 on the sharpest photographs
 
 cv2.setNumThreads(1)  # its callers have threads of their own, one an image
@@ -15,16 +16,16 @@ def cut(
     left: int,
     height: int,
     width: int,
-    flip: bool,
+    flip: int,
     out: np.ndarray,
     scale: float = 1.0,
     antialias: bool = True,
 ) -> None:
     """Put the box of the image into `out`, bilinearly resized.
 
-    image: uint8 [H, W, 3]; out: uint8 [height, width, 3], contiguous. scale: of the image against the one for
-    which the box was planned. antialias: average over what becomes one pixel, as Pillow
-    and torchvision do; without it the nearest four pixels count, at half the cost.
+    image: uint8 [H, W, 3]; out: uint8 [height, width, 3], contiguous. flip: as in augment.Crop. scale:
+    of the image against the one for which the box was planned. antialias: average over what becomes one
+    pixel, as Pillow and torchvision do; without it the nearest four pixels count, at half the cost.
     """
     if scale != 1.0:
         top, left, height, width = scaled(top, left, height, width, scale, *image.shape[:2])
@@ -34,7 +35,7 @@ def cut(
         box = resized(box, *out.shape[:2])
     size = out.shape[1::-1]
     if flip:
-        cv2.flip(cv2.resize(box, size, interpolation=cv2.INTER_LINEAR), 1, dst=out)
+        cv2.flip(cv2.resize(box, size, interpolation=cv2.INTER_LINEAR), _OPENCV[flip], dst=out)
     else:
         cv2.resize(box, size, dst=out, interpolation=cv2.INTER_LINEAR)
 

@@ -117,15 +117,25 @@ def load(
     numbers "val" must use. say: takes a line of text. Of several processes one scans and the others wait.
     Raises BadInput where there is nothing to learn from, where files cannot be read, for too many bad images.
     """
-    root = os.path.abspath(files.local_folder(root))
-    name = f"{split}-{hashlib.blake2b(os.fsencode(root), digest_size=6).hexdigest()}"
+    tell = one_line(say)
+    index = scanned(look(os.path.abspath(files.local_folder(root)), split, classes, tell), cache, tell)
+    _judge(index, max_bad, tell)
+    return index
+
+
+def one_line(say):
+    """`say` for texts that name files: names may hold anything, and the line must print."""
+    return lambda text: say(" ".join(text.encode("utf-8", "backslashreplace").decode().split()))
+
+
+def scanned(listing: Listing, cache: str, tell) -> Index:
+    """The index of what is listed, with the bad images excluded: from `cache`, as in load().
+
+    Raises BadInput where files cannot be read or the index cannot be written.
+    """
+    root, stamp = listing.root, listing.stamp()
+    name = f"{listing.split}-{hashlib.blake2b(os.fsencode(root), digest_size=6).hexdigest()}"
     folder = os.path.join(os.path.abspath(cache), name)
-
-    def tell(text: str) -> None:  # file names may hold anything, and the line must print
-        say(" ".join(text.encode("utf-8", "backslashreplace").decode().split()))
-
-    listing = look(root, split, classes, tell)
-    stamp = listing.stamp()
     index = _intact(folder)
     if index is None or index.stamp != stamp:
         try:
@@ -138,7 +148,6 @@ def load(
             raise BadInput(
                 f"cannot write the index of {root} to {cache}: {error.strerror or error}"
             ) from error
-    _judge(index, max_bad, tell)
     return index
 
 

@@ -29,7 +29,7 @@ from datasets import images
 THREADS = 16  # more than cores: on a network file system most of them wait
 TOGETHER = 64  # files that a thread takes at a time
 SHOWN = 10  # of a long list in a message
-_SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
+SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
 
 
 class Listing(NamedTuple):
@@ -69,29 +69,30 @@ def look(root: str, split: str, classes, say) -> Listing:
     else:
         paths, names = _walk(base, classes, say)
     classes, labels = _number(names, classes, source, listed)
-    sizes, mtimes = _stat(base, paths)
+    sizes, mtimes = stat_files(base, paths)
     return Listing(root, split, base, classes, paths, labels, sizes, mtimes)
 
 
 def _layout(root: str, split: str, say) -> tuple[str, str, str]:
     """(base folder, the list or the same folder, the split's spelling)."""
-    for name in _SPLITS[split]:
+    for name in SPLITS[split]:
         folder, source = os.path.join(root, name), os.path.join(root, f"{name}.txt")
         if os.path.isfile(source):
             return root, source, name
         if os.path.isdir(folder):
             return folder, folder, name
-    expected = " or ".join(f"{name}/ or {name}.txt" for name in _SPLITS[split])
-    for name in (*_SPLITS["train"], *_SPLITS["val"]):
+    expected = " or ".join(f"{name}/ or {name}.txt" for name in SPLITS[split])
+    for name in (*SPLITS["train"], *SPLITS["val"]):
         if os.path.isdir(os.path.join(root, name)) or os.path.isfile(os.path.join(root, f"{name}.txt")):
             raise BadInput(f"{root} has {name}, but no {expected}")
     say(f"{root} has no {expected}: {split} is the whole folder")
     return root, root, ""
 
 
-def _walk(base: str, classes, say) -> tuple[list[str], list[str]]:
-    """(paths, the class name of each) of a tree."""
-    paths, others, class_folders, level = [], 0, set(), [("", ())]
+def walk(base: str) -> tuple[list[str], int, set[str]]:
+    """(relative paths of the images in a tree, the number of its other files, the folders directly in it).
+    Raises BadInput where a folder cannot be listed."""
+    paths, others, own, level = [], 0, set(), [("", ())]
     with ThreadPoolExecutor(THREADS) as pool, progress(None, f"listing {base}") as bar:
         while level:
             deeper = []
@@ -100,8 +101,14 @@ def _walk(base: str, classes, say) -> tuple[list[str], list[str]]:
                 paths += found
                 others += other
                 bar.update(len(found))
-            class_folders = class_folders or {folder.rstrip("/") for folder, _ in deeper}
+            own = own or {folder.rstrip("/") for folder, _ in deeper}
             level = deeper
+    return paths, others, own
+
+
+def _walk(base: str, classes, say) -> tuple[list[str], list[str]]:
+    """(paths, the class name of each) of a tree."""
+    paths, others, class_folders = walk(base)
     nested = [path for path in paths if "/" in path]
     loose = len(paths) - len(nested) if nested else 0
     if others or loose:
@@ -189,7 +196,7 @@ def _number(names: list[str], classes, source: str, listed: bool) -> tuple[tuple
     return tuple(classes), np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
 
 
-def _stat(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """(sizes, mtimes in nanoseconds) of files. Raises BadInput where some are missing."""
 
     def states(first: int) -> np.ndarray:

@@ -60,7 +60,8 @@ class Order:
     """
 
     def __init__(self, size: int, global_batch: int, seed: int, rank: int = 0, world_size: int = 1):
-        if global_batch > size:
+        self.size, self.global_batch, self.seed = size, global_batch, seed
+        if not len(self):
             raise BadInput(f"batch size {global_batch} is larger than the data set ({size} samples)")
         if global_batch % world_size:
             raise BadInput(f"batch size {global_batch} is not divisible by {world_size} processes")
@@ -68,7 +69,6 @@ class Order:
             raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
         if not 0 <= seed < 2**64:
             raise BadInput(f"seed {seed} is not in 0..2^64-1")
-        self.size, self.global_batch, self.seed = size, global_batch, seed
         self.rank, self.world_size = rank, world_size
         self.largest = global_batch // world_size
         self.set_epoch(0)
@@ -98,6 +98,41 @@ class Order:
         first = np.arange(step, step + count)[:, None] * self.global_batch + self.rank * local
         positions = (first + np.arange(local)).reshape(-1)
         return permute(positions, self.size, self.seed, self.epoch).reshape(count, local)
+
+
+class WholeOrder(Order):
+    """An Order that leaves nothing out: the last batch of an epoch is what remains, every sample comes once.
+
+    The parts of that batch differ by one sample at most from rank to rank, the larger ones first, and may be
+    empty: every rank has the same number of steps. global_batch may exceed size. shuffle: False hands out
+    0..size-1 in order.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        global_batch: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = True,
+    ):
+        super().__init__(size, global_batch, seed, rank, world_size)
+        self.shuffle = shuffle
+
+    def __len__(self) -> int:
+        return -(-self.size // self.global_batch)
+
+    def _batches(self, step: int, count: int) -> list[np.ndarray]:
+        parts = []
+        for first in range(step * self.global_batch, (step + count) * self.global_batch, self.global_batch):
+            here = min(self.global_batch, self.size - first)
+            begin, end = (-(-here * rank // self.world_size) for rank in (self.rank, self.rank + 1))
+            parts.append(np.arange(first + begin, first + end))
+        if not self.shuffle:
+            return parts
+        ids = permute(np.concatenate(parts), self.size, self.seed, self.epoch)
+        return np.split(ids, np.cumsum([len(part) for part in parts])[:-1])
 
 
 class Sequential:

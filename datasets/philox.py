@@ -21,6 +21,7 @@ class Operation(IntEnum):
     ORDER = 0
     CROP_FLIP = 1
     RESIZED_CROP = 2
+    SQUARE_CROP = 3
 
 
 def philox4x32(counter, key: int) -> np.ndarray:

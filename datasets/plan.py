@@ -24,13 +24,22 @@ class Plan:
     """Iterates the Batches of an epoch, from the step that set_epoch() named.
 
     index: an image_folder.Index. order: a batch sampler of ids. size: pixels of the square images that
-    engines deliver. augment: random boxes and mirroring by the order's seed and epoch (an Order); otherwise
-    center_crop()'s boxes. `largest` is the number of samples of the largest batch.
+    engines deliver. augment: random boxes and mirroring by the order's seed and epoch (an Order), of this
+    `scale` (share of the area); otherwise center_crop()'s boxes with this `share` of the short side.
+    `largest` is the number of samples of the largest batch.
     """
 
-    def __init__(self, index, order, size: int = 224, augment: bool = False):
+    def __init__(
+        self,
+        index,
+        order,
+        size: int = 224,
+        augment: bool = False,
+        scale: tuple[float, float] = (0.08, 1.0),
+        share: float = 224 / 256,
+    ):
         self.index, self.order, self.size, self.augment = index, order, size, augment
-        self.largest = order.largest
+        self.scale, self.share, self.largest = scale, share, order.largest
 
     def __len__(self) -> int:
         return len(self.order)
@@ -52,9 +61,9 @@ class Plan:
         ids = np.concatenate(parts)
         widths, heights, labels = self.index.widths[ids], self.index.heights[ids], self.index.labels[ids]
         if self.augment:
-            crops = random_resized_crop(self.order.seed, self.order.epoch, ids, widths, heights)
+            crops = random_resized_crop(self.order.seed, self.order.epoch, ids, widths, heights, self.scale)
         else:
-            crops = center_crop(widths, heights)
+            crops = center_crop(widths, heights, self.share)
         last = 0
         for part in parts:
             first, last = last, last + len(part)

@@ -13,23 +13,28 @@ CLASSES, TRAIN, VAL = 10, 64, 16  # images a class
 _SIZES = ((320, 240), (240, 320), (300, 300))
 
 
-def make(folder: str) -> str:
-    """`folder` with train/<class>/* and val/<class>/*; made where it is not there. Returns it."""
+def make(folder: str, write=None) -> str:
+    """`folder` with train/<class>/* and val/<class>/*, or what write(folder) puts there; made where it is not
+    there. Returns it."""
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     with files.locked(f"{folder}.lock"):
         if os.path.isdir(folder):
             return folder
         partial = tempfile.mkdtemp(dir=os.path.dirname(folder))
         try:
-            for split, count in (("train", TRAIN), ("val", VAL)):
-                for label in range(CLASSES):
-                    _write(os.path.join(partial, split, f"class_{label}"), split, label, count)
+            (write or _write_classes)(partial)
             os.chmod(partial, 0o755)
             os.rename(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     return folder
+
+
+def _write_classes(folder: str) -> None:
+    for split, count in (("train", TRAIN), ("val", VAL)):
+        for label in range(CLASSES):
+            _write(os.path.join(folder, split, f"class_{label}"), split, label, count)
 
 
 def _write(folder: str, split: str, label: int, count: int) -> None:

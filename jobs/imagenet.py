@@ -4,6 +4,7 @@
     python jobs/imagenet.py --data_url IMAGENET --output_dir OUT                 every GPU of this machine
     torchrun --nproc-per-node=8 jobs/imagenet.py --data_url IMAGENET --batch_size 2048 --lr 2.048
     python jobs/imagenet.py --data_url IMAGENET --pack /cache/imagenet    decoded once, read by all
+    python jobs/imagenet.py --data_url IMAGENET --cache redis://user@host    read once, for all nodes
     python jobs/imagenet.py --data_url IMAGENET --prof 100                       images/s, then stop
 
 IMAGENET holds train/<class>/* and val/<class>/*. The recipe, and so the defaults, are those of NVIDIA's
@@ -20,19 +21,16 @@ import sys
 import time
 
 import torch
-import torchvision
 from torchvision.transforms import v2
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-from common import arguments, evaluation, exits, metrics, process_group, recovery, schedule
+from common import arguments, evaluation, exits, metrics, models, process_group, recovery, schedule
 from common.arguments import boolean, positive_int
-from datasets import image_folder, loaders, random_folder
-from datasets.loaders import measure
+from datasets import image_folder, loaders, random_folder, stores
+from datasets.loaders import measure, ray_cluster
 from datasets.loaders.synthetic import SyntheticIndex
 from datasets.order import Order, Sequential
 from datasets.plan import Plan
-from datasets.stores import pack
-from datasets.stores.files import FileStore
 
 WARM_UP_BATCHES = 10  # of --prof
 
@@ -43,9 +41,12 @@ def parsed():
     # data
     add("--data_url", help="folder with train/<class>/* and val/<class>/*")
     add("--custom_data", type=boolean, default=False, help="true: generated images instead")
-    add("--data_backend", default="auto", help=f"auto (default) measures {', '.join(loaders.BACKENDS)}")
+    add("--data_backend", default="auto", help=f"auto (default): measured; {', '.join(loaders.BACKENDS)}")
     add("--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
+    add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
     add("--pack", metavar="FOLDER", help="keep decoded images there, made once, and read them")
+    add("--cache", metavar="URL", help="shared by all nodes: redis://[user@]host[:port][,host...], rediss://")
+    add("--cache_mode", choices=stores.MODES, default="active", help="active: filled, and gone at the end")
     add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --output_dir)")
     add(
         "--max_bad_images",
@@ -56,7 +57,7 @@ def parsed():
     add("--antialias", type=boolean, default=True, help="false: rougher and faster resizing")
     add("--image_size", type=positive_int, default=224, help="default: 224")
     # model
-    add("--arch", default="resnet50", help="of torchvision.models (default: resnet50)")
+    add("--arch", type=models.arch, default="resnet50", help="of torchvision.models (default: resnet50)")
     add("--amp", type=boolean, help="mixed precision (default: true on a GPU)")
     add("--compile", type=boolean, default=False, help="true: torch.compile")
     add("--ema", type=number, help="also average the weights, with this decay: 0.9999")
@@ -87,8 +88,6 @@ def parsed():
     args = arguments.parse(parser)
     if args.evaluate and args.resume in ("auto", "never"):
         raise exits.BadInput("--evaluate needs --resume PATH: the checkpoint to evaluate")
-    if args.arch not in torchvision.models.list_models(module=torchvision.models):
-        raise exits.BadInput(f"--arch {args.arch} is no classifier of torchvision {torchvision.__version__}")
     for name in ("ema", "momentum", "label_smoothing"):
         if (getattr(args, name) or 0) > 1:
             raise exits.BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
@@ -117,14 +116,15 @@ def loaded(args, device, rank, world_size, log):
         raise exits.BadInput(
             f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a process"
         )
+    if backend == "ray":
+        ray_cluster.join(args.ray_address, process_group.from_first, rank, world_size, log.say)
+        exits.on_success(ray_cluster.leave)
     order = Order(len(train_index), args.batch_size, args.seed, rank, world_size)
-
-    def stored(index):
-        if not args.pack or backend == "synthetic":
-            return FileStore(index)
-        return pack.build(index, pack.place(args.pack, index))
-
-    train_store, val_store = stored(train_index), stored(val_index)
+    if backend == "synthetic":
+        args.pack = args.cache = None
+    opened = stores.Stores(args.pack, args.cache, args.cache_mode, backend in loaders.CACHED, log.say)
+    exits.on_success(opened.close)
+    train_store, val_store = opened.open(train_index), opened.open(val_index)
     process_group.meet_again()
     prints = {index.split: index.fingerprint for index in (train_index, val_index)}
     process_group.same_everywhere("data set (fingerprints)", prints)
@@ -140,6 +140,8 @@ def loaded(args, device, rank, world_size, log):
     args.data_backend = backend
     train_loader = loaders.build(backend, train_store, train_plan, device, args.workers, args.antialias)
     val_loader = loaders.build(backend, val_store, val_plan, device, args.workers, args.antialias)
+    for loader in (train_loader, val_loader):
+        exits.on_success(loader.close)
     return train_index, train_loader, val_index, val_loader
 
 
@@ -152,12 +154,10 @@ def main():
     log = metrics.Log(args.output_dir)
     log.lap("set-up")
     train_index, train_loader, val_index, val_loader = loaded(args, device, rank, world_size, log)
-    log.data(train_index, val_index)
+    log.data(train_index, [] if val_index is train_index else val_index)
 
     torch.manual_seed(args.seed)
-    extra = {"aux_logits": False} if args.arch in ("googlenet", "inception_v3") else {}
-    extra |= {"image_size": args.image_size} if args.arch.startswith("vit_") else {}
-    model = torchvision.models.get_model(args.arch, num_classes=len(train_index.classes), **extra)
+    model = models.classifier(args.arch, len(train_index.classes), args.image_size)
     model = model.to(device, memory_format=torch.channels_last)
     forward = model
     if world_size > 1:
@@ -272,9 +272,8 @@ def main():
     if args.prof:
         if len(times) <= WARM_UP_BATCHES:
             raise exits.BadInput(f"--prof: {len(times)} batches in --epochs {args.epochs} are too few")
-        count = len(times) - WARM_UP_BATCHES
-        rate = count * args.batch_size / (times[-1] - times[WARM_UP_BATCHES - 1])
-        log.say(f"prof: {rate:.1f} images/s with {args.data_backend}, {count} batches")
+        count, seconds = len(times) - WARM_UP_BATCHES, times[-1] - times[WARM_UP_BATCHES - 1]
+        log.say(measure.profile(count * args.batch_size, seconds, count, args.data_backend, args.arch))
         return
     seconds, waited = log.training_seconds, torch.tensor(train_loader.waited, device=device)
     if world_size > 1:

@@ -10,7 +10,8 @@ from common import exits
 VERBS = {  # each is a module of this package with main(arguments) -> exit code
     "check": "whether this node is fit: GPUs, shared memory, disks, limits, network, versions",
     "simulate": "run a job on this machine as a platform would, its faults included",
-    "bench": "what is fast on this machine, with these data: loaders",
+    "cache": "fill, compare, list and empty caches of samples: packs, Redis and Valkey",
+    "bench": "what is fast on this machine, with these data",
     "receipt": "whether two runs saw the same data, and the first step where not",
 }
 USAGE = "\n".join(

@@ -1,6 +1,9 @@
 """What is fast on this machine, with these data, before GPUs are rented for it.
 
-python -m launch bench loaders --data_url DIR    images/s of every loader, and what a job would wait
+python -m launch bench loaders --data_url DIR       images/s of every loader, and what a job would wait
+python -m launch bench throughput --data_url DIR    images/s of the ImageNet job, beside the DALI article's
+python -m launch bench batch-size --arch resnet18   the largest batch that fits on this GPU, beside those
+python -m launch bench ray --ray_address start      whether workers on other machines would pay
 """
 
 import importlib
@@ -8,7 +11,12 @@ import sys
 
 from common.exits import BAD_INPUT
 
-BENCHMARKS = {"loaders": "bench_loaders"}
+BENCHMARKS = {
+    "loaders": "bench_loaders",
+    "throughput": "bench_throughput",
+    "batch-size": "bench_batch_size",
+    "ray": "bench_ray",
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -18,9 +18,8 @@ import time
 
 import psutil
 import torch
-import torchvision
 
-from common import arguments
+from common import arguments, models
 from common.exits import BadInput
 from datasets import image_folder, loaders
 from datasets.loaders import measure
@@ -42,7 +41,7 @@ def main(argv: list[str]) -> int:
     if args.pack:
         stores[" + pack"] = pack.build(index, pack.place(args.pack, index))
     rows = _rows(args, stores, plan, device)
-    ceiling = _compute_rate(args, len(index.classes), device)
+    ceiling = compute_rate(args, len(index.classes), device)
     for row in rows:
         row["wait"] = _wait(row["warm"], ceiling, device)
         row["wait_cold"] = _wait(row["cold"], ceiling, device)
@@ -81,14 +80,11 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=arguments.positive_float, default=2.0, help="each (default: 2)")
     parser.add_argument("--rounds", type=arguments.positive_int, default=5, help="default: 5")
-    parser.add_argument("--arch", default="resnet50", help="of torchvision.models (default: resnet50)")
+    parser.add_argument("--arch", type=models.arch, default="resnet50", help="default: resnet50")
     parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", metavar="FILE.png", help="write a bar chart")
-    args = parser.parse_args(argv)
-    if args.arch not in torchvision.models.list_models(module=torchvision.models):
-        raise BadInput(f"--arch {args.arch} is no classifier of torchvision {torchvision.__version__}")
-    return args
+    return parser.parse_args(argv)
 
 
 def _say(args: argparse.Namespace):
@@ -172,9 +168,9 @@ def _resident() -> int:
     return sum(process.memory_full_info().pss for process in _processes())
 
 
-def _compute_rate(args, classes: int, device: torch.device) -> float:
+def compute_rate(args, classes: int, device: torch.device) -> float:
     """images/s of training steps of the model, without data."""
-    model = torchvision.models.get_model(args.arch, num_classes=classes)
+    model = models.classifier(args.arch, classes, args.image_size)
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from datasets import random_folder
+from datasets import random_folder, random_pairs
 from tests.conftest import ROOT, free_port, run
 from tests.marks import diff
 
@@ -23,9 +23,10 @@ def test_it_opens_with_the_diff(name):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_runs(command, tmp_path):
-    """Each as it stands, but ended after a step; IMAGENET stands for a folder of images."""
+    """Each as it stands, but ended after a step; IMAGENET and PAIRS stand for folders of images."""
     places = {
         "IMAGENET": random_folder.make(str(tmp_path / "images")),
+        "PAIRS": random_pairs.make(str(tmp_path / "pairs")),
         "/cache/imagenet": str(tmp_path / "pack"),
     }
     program, *words = (places.get(word, word) for word in command.split())
@@ -41,7 +42,7 @@ def test_command_runs(command, tmp_path):
         assert "choice: " in run(*words, *quick, f"--cache_dir={tmp_path}").stdout
         return
     result = run(*words, "--max_steps=1", "--batch_size=16", "--output_dir", tmp_path)
-    assert "test_accuracy=" in result.stdout
+    assert re.search(r"(test_accuracy|^total_seconds)=.* receipt=", result.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", TEXT)

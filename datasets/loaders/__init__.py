@@ -7,15 +7,18 @@ Every backend delivers the same samples, labels and boxes.
 import importlib.util
 import os
 
+from common.cores import available
 from common.exits import BadInput
 
-BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic")
+CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # a cache of samples, and the engine that it feeds
+BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic", *CACHED, "ray")
 _MIXED_THREADS = 4  # of dali-gpu: each has 350 MB of buffers, and the GPU does the work
+RAY = 'pip install "ray>=2.52"'  # the first that asks for tokens
 SPELLINGS = {"syntetic": "synthetic", "torchvision": "pytorch", "dali-cpu": "dali"}
 
 
 def backends(device) -> dict[str, str | None]:
-    """Name -> None, or why this backend is not available with this torch.device."""
+    """Engine -> None, or why it is not available with this torch.device."""
     dali = None
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
         dali = "DALI is not installed: pip install nvidia-dali-cuda120 (Linux on x86-64)"
@@ -32,6 +35,8 @@ def named(backend: str, device) -> str:
     """The backend's own name. Raises BadInput where there is none of that name, or not here."""
     backend = SPELLINGS.get(backend, backend)
     known = backends(device)
+    known |= {name: known[engine] for name, engine in CACHED.items()}
+    known["ray"] = None if importlib.util.find_spec("ray") else f"Ray is not installed: {RAY}"
     if known.get(backend, "there is no such backend") is None:
         return backend
     here = ", ".join(name for name, reason in known.items() if reason is None)
@@ -40,36 +45,58 @@ def named(backend: str, device) -> str:
     )
 
 
-def build(backend: str, store, plan, device, workers: int | None = None, antialias: bool = True):
+def chosen(names: str | None, device, say) -> list[str]:
+    """The backends of a list separated by commas, or all that are available; say() hears of the others.
+
+    Raises BadInput as named() does.
+    """
+    if names:
+        return [named(name, device) for name in names.split(",")]
+    for name, reason in backends(device).items():
+        if reason:
+            say(f"{name}: {reason}")
+    return [name for name, reason in backends(device).items() if not reason]
+
+
+def build(backend: str, store, plan, device, workers: int | None = None, antialias: bool = True, **delivery):
     """A FolderLoader of the plan's batches on `device`.
 
-    backend: one of BACKENDS, or another spelling of one. store: of datasets/stores. workers: threads or
-    processes, default cores(). Raises BadInput as named() does.
+    backend: one of BACKENDS, or another spelling of one. store: of datasets/stores; who opened it closes it.
+    workers: threads or processes, default cores(). delivery: mean, std, dtype and pinned of FolderLoader.
+    Raises BadInput as named() does.
     """
     from datasets.loaders.folder import FolderLoader
 
-    workers = workers or cores()
-    backend, pinned = named(backend, device), device.type == "cuda"
+    pinned = device.type == "cuda" and delivery.get("pinned", True)
+    engine = _engine(named(backend, device), store, device, workers or cores(), antialias, pinned)
+    return FolderLoader(engine, plan, device, **delivery)
+
+
+def _engine(backend: str, store, device, workers: int, antialias: bool, pinned: bool):
+    backend = CACHED.get(backend, backend)
     if backend == "synthetic":
         from datasets.loaders.synthetic import Synthetic
 
-        return FolderLoader(Synthetic(device), plan, device)
+        return Synthetic(device)
     if backend.startswith("dali"):
         from datasets.loaders.dali import Dali
 
         gpu = backend == "dali-gpu"
         threads = min(workers, _MIXED_THREADS) if gpu else workers
-        return FolderLoader(Dali(store, threads, device if gpu else None, antialias), plan, device)
+        return Dali(store, threads, device if gpu else None, antialias)
+    if backend == "ray":
+        from datasets.loaders.ray_engine import RayEngine
+
+        return RayEngine(store, workers, antialias)
     if backend == "threads":
         from datasets.loaders.threads import Threads
 
-        return FolderLoader(Threads(store, workers, pinned, antialias), plan, device)
+        return Threads(store, workers, pinned, antialias)
     from datasets.loaders.torchvision import Torchvision
 
-    return FolderLoader(Torchvision(store, workers, pinned, antialias), plan, device)
+    return Torchvision(store, workers, pinned, antialias)
 
 
 def cores() -> int:
     """CPU cores for the loader of one process: those that it may use, divided among the node's processes."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, available // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, available() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

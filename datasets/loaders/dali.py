@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from common.exits import BadInput
+from datasets.loaders.ahead import Ahead
 from datasets.plan import Batch, Plan
 
 _AHEAD = 3  # batches that are in work while one is used
@@ -27,6 +28,7 @@ class Dali:
         self.store, self.device, self.antialias = store, device, antialias
         self.workers = workers
         self._readers = concurrent.futures.ThreadPoolExecutor(self.workers, "reader")
+        self._ahead = Ahead(store)
         self._pipeline, self._built_for = None, None
 
     def run(self, plan: Plan):
@@ -57,8 +59,12 @@ class Dali:
 
     def close(self) -> None:
         self._pipeline = None
+        if self.device is not None:
+            from nvidia.dali.backend import ReleaseUnusedMemory
+
+            ReleaseUnusedMemory()  # DALI would keep it for its next pipeline
         self._readers.shutdown(cancel_futures=True)
-        self.store.close()
+        self._ahead.close()
 
     def _read_ahead(self, plan: Plan):
         """(batch, its encoded images), in order; files are read while DALI decodes what came before."""
@@ -78,17 +84,20 @@ class Dali:
 
     def _reading(self, batch: Batch) -> list[concurrent.futures.Future]:
         """Tasks that read the batch's images in order, some a task."""
+        ids, fetched = batch.ids, self._ahead.ask(batch.ids)
+
+        def read(places: range) -> list[np.ndarray]:
+            return [self._content(ids[place], *fetched(place)) for place in places]
+
+        firsts = range(0, len(ids), _TOGETHER)
         return [
-            self._readers.submit(
-                lambda ids: [self._content(id) for id in ids], batch.ids[first : first + _TOGETHER]
-            )
-            for first in range(0, len(batch.ids), _TOGETHER)
+            self._readers.submit(read, range(first, min(first + _TOGETHER, len(ids)))) for first in firsts
         ]
 
-    def _content(self, id: int) -> np.ndarray:
+    def _content(self, id: int, *fetched) -> np.ndarray:
         if self.store.form == "decoded":
-            return self.store.image(id)
-        return np.frombuffer(self.store.encoded(id), np.uint8)
+            return self.store.image(id, None, *fetched)
+        return np.frombuffer(self.store.encoded(id, *fetched), np.uint8)
 
     def _source(self) -> tuple:
         """What DALI asks for before it works on a batch: images, corners and sizes of the boxes, sizes of
@@ -126,7 +135,7 @@ class Dali:
         return self._pipeline
 
     def _build(self, size: int, batch_size: int):
-        from nvidia.dali import Pipeline, fn, types
+        from nvidia.dali import Pipeline
 
         gpu = self.device is not None
         pipeline = Pipeline(
@@ -138,20 +147,25 @@ class Dali:
             exec_pipelined=True,
         )
         with pipeline:
-            contents, anchors, shapes, sizes, ids = fn.external_source(
-                self._source, num_outputs=5, no_copy=True
-            )
-            box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
-            if self.store.form == "decoded":
-                cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **box)
-            elif gpu:
-                cut = fn.decoders.image_slice(
-                    contents, anchors, shapes, device="mixed", output_type=types.RGB,
-                    device_memory_padding=_DEVICE_PADDING, host_memory_padding=_HOST_PADDING, **box,
-                )  # fmt: skip
-            else:
-                cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
-            resized = fn.resize(cut, size=sizes, interp_type=types.INTERP_LINEAR, antialias=self.antialias)
-            pipeline.set_outputs(resized, ids)
+            pipeline.set_outputs(*self._graph(size))
         pipeline.build()
         return pipeline
+
+    def _graph(self, size: int) -> tuple:
+        """(images uint8 [size, size, 3], ids) of what _source() gives."""
+        from nvidia.dali import fn, types
+
+        gpu = self.device is not None
+        contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
+        box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
+        if self.store.form == "decoded":
+            cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **box)
+        elif gpu:
+            cut = fn.decoders.image_slice(
+                contents, anchors, shapes, device="mixed", output_type=types.RGB,
+                device_memory_padding=_DEVICE_PADDING, host_memory_padding=_HOST_PADDING, **box,
+            )  # fmt: skip
+        else:
+            cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
+        resized = fn.resize(cut, size=sizes, interp_type=types.INTERP_LINEAR, antialias=self.antialias)
+        return resized, ids

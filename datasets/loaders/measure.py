@@ -10,6 +10,8 @@ from common.exits import BadInput
 from datasets import loaders
 from datasets.plan import Plan
 
+# images/s of "Diving into DALI: how to boost PyTorch data loading": shufflenet_v2_x0_5, 512 a batch, one V100
+ARTICLE = {"pytorch": 1058, "dali": 1816, "dali-gpu": 3910}
 _SECONDS = 2.0  # each backend, after its first batches
 HEAD = 8  # batches that are measured, again and again
 _WARM_UP = 2  # batches: starting processes and pipelines is not what an epoch costs
@@ -60,6 +62,15 @@ def rate(loader, seconds: float) -> float:
     return count / (time.perf_counter() - begin)
 
 
+def profile(count: int, seconds: float, batches: int, backend: str, arch: str) -> str:
+    """What --prof says: so many images in so many seconds, beside the article's of the same network."""
+    said = f"prof: {count / seconds:.1f} images/s with {backend}, {batches} batches"
+    if arch == "shufflenet_v2_x0_5" and backend in ARTICLE:
+        table = ", ".join(f"{name} {rate}" for name, rate in ARTICLE.items())
+        said += f"; the DALI article, 512 a batch on a V100: {table}"
+    return said
+
+
 def text(found: dict[str, float]) -> str:
     """ "threads 812, dali 401 images/s"."""
     ordered = sorted(found, key=found.get, reverse=True)
@@ -74,6 +85,7 @@ def advice(loader, backend: str, waited: float, seconds: float, workers: int | N
     """
     share = waited / seconds
     said = f"the device waited for data for {share:.1%} of the training time with {backend}"
+    backend = loaders.CACHED.get(backend, backend)
     if share < _ENOUGH or backend == "synthetic":
         return f"{said}: another backend would not make it faster"
     try:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from datasets.cut import cut
+from datasets.loaders.ahead import Ahead
 from datasets.plan import Batch, Plan
 
 _AHEAD = 3  # batches that are filled while one is used
@@ -24,7 +25,7 @@ class Threads:
 
     def __init__(self, store, workers: int, pinned: bool = False, antialias: bool = True):
         self.store, self.pinned, self.antialias = store, pinned, antialias
-        self._pool = _pool(workers)
+        self._pool, self._ahead = _pool(workers), Ahead(store)
         self._ring: list[torch.Tensor] = []
         self._own = threading.local()
 
@@ -56,8 +57,8 @@ class Threads:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._ahead.close()
         self._ring.clear()
-        self.store.close()
 
     def _memory(self, count: int, size: int) -> list[torch.Tensor]:
         """The ring, kept from epoch to epoch."""
@@ -69,24 +70,22 @@ class Threads:
         return list(self._ring)
 
     def _submit(self, batch: Batch, images: torch.Tensor) -> list[concurrent.futures.Future]:
-        array = images.numpy()
-        return [
-            self._pool.submit(self._fill, batch, array, range(first, min(first + _TOGETHER, len(array))))
-            for first in range(0, len(array), _TOGETHER)
-        ]
+        array, fetched = images.numpy(), self._ahead.ask(batch.ids)
+        parts = (
+            range(first, min(first + _TOGETHER, len(array))) for first in range(0, len(array), _TOGETHER)
+        )
+        return [self._pool.submit(self._fill, batch, fetched, array, places) for places in parts]
 
-    def _fill(self, batch: Batch, images: np.ndarray, places: range) -> None:
+    def _fill(self, batch: Batch, fetched, images: np.ndarray, places: range) -> None:
         heights = self.store.index.heights
         for place in places:
             id = batch.ids[place]
-            image = self.store.image(id, self._scratch(id))
+            image = self.store.image(id, self._scratch(id), *fetched(place))
             box = (int(column[place]) for column in batch.crops)
             cut(image, *box, images[place], image.shape[0] / int(heights[id]), self.antialias)
 
-    def _scratch(self, id: int) -> np.ndarray | None:
+    def _scratch(self, id: int) -> np.ndarray:
         """Memory of this thread into which an image is decoded: fresh memory would cost page faults."""
-        if self.store.form == "decoded":
-            return None
         needed = 3 * int(self.store.index.widths[id]) * int(self.store.index.heights[id])
         scratch = getattr(self._own, "scratch", None)
         if scratch is None or len(scratch) < needed:

@@ -54,7 +54,6 @@ class Torchvision:
     def close(self) -> None:
         _close(self._closing)
         self._loader = self._plan = None  # its workers end with it
-        self.store.close()
 
 
 def _begin(closing, worker: int) -> None:
@@ -86,10 +85,18 @@ class _Images(Dataset):
     def __init__(self, store, size: int, antialias: bool):
         self.store, self.size, self.antialias = store, size, antialias
 
-    def __getitem__(self, row: list[int]) -> tuple[list[int], torch.Tensor | BadInput]:
+    def __getitems__(self, rows: list[list[int]]) -> list[tuple[list[int], torch.Tensor | BadInput]]:
+        """A batch at a time, which a store that is far away is asked for at once."""
+        fetch = getattr(self.store, "fetch", None)
+        if fetch is None:
+            return [self._item(row) for row in rows]
+        found = fetch(np.array([row[0] for row in rows]))
+        return [self._item(row, fetched) for row, fetched in zip(rows, found, strict=True)]
+
+    def _item(self, row: list[int], *fetched) -> tuple[list[int], torch.Tensor | BadInput]:
         id, _, top, left, height, width, flip = row
         try:
-            image = self._open(id)
+            image = self._open(id, *fetched)
         except BadInput as error:  # raised here, it would come out as the text of a traceback
             return row, error
         scale = image.height / int(self.store.index.heights[id])
@@ -98,11 +105,11 @@ class _Images(Dataset):
         image = functional.horizontal_flip(image) if flip else image
         return row, torch.from_numpy(np.array(image))
 
-    def _open(self, id: int) -> Image.Image:
+    def _open(self, id: int, *fetched) -> Image.Image:
         if self.store.form == "decoded":
-            return Image.fromarray(self.store.image(id))
+            return Image.fromarray(self.store.image(id, None, *fetched))
         try:
-            return Image.open(io.BytesIO(self.store.encoded(id))).convert("RGB")
+            return Image.open(io.BytesIO(self.store.encoded(id, *fetched))).convert("RGB")
         except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises
             raise BadInput(f"cannot decode {self.store.index.path(id)}: {error}") from error
 

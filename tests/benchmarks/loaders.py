@@ -147,9 +147,6 @@ class Row:
         self.images = os.path.join(folder, "images", "train")
         self.reads = None  # bytes of an image, where they are not those of the files
 
-    def batches(self):
-        raise NotImplementedError
-
     def drop_ahead(self) -> None:
         """Throw away what is ready before it was asked for."""
 

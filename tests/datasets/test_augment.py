@@ -4,7 +4,15 @@ import scipy.stats
 import torch
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from datasets.augment import CropFlip, Windows, center_crop, crop_flip, random_resized_crop
+from datasets.augment import (
+    CropFlip,
+    Windows,
+    center_crop,
+    center_square,
+    crop_flip,
+    random_resized_crop,
+    square_crop,
+)  # fmt: skip
 
 
 def test_parameters_depend_on_the_sample_not_on_the_batch():
@@ -95,3 +103,26 @@ def test_centre_crops_show_what_resize_and_centre_crop_show():
     assert crop.width.tolist() == crop.height.tolist() == [328, 328, 224, 1]
     assert crop.left.tolist() == [86, 23, 16, 0] and crop.top.tolist() == [23, 86, 16, 149]
     assert not crop.flip.any()
+
+
+# squares
+
+
+def test_squares_are_uniform_and_their_flips_fair_and_independent():
+    ids, widths, heights = np.arange(90_000), np.full(90_000, 12), np.full(90_000, 10)
+    top, left, height, width, flip = square_crop(1, 2, ids, widths, heights, 8)
+    assert set(height.tolist()) == set(width.tolist()) == {8}
+    counts = np.zeros((3, 5, 4))
+    np.add.at(counts, (top, left, flip), 1)
+    assert ((counts - 1500) ** 2 / 1500).sum() < 60 + 5 * np.sqrt(2 * 60)
+    assert not np.array_equal(top, square_crop(1, 3, ids, widths, heights, 8).top)
+    part = square_crop(1, 2, ids[500:510], widths[:10], heights[:10], 8)
+    assert all(
+        np.array_equal(some, column[500:510])
+        for some, column in zip(part, (top, left, height, width, flip), strict=True)
+    )
+
+
+def test_the_square_in_the_middle():
+    middle = center_square(np.array([12, 9]), np.array([10, 8]), 8)
+    assert [column.tolist() for column in middle] == [[1, 0], [2, 0], [8, 8], [8, 8], [0, 0]]

@@ -473,14 +473,14 @@ def test_a_file_that_cannot_be_read_is_not_a_bad_image(data, start, monkeypatch)
 
 def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
     path = data / "train" / "cat" / "1.jpg"
-    walk = listing._stat
+    stat_files = listing.stat_files
 
     def grow(base, paths):
-        listed = walk(base, paths)
+        listed = stat_files(base, paths)
         path.write_bytes(photo(1) + b"more")
         return listed
 
-    monkeypatch.setattr(listing, "_stat", grow)
+    monkeypatch.setattr(listing, "stat_files", grow)
     size = len(photo(1))
     with pytest.raises(BadInput, match=rf"1\.jpg: {size} bytes when it was listed, {size + 4} when read$"):
         start(data)

@@ -316,7 +316,7 @@ def test_a_pack_is_used_again_and_never_for_other_data(index, folder, tmp_path, 
 
 
 def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "_TOGETHER", 8)
+    monkeypatch.setattr(pack, "TOGETHER", 8)
     path, write, written = str(tmp_path / "pack"), pack._write, []
 
     def failing(part, rows):

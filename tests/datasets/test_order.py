@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from common.exits import BadInput
-from datasets.order import Order, Sequential, permute
+from datasets.order import Order, Sequential, WholeOrder, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 97, 100, 1438, 4096, 50_000])
@@ -114,6 +114,37 @@ def test_sequential_visits_each_sample_once(size, world_size):
     assert [len(part) for part in parts] == [len(part) for part in batches]
     ids = [int(sample) for part in batches for batch in part for sample in batch]
     assert sorted(ids) == list(range(size))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("size, batch", [(1, 6), (19, 6), (24, 6), (26, 12), (10_007, 6)])
+def test_whole_order_visits_each_sample_once(size, batch, world_size, shuffle):
+    alone = WholeOrder(size, batch, 5, shuffle=shuffle)
+    ranks = [WholeOrder(size, batch, 5, rank, world_size, shuffle) for rank in range(world_size)]
+    epochs = []
+    for epoch in (1, 2):
+        for order in (alone, *ranks):
+            order.set_epoch(epoch)
+        batches = [np.concatenate(parts).tolist() for parts in zip(*ranks, strict=True)]
+        assert batches == [each.tolist() for each in alone], "the k-th batch is the same at any world size"
+        assert [len(each) for each in batches[:-1]] == [batch] * (len(alone) - 1)
+        for parts in zip(*ranks, strict=True):
+            lengths = [len(part) for part in parts]
+            assert sorted(lengths, reverse=True) == lengths and lengths[0] - lengths[-1] <= 1
+            assert lengths[0] <= ranks[0].largest
+        epochs.append([sample for each in batches for sample in each])
+        assert sorted(epochs[-1]) == list(range(size))
+    assert size == 1 or (epochs[0] == epochs[1]) == (epochs[0] == sorted(epochs[0])) == (not shuffle)
+
+
+def test_whole_order_goes_on_in_the_middle():
+    order = WholeOrder(10_007, 16, seed=2**40, rank=1, world_size=2)
+    order.set_epoch(3)
+    whole = list(order)
+    order.set_epoch(3, start_step=600)
+    assert np.array_equal(np.concatenate(list(order)), np.concatenate(whole[600:]))
+    assert all(np.array_equal(order.batch(step), whole[step]) for step in (0, 255, 256, 625))
 
 
 @pytest.mark.parametrize(

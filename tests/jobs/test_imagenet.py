@@ -147,7 +147,7 @@ def test_auto_measures_and_says_so(generated, tmp_path):
 @pytest.mark.parametrize("arguments, message", [
     (["--data_backend=nonsense"], "data_backend nonsense: there is no such backend; available here: pytorch"),
     (["--data_backend=dali-gpu"], "data_backend dali-gpu: it needs a GPU; available here:"),
-    (["--arch=resnet19", "--data_backend=threads"], "--arch resnet19 is no classifier of torchvision"),
+    (["--arch=resnet19", "--data_backend=threads"], "resnet19 is no classifier of torchvision"),
     (["--accumulate=5", "--data_backend=threads"], "--accumulate 5 does not divide the 64 samples"),
     (["--batch_size=10000", "--data_backend=threads"], "batch size 10000 is larger than the data set (640"),
     (["--data_url=/does/not/exist"], "data_url /does/not/exist does not exist or is not a folder"),

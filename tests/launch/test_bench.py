@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 
 from datasets import loaders, random_folder
 from tests.conftest import run
@@ -43,12 +44,57 @@ def test_json_and_a_picture_with_a_pack(folder, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_job_s_own_throughput_beside_the_article(folder, tmp_path):
+    result = run(
+        *BENCH, "throughput", f"--data_url={folder}", f"--cache_dir={tmp_path}", "--backends=pytorch,dali-cpu"
+        if not loaders.backends(torch.device("cpu"))["dali"] else "--backends=pytorch,threads",
+        "--batch_size=16", "--prof=2", "--rounds=1", "--image_size=32", "--workers=1",
+    )  # fmt: skip
+    table = [line.split() for line in result.stdout.splitlines()[-2:]]
+    rates = {row[0]: row[1:] for row in table}
+    assert rates["pytorch"][1:] == ["1.00x", "1058", "1.00x"] and float(rates["pytorch"][0]) > 0
+    if "dali" in rates:
+        assert rates["dali"][2:] == ["1816", "1.72x"]
+
+
+def test_the_job_s_prof_names_the_article(folder, tmp_path):
+    printed = run(
+        "jobs/imagenet.py", f"--data_url={folder}", f"--cache_dir={tmp_path}", "--prof=1", "--batch_size=16",
+        "--image_size=32", "--arch=shufflenet_v2_x0_5", "--data_backend=threads", f"--output_dir={tmp_path}",
+    ).stdout  # fmt: skip
+    line = next(line for line in printed.splitlines() if line.startswith("prof: "))
+    assert "images/s with threads, 1 batches" in line and "dali-gpu" not in line
+
+
+@pytest.mark.faults
+def test_the_largest_batch_that_a_limit_on_memory_allows(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split / "black").mkdir(parents=True)
+        for number in range(600):
+            Image.new("RGB", (64, 64)).save(tmp_path / split / "black" / f"{number}.jpg")
+    found = json.loads(run(
+        *BENCH, "batch-size", "--arch=resnet18", f"--data_url={tmp_path}", f"--cache_dir={tmp_path / 'c'}",
+        "--json", "--backends=pytorch", "--image_size=64", "--step=192", "--memory=2.2", "--workers=1",
+    ).stdout)  # fmt: skip
+    sizes = found["batch_sizes"]["pytorch"]
+    assert found["most"] == 576 and all(192 <= sizes[name] < 576 for name in ("resident", "released"))
+
+
+def test_a_batch_size_without_a_gpu_needs_a_limit(folder, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    command = (*BENCH, "batch-size", f"--data_url={folder}", f"--cache_dir={tmp_path}")
+    assert "no GPU here, whose memory limits the batch: --memory GB" in run(*command, code=2).stderr
+    failed = run(*command, "--memory=4", "--backends=pytorch", "--image_size=9", "--arch=alexnet", code=2)
+    assert "pytorch with 16 samples failed: " in failed.stderr and "--image_size 9" in failed.stderr
+
+
 @pytest.mark.parametrize("arguments, message", [
     (["loaders"], "the following arguments are required: --data_url"),
     (["loaders", "--data_url=/does/not/exist"], "/does/not/exist does not exist or is not a folder"),
-    (["loaders", "--data_url=.", "--arch=nothing"], "--arch nothing is no classifier"),
-    (["speed"], "'speed' is no benchmark: loaders"),
-    ([], "None is no benchmark: loaders"),
+    (["loaders", "--data_url=.", "--arch=nothing"], "--arch: nothing is no classifier"),
+    (["speed"], "'speed' is no benchmark: loaders, throughput, batch-size"),
+    ([], "None is no benchmark: loaders, throughput, batch-size"),
 ])  # fmt: skip
 def test_bad_input(arguments, message):
     assert message in run(*BENCH, *arguments, code=2).stderr

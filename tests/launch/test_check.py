@@ -261,6 +261,7 @@ def test_no_verb_or_an_unknown_one(verb, said):
     assert re.findall(r"^  (\w+) +\S", result.stderr, re.MULTILINE) == [
         "check",
         "simulate",
+        "cache",
         "bench",
         "receipt",
     ]

@@ -1,0 +1,24 @@
+"""A small folder of photographs of odd sizes for tests: some larger than a cache keeps, some unusual."""
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+_SIZES = [(320, 240), (201, 333), (64, 48), (400, 300), (97, 400), (31, 31), (290, 427)]
+
+
+def make(root, train: int = 40, val: int = 12):
+    """train/ and val/ below `root`, which is returned."""
+    photographs = [Image.fromarray(image) for image in load_sample_images().images]
+    draw = np.random.default_rng(0)
+    for split, count in (("train", train), ("val", val)):
+        for number in range(count):
+            target = root / split / f"class_{number % 3}"
+            target.mkdir(parents=True, exist_ok=True)
+            whole, (width, height) = photographs[number % 2], _SIZES[number % len(_SIZES)]
+            left = int(draw.integers(whole.width - width + 1))
+            top = int(draw.integers(max(1, whole.height - height + 1)))
+            image = whole.crop((left, top, left + width, top + height))
+            mode = {3: "L", 5: "CMYK"}.get(number % 10, "RGB")
+            image.convert(mode).save(target / f"{number:03}.jpg", quality=90)
+    return root
