@@ -97,6 +97,30 @@ def check(variant: str, base: str, tag: str) -> None:
         raise MarksError("\n".join(difference))
 
 
+def combine(base: str, *variants: str) -> str:
+    """The base with the blocks of several of its variants, each where its file has it; at one place in the
+    order of the variants. Blocks that replace lines of the base cannot be combined. Raises MarksError."""
+    docstring, lines = base.removesuffix(without_docstring(base)), without_docstring(base).split("\n")
+    inserted: dict[int, list[str]] = {}  # the lines of the base before it -> blocks
+    for variant in variants:
+        kept, opening = 0, None
+        for line in without_docstring(variant).split("\n"):
+            if "# - " in line and opening:
+                raise MarksError(f"the block replaces a line: {line}")
+            if opening is None and "###" not in line:
+                if kept == len(lines) or line != lines[kept]:
+                    raise MarksError(f"not a line of the base: {line}")
+                kept += 1
+                continue
+            inserted.setdefault(kept, []).append(line)
+            if "###" in line:
+                opening = None if opening else line
+        if kept != len(lines):
+            raise MarksError(f"{len(lines) - kept} lines of the base are missing")
+    parts = [inserted.get(place, []) + lines[place : place + 1] for place in range(len(lines) + 1)]
+    return docstring + "\n".join(line for part in parts for line in part)
+
+
 def diff(variant: str, base: str) -> str:
     """A unified diff of the two bodies with one line of context, without line numbers."""
     before, after = without_docstring(base).split("\n"), without_docstring(variant).split("\n")

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import queue
+import select
 import socket
 import sys
 import threading
@@ -29,6 +30,7 @@ _AGAIN = 2.0  # seconds until a worker that did not begin is tried again
 _FATAL = 3  # workers that one task may end
 _REACHED = 5.0  # seconds for the head to take a connection
 _CHECK = 1.0  # seconds between looks at time
+_END = 5.0  # seconds to leave Ray in order, once the loader has gone
 _PAGE = 1 << 16
 _SWITCH = 0.0002  # seconds: its threads only pass things on, and must not wait for each other
 
@@ -273,9 +275,20 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
+def _end_with(descriptor: int) -> None:
+    """End this process soon after the other end of the socket: where the head has died, too, Ray's own calls
+    to begin and to leave may wait for minutes."""
+    poll = select.poll()
+    poll.register(descriptor, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
+    poll.poll()
+    time.sleep(_END)
+    os._exit(0)
+
+
 def main(descriptor: int) -> None:
     """Serve the loader at the other end of this socket."""
     channel = Channel(socket.socket(fileno=descriptor))
+    threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     (options,), _ = channel.receive()
     os.environ.update(options["environment"])
     sys.path[:] = options["paths"]

@@ -6,6 +6,7 @@ started here asks for a token (Ray's documentation, "Token authentication"), and
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -85,6 +86,9 @@ def keep() -> None:
     told = json.loads(sys.stdin.readline())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the job decides, or its end does
+    if sys.platform == "linux":
+        PR_SET_CHILD_SUBREAPER = 36
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what Ray leaves behind becomes this one's child
     folder = tempfile.mkdtemp(prefix="ray-")
     try:
         node = subprocess.Popen(
@@ -112,6 +116,11 @@ def keep() -> None:
             node.kill()
             node.wait()
     finally:
+        left = psutil.Process().children(recursive=True)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, 5)
         shutil.rmtree(folder, ignore_errors=True)
 
 
