@@ -1,0 +1,114 @@
+"""boto3's client as S3, OBS and a server on this machine need it: where, by whom, how long to wait."""
+
+import ipaddress
+import os
+import re
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from common.exits import BadInput
+
+CONNECT_TIMEOUT = 10.0  # seconds
+
+
+class Endpoint(NamedTuple):
+    """url: None for Amazon's own. style: "virtual" (bucket.host) or "path" (host/bucket)."""
+
+    url: str | None
+    region: str | None
+    style: str
+
+    @property
+    def shown(self) -> str:
+        return urlsplit(self.url).netloc if self.url else "the S3 endpoint"
+
+
+def endpoint(scheme: str) -> Endpoint:
+    """Where s3:// or obs:// is, by the environment: S3_ENDPOINT (as ModelArts sets it), AWS_ENDPOINT_URL_S3,
+    AWS_ENDPOINT_URL, or OBS in OBS_REGION or AWS_DEFAULT_REGION. Raises BadInput.
+
+    Where S3_ENDPOINT names no protocol, S3_USE_HTTPS=0 means http. Certificates are always checked.
+    """
+    region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
+    if scheme == "obs":
+        region = os.environ.get("OBS_REGION") or region
+    for name in ("S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if os.environ.get(name):
+            url = _checked(name, os.environ[name])
+            break
+    else:
+        if scheme != "obs":
+            return Endpoint(None, region, "virtual")
+        if not region:
+            raise BadInput(
+                "obs:// needs to know where: set OBS_REGION (cn-north-4, ...), or the endpoint in "
+                "AWS_ENDPOINT_URL_S3"
+            )
+        url = _checked("OBS_REGION", f"https://obs.{region}.myhuaweicloud.com")
+    host = urlsplit(url).hostname
+    if match := re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host):
+        region = match[1]
+    return Endpoint(url, region or "us-east-1", "path" if _is_bare(host) else "virtual")
+
+
+def _checked(name: str, text: str) -> str:
+    """The endpoint as scheme://host[:port]. Raises BadInput, without a password that stands in it."""
+    if "://" not in text:
+        text = f"{'http' if os.environ.get('S3_USE_HTTPS') == '0' else 'https'}://{text}"
+    try:
+        parts = urlsplit(text)
+        fine = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        fine = False
+    if not fine:
+        raise BadInput(f"{name} is no address of an object store: https://HOST[:PORT] is expected")
+    if "@" in parts.netloc:
+        raise BadInput(f"{name} holds a user name or a password: credentials have variables of their own")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _is_bare(host: str) -> bool:
+    """Whether no bucket's name can stand before it."""
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return host == "localhost"
+
+
+def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float):
+    """A client. Credentials: boto3's own ways (AWS_*, its files, roles), and OBS_ACCESS_KEY_ID,
+    OBS_SECRET_ACCESS_KEY and OBS_SECURITY_TOKEN. Raises BadInput where boto3 is not installed, and what boto3
+    raises.
+
+    It makes one attempt at each request, so that waits have one bound: ObjectStore tries again. "adaptive"
+    still slows all threads down when the store is too busy.
+    """
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError as error:
+        raise BadInput(f"object stores need boto3: pip install boto3 ({error})") from error
+    keys = {}
+    given = os.environ.get("OBS_ACCESS_KEY_ID")
+    if given and (scheme == "obs" or not os.environ.get("AWS_ACCESS_KEY_ID")):
+        keys = {
+            "aws_access_key_id": given,
+            "aws_secret_access_key": os.environ.get("OBS_SECRET_ACCESS_KEY"),
+            "aws_session_token": os.environ.get("OBS_SECURITY_TOKEN") or None,
+        }
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=where.url,
+        region_name=where.region,
+        config=Config(
+            connect_timeout=CONNECT_TIMEOUT,
+            read_timeout=read_timeout,
+            retries={"mode": "adaptive", "total_max_attempts": 1},
+            max_pool_connections=connections,
+            s3={"addressing_style": where.style},
+            # stores beside Amazon's do not know the newer checksums
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        ),
+        **keys,
+    )

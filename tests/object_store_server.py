@@ -1,0 +1,72 @@
+"""A real object store for tests: moto's HTTP server, a process on a free port of 127.0.0.1."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+
+from tests.conftest import environment, free_port
+
+CREDENTIALS = {  # moto takes any
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing-secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "NO_PROXY": "127.0.0.1",
+}
+_SERVER = "import sys; from moto.server import main; main(sys.argv[1:])"
+
+
+class ObjectStoreServer:
+    """Runs from the beginning to close(), or to the end of the `with`.
+
+    environment: what a client's process needs to find it, credentials included.
+    """
+
+    def __init__(self, *buckets: str):
+        self.port = free_port()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SERVER, "-H", "127.0.0.1", "-p", str(self.port)],
+            env=environment(**CREDENTIALS),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.environment = CREDENTIALS | {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{self.port}"}
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                break
+            assert self.process.poll() is None, f"moto ended with {self.process.returncode}"
+            assert time.monotonic() < deadline, "moto does not listen"
+            time.sleep(0.05)
+        for bucket in buckets:
+            self.create(bucket)
+
+    def client(self):
+        """boto3's own, to look at what is there and to damage it."""
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.environment["AWS_ENDPOINT_URL_S3"],
+            region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        )
+
+    def create(self, bucket: str) -> None:
+        self.client().create_bucket(Bucket=bucket)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
