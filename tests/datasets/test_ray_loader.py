@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -418,3 +419,21 @@ def test_a_pool_s_workers_are_where_there_is_room(cluster):
 def test_ray_is_a_backend_that_auto_does_not_take():
     assert "ray" in loaders.BACKENDS and "ray" not in loaders.backends(torch.device("cpu"))
     assert loaders.named("ray", torch.device("cpu")) == "ray"
+
+
+def test_a_process_that_dies_while_the_head_is_mute_leaves_nothing():
+    """A head that is being killed takes connections and answers none: Ray waits for it, a minute long."""
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        code = f"""from datasets.loaders.ray import RayDataLoader
+next(iter(RayDataLoader([1, 2], True, "127.0.0.1:{head.getsockname()[1]}", num_workers=1)))"""
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment())
+        try:
+            head.settimeout(60)
+            connection = head.accept()[0]  # what asks whether it is there; Ray follows
+            time.sleep(1)
+            (broker,) = psutil.Process(process.pid).children()
+        finally:
+            process.kill()
+            process.wait()
+        assert not psutil.wait_procs([broker], 15)[1]
+        connection.close()
