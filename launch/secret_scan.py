@@ -1,0 +1,108 @@
+"""What looks like a secret in files that are about to leave this machine. Findings name file, line and kind,
+never the text."""
+
+import os
+import re
+from typing import NamedTuple
+
+_KEYS = [  # of a form that nothing else has
+    ("a private key", r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d"),
+    ("an AWS access key", r"\b(?:AKIA|ASIA)(?!\w*EXAMPLE)[A-Z0-9]{16}\b"),
+    ("a Huawei Cloud access key", r"\bHPUA[A-Z0-9]{16}\b"),
+    ("an access key and its secret key", r"\b[A-Z0-9]{20}\b[\"']?[,;:\s]+[\"']?[A-Za-z0-9]{40}\b"),
+    ("a Hugging Face token", r"\bhf_[A-Za-z0-9]{30,}"),
+    ("a GitHub token", r"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{22})"),
+    ("a GitLab token", r"\bglpat-[\w-]{20}"),
+    ("a Slack token", r"\bxox[abposr]-[A-Za-z0-9-]{10}"),
+    ("an API key", r"\b(?:sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{32}|AIza[\w-]{35}\b)"),
+]
+_KEY = re.compile("|".join(f"({pattern})" for _, pattern in _KEYS))
+_URL = re.compile(r"[a-z0-9]://[^\s/:@\"'`<>]{0,256}:([^\s/@\"'`]{1,1024})@[\w\[$.{<-]", re.IGNORECASE)
+_VALUE = (
+    r"""["']?\s*(?::\s*\w+\s*)?(?:=|:)\s*(?:[rbu]*(["'])(?P<quoted>[^"']*)\1|(?P<bare>[^\s"'#,;(\[{]\S*))"""
+)
+_PASSWORD = re.compile(rf"(?:password|passwd|passphrase|pwd){_VALUE}", re.IGNORECASE)
+_TOKEN = re.compile(
+    rf"(?:(?:access|api|secret|auth|private)[_-]?key(?:[_-]id)?|secret|token|(?:^|[^a-z])[as]k){_VALUE}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_STANDS_FOR = re.compile(  # what is written where a secret would stand
+    r"[<${%*[(].*|.*[{}<>].*|[x*.•_-]+|(?:your|my|the|test|dummy|fake|example|change|insert|replace)[\w -]*"
+    r"|pass(?:word|wd|phrase)?|pw|pwd|secret|token|none|null|nil|true|false|required|optional|testing",
+    re.IGNORECASE,
+)
+_RANDOM = re.compile(r"(?=\D*\d)(?=[^a-z]*[a-z])[\w+/=.~-]+", re.IGNORECASE)
+_NAME_OF_A_VARIABLE = re.compile(r"[A-Z]+(?:_[A-Z0-9]+)+")
+_BY_NAME = re.compile(
+    r"\.env(\..+)?|.+\.env|[._]netrc|\.pypirc|\.git-credentials|\.htpasswd|id_(rsa|dsa|ecdsa|ed25519)"
+    r"|.+\.(p12|pfx|jks|keystore|kdbx|ppk)|credentials(\.(csv|json|ya?ml|ini|toml))?|kubeconfig|\.?obsutilconfig"
+)
+_EXAMPLES = (".example", ".sample", ".template", ".dist")  # .env.example: read, not refused for its name
+_CONFIGURATION = {
+    ".ini", ".cfg", ".conf", ".config", ".toml", ".yaml", ".yml", ".json", ".properties", ".env", ".txt",
+    ".xml", ".sh", *_EXAMPLES, "",
+}  # fmt: skip
+_READ = 32 * 2**20  # bytes of a file that are searched: text that long is data
+
+
+class Finding(NamedTuple):
+    """line: from 1; None where the file's name says it all."""
+
+    path: str
+    line: int | None
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.kind})" if self.line is None else f"{self.path}:{self.line} ({self.kind})"
+
+
+def scan(path: str, source: str) -> list[Finding]:
+    """What is found in the file `source`, which will be called `path`. Both names count."""
+    for name in (os.path.basename(path), os.path.basename(source)):
+        if _BY_NAME.fullmatch(name.lower()) and not name.lower().endswith(_EXAMPLES):
+            return [Finding(path, None, "a file that holds credentials, by its name")]
+    with open(source, "rb") as file:
+        return scan_text(path, file.read(_READ))
+
+
+def scan_text(path: str, content: bytes) -> list[Finding]:
+    """What is found in the content of a file called `path`, at most one finding per line. Binary files have
+    none."""
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        text = content.decode("utf-16", errors="replace")
+    elif b"\0" in content[:8192]:
+        return []
+    else:
+        text = content.decode("utf-8", errors="replace")
+    configuration = os.path.splitext(path)[1].lower() in _CONFIGURATION
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        kind = _kind(line, configuration)
+        if kind:
+            found.append(Finding(path, number, kind))
+    return found
+
+
+def _kind(line: str, configuration: bool) -> str | None:
+    key = _KEY.search(line)
+    if key:
+        return _KEYS[key.lastindex - 1][0]
+    for match in _URL.finditer(line):
+        if not _STANDS_FOR.fullmatch(match[1]):
+            return "a URL with a password"
+    for match in _PASSWORD.finditer(line):
+        value = _given(match, configuration)
+        if len(value) >= 4 and not value.startswith(("/", ".")):
+            return "a password"
+    for match in _TOKEN.finditer(line):
+        value = _given(match, configuration)
+        if 16 <= len(value) <= 4096 and _RANDOM.fullmatch(value):
+            return "a key or token"
+    return None
+
+
+def _given(match: re.Match, configuration: bool) -> str:
+    """The value of an assignment, "" where none is written there. In a program only literals are values."""
+    value = match["quoted"] or (match["bare"] or "" if configuration else "")
+    stands_for = _STANDS_FOR.fullmatch(value) or _NAME_OF_A_VARIABLE.fullmatch(value)
+    return "" if stands_for or (not configuration and " " in value) else value
