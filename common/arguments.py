@@ -4,17 +4,25 @@ checked."""
 import argparse
 import math
 import os
+import re
 import shutil
 import tempfile
 
+from common import object_store, scratch
 from common.exits import BadInput
+from common.interval import Interval
 
+_SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"://[^/@]*@")
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 BATCH_SIZE_HELP = (
     "samples of one optimizer step over all processes, so a run is the same on any number of nodes; when you "
     "multiply it by k, multiply --lr by k too, up to about 8 (linear scaling, arXiv:1706.02677; default: 128)"
 )
+
+_parsed = argparse.Namespace()  # what parse() returned
+_urls: dict[str, str] = {}  # output folder -> the URL that it stands for
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,8 +41,8 @@ class Parser(argparse.ArgumentParser):
 
 def parse(parser: Parser) -> argparse.Namespace:
     """Parse sys.argv. Arguments that nobody defined are printed and ignored; --output_dir becomes an absolute
-    path (default: output_dir/ beside jobs/) that can be written. Only a folder that was given is resumed
-    from.
+    path (default: output_dir/ beside jobs/) that can be written: for an s3:// or obs:// URL a folder on the
+    node's scratch disk, which common/mirror.py brings there. Only a folder that was given is resumed from.
 
     Raises BadInput; nothing is left on the disk.
     """
@@ -45,8 +53,38 @@ def parse(parser: Parser) -> argparse.Namespace:
         print(f"ignored arguments: {' '.join(ignored)}", flush=True)
     if getattr(args, "resume", "") is None:
         args.resume = "auto" if args.output_dir else "never"
+    url = args.output_dir if object_store.is_url(args.output_dir) else None
+    if url:
+        args.output_dir, args.output_url = scratch.folder("outputs", url), url
     args.output_dir = local_output(args.output_dir or os.path.join(_ROOT, "output_dir"))
+    if url:
+        _urls[args.output_dir] = url
+    global _parsed
+    _parsed = args
     return args
+
+
+def settings(args: argparse.Namespace | None = None) -> dict[str, str | int | float | bool | None]:
+    """What may be written down of the arguments: plain values, and nothing that looks like a credential.
+
+    args: default: those that parse() returned, with what the job has made of them since.
+    """
+    plain = (str, int, float, bool, type(None))
+    given = {
+        name: str(value) if isinstance(value, Interval) else value
+        for name, value in vars(args or _parsed).items()
+        if not _SECRET.search(name)
+    }
+    return {
+        name: _CREDENTIALS.sub("://", value) if isinstance(value, str) else value
+        for name, value in given.items()
+        if isinstance(value, plain)
+    }
+
+
+def url_of(output_dir: str) -> str | None:
+    """The URL that the output folder of parse() stands for, where it does."""
+    return _urls.get(output_dir)
 
 
 def local_output(path: str) -> str:
@@ -54,8 +92,8 @@ def local_output(path: str) -> str:
     made."""
     if "://" in path:
         raise BadInput(
-            f"output_dir {path} is a URL, not a folder: let the platform bring the outputs back "
-            "(ModelArts: an output named train_url), and pass the folder"
+            f"output_dir {path} is a URL, not s3:// or obs:// and not a folder: let the platform bring the "
+            "outputs back (ModelArts: an output named train_url), and pass the folder"
         )
     path = os.path.abspath(path)
     parent = path

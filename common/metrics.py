@@ -1,5 +1,5 @@
-"""What a job reports: flat log lines, metrics.jsonl, TensorBoard events, a progress bar, and where the time
-went.
+"""What a job reports: flat log lines, metrics.jsonl, starts.jsonl (common/starts.py), TensorBoard events, a
+progress bar, and where the time went.
 
 Rank 0 speaks; in every other process a Log does nothing.
 """
@@ -13,6 +13,8 @@ import time
 
 import torch
 from tqdm import tqdm
+
+from common import mirror, starts
 
 
 class Log:
@@ -51,6 +53,7 @@ class Log:
         self.lap("model")
         self._loader, self._step, self._steps = loader, step, steps
         self._since, self._waited, self._evaluating = time.time(), loader.waited, 0.0
+        self._start = {"time": round(self._since, 3), "step": step, "steps": steps, "laps": {**self._laps}}
 
     def train(self, epoch: int, step: int, window: torch.Tensor, delivered: torch.Tensor, lr: float) -> None:
         """One line on the steps since the last report. step counts optimizer steps since the start of
@@ -165,8 +168,11 @@ class Log:
         with self._suppressed():
             os.makedirs(self.output_dir, exist_ok=True)
             if self._file is None:
-                _keep_lines(path, self._step)
+                lost = _keep_lines(path, self._step)
+                self._start |= {"lost": lost} if lost else {}
+                starts.write(self.output_dir, **self._start)
             self._file = open(path, "a", buffering=1)  # noqa: SIM115
+            mirror.watch(self.output_dir)
             from torch.utils.tensorboard import SummaryWriter
 
             purged = self._step + 1 if self._step else 0
@@ -199,24 +205,29 @@ def _speaks() -> bool:
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
-def _keep_lines(path: str, step: int) -> None:
+def _keep_lines(path: str, step: int) -> dict[str, float] | None:
     """Drop from a metrics.jsonl what was reported after `step`, and the evaluation at it: a checkpoint is
-    older than the evaluation of its epoch. A line that a killed run left unfinished goes, too."""
+    older than the evaluation of its epoch. A line that a killed run left unfinished goes, too.
+
+    Returns the step and the time of the last report where it came after `step`."""
     if not os.path.exists(path):
-        return
-    kept = []
+        return None
+    kept, last = [], None
     with open(path, encoding="utf-8") as file:
         for line in file:
             try:
                 figures = json.loads(line)
                 if figures["step"] < step or (figures["step"] == step and "loss" in figures):
                     kept.append(line)
+                elif figures["step"] > step:
+                    last = {"step": figures["step"], "time": figures["time"]}
             except (ValueError, KeyError, TypeError):
                 continue
     partial = f"{path}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.writelines(kept)
     os.replace(partial, path)
+    return last
 
 
 def _short(value: float | str) -> str:

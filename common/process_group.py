@@ -8,15 +8,24 @@ import re
 import socket
 import sys
 import threading
-import time
 import traceback
 
 import torch
 
-from common import allocator, arguments, exits, interfaces, preemption, preflight, processes, rendezvous
+from common import (
+    allocator,
+    arguments,
+    exits,
+    interfaces,
+    meeting,
+    preemption,
+    preflight,
+    processes,
+    rendezvous,
+)
 from common.batchnorm import synchronize_batchnorm
 from common.buckets import settle_buckets
-from common.exits import BadInput, NoRendezvous
+from common.exits import BadInput
 from common.topology import Topology, is_distributed, resolve
 
 __all__ = [
@@ -25,8 +34,6 @@ __all__ = [
 ]  # fmt: skip
 
 _TEARDOWN = 3.0  # seconds
-_POLL, _SAY_EVERY, _LONGEST = 0.2, 30.0, 6 * 3600  # seconds, while others prepare
-_store = None  # where the processes met
 _COMMUNICATION = re.compile(
     r"^Dist\w*Error|\b(gloo|nccl|socket|store|broken pipe|pair closure)\b|connection (closed|reset|refused)"
     r"|timed out waiting",
@@ -81,8 +88,7 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
         sys.exit(processes.start(topology, args.grace))
     processes.die_with_parent()
     backend = "nccl" if topology.processes_per_node <= _gpus_of_node(args, topology) else "gloo"
-    global _store
-    store = _store = rendezvous.meet(topology, args.timeout, backend)
+    store = rendezvous.meet(topology, args.timeout, backend)
     if backend == "gloo":
         _choose_interface(topology)
     torch.distributed.init_process_group(
@@ -96,6 +102,7 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
         exits.on_failure(lambda error: _explain(error, topology))
         exits.on_success(_leave_group)
         preemption.share(store)
+        meeting.share(store, topology.rank, topology.world_size, args.timeout)
     return _device(args, topology), topology.rank, topology.world_size
 
 
@@ -103,20 +110,7 @@ def meet_again() -> None:
     """Wait for the other processes for up to six hours, where --timeout bounds all other waits: reading data
     for the first time takes long, and not equally long on every node. Says now and then what is waited for.
     Raises NoRendezvous."""
-    world_size, begin, said = torch.distributed.get_world_size(), time.monotonic(), 0.0
-    if world_size == 1:
-        return
-    arrived = _store.add("prepared", 1)
-    while arrived < world_size:
-        time.sleep(_POLL)
-        arrived = _store.add("prepared", 0)
-        if time.monotonic() - begin > _LONGEST:
-            missing = world_size - arrived
-            raise NoRendezvous(f"{missing} of {world_size} processes did not prepare within {_LONGEST} s")
-        if time.monotonic() - begin > said + _SAY_EVERY:
-            said = time.monotonic() - begin
-            if torch.distributed.get_rank() == 0:
-                print(f"waiting for {world_size - arrived} of {world_size} processes to prepare", flush=True)
+    meeting.everybody("prepared", "to prepare")
 
 
 def from_first(value):

@@ -13,7 +13,6 @@ import errno
 import math
 import os
 import platform
-import re
 import time
 import uuid
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from collections.abc import Callable
 import numpy
 import torch
 
-from common import arguments, checkpoint, exits, interval, preemption, resume
+from common import arguments, checkpoint, exits, interval, mirror, preemption, resume
 from common.exits import BadInput
 from common.writer import BackgroundWriter, describe, is_finite, size_of
 
@@ -31,8 +30,6 @@ _IDENTITY = (
     "dataset", "custom_data", "fingerprint", "image_size", "arch", "batch_size", "bn_weight_decay", "seed",
 )  # fmt: skip
 _LAST_WRITE = 4.0  # seconds
-_SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
-_CREDENTIALS = re.compile(r"://[^/@]*@")
 
 
 class NotSaved(BadInput):
@@ -87,7 +84,7 @@ class Recovery:
         self.run = uuid.uuid4().hex[:16]
         self.bad_steps = self.bad_in_a_row = 0
         self.best = -math.inf
-        self._writer = BackgroundWriter()
+        self._writer, self._mirror = BackgroundWriter(), None
         self._pending = ""  # what is being written: "step_400.pt"
         self._saved = 0  # the step of the last checkpoint that is on the disk or on its way
         self._durable = 0  # that of the last one known to be on the disk
@@ -103,6 +100,7 @@ class Recovery:
         """
         self.steps, self.steps_per_epoch = steps, steps_per_epoch
         self._buffers = list(self.objects["model"].buffers())
+        self._mirror = mirror.opened(self.args, _first())
         state, trouble = self._choose() if _first() else (None, None)
         if _world_size() > 1:
             found = [state, trouble]
@@ -115,7 +113,10 @@ class Recovery:
         self._good = [buffer.clone() for buffer in self._buffers]
         preemption.watch(self.args.grace)
         exits.before_leaving(lambda: self._writer.wait(_LAST_WRITE))  # what is in flight is not lost
-        return state["step"] if state else 0
+        step = state["step"] if state else 0
+        if self._mirror:
+            self._mirror.start(step if self.args.resume == "auto" else 0)
+        return step
 
     def finite(self, loss: torch.Tensor) -> bool:
         """After backward(), on every process: whether to take the optimizer's step. If not, BatchNorm's
@@ -185,10 +186,11 @@ class Recovery:
         self._submit(f"epoch_{epoch}.pth", lambda: own, write)
 
     def finish(self) -> None:
-        """Wait for the last write. Raises NotSaved where it failed."""
+        """Wait for the last write and upload. Raises NotSaved where one failed."""
         self._report(wait=True)
-        if self._unsaved:
-            raise NotSaved("; ".join(self._unsaved.values()))
+        lost = [*self._unsaved.values(), self._mirror.finish() if self._mirror else ""]
+        if any(lost):
+            raise NotSaved("; ".join(filter(None, lost)))
 
     # resuming
 
@@ -245,8 +247,6 @@ class Recovery:
         random = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_initialized():  # a job on the CPU leaves the GPUs alone
             random["cuda"] = torch.cuda.get_rng_state()
-        plain = (str, int, float, bool, type(None))
-        given = {name: value for name, value in vars(self.args).items() if isinstance(value, plain)}
         return {
             "format": FORMAT,
             "step": step,
@@ -267,11 +267,7 @@ class Recovery:
                 "torch": str(torch.__version__),
                 "numpy": numpy.__version__,
             },
-            "arguments": {
-                name: _CREDENTIALS.sub("://", value) if isinstance(value, str) else value
-                for name, value in given.items()
-                if not _SECRET.search(name)
-            },
+            "arguments": arguments.settings(self.args),
         }
 
     def _submit(self, name: str, state: Callable[[], dict], write: Callable[[dict], None]) -> None:
@@ -290,6 +286,8 @@ class Recovery:
         checkpoint.write_text(os.path.join(self.folder, checkpoint.LATEST), f"{os.path.basename(path)}\n")
         self._durable = state["step"]
         checkpoint.keep(self.folder, self.run, self.args.keep)
+        if self._mirror:
+            self._mirror.saved()
 
     def _ready(self, folder: str, state: dict) -> None:
         """Refuse before anything is written: weights that are not finite, a disk without room."""
@@ -344,6 +342,8 @@ class Recovery:
         if _first():
             self._report(wait=True)
             _say(f"stopped as asked after step {step}; the newest checkpoint is that of step {self._durable}")
+            if self._mirror:  # as long as --grace lasts
+                _say(self._mirror.finish() or f"all of it is at {self._mirror.url}")
         if _world_size() > 1:
             torch.distributed.barrier()  # rank 0 has saved: a parent ends the others when one has left
         exits.leave(preemption.EXIT_CODE)

@@ -13,6 +13,7 @@ import urllib.request
 
 from tqdm import tqdm
 
+from common import object_store, staging
 from common.exits import BadInput
 
 _TIMEOUT = 20  # seconds without a byte
@@ -25,15 +26,19 @@ DEFAULT_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__
 def local_folder(data_url: str | None) -> str:
     """data_url as a folder of this machine; None is input_dir/ beside datasets/, which need not exist yet.
 
-    Raises BadInput for an object-store URL or a missing folder.
+    What is below an s3:// or obs:// URL is fetched to the node's scratch disk (common/staging.py), and every
+    process of the job waits until all nodes have it. Raises BadInput where that fails, for another URL and
+    for a missing folder.
     """
     if data_url is None:
         return DEFAULT_FOLDER
+    if object_store.is_url(data_url):
+        return staging.stage(data_url)
     scheme, separator, _ = data_url.partition("://")
     if separator:
         raise BadInput(
-            f"data_url {data_url} is a {scheme} URL, not a folder: let the platform download it before the "
-            "start (ModelArts: an input named data_url), or copy it yourself, and pass the folder"
+            f"data_url {data_url} is a {scheme} URL, not s3:// or obs:// and not a folder: let the platform "
+            "download it before the start (ModelArts: an input named data_url), and pass the folder"
         )
     if not os.path.isdir(data_url):
         raise BadInput(f"data_url {data_url} does not exist or is not a folder")

@@ -1,0 +1,337 @@
+"""What is below a URL of an object store, as files on this node's scratch disk: fetched once, and whole.
+
+    <scratch>/bootfile-<uid>/staged/<bucket and prefix>-<digest>/
+        data/           the files; called .data while something is missing or is being changed
+        journal.jsonl   [key, size, etag, sha256, mtime in ns] of each file that is there
+        state.json      when the store was last looked at
+
+One process of a node fetches, the others wait. What a killed one has finished stays: its bytes are compared
+with the journal, and the rest is fetched. A copy that is whole is used again where the store lists the same
+objects; what has changed there is fetched again, and what is gone there goes.
+"""
+
+import concurrent.futures
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+
+from common import meeting, scratch
+from common.exits import BadInput
+from common.object_store import Object, ObjectStore
+from common.object_store_errors import shown
+from common.object_store_paths import check_keys, is_partial
+
+THREADS = 16
+MANIFESTS = ("manifest.json", ".bootfile-outputs.json")  # with sizes and sha256 of what was uploaded
+_SAY_EVERY = 30.0  # seconds: a silent job is taken for a hung one
+_IN_USE = 60.0  # seconds for another job to end
+_LARGEST_MANIFEST = 2**30  # bytes
+_SLACK = 4096  # bytes a file may take on the disk beyond its own
+
+_began = time.time()
+_staged: dict[str, str] = {}
+_leases = []  # files that are locked as long as this process lives
+
+
+def stage(url: str) -> str:
+    """The folder that holds all objects below the URL as files; every process of the job gets there at the
+    same time, however long one node takes. Raises BadInput, on every process where one had trouble.
+
+    The files' times of change follow from the objects, so an index made of one copy is good for another.
+    """
+    if url in _staged:
+        return _staged[url]
+    folder, trouble = "", None
+    try:
+        folder = _Staging(url).run()
+    except BadInput as error:
+        trouble = error
+    except OSError as error:
+        trouble = BadInput(f"cannot stage {url}: {error.strerror or error} ({error.filename})")
+    meeting.everybody(f"staging {url}", f"to stage {url}", trouble)
+    _staged[url] = folder
+    return folder
+
+
+class _Staging:
+    def __init__(self, url: str):
+        self.url, self.place = url, scratch.folder("staged", url)
+        self.data, self.hidden = (os.path.join(self.place, name) for name in ("data", ".data"))
+        self.journal = os.path.join(self.place, "journal.jsonl")
+        self.begin = self.said = time.monotonic()
+        self.store, self.known = ObjectStore(url, THREADS), {}
+        self._lock, self._bytes, self._files, self._total = threading.Lock(), 0, 0, 0
+
+    def run(self) -> str:
+        with self.store, self._alone("lock", "another process of this node stages it"):
+            if not (self._listed_at() >= _began and os.path.isdir(self.data)):
+                self._update()
+            lease = self._open("lease")
+            fcntl.lockf(lease, fcntl.LOCK_SH)
+            _leases.append(lease)
+        return self.data
+
+    def _update(self) -> None:
+        listed = time.time()
+        objects = []
+        for entry in self.store.list():
+            objects.append(entry)
+            self._alive(f"staging {self.url}: {len(objects)} objects listed")
+        if not objects:
+            raise BadInput(f"there is nothing below {self.url}")
+        check_keys((entry.key for entry in objects), self.url)
+        checksums = self._checksums(objects)
+        whole = os.path.isdir(self.data)
+        if not whole:
+            os.makedirs(self.hidden, exist_ok=True)
+        entries = self._entries()
+        folder = self.data if whole else self.hidden
+        with concurrent.futures.ThreadPoolExecutor(THREADS, "look") as pool:
+            look = pool.map(lambda entry: self._is_there(folder, entry, entries, checksums, whole), objects)
+            there = []
+            for each in look:
+                there.append(each)
+                self._alive(f"staging {self.url}: {len(there)} of {len(objects)} files looked at")
+        missing = [entry for entry, here in zip(objects, there, strict=True) if not here]
+        gone, begun = self._others(folder, objects)
+        if whole and not missing and not gone:
+            print(f"staged before: {self.url}, {len(objects)} files unchanged at {self.data}", flush=True)
+        else:
+            self._change(objects, missing, gone, begun, entries, checksums)
+        self._write("state.json", json.dumps({"url": self.url, "files": len(objects), "listed": listed}))
+
+    def _change(self, objects, missing, gone, begun, entries, checksums) -> None:
+        with self._alone("lease", "another job of this node reads the copy of before", _IN_USE):
+            if os.path.isdir(self.data):
+                shutil.rmtree(self.hidden, ignore_errors=True)
+                os.rename(self.data, self.hidden)
+        for path in gone:
+            os.unlink(path)
+            entries.pop(os.path.relpath(path, self.hidden), None)
+        self._check_room(missing, begun)
+        keys = {entry.key for entry in objects} - {entry.key for entry in missing}
+        self._write("journal.jsonl", "".join(_line(key, *entries[key]) for key in sorted(keys)))
+        self._fetch(missing, checksums)
+        for base, _, names in os.walk(self.hidden, topdown=False):
+            for name in filter(is_partial, names):  # of another version of the object
+                os.unlink(os.path.join(base, name))
+            with contextlib.suppress(OSError):
+                os.rmdir(base)  # only if it is empty
+        _sync(self.hidden)
+        os.rename(self.hidden, self.data)
+        _sync(self.place)
+        seconds = time.monotonic() - self.begin
+        size = sum(entry.size for entry in missing)
+        print(
+            f"staged {self.url}: {len(objects)} files, {len(missing)} fetched, {size / 1e9:.3f} GB in "
+            f"{seconds:.1f} s ({size / seconds / 1e6:.1f} MB/s), {len(gone)} removed: {self.data}",
+            flush=True,
+        )
+
+    # fetching
+
+    def _fetch(self, missing: list[Object], checksums: dict[str, str]) -> None:
+        self._total, self._all = len(missing), sum(entry.size for entry in missing)
+        for folder in sorted({os.path.dirname(entry.key) for entry in missing}):
+            os.makedirs(os.path.join(self.hidden, folder), exist_ok=True)
+        waiting = iter(missing)
+        pool = concurrent.futures.ThreadPoolExecutor(THREADS, "stage")
+        with open(self.journal, "a", encoding="utf-8") as journal:
+            running = set()
+            try:
+                while True:
+                    for entry in waiting:
+                        running.add(pool.submit(self._one, entry, checksums.get(entry.key), journal))
+                        if len(running) >= 4 * THREADS:
+                            break
+                    if not running:
+                        break
+                    done, running = concurrent.futures.wait(running, 1.0, concurrent.futures.FIRST_COMPLETED)
+                    for each in done:
+                        each.result()
+                    self._alive(self._progress)
+            except BaseException:
+                self.store.stop()  # what is under way ends soon
+                raise
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _one(self, entry: Object, sha256: str | None, journal) -> None:
+        path = os.path.join(self.hidden, entry.key)
+        found = self.store.fetch(entry.key, path, entry.size, sha256, self._received)
+        os.utime(path, ns=(_time_of(entry),) * 2)
+        with self._lock:
+            journal.write(_line(entry.key, entry.size, entry.etag, found, _time_of(entry)))
+            journal.flush()
+            self._files += 1
+
+    def _received(self, size: int) -> None:
+        with self._lock:
+            self._bytes += size
+
+    def _progress(self) -> str:
+        rate = self._bytes / (time.monotonic() - self.begin) / 1e6
+        return (
+            f"staging {self.url}: {self._files} of {self._total} files, {self._bytes / 1e9:.3f} of "
+            f"{self._all / 1e9:.3f} GB, {rate:.1f} MB/s"
+        )
+
+    def _check_room(self, missing: list[Object], begun: int) -> None:
+        space = os.statvfs(self.hidden)
+        free = space.f_bavail * space.f_frsize
+        needed = sum(entry.size + _SLACK for entry in missing) - begun
+        if needed > free:
+            raise BadInput(
+                f"{self.url} needs {needed / 1e9:.3f} GB more on this node, {free / 1e9:.3f} GB are free at "
+                f"{self.place}: set {scratch.PLACE} to a folder on a larger disk"
+            )
+        if space.f_files and len(missing) > space.f_favail:
+            raise BadInput(
+                f"{self.url} has {len(missing)} more files, {self.place} takes {space.f_favail} more: set "
+                f"{scratch.PLACE} to a folder on another disk"
+            )
+
+    # what is there
+
+    def _is_there(self, folder, entry: Object, entries, checksums, whole: bool) -> bool:
+        """Whether the file is what the store has. One of a staging that was killed is read for that."""
+        size, etag, sha256, mtime = entries.get(entry.key, (-1, "", "", 0))
+        if (size, etag) != (entry.size, entry.etag) or checksums.get(entry.key, sha256) != sha256:
+            return False
+        path = os.path.join(folder, entry.key)
+        try:
+            status = os.lstat(path)
+            if status.st_size != size or os.path.islink(path):
+                return False
+            if whole and status.st_mtime_ns == mtime:
+                return True
+            with open(path, "rb") as file:
+                digest = hashlib.sha256()
+                while chunk := file.read(2**20):
+                    digest.update(chunk)
+            if digest.hexdigest() != sha256:
+                return False
+            os.utime(path, ns=(mtime, mtime))
+            return True
+        except OSError:
+            return False
+
+    def _others(self, folder: str, objects: list[Object]) -> tuple[list[str], int]:
+        """(paths that files have in the hidden folder that are not the store's, bytes of fetches that were
+        begun: they stay, and are gone on with)."""
+        keys, found, begun = {entry.key for entry in objects}, [], 0
+        for base, _, names in os.walk(folder):
+            below = os.path.relpath(base, folder)
+            for name in names:
+                key = name if below == "." else f"{below}/{name}"
+                if is_partial(name):
+                    begun += os.path.getsize(os.path.join(base, name))
+                elif key not in keys:
+                    found.append(os.path.join(self.hidden, key))
+        return found, begun
+
+    def _checksums(self, objects: list[Object]) -> dict[str, str]:
+        """key -> sha256, of the manifests that uploads leave beside what they have uploaded."""
+        sizes, found = {entry.key: entry.size for entry in objects}, {}
+        for name in MANIFESTS:
+            if not 0 < sizes.get(name, 0) <= _LARGEST_MANIFEST:
+                continue
+            try:
+                manifest = json.loads(self.store.read(name))
+                listed = {each["path"]: (each["size"], each["sha256"]) for each in manifest["files"]}
+            except (ValueError, KeyError, TypeError, RecursionError):  # somebody else's file of that name
+                continue
+            for key, (size, sha256) in listed.items():
+                if key in sizes and isinstance(sha256, str) and len(sha256) == 64:
+                    if name == MANIFESTS[0] and sizes[key] != size:
+                        raise BadInput(
+                            f"{self.url}: {shown(key)!r} has {sizes[key]} bytes, {name} says {size}: it was "
+                            f"changed after the upload; upload it again, or remove {name}"
+                        )
+                    if sizes[key] == size:
+                        found[key] = sha256
+        return found
+
+    def _entries(self) -> dict[str, tuple]:
+        """key -> (size, etag, sha256, mtime); a last line that was cut is left out."""
+        found = {}
+        with contextlib.suppress(OSError), open(self.journal, encoding="utf-8") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    key, *entry = json.loads(line)
+                    found[key] = tuple(entry) if len(entry) == 4 else (-1, "", "", 0)
+        return found
+
+    def _listed_at(self) -> float:
+        try:
+            with open(os.path.join(self.place, "state.json"), encoding="utf-8") as file:
+                return float(json.load(file)["listed"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return -1.0
+
+    # of the node
+
+    def _alive(self, text) -> None:
+        """A sign of life, for the other processes and for who watches the log. text: or what makes it."""
+        meeting.alive(f"staging {self.url}")
+        now = time.monotonic()
+        if now - self.said > _SAY_EVERY:
+            self.said = now
+            print(f"{text() if callable(text) else text} ({now - self.begin:.0f} s)", flush=True)
+
+    @contextlib.contextmanager
+    def _alone(self, name: str, why: str, seconds: float = float("inf")):
+        """Hold a lock of this node that others may hold for long."""
+        begin = time.monotonic()
+        with self._open(name) as file:
+            while True:
+                try:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except (BlockingIOError, PermissionError):
+                    pass
+                if time.monotonic() - begin > seconds:
+                    raise BadInput(
+                        f"{self.url} has changed, and {why} for {seconds:.0f} s: wait until it has ended, or "
+                        f"set {scratch.PLACE} to another folder"
+                    )
+                time.sleep(0.1)
+                if os.environ.get("LOCAL_RANK", "0") == "0":
+                    self._alive(f"waiting for {self.url}: {why}")
+                else:
+                    meeting.alive(f"staging {self.url}")
+            yield
+
+    def _open(self, name: str):
+        return open(os.path.join(self.place, f".{name}"), "a+")
+
+    def _write(self, name: str, text: str) -> None:
+        path = os.path.join(self.place, name)
+        with open(f"{path}.partial", "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.partial", path)
+
+
+def _line(key: str, *entry) -> str:
+    return f"{json.dumps([key, *entry])}\n"
+
+
+def _time_of(entry: Object) -> int:
+    """Nanoseconds: the second of the object, and within it another one for every content."""
+    part = int(hashlib.sha256(entry.etag.encode()).hexdigest()[:8], 16) % 10**9
+    return int(entry.modified) * 10**9 + part
+
+
+def _sync(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
