@@ -137,6 +137,8 @@ class _Staging:
 
     def _fetch(self, missing: list[Object], checksums: dict[str, str]) -> None:
         self._total, self._all = len(missing), sum(entry.size for entry in missing)
+        for entry in missing:  # where a folder was: empty, or with fetches that were begun
+            shutil.rmtree(os.path.join(self.hidden, entry.key), ignore_errors=True)
         for folder in sorted({os.path.dirname(entry.key) for entry in missing}):
             os.makedirs(os.path.join(self.hidden, folder), exist_ok=True)
         waiting = iter(missing)
