@@ -102,6 +102,19 @@ class ObjectStore:
                 return
             marker = entries[-1]["Key"]
 
+    def folders(self) -> Iterator[str]:
+        """The names of the folders directly below the URL, without looking into them."""
+        below = self.location.full("")
+        marker = ""
+        while True:
+            page = self.requests.call("list_objects", "", Prefix=below, Delimiter="/", Marker=marker)
+            found = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
+            for prefix in found:
+                yield prefix[len(below) : -1]
+            marker = max([*found, *(entry["Key"] for entry in page.get("Contents", []))], default="")
+            if not page.get("IsTruncated") or not marker:
+                return
+
     def head(self, key: str) -> Object | None:
         """One object, with the sha256 of its metadata; None if it is not there."""
         try:

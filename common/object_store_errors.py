@@ -68,11 +68,12 @@ class Damaged(Exception):
 
 
 class Trouble(NamedTuple):
-    """cause: for the user; again: whether another attempt may help."""
+    """cause: for the user; again: whether another attempt may help; busy: whether all should wait."""
 
     cause: str
     reason: str
     again: bool
+    busy: bool = False
 
 
 def explain(error: Exception, endpoint: str) -> Trouble | None:
@@ -119,9 +120,10 @@ def _of_the_server(error) -> Trouble:
     if code in _PERMANENT:
         return Trouble(f"{_PERMANENT[code]} ({code})", code, False)
     again = status >= 500 or status in (408, 429) or code in _PASSING
-    busy = "the store is too busy" if again else "the store refused"
+    busy = status in (429, 503) or "SlowDown" in code or "Throttling" in code
+    cause = "the store is too busy" if busy else "the store failed" if again else "the store refused"
     code = code if code.isalnum() and len(code) < 60 else "unknown"
-    return Trouble(f"{busy} (status {status}, {code})", code, again)
+    return Trouble(f"{cause} (status {status}, {code})", code, again or busy, busy)
 
 
 def of_the_disk(error: OSError, path: str) -> StoreError:

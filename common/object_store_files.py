@@ -120,7 +120,7 @@ def send(store, path: str, key: str, sha256: str | None, progress) -> str:
 
 
 def _changed(path: str) -> BadInput:
-    return BadInput(f"{shown(path)} changed while it was sent: nothing was stored")
+    return BadInput(f"{shown(path)} has changed since its sha256 was taken: it is not stored")
 
 
 def _send_parts(store, file, key: str, size: int, sha256: str | None, progress) -> str:

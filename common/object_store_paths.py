@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import os
 import threading
+from collections.abc import Iterable
 
 from common.exits import BadInput
 from common.object_store_errors import is_full, of_the_disk, shown
@@ -12,19 +13,42 @@ from common.object_store_errors import is_full, of_the_disk, shown
 _PARTIAL = (".bootfile-", ".partial")
 
 
+def check_keys(keys: Iterable[str], url: str) -> None:
+    """Raises BadInput, with the key, where keys are no paths of files below a folder, or not all of them at
+    once: `a` and `a/b`."""
+    keys, folders = set(keys), set()
+    for key in keys:
+        parts = key.split("/")
+        reason = None
+        if {"", ".", ".."} & set(parts):
+            reason = "it has an empty part, . or .."
+        elif not key.isprintable() or "\\" in key:
+            reason = "it holds a control character or a backslash"
+        elif any(len(os.fsencode(part)) > 255 for part in parts) or len(os.fsencode(key)) > 3000:
+            reason = "it is too long for the name of a file"
+        elif is_partial(parts[-1]):
+            reason = "it is a name for fetches that are not finished"
+        if reason:
+            raise BadInput(f"{url}: key {shown(key)} is no path of a file: {reason}")
+        folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
+    for key in keys & folders:
+        raise BadInput(f"{url}: key {shown(key)} is a file, and a folder of other keys as well")
+
+
 def local_path(folder: str, key: str) -> str:
-    """Where a key belongs below a folder. Raises BadInput, with the key, where it would lie anywhere else or
+    """Where a key belongs below a folder. Raises BadInput, with the key, where it would lie anywhere else, or
     be no file name here."""
-    parts = key.split("/")
-    if {"", ".", ".."} & set(parts) or "\\" in key or not key.isprintable():
-        raise BadInput(f"key {shown(key)} is no path below a folder: nothing is fetched")
-    if any(len(os.fsencode(part)) > 255 for part in parts) or parts[-1].startswith(_PARTIAL[0]):
-        raise BadInput(f"key {shown(key)} is no name of a file: nothing is fetched")
-    path = os.path.join(folder, *parts)
+    check_keys([key], folder)
+    path = os.path.join(folder, key)
     inside = os.path.realpath(folder)
     if os.path.commonpath([inside, os.path.realpath(os.path.dirname(path))]) != inside:
         raise BadInput(f"key {shown(key)}: a link leads out of {folder}")
     return path
+
+
+def is_partial(name: str) -> bool:
+    """Whether a file is what a fetch has not finished."""
+    return name.startswith(_PARTIAL[0]) and name.endswith(_PARTIAL[1])
 
 
 def make_folder_of(path: str, key: str) -> None:
@@ -42,7 +66,7 @@ def make_folder_of(path: str, key: str) -> None:
 def sweep(folder: str) -> None:
     """Remove what killed fetches have left in a folder; not what another process is writing."""
     for name in os.listdir(folder):
-        if name.startswith(_PARTIAL[0]) and name.endswith(_PARTIAL[1]):
+        if is_partial(name):
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,6 +5,7 @@ import hashlib
 import os
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ class Requests:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid, self._client, self._pool = os.getpid(), None, None
+        self._pid, self._client, self._pool, self._quiet = os.getpid(), None, None, 0.0
         self._lock, self.stopped = threading.Lock(), threading.Event()
 
     def __getstate__(self) -> dict:
@@ -78,11 +79,15 @@ class Requests:
         trouble = explain(error, self.endpoint.shown)
         if trouble is None:
             raise error
-        if not trouble.again or failed >= self.attempts:
+        # A store that is too busy answers at once, and recovers: that is worth more patience.
+        if not trouble.again or failed >= self.attempts * (2 if trouble.busy else 1):
             times = f", {failed} times" if failed > 1 else ""
             raise StoreError(f"{self.location.url(key)}: {trouble.cause}{times}", trouble.reason) from error
         # anywhere up to twice the last: those that were refused together do not come back together
-        self.stopped.wait(random.uniform(0, min(_LONGEST_WAIT, _WAIT * 2 ** (failed - 1))))
+        pause = random.uniform(0, min(_LONGEST_WAIT, _WAIT * 2 ** (failed - 1)))
+        if trouble.busy:
+            self._quiet = time.monotonic() + pause
+        self.stopped.wait(pause)
         self.check_stopped(key)
 
     def check_stopped(self, key: str) -> None:
@@ -183,6 +188,9 @@ class Requests:
 
     def _once(self, operation: str, parameters: dict) -> dict:
         function = getattr(self.client, operation)
+        quiet = self._quiet - time.monotonic()
+        if quiet > 0:  # another thread was told to slow down
+            self.stopped.wait(quiet)
         try:
             return function(Bucket=self.location.bucket, **parameters)
         except ValueError as error:  # a date that is none, for one

@@ -64,11 +64,11 @@ def main(arguments: list[str]) -> int:
 def fetch(url: str, to: str, latest_checkpoint: bool) -> int:
     begin = time.monotonic()
     with ObjectStore(url, transfers.THREADS) as store:
-        there = {entry.key: entry for entry in store.list() if not is_partial(entry.key.rpartition("/")[2])}
+        there = {entry.key: entry for entry in store.list()}
         if not there:
             raise BadInput(f"there is nothing below {url}")
         listed = _markers(store, there)
-        wanted = _newest(store, there, listed) if latest_checkpoint else there
+        wanted = _newest(store, there, listed) if latest_checkpoint else _without_ours(there)
         check_keys(wanted, url)
         for key in wanted:
             make_folder_of(local_path(to, key), key)
@@ -113,6 +113,11 @@ def _markers(store: ObjectStore, there: dict[str, Object]) -> dict[str, _Listed]
             path: each for path, each in found.items() if re.fullmatch("[0-9a-f]{64}", str(each.sha256))
         }
     return listed
+
+
+def _without_ours(there: dict[str, Object]) -> dict[str, Object]:
+    """Markers and leases mean something in the store only."""
+    return {key: entry for key, entry in there.items() if not key.rpartition("/")[2].startswith(".bootfile-")}
 
 
 def _expected(entry: Object, listed: dict[str, _Listed]) -> str | None:
