@@ -15,6 +15,9 @@ class Interval(NamedTuple):
         """0 where seconds count."""
         return {"step": int(self.count), "epoch": int(self.count * steps_per_epoch), "s": 0}[self.unit]
 
+    def __str__(self) -> str:
+        return f"{self.count:g}{self.unit}"
+
 
 def interval(text: str) -> Interval:
     """ "200" (steps), "90s" or "1epoch"."""

@@ -6,6 +6,8 @@ RUN_A and RUN_B: output folders of runs, at any world size, with any loader, res
 equal, 1 they differ (the first epoch and step, and what: ids, labels or augmentation), 2 no receipt to read.
 """
 
+import numpy as np
+
 from common.arguments import Parser
 from datasets import receipt
 
@@ -22,18 +24,20 @@ def main(arguments: list[str]) -> int:
         missing = int(records["step"][-1]) - len(records)
         lost = f", {missing} of them without a record" if missing else ""
         print(f"{path}: {records['step'][-1]} steps, {records['epoch'][-1]} epochs{lost}")
-    first, second = runs[args.run_a], runs[args.run_b]
+    equal, text = verdict(runs[args.run_a], runs[args.run_b])
+    print(text)
+    return 0 if equal else 1
+
+
+def verdict(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
+    """(whether these receipts, read by datasets.receipt.read(), are equal; one line on it)."""
     found = receipt.compare(first, second)
     if found.parts:
-        print(f"different from epoch {found.epoch}, step {found.step} on: {', '.join(found.parts)}")
-        return 1
+        return False, f"different from epoch {found.epoch}, step {found.step} on: {', '.join(found.parts)}"
     if not found.steps:
-        print("no step is in both")
-        return 1
+        return False, "no step is in both"
     if len(first) != len(second):
         short = min(first, second, key=len)
         end = f"epoch {short['epoch'][-1]}, step {short['step'][-1]}"
-        print(f"equal in the {found.steps} steps of both; one ends at {end}")
-        return 1
-    print(f"equal: {found.steps} steps, the same ids, labels and augmentation")
-    return 0
+        return False, f"equal in the {found.steps} steps of both; one ends at {end}"
+    return True, f"equal: {found.steps} steps, the same ids, labels and augmentation"

@@ -1,0 +1,62 @@
+"""What a run was started with: one line of starts.jsonl a start, never cut back.
+
+    {"time": 1795212080.9, "step": 40, "steps": 180, "laps": {"set-up": 2.2, ...},
+     "lost": {"step": 55, "time": 1795212071.3}, "settings": {...}, "environment": {...}}
+
+time: when training began or went on, seconds of time.time(), after `step` of `steps`; laps: the seconds
+before it, by what they were spent on; lost: the last report of the start before, where that came after
+`step`; settings: the job's arguments, without credentials; environment: versions, device, nodes.
+"""
+
+import json
+import os
+import platform
+import sys
+
+import numpy
+import torch
+
+from common import arguments, cores
+
+FILE = "starts.jsonl"  # in a run's output folder
+
+
+def write(folder: str, **facts) -> None:
+    """Append a start to FILE in the folder. facts: what only the job knows. Raises OSError."""
+    line = json.dumps(facts | {"settings": arguments.settings(), "environment": environment()})
+    with open(os.path.join(folder, FILE), "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def environment() -> dict[str, str | int]:
+    """What this process runs on. CUDA is asked only where the job uses it."""
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    world_size = torch.distributed.get_world_size() if joined else 1
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of whoever started one process per rank
+    per_node = int(local) if local.isdecimal() and int(local) else 1
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    found = {
+        "job": os.path.basename(sys.argv[0]),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "device": torch.cuda.get_device_name() if on_gpu else _processor(),
+        "cores": cores.available(),
+        "nodes": max(1, world_size // per_node),
+        "processes per node": min(per_node, world_size),
+        "world size": world_size,
+        "backend": torch.distributed.get_backend() if joined else "none",
+    }
+    if on_gpu:
+        found |= {"CUDA": torch.version.cuda or "none", "cuDNN": torch.backends.cudnn.version() or "none"}
+    return found
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:  # not Linux
+        names = []
+    return f"CPU, {names[0] if names else platform.machine()}"
