@@ -102,10 +102,17 @@ class Mirror:
                 time.sleep(0.2)
         shutil.rmtree(os.path.join(self.folder, ".mirror"), ignore_errors=True)
         self.lease = Lease(self.store, self.folder)
+        try:
+            self._look(resume)
+        except BaseException:
+            self._release()
+            raise
+
+    def _look(self, resume: str) -> None:
         marker = restoring.read_marker(self.store)
         self._listed = dict(marker.files) if marker else {}
         self._files = self._listed.copy()
-        there = {f"{CHECKPOINTS}/{entry.key.rpartition('/')[2]}" for entry in self.store.list(CHECKPOINTS)}
+        there = {entry.key for entry in self.store.list(CHECKPOINTS)}
         self._doomed = there - self._files.keys()
         if resume == "auto":
             self._doomed |= restoring.restore(self.store, self.folder, marker, there)
