@@ -1,0 +1,85 @@
+"""A small file for every job that was sent, so that other verbs need no id: where it runs, and where its
+outputs and logs are. No secret is in it.
+
+    {"format": 1, "id": ..., "name": ..., "run": ..., "job": ..., "created": UTC time, "endpoint": ...,
+     "project_id": ..., "nodes": ..., "code": URL, "outputs": {name: URL}, "log_url": URL}
+
+id is null while it is not known whether the service took the job.
+"""
+
+import json
+import os
+import re
+import tempfile
+from typing import Any
+
+from common.exits import BadInput
+from launch import modelarts
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FOLDER = os.environ.get("BOOTFILE_JOBS") or os.path.join(_ROOT, "output_dir", "jobs")
+HELP = "the job's id, or its record: a file, or the name of one in output_dir/jobs/ (or in $BOOTFILE_JOBS)"
+
+
+def write(path: str, record: dict[str, Any]) -> None:
+    """Raises BadInput."""
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".record-")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"format": 1} | record, file, indent=2)
+            file.write("\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise BadInput(f"the job's record {path} cannot be written: {error.strerror}") from error
+
+
+def read(path: str) -> dict[str, Any]:
+    """Raises BadInput."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"{path} is no record of a job: {error}") from error
+    if not isinstance(record, dict) or record.get("format") != 1 or "endpoint" not in record:
+        raise BadInput(f"{path} is no record of a job that `submit` has written")
+    return record
+
+
+def all_records() -> list[dict[str, Any]]:
+    """Those in FOLDER that can be read."""
+    found = []
+    for name in sorted(os.listdir(FOLDER)) if os.path.isdir(FOLDER) else []:
+        if name.endswith(".json") and not name.startswith("."):
+            try:
+                found.append(read(os.path.join(FOLDER, name)))
+            except BadInput:
+                continue
+    return found
+
+
+def find(text: str) -> dict[str, Any]:
+    """The record that a user means: a file, the name of one in FOLDER, or an id; an id without a record
+    takes the place and the project from the environment. Raises BadInput."""
+    for path in (text, os.path.join(FOLDER, text), os.path.join(FOLDER, f"{text}.json")):
+        if os.path.isfile(path):
+            record = read(path)
+            if not record.get("id"):
+                raise BadInput(
+                    f"{path}: it is not known whether the service took job {record.get('name')}: look for it "
+                    "in the console"
+                )
+            return record
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", text):
+        raise BadInput(f"{text} is no file, and no id of a job")
+    for record in all_records():
+        if record.get("id") == text:
+            return record
+    return {"id": text, "endpoint": modelarts.endpoint(), "project_id": modelarts.project()}
+
+
+def service(record: dict[str, Any]) -> modelarts.ModelArts:
+    """The service that the job runs on. Raises BadInput."""
+    return modelarts.connect(modelarts.endpoint(url=record["endpoint"]), record["project_id"])

@@ -1,0 +1,193 @@
+"""The training jobs of Huawei ModelArts, through the vendor's SDK: pip install huaweicloudsdkmodelarts.
+
+    service = connect(endpoint, project_id)
+    job_id = service.create(body)
+
+Who asks stands in the environment, by the SDK's own names: HUAWEICLOUD_SDK_AK, HUAWEICLOUD_SDK_SK, and
+HUAWEICLOUD_SDK_SECURITY_TOKEN where the keys are temporary ones. Errors are one line with the service's code,
+message and request id, and never hold a key.
+"""
+
+import ipaddress
+import logging
+import os
+import random
+import time
+import urllib.parse
+from typing import Any, NamedTuple
+
+from common.exits import BadInput
+
+PACKAGE = "huaweicloudsdkmodelarts"
+_ATTEMPTS, _WAIT = 4, 0.5  # of what may be asked twice; seconds before the second, doubled after each
+_TIMEOUT = (10, 60)  # seconds: to connect, without a byte
+_HINTS = {
+    401: "check HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, this machine's clock, and the region",
+    403: "the account may not do this in this project",
+    404: "check the job's id, the project and the region",
+    429: "too many requests: try again later",
+}
+
+
+class ServiceError(BadInput):
+    """The service refused, or cannot be reached. status: of HTTP, None without an answer."""
+
+    def __init__(self, message: str, status: int | None):
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same may succeed later."""
+        return self.status is None or self.status == 429 or self.status >= 500
+
+
+class Preview(NamedTuple):
+    """The end of a task's log. content: the last `current_size` of its `full_size` bytes."""
+
+    content: str
+    current_size: int
+    full_size: int
+
+
+def endpoint(region: str = "", url: str = "") -> str:
+    """Where the service is: what is given, else MODELARTS_ENDPOINT or MODELARTS_REGION. Raises BadInput.
+
+    Made from the region's name, not looked up: the SDK's own table has a wrong host for ap-southeast-1.
+    """
+    region = region or (
+        "" if url or "MODELARTS_ENDPOINT" in os.environ else os.environ.get("MODELARTS_REGION", "")
+    )
+    url = url or (f"https://modelarts.{region}.myhuaweicloud.com" if region else "")
+    url = (url or os.environ.get("MODELARTS_ENDPOINT", "")).rstrip("/")
+    if not url:
+        raise BadInput("no region: set it in job.toml, or the variable MODELARTS_REGION (cn-north-4, ...)")
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise BadInput("the endpoint is not https://host")
+    if parts.scheme == "http" and not _is_local(parts.hostname):
+        raise BadInput(f"the endpoint {url} is not encrypted: https:// is needed for any other machine")
+    return url
+
+
+def project(given: str = "") -> str:
+    """The project's id: what is given, else HUAWEICLOUD_SDK_PROJECT_ID. Raises BadInput."""
+    found = given or os.environ.get("HUAWEICLOUD_SDK_PROJECT_ID", "")
+    if not found:
+        raise BadInput("no project: set project_id in job.toml, or the variable HUAWEICLOUD_SDK_PROJECT_ID")
+    return found
+
+
+def connect(endpoint: str, project_id: str) -> "ModelArts":
+    """Raises BadInput where the SDK or the keys are missing. Nothing is sent."""
+    try:
+        import huaweicloudsdkmodelarts.v1 as sdk
+    except ImportError as error:
+        raise BadInput(f"the vendor's SDK is not there ({error.name}): pip install {PACKAGE}") from error
+    missing = [name for name in ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK") if not os.environ.get(name)]
+    if missing:
+        raise BadInput(f"no key of the account: set the variables {' and '.join(missing)}")
+    return ModelArts(sdk, endpoint, project_id)
+
+
+class ModelArts:
+    """The jobs of one project. Methods raise ServiceError."""
+
+    def __init__(self, sdk, endpoint: str, project_id: str):
+        from huaweicloudsdkcore.auth.credentials import BasicCredentials
+        from huaweicloudsdkcore.exceptions.exceptions import SdkException
+        from huaweicloudsdkcore.http.http_config import HttpConfig
+        from requests.exceptions import RequestException
+
+        names = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN")
+        keys = [os.environ.get(name, "") for name in names]
+        self._secrets = [key for key in keys if key]
+        credentials = BasicCredentials(keys[0], keys[1], project_id)
+        if keys[2]:
+            credentials = credentials.with_security_token(keys[2])
+        config = HttpConfig(timeout=_TIMEOUT, retry_times=0)
+        builder = sdk.ModelArtsClient.new_builder().with_credentials(credentials)
+        self._client = builder.with_http_config(config).with_endpoint(endpoint).build()
+        self._sdk, self._host = sdk, urllib.parse.urlsplit(endpoint).netloc
+        # the SDK lets those of requests through, and those of its own reading of an answer
+        self._errors = (SdkException, RequestException, ValueError, TypeError, AttributeError)
+        # without a handler Python prints the SDK's errors beside ours
+        logging.getLogger("HuaweiCloud-SDK-ModelArtsClient").addHandler(logging.NullHandler())
+
+    def create(self, body: dict[str, Any]) -> str:
+        """Create a job and return its id. Never asked twice where the first may have been done."""
+        request = self._sdk.CreateTrainingJobRequest(body=body)
+        call = self._client.create_training_job
+        return self._ask("create the job", call, request, "metadata", repeat=False)["metadata"]["id"]
+
+    def show(self, job_id: str) -> dict[str, Any]:
+        """All that the service says of a job."""
+        request = self._sdk.ShowTrainingJobDetailsRequest(training_job_id=job_id)
+        return self._ask(f"show job {job_id}", self._client.show_training_job_details, request, "status")
+
+    def events(self, job_id: str, limit: int) -> list[dict[str, Any]]:
+        """The last events, the newest first; limit: 1 to 100."""
+        request = self._sdk.ListTrainingJobEventsRequest(
+            training_job_id=job_id, limit=limit, offset=0, order="desc", x_language="en-us"
+        )
+        what, call = f"list the events of job {job_id}", self._client.list_training_job_events
+        return self._ask(what, call, request, "events")["events"]
+
+    def log(self, job_id: str, task: str) -> Preview:
+        """The end of a task's log: the service returns the last 5 MiB at most."""
+        request = self._sdk.ShowTrainingJobLogsPreviewRequest(training_job_id=job_id, task_id=task)
+        what, call = f"read the log of {task}", self._client.show_training_job_logs_preview
+        content = (answer := self._ask(what, call, request, "content"))["content"]
+        size = int(answer.get("current_size", len(content.encode())))
+        return Preview(content, size, int(answer.get("full_size", size)))
+
+    def stop(self, job_id: str) -> None:
+        action = self._sdk.JobActionType(action_type="terminate")
+        request = self._sdk.StopTrainingJobRequest(training_job_id=job_id, body=action)
+        self._ask(f"stop job {job_id}", self._client.stop_training_job, request)
+
+    def _ask(self, what: str, call, request, needed: str = "", repeat: bool = True) -> dict[str, Any]:
+        """needed: what is in every answer of the service. The SDK takes anything for one, also a web page."""
+        from huaweicloudsdkcore.utils.http_utils import sanitize_for_serialization
+
+        for attempt in range(_ATTEMPTS):
+            try:
+                answer = sanitize_for_serialization(call(request))
+                if needed and needed not in answer:
+                    raise ValueError(f"its answer has no {needed}")
+                return answer
+            except self._errors as error:
+                found = self._explained(what, error)
+                again = found.passing if repeat else found.status == 429
+                if attempt + 1 == _ATTEMPTS or not again:
+                    raise found from error
+                time.sleep(_WAIT * 2**attempt * random.uniform(0.5, 1))
+        raise AssertionError
+
+    def _explained(self, what: str, error: Exception) -> ServiceError:
+        from huaweicloudsdkcore.exceptions.exceptions import ServiceResponseException
+
+        if not isinstance(error, ServiceResponseException):
+            cause = self._clean(f"{type(error).__name__}: {getattr(error, 'error_msg', None) or error}")
+            return ServiceError(f"cannot {what}: no usable answer from {self._host} ({cause})", None)
+        status = error.status_code
+        known = f"HTTP {status}, request id {error.request_id or 'unknown'}"
+        message = self._clean(str(error.error_msg))
+        if status == 429 and "Max retries" in message:  # of the SDK's own, with a URL and no more
+            message = "too many requests"
+        hint = f"; {_HINTS[status]}" if status in _HINTS else ""
+        return ServiceError(
+            f"cannot {what}: {self._clean(str(error.error_code))} {message} ({known}){hint}", status
+        )
+
+    def _clean(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

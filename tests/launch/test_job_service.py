@@ -1,0 +1,458 @@
+"""Jobs from `submit` to their end, by the vendor's SDK, against a local stand-in for ModelArts' service."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import job_config, job_records, job_request, status
+from launch.log_follow import Place, lines_after
+from launch.modelarts import Preview
+from tests.conftest import ROOT, environment, finish, run, start
+from tests.modelarts_service import PHASES, PROJECT, SECRET_KEY, ModelArtsService
+
+CONFIG = """
+name = "ddp"
+code = "obs://bucket/code/bootfile-0123456789ab"
+endpoint = "{endpoint}"
+log_url = "obs://bucket/logs"
+
+[image]
+engine_name = "PyTorch"
+engine_version = "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"
+
+[resources]
+flavor_id = "modelarts.pool.visual.8xlarge"
+node_count = 2
+
+[inputs]
+data_url = "obs://bucket/data"
+
+[outputs]
+train_url = "obs://bucket/runs"
+
+[parameters]
+enable_gpu = true
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ModelArtsService() as service:
+        yield service
+
+
+@pytest.fixture
+def user(server, tmp_path):
+    """Of one user: job.toml, the keys, and a folder of records; faults of an earlier test are gone."""
+    server.test(clear=True)
+    (tmp_path / "job.toml").write_text(CONFIG.format(endpoint=server.endpoint))
+    return User(server, tmp_path)
+
+
+class User:
+    def __init__(self, server, folder):
+        self.server, self.folder, self.config = server, folder, folder / "job.toml"
+        self.environment = environment(**server.keys(BOOTFILE_JOBS=str(folder / "records")))
+
+    def launch(self, *arguments, code=0, **options):
+        result = run("-m", "launch", *arguments, code=code, env=self.environment, **options)
+        for text in (result.stdout, result.stderr):
+            assert SECRET_KEY not in text
+        return result
+
+    def fails(self, *arguments, **options) -> str:
+        """The one line of an error."""
+        errors = self.launch(*arguments, code=2, **options).stderr
+        assert re.fullmatch(r"error: [^\n]+\n", errors), errors
+        return errors
+
+    def submit(self, *arguments, **options):
+        return self.launch("submit", "jobs/train_ddp.py", "--config", self.config, *arguments, **options)
+
+    def created(self) -> tuple[str, dict]:
+        """A new job's id, and the body that the service got."""
+        job_id = re.search(r"^job (\S+)$", self.submit("--yes").stdout, re.MULTILINE)[1]
+        return job_id, self.server.test()["bodies"][job_id]
+
+    def job(self) -> str:
+        """The id of a job that was created before, with a record."""
+        config = job_config.load(self.config, "jobs/train_ddp.py")
+        run = job_request.run_name(config.name)
+        outputs = job_request.outputs(config, run)
+        job_id = list(self.server.test(new=job_request.body(config, outputs))["bodies"])[-1]
+        record = {"id": job_id, "name": "ddp", "endpoint": self.server.endpoint, "project_id": PROJECT}
+        job_records.write(str(self.folder / "records" / f"{run}.json"), record | {"outputs": outputs})
+        return job_id
+
+    def records(self) -> list[dict]:
+        return [json.loads(path.read_text()) for path in sorted((self.folder / "records").glob("*.json"))]
+
+
+def test_from_submit_to_the_end(user, server):
+    dry = user.submit("--dry_run").stdout
+    shown, _ = json.JSONDecoder().raw_decode(dry)
+    created = user.submit("--yes").stdout
+    job_id = re.search(r"^job (\S+)$", created, re.MULTILINE)[1]
+    sent = server.test()["bodies"][job_id]
+    (record,) = user.records()
+
+    unique = re.compile(r"ddp-\d{8}-\d{6}-[0-9a-f]{6}")
+    assert json.loads(unique.sub("RUN", json.dumps(sent))) == json.loads(unique.sub("RUN", json.dumps(shown)))
+    url = f"obs://bucket/runs/{record['run']}"
+    assert unique.fullmatch(record["run"]) and record["outputs"] == {"train_url": url}
+    assert sent["algorithm"]["outputs"][0]["remote"]["obs"]["obs_url"] == f"/bucket/runs/{record['run']}/"
+    assert sent["algorithm"]["environments"] == {"PYTHONUNBUFFERED": "1"}
+    assert (record["id"], record["endpoint"], record["project_id"]) == (job_id, server.endpoint, PROJECT)
+    assert (
+        record["log_url"] == "obs://bucket/logs"
+        and record["nodes"] == 2
+        and record["job"] == "jobs/train_ddp.py"
+    )
+    assert url in created and "modelarts.pool.visual.8xlarge" in created
+    assert "KEY" not in json.dumps(record)
+
+    shown = user.launch("status", record["run"]).stdout
+    assert shown.startswith(f"job {job_id} ddp: Creating since 20") and "(being created), nodes=2" in shown
+    running = {"phase": "Running", "log": {"worker-0": "epoch=1 loss=0.5\n", "worker-1": "hello\n"}}
+    later = {"log": {"worker-0": "epoch=2 loss=0.25\nlast line without an end", "worker-1": "训练 bye\n"}}
+    end = {"phase": "Completed", "status": {"task_statuses": [{"task": "worker-0", "exit_code": 0}]}}
+    server.test(job=job_id, script=[(0.3, {"phase": "Pending"}), (0.6, running), (1.2, later), (1.8, end)])
+    logs = user.launch("logs", job_id, "-f", "--interval=0.1")
+    of = {node: re.findall(rf"^\[{node}\] (.*)$", logs.stdout, re.MULTILINE) for node in (0, 1)}
+    assert of == {
+        0: ["epoch=1 loss=0.5", "epoch=2 loss=0.25", "last line without an end"],
+        1: ["hello", "训练 bye"],
+    }
+    assert logs.stderr == "job Completed\n"
+
+    data = json.loads(user.launch("status", job_id, "--json").stdout)
+    assert (data["phase"], data["ended"], data["nodes"], data["id"]) == ("Completed", True, 2, job_id)
+    assert data["tasks"] == [{"name": "worker-0", "code": 0, "meaning": "done", "message": ""}]
+    said = [event["message"] for event in data["events"]]
+    assert said == [f"the job is {phase}" for phase in ("Creating", "Pending", "Running", "Completed")]
+
+
+def test_nothing_is_sent_unless_somebody_agrees(user, server):
+    before = len(server.test()["bodies"])
+    for answer in ("", "n\n", "maybe\n"):
+        process = subprocess.run(
+            [sys.executable, "-m", "launch", "submit", "jobs/train_ddp.py", "--config", user.config],
+            input=answer, capture_output=True, text=True, env=user.environment, cwd=ROOT, timeout=60,
+        )  # fmt: skip
+        assert process.returncode == 1 and process.stdout.endswith(
+            "create this job? [y/N] \nnothing was sent\n"
+        )
+    assert len(server.test()["bodies"]) == before and user.records() == []
+    process = subprocess.run(
+        [sys.executable, "-m", "launch", "submit", "jobs/train_ddp.py", "--config", user.config],
+        input="y\n", capture_output=True, text=True, env=user.environment, cwd=ROOT, timeout=60,
+    )  # fmt: skip
+    assert process.returncode == 0 and len(server.test()["bodies"]) == before + 1
+
+
+def test_everything_that_a_config_can_say_is_taken(user, server):
+    """The stand-in holds the body against the SDK's classes; a custom image here, all options."""
+    text = user.config.read_text()
+    head, _, rest = text.partition("[image]")
+    rest = rest.partition("[resources]")[2].replace("flavor_id", 'pool_id = "pool-1"\nflavor_id')
+    user.config.write_text(
+        f'{head}description = "两个节点"\nworkspace_id = "0"\nproject_id = "{PROJECT}"\n[image]\n'
+        f'image_url = "organisation/image:1"\n[resources]{rest}\n'
+        "[environment]\nOMP_NUM_THREADS = 8\n[retries]\nfaults = 3\npods = 2\nunconditional = true\n"
+        "hang = true\n[auto_stop]\nhours = 24\n[schedule]\npriority = 2\npreemptible = false\n"
+    )
+    _, sent = user.created()
+    assert sent["algorithm"]["command"].endswith("/user-job-dir/bootfile-0123456789ab/jobs/train_ddp.py")
+    assert sent["metadata"]["annotations"] == {
+        "fault-tolerance/job-retry-num": "3", "fault-tolerance/pod-retry-num": "2",
+        "fault-tolerance/job-unconditional-retry": "true", "fault-tolerance/hang-retry": "true",
+    }  # fmt: skip
+    assert sent["spec"]["auto_stop"] == {"time_unit": "HOURS", "duration": 24}
+    assert sent["spec"]["schedule_policy"] == {"priority": 2, "preemptible": False}
+    assert sent["algorithm"]["parameters"] == [{"name": "enable_gpu", "value": "true"}]
+
+
+def test_a_run_is_resumed_when_its_job_has_ended(user, server):
+    job_id, _ = user.created()
+    (record,) = user.records()
+    url = record["outputs"]["train_url"]
+    server.test(job=job_id, phase="Running")
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes", "--resume_from", url)
+    assert f"job {job_id} is Running and writes there" in error
+    server.test(job=job_id, phase="Failed")
+    user.submit("--yes", "--resume_from", url)
+    again = next(each for each in user.records() if each["id"] != job_id)
+    assert again["outputs"] == {"train_url": url} and again["run"] != record["run"]
+    (output,) = server.test()["bodies"][again["id"]]["algorithm"]["outputs"]
+    assert output["prefetch_to_local"] is True and output["remote"]["obs"]["obs_url"] == f"/{url[6:]}/"
+    # the service itself knows of jobs that this machine does not
+    for path in (user.folder / "records").glob("*.json"):
+        path.unlink()
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes", "--resume_from", url)
+    assert "ModelArts.2751" in error and user.records() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [(401, "check HUAWEICLOUD_SDK_AK"), (403, "may not do this"), (404, "check the job's id"), (400, "")],
+)
+def test_a_refusal_is_one_line(user, server, code, hint):
+    server.test(fault={"status": code, "times": 1, "message": f"no, {SECRET_KEY}\nand no"})
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    assert (
+        f"cannot create the job: ModelArts.{code} no, *** and no (HTTP {code}, request id request-" in error
+    )
+    assert hint in error and user.records() == []
+
+
+def test_wrong_keys_are_refused_by_their_signature(user, server):
+    user.environment["HUAWEICLOUD_SDK_SK"] = "another-secret"
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    assert "HTTP 401" in error and "aksk signature" in error and "another-secret" not in error
+
+
+def test_too_many_requests_and_faults_of_the_service_pass(user, server):
+    server.test(
+        fault={"status": 429, "times": 2, "path": "training-jobs"}
+    )  # refused, so it may be sent again
+    job_id, _ = user.created()
+    for kind in (429, 500, "reset", "text"):
+        server.test(fault={"status": kind, "path": job_id})
+        assert ": Creating" in user.launch("status", job_id).stdout
+    before = len(server.test()["requests"])
+    server.test(fault={"status": 500, "times": 99, "path": job_id})
+    began = time.monotonic()
+    assert f"cannot show job {job_id}: ModelArts.500 " in user.fails("status", job_id)
+    assert (
+        time.monotonic() - began < 20 and len(server.test()["requests"]) == before
+    )  # faults are not counted
+
+
+@pytest.mark.parametrize("kind", ["reset", "reset_after", 500])
+def test_a_job_is_never_created_twice(user, server, kind):
+    before = len(server.test()["bodies"])
+    server.test(fault={"status": kind, "times": 1, "path": "training-jobs"})
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    assert "whether it was created is not known: look for ddp in the console" in error
+    assert len(server.test()["bodies"]) == before + (kind == "reset_after")
+    (record,) = user.records()
+    assert record["id"] is None
+    assert "it is not known whether the service took job ddp" in user.fails("status", record["run"])
+
+
+def test_a_service_that_is_not_there(user, server, tmp_path):
+    job_id = user.job()
+    (path,) = (tmp_path / "records").glob("*.json")
+    path.write_text(path.read_text().replace(server.endpoint, "http://127.0.0.1:9"))
+    error = user.fails("status", path)
+    assert f"cannot show job {job_id}: no usable answer from 127.0.0.1:9 (ConnectionException" in error
+
+
+def test_a_bare_id_is_looked_for_by_the_environment(user, server):
+    job_id = user.job()
+    user.environment |= {
+        "BOOTFILE_JOBS": str(user.folder / "elsewhere"),
+        "MODELARTS_ENDPOINT": server.endpoint,
+    }
+    assert f"job {job_id} ddp: Creating" in user.launch("status", job_id).stdout
+    del user.environment["MODELARTS_ENDPOINT"]
+    assert "no region" in user.fails("status", job_id)
+    user.environment["MODELARTS_ENDPOINT"] = "http://192.0.2.1"
+    assert "is not encrypted" in user.fails("status", job_id)
+    user.environment["MODELARTS_ENDPOINT"] = server.endpoint
+    assert "no file, and no id" in user.fails("status", "../job.json")
+    assert "ModelArts.2764 training job 0-0 does not exist" in user.fails("status", "0-0")
+
+
+def test_missing_keys_and_a_missing_sdk_are_one_line(user, tmp_path):
+    arguments = ("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    user.environment["HUAWEICLOUD_SDK_SK"] = ""
+    assert "set the variables HUAWEICLOUD_SDK_SK" in user.fails(*arguments)
+    (tmp_path / "huaweicloudsdkmodelarts.py").write_text(
+        "raise ImportError(name='huaweicloudsdkmodelarts')\n"
+    )
+    user.environment["PYTHONPATH"] = str(tmp_path)
+    assert "pip install huaweicloudsdkmodelarts" in user.fails(*arguments)
+    assert user.records() == []
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_has_a_meaning(user, server, phase, monkeypatch, capsys):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running")
+    server.test(job=job_id, phase=phase)
+    for name, value in server.keys().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "records"))
+    assert status.main([job_id]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert re.fullmatch(rf"job {job_id} ddp: {phase} since \S+ \S+ UTC \((?!a phase).+\), nodes=2", line)
+
+
+def test_exit_codes_and_restarts_are_explained(user, server):
+    job_id = user.job()
+    tasks = [
+        {"task": "worker-10", "exit_code": 139},
+        {"task": "worker-1", "exit_code": 137, "message": "OOM\nKilled"},
+        {"task": "worker-0"},
+    ]
+    fault = {"end_at": 1700000000, "end_reason": "NodeFault", "end_related_task": "worker-1"}
+    records = [{"start_at": 1, "end_recover": "pod_reschedule", **fault}, {"start_at": 1700000100}]
+    server.test(job=job_id, phase="Running", log={"worker-0": "a\n"})
+    server.test(job=job_id, phase="Failed", status={"task_statuses": tasks, "running_records": records})
+    lines = user.launch("status", job_id, "--events=1").stdout.splitlines()
+    assert lines[1:4] == [
+        "task worker-1 exit_code=137: SIGKILL: killed, or out of memory; OOM Killed",
+        "task worker-10 exit_code=139: SIGSEGV: segmentation fault",
+        "restart 2023-11-14 22:13:20 UTC pod_reschedule: NodeFault (worker-1)",
+    ]
+    assert [line.split(" ")[0] for line in lines[4:]] == ["event", "output"] and lines[4].endswith(
+        "is Failed"
+    )
+    result = user.launch("logs", job_id, "-f", "--interval=0.05", code=1)
+    assert result.stdout == "[0] a\n"
+    assert "task worker-1 exit_code=137: SIGKILL" in result.stderr and result.stderr.endswith("job Failed\n")
+
+
+def test_logs_go_on_at_the_byte_after_an_interruption(user, server):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running", log={"worker-0": "一\n二\nhalf", "worker-1": "x\n"})
+    process = start("-m", "launch", "logs", job_id, "-f", "--interval=0.05", env=user.environment)
+    lines = [process.stdout.readline() for _ in range(3)]
+    assert sorted(lines) == ["[0] 一\n", "[0] 二\n", "[1] x\n"]
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert "the job goes on" in finish(process, code=130).stderr
+    server.test(job=job_id, log={"worker-0": " and half\n三\n"}, phase="Completed")
+    result = user.launch("logs", job_id, "-f", "--interval=0.05")
+    assert result.stdout == "[0] half and half\n[0] 三\n"
+    assert "[0] goes on after byte 8 (--from_start shows all)" in result.stderr
+    everything = "[0] 一\n[0] 二\n[0] half and half\n[0] 三\n[1] x\n"
+    assert user.launch("logs", job_id, "-f", "--interval=0.05", "--from_start").stdout == everything
+    assert user.launch("logs", job_id).stdout == everything
+
+
+def test_following_outlives_faults_of_the_service(user, server):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running", log={"worker-0": "first\n"})
+    process = start("-m", "launch", "logs", job_id, "-f", "--interval=0.05", env=user.environment)
+    assert process.stdout.readline() == "[0] first\n"
+    for kind, times in (("reset", 5), (500, 1), (429, 1)):
+        server.test(fault={"status": kind, "times": times, "path": job_id})
+    server.test(job=job_id, log={"worker-0": "second\n"})
+    assert process.stdout.readline() == "[0] second\n"
+    server.test(job=job_id, phase="Completed")
+    result = finish(process, code=0)
+    assert "; trying again in " in result.stderr and result.stdout == ""
+    server.test(fault={"status": 403, "times": 1, "path": job_id})
+    errors = user.launch("logs", job_id, "-f", code=2).stderr
+    assert re.fullmatch(r"\[0\] goes on after byte 13 [^\n]+\nerror: [^\n]+HTTP 403[^\n]+\n", errors)
+    server.test(fault={"status": 500, "times": 1000, "path": job_id})
+    began = time.monotonic()
+    errors = user.launch("logs", job_id, "-f", "--interval=0.05", "--give_up=0.1", code=2).stderr
+    assert time.monotonic() - began < 20 and "error: cannot show job" in errors
+
+
+def test_more_than_the_service_shows_is_said(user, server):
+    job_id = user.job()
+    server.test(preview=64)
+    try:
+        server.test(job=job_id, phase="Running", log={"worker-0": "".join(f"第{n}行\n" for n in range(100))})
+        server.test(job=job_id, phase="Completed")
+        lines = user.launch("logs", job_id).stdout.splitlines()
+    finally:
+        server.test(preview=5 * 2**20)
+    missing = int(re.fullmatch(r"\[0\] \[(\d+) bytes are missing here: .*\]", lines[0])[1])
+    shown = [line.removeprefix("[0] ") for line in lines[1:]]
+    assert shown == [f"第{n}行" for n in range(100 - len(shown), 100)] and len(shown) >= 6
+    whole = sum(len(f"第{n}行\n".encode()) for n in range(100 - len(shown)))
+    assert abs(missing - whole) <= 6  # half a character is replaced by three bytes
+
+
+def _windows(log: bytes, sizes, step: int):
+    """What the service would show of a growing log, one window after another."""
+    for end, size in zip(range(step, len(log) + step, step), sizes * len(log), strict=False):
+        window = log[:end][-size:]
+        text = window.decode(errors="surrogateescape")
+        text = re.sub("[\udc80-\udcff]", "\N{REPLACEMENT CHARACTER}", text)
+        yield Preview(text, len(window), len(log[:end]))
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 11, 64])
+@pytest.mark.parametrize("sizes", [[10_000], [100], [200, 100, 120]])
+def test_no_line_is_lost_or_doubled_or_broken(step, sizes):
+    """At every cut: through characters of 1 to 4 bytes, empty lines, and the same line many times."""
+    lines = [f"line {number} é 漢字 \N{GRINNING FACE}" if number % 3 else "same" for number in range(60)]
+    lines[20:23] = ["", "", "same"]
+    log = "".join(f"{line}\n" for line in lines).encode() + "no end 漢".encode()
+    seen, place = [], Place()
+    for preview in _windows(log, sizes, step):
+        new, place = lines_after(place, preview)
+        seen += new
+    new, place = lines_after(place, preview, last=True)
+    assert seen + new == [*lines, "no end 漢"]
+    assert place.offset == len(log)
+    assert lines_after(place, preview, last=True) == ([], place)
+
+
+def test_bytes_that_are_no_text_do_not_lose_the_place():
+    log = b"".join(b"%d \xff\xfe\x80 binary\n" % number for number in range(300))
+    seen, place = [], Place()
+    for preview in _windows(log, [600], 37):
+        new, place = lines_after(place, preview)
+        seen += new
+    numbers = [int(line.split(" ")[0]) for line in seen]
+    assert numbers == list(range(300))
+
+
+def test_a_log_that_begins_anew_is_read_from_its_beginning():
+    _, place = lines_after(Place(), Preview("old 1\nold 2\n", 12, 12))
+    assert lines_after(place, Preview("new\n", 4, 4))[0] == ["[the log begins anew]", "new"]
+    longer = "new 1\nnew 2\nnew 3\n"
+    assert lines_after(place, Preview(longer, 18, 18))[0] == [
+        "[the log begins anew]",
+        "new 1",
+        "new 2",
+        "new 3",
+    ]
+
+
+def test_stop_asks_and_says_what_is_stopped(user, server):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running")
+    command = [sys.executable, "-m", "launch", "stop", job_id]
+    options = {"capture_output": True, "text": True, "env": user.environment, "cwd": ROOT, "timeout": 60}
+    process = subprocess.run(command, input="\n", **options)
+    assert process.returncode == 1 and process.stdout.endswith("stop this job? [y/N] \nit goes on\n")
+    assert re.match(rf"job {job_id} ddp: Running since .+ UTC, nodes=2\n", process.stdout)
+    assert ["POST", f"/v2/{PROJECT}/training-jobs/{job_id}/actions"] not in server.test()["requests"]
+    process = subprocess.run(command, input="yes\n", **options)
+    assert process.returncode == 0 and process.stdout.endswith(f"job {job_id}: Terminating\n")
+    result = user.launch("logs", job_id, "-f", "--interval=0.1", code=1)
+    assert result.stderr == "job Terminated\n"
+    assert "nothing to stop: it has ended" in user.launch("stop", job_id, "--yes").stdout
+
+
+def test_a_reader_that_leaves_is_no_error(user, server):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running", log={"worker-0": "x" * 100_000 + "\nsecond\n" * 20_000})
+    process = start("-m", "launch", "logs", job_id, env=user.environment)
+    assert process.stdout.readline()
+    process.stdout.close()
+    with contextlib.suppress(ValueError):
+        process.wait(timeout=60)
+    assert process.stderr.read() == "" and process.returncode == 0
+
+
+def test_records_hold_no_secret_and_are_private_files_of_the_user(user, tmp_path):
+    user.created()
+    for path in (tmp_path / "records").iterdir():
+        assert not os.stat(path).st_mode & 0o077
+        assert SECRET_KEY not in path.read_text() and "TESTING" not in path.read_text()
