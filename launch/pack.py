@@ -159,7 +159,8 @@ def _print_skipped(skipped: list[Skipped]) -> None:
     rules = defaultdict(list)
     for item in skipped:
         rules[item.rule].append(item)
-    print(f"{'skipped':<50}{'files':>8}{'size':>12}  rule")
+    if skipped:
+        print(f"{'skipped':<50}{'files':>8}{'size':>12}  rule")
     for rule, items in rules.items():
         items.sort(key=lambda item: -item.size)
         names = ""

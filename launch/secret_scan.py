@@ -27,7 +27,8 @@ _TOKEN = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _STANDS_FOR = re.compile(  # what is written where a secret would stand
-    r"[<${%*[(].*|.*[{}<>].*|[x*.•_-]+|(?:your|my|the|test|dummy|fake|example|change|insert|replace)[\w -]*"
+    r"[<${%*[(].*|os\.(?:environ|getenv).*|.*[{}<>].*|[x*.•_-]+"
+    r"|(?:your|my|the|test|dummy|fake|example|change|insert|replace)[\w -]*"
     r"|pass(?:word|wd|phrase)?|pw|pwd|secret|token|none|null|nil|true|false|required|optional|testing",
     re.IGNORECASE,
 )

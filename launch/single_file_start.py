@@ -1,6 +1,7 @@
 # What a single file runs before its job: `pack --single_file` puts a text above it, and the archive into it.
 import atexit
 import base64
+import contextlib
 import fcntl
 import hashlib
 import io
@@ -9,27 +10,30 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import types
 import zipfile
 
-_JOB, _SHA256 = "@JOB@", "@SHA256@"  # the job's path in the archive; of the archive
-_PREFIX = f"bootfile-{os.getuid()}-"
+_JOB = "@JOB@"  # its path in the archive
+_SHA256 = "@SHA256@"  # of the archive
+_PREFIX, _NEW = f"bootfile-{os.getuid()}-", "new-"
 _MEMBERS = ".members.json"
+_UNPACKS = 3600.0  # seconds: what is older and still new belongs to nobody
 
 
 def _unpack():
-    """Every process unpacks for itself into a new folder that only its user may enter, so none waits for
-    another. Returns the folder and its lock: it is in use as long as somebody has the lock."""
+    """Every process unpacks for itself, into a new folder that only its user may enter, so none waits for
+    another and none trusts what it finds. The folder is in use as long as somebody holds its lock."""
     archive = base64.b64decode(_ARCHIVE)
     if hashlib.sha256(archive).hexdigest() != _SHA256:
-        sys.exit("error: this file is not as it was packed: copy it again, the whole of it")
-    with zipfile.ZipFile(io.BytesIO(archive)) as members:
-        names = members.namelist()
-        if not all(map(_stays_inside, names)):
-            sys.exit("error: the archive in this file has a path that leads out of its folder")
-        folder = tempfile.mkdtemp(prefix=f"new-{_PREFIX}")  # 0700
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        _refuse("this file is not as it was packed: copy it again, the whole of it")
+    members, folder = zipfile.ZipFile(io.BytesIO(archive)), None
+    names = members.namelist()
+    if not all(map(_stays_inside, names)):
+        _refuse("the archive in this file has a path that leads out of its folder")
+    try:
+        folder = tempfile.mkdtemp(prefix=_NEW + _PREFIX)  # 0700
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)  # until this process ends, however it does
         with open(os.path.join(folder, _MEMBERS), "w") as file:
             json.dump(names, file)
         for name in names:
@@ -37,13 +41,22 @@ def _unpack():
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with open(target, "xb") as file:
                 file.write(members.read(name))
-    used = os.path.join(os.path.dirname(folder), os.path.basename(folder).removeprefix("new-"))
-    os.rename(folder, used)  # from here on others may take it away when nobody has the lock
-    return used, lock
+        used = os.path.join(os.path.dirname(folder), os.path.basename(folder)[len(_NEW) :])
+        os.rename(folder, used)  # from here on others take it away when nobody holds the lock
+        return used
+    except OSError as error:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        _refuse(f"no room to unpack in {tempfile.gettempdir()} (TMPDIR names another): {error}")
+
+
+def _refuse(text):
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
 def _stays_inside(name):
-    return bool(name) and "\\" not in name and not {"", ".", ".."} & {*name.split("/")}
+    return "\\" not in name and not {"", ".", ".."} & {*name.split("/")}
 
 
 def _clean(folder):
@@ -51,69 +64,70 @@ def _clean(folder):
     made of it: results that a job wrote beside its code stay."""
     _remove(folder)
     if os.path.isdir(folder):
-        print(f"{folder} stays, as files were written there; name an output folder", file=sys.stderr)
-    for entry in os.scandir(os.path.dirname(folder)):
-        if not entry.name.startswith(_PREFIX) or entry.is_symlink() or entry.stat().st_uid != os.getuid():
-            continue
-        try:
-            lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(entry.path)
-        except OSError:  # in use
-            pass
-        finally:
-            os.close(lock)
+        text = f"{folder} stays, as this job wrote files there: name an output folder"
+        print(text, file=sys.stderr, flush=True)
+    for name in os.listdir(os.path.dirname(folder)):
+        if name.startswith((_PREFIX, _NEW + _PREFIX)):
+            with contextlib.suppress(OSError):  # in use, another user's, or just gone
+                _remove_if_left(os.path.join(os.path.dirname(folder), name))
+
+
+def _remove_if_left(folder):
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        facts, is_new = os.fstat(lock), os.path.basename(folder).startswith(_NEW)
+        if facts.st_uid != os.getuid() or (is_new and time.time() < facts.st_mtime + _UNPACKS):
+            return
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if is_new:  # no job has run there
+            shutil.rmtree(folder)
+        else:
+            _remove(folder)
+    finally:
+        os.close(lock)
 
 
 def _remove(folder):
-    try:
-        with open(os.path.join(folder, _MEMBERS)) as file:
-            names = [name for name in json.load(file) if _stays_inside(name)]
-    except (OSError, ValueError):
-        return
+    with open(os.path.join(folder, _MEMBERS)) as file:
+        names = [name for name in json.load(file) if _stays_inside(name)]
     files = [os.path.join(folder, *name.split("/")) for name in names]
-    folders = {os.path.dirname(file) for file in files}
     for file in files:
         if os.path.isfile(file):
             os.unlink(file)
-    for path in sorted(folders, key=len, reverse=True):
+    for path in {os.path.dirname(file) for file in files}:
         shutil.rmtree(os.path.join(path, "__pycache__"), ignore_errors=True)
-        while path != folder and os.path.isdir(path) and not os.listdir(path):
+    for path, _, _ in os.walk(folder, topdown=False):
+        if path != folder and not os.listdir(path):
             os.rmdir(path)
-            path = os.path.dirname(path)
     if os.listdir(folder) == [_MEMBERS]:
         os.unlink(os.path.join(folder, _MEMBERS))
         os.rmdir(folder)
 
 
 def _main():
-    folder, lock = _unpack()
+    folder = _unpack()
     owner, leave = os.getpid(), os._exit
 
     def clean():
-        if os.getpid() == owner and os.path.isdir(folder):  # not in what it has forked
+        if os.getpid() == owner and os.path.isdir(folder):  # not in what this process has forked
             try:
                 _clean(folder)
-            except OSError as error:
-                print(f"{folder} could not be taken away: {error}", file=sys.stderr)
+            except (OSError, ValueError) as error:
+                print(f"{folder} could not be taken away: {error}", file=sys.stderr, flush=True)
 
-    def leave_clean(code):  # jobs leave so when a communication library may hang in its destructor
+    def leave_clean(code):  # so jobs end where a communication library may hang in its destructor
         clean()
         leave(code)
 
     atexit.register(clean)
     os._exit = leave_clean
     job = os.path.join(folder, *_JOB.split("/"))
-    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = os.path.dirname(job)
-    # The job is the main module, and its file is where its __file__ says: so it finds its modules, processes
-    # that multiprocessing starts find it, and those that run this command again unpack for themselves.
-    main = types.ModuleType("__main__")
-    main.__file__, main._lock, main._first = job, lock, sys.modules["__main__"]
-    sys.modules["__main__"] = main
+    # The job is the main module, and lies where its __file__ says: so it finds its modules, and processes
+    # that multiprocessing starts find it. Those that run this command again unpack for themselves.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = job
     with open(job, "rb") as file:
         code = compile(file.read(), job, "exec")
     exec(code, main.__dict__)
