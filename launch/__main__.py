@@ -15,7 +15,7 @@ VERBS = {  # each is a module of this package with main(arguments) -> exit code
     "logs": "the logs of all nodes of a job on ModelArts",
     "stop": "stop a job on ModelArts",
     "cache": "fill, compare, list and empty caches of samples: packs, Redis and Valkey",
-    "pack": "the code folder of a job as a platform wants it, checked, with nothing too much",
+    "pack": "what a job needs, as a platform wants it, checked: a folder with a manifest, or one file",
     "bench": "what is fast on this machine, with these data",
     "report": "one page on runs: curves, speed, waiting, restarts, receipts, settings",
     "upload": "put a snapshot or data into an object store, what is there already left out",

@@ -82,7 +82,7 @@ class CodeFolder:
     @property
     def skipped(self) -> list[Skipped]:
         """What stays behind, sorted by path."""
-        return self._found[1]
+        return sorted(Skipped(path, rule, *_measure(source)) for path, rule, source in self._found[1])
 
     def copy(self, destination: str) -> None:
         """Make a copy. Raises BadInput, as `files` does."""
@@ -93,31 +93,30 @@ class CodeFolder:
             shutil.copy2(source, target)
 
     @functools.cached_property
-    def _found(self) -> tuple[list[File], list[Skipped]]:
-        self._rules, self._scripts = ignore.Rules(self.root), None
+    def _found(self) -> tuple[list[File], list[tuple[str, str, str]]]:
+        """(what is kept, (path, rule, where it is read) of what stays behind)."""
+        self._rules, self._scripts = ignore.Rules(self.root), set()
         if self._parts is not None and self.job_path.startswith("jobs/"):
             self._scripts = _imported_beside(self._job)
         files, skipped = [], []
-        self._visit("", (os.path.realpath(self.root),), None, files, skipped)
+        try:
+            self._visit("", (os.path.realpath(self.root),), None, files, skipped)
+        except OSError as error:
+            raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
         files.sort(key=lambda file: os.fsencode(file.path))
-        skipped.sort()
         code_limits.check([(file.path, file.size) for file in files])
         return files, skipped
 
     def _visit(self, folder: str, real: tuple[str, ...], rule_above: str | None, files, skipped) -> None:
         """Add what is in `folder` (relative, "" or with / at its end). real: its real path after those of the
         folders that it was reached through. rule_above: leaves all behind that is not asked for by name."""
-        try:
-            entries = sorted(os.scandir(os.path.join(self.root, folder)), key=lambda entry: entry.name)
-        except OSError as error:
-            raise BadInput(f"{folder or self.root} cannot be read: {error.strerror}") from error
-        for entry in entries:
+        for entry in sorted(os.scandir(os.path.join(self.root, folder)), key=lambda entry: entry.name):
             path, wanted = folder + entry.name, (self.job_path, *self._extra)
             is_folder = entry.is_dir()
             rule = None if path in wanted else rule_above or self._rule(path, is_folder, entry.path)
             leads = is_folder and any(name.startswith(f"{path}/") for name in wanted)
             if rule is not None and not leads:
-                skipped.append(Skipped(path + "/" * is_folder, rule, *_measure(entry)))
+                skipped.append((path + "/" * is_folder, rule, entry.path))
                 continue
             code_limits.check_name(path)
             source = self._resolved(path, entry, real) if entry.is_symlink() else entry.path
@@ -138,12 +137,7 @@ class CodeFolder:
             return "pack writes its own"
         if self._parts is not None and top not in self._parts:
             return _OTHER
-        if (
-            self._scripts is not None
-            and top == "jobs"
-            and rest.endswith(".py")
-            and absolute not in self._scripts
-        ):
+        if self._scripts and top == "jobs" and rest.endswith(".py") and absolute not in self._scripts:
             return _OTHER
         return self._rules.of(path, is_folder)
 
@@ -197,21 +191,24 @@ def _imported_beside(script: str) -> set[str]:
     return found
 
 
-def _measure(entry: os.DirEntry) -> tuple[int, int, bool]:
+def _measure(path: str) -> tuple[int, int, bool]:
     """(files, bytes, whether there are more) of what stays behind; links count as what they are."""
-    if not entry.is_dir(follow_symlinks=False):
-        return 1, entry.stat(follow_symlinks=False).st_size, False
+    if os.path.islink(path) or not os.path.isdir(path):
+        return 1, _size(path), False
     count = size = 0
-    for folder, _, names in os.walk(entry.path):
-        for name in names:
-            count += 1
-            try:
-                size += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:  # it has just gone
-                continue
+    for folder, _, names in os.walk(path):
+        count += len(names)
+        size += sum(_size(os.path.join(folder, name)) for name in names)
         if count > _COUNTED:
             return count, size, True
     return count, size, False
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:  # it has just gone
+        return 0
 
 
 def _kind(entry: os.DirEntry) -> str:

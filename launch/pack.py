@@ -32,7 +32,8 @@ from launch.code_folder import REQUIREMENTS, CodeFolder, Skipped
 from launch.code_limits import human
 from launch.snapshot import Content
 
-_SHOWN = 5  # findings in an error, names of a rule's line
+_SHOWN = 5  # findings in an error
+_WIDTH = 50  # of the tables' first column
 
 
 class Packed(NamedTuple):
@@ -63,6 +64,7 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     add("--keep_torch", action="store_true", help="torch and nvidia-* stay in pip-requirements.txt")
     args = parser.parse_args(argv)
+    sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves no temporary folder
     packed = pack(
         args.job, args.to, args.single_file, args.extra, args.allow_secret, args.keep_torch, print_too=True
@@ -101,7 +103,8 @@ def pack(
     if text:
         contents.append(Content(REQUIREMENTS[0], text.encode()))
     _refuse_secrets(contents, allowed)
-    git = snapshot.git_state(code.root, [file.path for file in code.files])
+    sources = [file.path for file in code.files] + [os.path.relpath(listed, code.root)] * bool(text)
+    git = snapshot.git_state(code.root, sources)
     name = code_limits.plain_name(code.job_path.removeprefix("jobs/").removesuffix(".py"))
     manifest = snapshot.manifest(name, contents, code.job_path, git)
     if print_too:
@@ -136,15 +139,15 @@ def _print_kept(manifest: dict, dependencies: list | None) -> None:
         name = file["path"] if file["path"] == manifest["job"] else top + slash
         files[name] += 1
         sizes[name] += file["size"]
-    print(f"{'kept':<50}{'files':>8}{'size':>12}")
+    print(f"{'kept':<{_WIDTH}}{'files':>8}{'size':>12}")
     for name in files:
         note = ""
         if name == REQUIREMENTS[0]:
             source, left_out = dependencies
             note = f"  from {source}" + (f" without {', '.join(left_out)}" if left_out else "")
-        print(f"{name:<50}{files[name]:>8}{human(sizes[name]):>12}{note}")
+        print(f"{name:<{_WIDTH}}{files[name]:>8}{human(sizes[name]):>12}{note}")
     total = sum(sizes.values())
-    print(f"{'all':<50}{sum(files.values()):>8}{human(total):>12}\n")
+    print(f"{'all':<{_WIDTH}}{sum(files.values()):>8}{human(total):>12}\n")
     if total > code_limits.ADVISED:
         biggest = max(manifest["files"], key=lambda file: file["size"])
         print(
@@ -160,17 +163,14 @@ def _print_skipped(skipped: list[Skipped]) -> None:
     for item in skipped:
         rules[item.rule].append(item)
     if skipped:
-        print(f"{'skipped':<50}{'files':>8}{'size':>12}  rule")
+        print(f"{'skipped':<{_WIDTH}}{'files':>8}{'size':>12}  rule")
     for rule, items in rules.items():
         items.sort(key=lambda item: -item.size)
-        names = ""
-        for number, item in enumerate(items):
-            rest = f" and {len(items) - number} more" if number else item.path
-            if number and len(f"{names} {item.path} and {len(items)} more") > 49:
-                names += rest
-                break
-            names += f" {item.path}" if number else item.path
+        names, shown = items[0].path, 1
+        while shown < len(items) and len(f"{names} {items[shown].path} and {len(items)} more") < _WIDTH:
+            names, shown = f"{names} {items[shown].path}", shown + 1
+        names += f" and {len(items) - shown} more" if shown < len(items) else ""
         more = "> " if any(item.more for item in items) else ""
         count, size = sum(item.count for item in items), human(sum(item.size for item in items))
-        print(f"{names:<50}{more + str(count):>8}{more + size:>12}  {rule}")
+        print(f"{names:<{_WIDTH}}{more + str(count):>8}{more + size:>12}  {rule}")
     print(flush=True)

@@ -5,6 +5,8 @@ import os
 import re
 from typing import NamedTuple
 
+from common.exits import BadInput
+
 _KEYS = [  # of a form that nothing else has
     ("a private key", r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d"),
     ("an AWS access key", r"\b(?:AKIA|ASIA)(?!\w*EXAMPLE)[A-Z0-9]{16}\b"),
@@ -58,12 +60,15 @@ class Finding(NamedTuple):
 
 
 def scan(path: str, source: str) -> list[Finding]:
-    """What is found in the file `source`, which will be called `path`. Both names count."""
+    """What is found in the file `source`, which will be called `path`. Both names count. Raises BadInput."""
     for name in (os.path.basename(path), os.path.basename(source)):
         if _BY_NAME.fullmatch(name.lower()) and not name.lower().endswith(_EXAMPLES):
             return [Finding(path, None, "a file that holds credentials, by its name")]
-    with open(source, "rb") as file:
-        return scan_text(path, file.read(_READ))
+    try:
+        with open(source, "rb") as file:
+            return scan_text(path, file.read(_READ))
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
 
 
 def scan_text(path: str, content: bytes) -> list[Finding]:

@@ -4,10 +4,11 @@ what goes wrong there.
     python -m launch simulate --nodes 2 --processes 2 jobs/train_ddp.py -- --dataset digits --max_steps 20
     python -m launch simulate --nodes 2 --platform pai-dlc --fault kill:rank=1,step=5 jobs/train_ddp.py -- ...
 
-Every node gets folders of its own: user-job-dir/<name of the repository> with the code, in which the job is
-started; inputs/data_url_0, where a --data_url among the job's arguments is linked in; outputs/train_url_0,
-which is passed as --train_url unless the job's arguments name another; cache; logs. It uses the GPUs if there
-is one for every process, and the CPU otherwise, with --processes_per_node where the job has to be told.
+Every node gets folders of its own: user-job-dir/<name of the repository> with the code, the files that `pack`
+keeps, in which the job is started; inputs/data_url_0, where a --data_url among the job's arguments is linked
+in; outputs/train_url_0, which is passed as --train_url unless the job's arguments name another; cache; logs.
+It uses the GPUs if there is one for every process, and the CPU otherwise, with --processes_per_node where the
+job has to be told.
 
 --fault, any number of times; a step that is not given is drawn from --seed and printed:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank

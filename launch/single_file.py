@@ -6,6 +6,7 @@ import io
 import os
 import textwrap
 import zipfile
+from itertools import chain
 
 from common.exits import BadInput
 from launch import manifests
@@ -64,7 +65,8 @@ def _header(manifest: dict, contents: list[Content]) -> str:
         "results.",
         "",
         f"digest: {manifest['digest']}",
-        "it needs: torch, torchvision, " + ", ".join(needs[0] if needs else []),
+        "it needs what the job needs" + (", beside torch and torchvision:" if needs else ""),
+        *(f"    {line}" for line in chain.from_iterable(needs)),
         "it holds:",
         *(f"    {line}" for line in listed),
     ]

@@ -83,6 +83,8 @@ def test_the_same_content_has_the_same_name(repository, tmp_path):
     (tmp_path / "elsewhere/copy/README.md").write_text("changed, and not packed")
     job = tmp_path / "elsewhere/copy/jobs/job.py"
     assert pack(str(job), str(tmp_path / "to")).manifest["git"]["dirty"] is False
+    (tmp_path / "elsewhere/copy/requirements.txt").write_text("torch>=2.2\nnumpy\n")
+    assert pack(str(job), str(tmp_path / "to")).manifest["git"]["dirty"] is True
     (tmp_path / "elsewhere/copy/common/new.py").write_text("")
     third = pack(str(job), str(tmp_path / "to"))
     assert third.made and third.manifest["git"]["dirty"] is True
@@ -228,6 +230,13 @@ def test_names_that_an_object_store_breaks(name, reason, mine, tmp_path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     open(path, "w").close()
     assert reason in refused(str(mine / "job.py"), str(tmp_path / "to"))
+
+
+def test_a_bad_name_may_stay_behind(mine, tmp_path):
+    with open(os.path.join(os.fsencode(mine), b"bad\xff.log"), "w"):
+        pass
+    result = run("-m", "launch", "pack", mine / "job.py", "--to", tmp_path / "to")
+    assert "\nbad\\udcff.log " in result.stdout
 
 
 def test_links_and_special_files(mine, tmp_path):

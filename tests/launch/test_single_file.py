@@ -190,3 +190,16 @@ def test_every_platform_trains_what_is_packed(platform, form, packed_jobs, own_l
     nodes = 1 if platform == "plain" else 2
     lines = trained(packed_jobs[form], tmp_path, platform, nodes, 2 // nodes)
     assert [line.get("loss") for line in lines] == own_losses
+
+
+@pytest.mark.faults
+def test_what_a_killed_rank_unpacked_is_taken_away(packed_jobs, tmp_path):
+    """By the process of its node that outlives it."""
+    (tmp_path / "tmp").mkdir()
+    result = simulate(
+        "--processes=2", f"--keep={tmp_path / 'kept'}", "--fault=kill:rank=1,step=1",
+        packed_jobs["single_file"], "--", "--dataset=digits", "--max_steps=50",
+        env=environment(TMPDIR=str(tmp_path / "tmp"), OMP_NUM_THREADS="1"), code=137, timeout=240,
+    )  # fmt: skip
+    assert "SIGKILL to rank 1" in result.stdout
+    assert [name for name in os.listdir(tmp_path / "tmp") if "bootfile" in name] == []
