@@ -198,6 +198,8 @@ class Mirror:
     def _upload(self) -> None:
         if self.lease.lost:
             raise BadInput(self.lease.lost)
+        for name in restoring.HISTORY:  # reaches as far as the checkpoint that comes after it
+            self._send(name)
         if newest := next(iter(checkpoint.found(os.path.join(self.folder, CHECKPOINTS))), None):
             self._upload_checkpoint(f"{CHECKPOINTS}/{os.path.basename(newest)}")
         for name in sorted(os.listdir(self.folder)):

@@ -119,8 +119,8 @@ def test_only_https(tmp_path):
 
 
 def test_data_url_that_is_no_folder(tmp_path):
-    for url in ("s3://bucket/data", "obs://bucket/data"):
-        with pytest.raises(BadInput, match=rf"{url} is a .* URL, not a folder"):
+    for url in ("gs://bucket/data", "https://host/data"):
+        with pytest.raises(BadInput, match=rf"{url} is a .* URL, not s3:// or obs:// and not a folder"):
             local_folder(url)
     with pytest.raises(BadInput, match=r"nowhere does not exist"):
         local_folder(str(tmp_path / "nowhere"))

@@ -39,7 +39,9 @@ def test_data_url_that_does_not_exist(job, tmp_path):
         (["--dataset=digits", "--seed=-1"], "'-1' is not a whole number in 0..2^63-1"),
         (["--dataset=digits", "--enable_gpu=true"], "--enable_gpu=true, but torch"),
         (["--dataset=digits", "--data_url=/does/not/exist"], "data_url /does/not/exist does not exist"),
-        (["--data_url=obs://bucket/data"], "data_url obs://bucket/data is a obs URL, not a folder"),
+        (["--data_url=gs://bucket/data"], "data_url gs://bucket/data is a gs URL, not s3:// or obs://"),
+        (["--data_url=s3://me:secret@bucket/data"], "holds a user name or a password"),
+        (["--data_url=s3://bucket.with.dots/data"], "a name with dots cannot be reached over https"),
     ],
 )
 def test_arguments(arguments, message, tmp_path):
@@ -162,5 +164,9 @@ def test_output_folder_that_cannot_be_written(job, tmp_path):
 
 
 def test_output_that_is_a_url():
-    result = run("jobs/train.py", "--dataset=digits", "--train_url=s3://bucket/out", code=2, timeout=60)
-    assert "output_dir s3://bucket/out is a URL, not a folder" in result.stderr
+    for url, message in (
+        ("gs://bucket/out", "output_dir gs://bucket/out is a URL, not s3:// or obs:// and not a folder"),
+        ("s3://me:secret@bucket/out", "holds a user name or a password: credentials belong in AWS_*"),
+    ):
+        result = run("jobs/train.py", "--dataset=digits", f"--train_url={url}", code=2, timeout=60)
+        assert message in result.stderr and "secret@" not in result.stderr + result.stdout

@@ -1,0 +1,232 @@
+"""Jobs whose data and results are in an object store, as their users run them."""
+
+import os
+import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common import checkpoint
+from datasets import receipt
+from tests.common.test_mirror import Gate, keys, steps
+from tests.conftest import environment, finish, free_port, records, run, start
+from tests.fault_proxy import FaultProxy
+from tests.object_store_server import ObjectStoreServer
+from tests.redis_server import files_with
+
+CLASSES = 4
+JOB = (
+    "jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--warmup=0", "--print_freq=1",
+    "--batch_size=16", "--epochs=3", "--save_every=2", "--data_backend=threads", "--workers=2",
+)  # fmt: skip
+STEPS = 3 * (CLASSES * 12 // 16)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ObjectStoreServer("data", "runs") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def images(server, tmp_path_factory):
+    """A folder of images, which also is s3://data/images."""
+    folder, draw = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 4)):
+        for number in range(CLASSES):
+            (folder / split / f"class{number}").mkdir(parents=True)
+            for each in range(count):
+                pixels = draw.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / f"class{number}" / f"{each}.jpg")
+    put(server, folder, "images")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(images, tmp_path_factory):
+    """The output of a job that reads the folder and is never interrupted."""
+    output = tmp_path_factory.mktemp("plain")
+    run(*JOB, "--data_url", images, "--output_dir", output)
+    return output
+
+
+def put(server, folder: Path, prefix: str) -> None:
+    client = server.client()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    with ThreadPoolExecutor(8) as pool:
+        list(
+            pool.map(lambda p: client.upload_file(str(p), "data", f"{prefix}/{p.relative_to(folder)}"), files)
+        )
+
+
+def node(server, scratch: Path, **extra: str) -> dict[str, str]:
+    """The environment of a job on a node with this scratch disk."""
+    scratch.mkdir(exist_ok=True)
+    return environment(**server.environment, BOOTFILE_SCRATCH=str(scratch), **extra)
+
+
+def output_of(scratch: Path) -> Path:
+    (folder,) = (scratch / f"bootfile-{os.getuid()}" / "outputs").iterdir()
+    return folder
+
+
+def brought(server, url: str, folder: Path) -> Path:
+    """What is at a URL, in a new folder."""
+    prefix = url.partition("://runs/")[2]
+    for key in keys(server, url):
+        path = folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        server.client().download_file("runs", f"{prefix}/{key}", str(path))
+    return folder
+
+
+def same(one: Path, other: Path) -> bool:
+    """Figures, receipts and weights."""
+    clocks = ("time", "data_time", "compute_time", "images_per_s")
+    figures = [
+        [{name: line[name] for name in line if name not in clocks} for line in records(output)]
+        for output in (one, other)
+    ]
+    left, right = (torch.load(output / "epoch_3.pth", weights_only=True) for output in (one, other))
+    receipts = ((output / receipt.FILE).read_bytes() for output in (one, other))
+    return figures[0] == figures[1] and len(set(receipts)) == 1 and all(
+        torch.equal(left[name], right[name]) for name in right
+    )  # fmt: skip
+
+
+def test_a_job_that_is_stopped_goes_on_on_another_node(server, images, plain, tmp_path):
+    """SIGTERM, a new scratch disk: as a run on folders that nothing happened to."""
+    url = "s3://runs/moved"
+    urls = ("--data_url=s3://data/images", f"--train_url={url}")
+    job = start(*JOB, *urls, env=node(server, tmp_path / "one"))
+    for line in job.stdout:
+        if line.startswith("epoch=2 step=4 "):
+            break
+    job.send_signal(signal.SIGTERM)
+    stopped = finish(job, 143).stdout
+    last = int(
+        re.search(r"stopped as asked after step (\d+); the newest checkpoint is that of step \1\n", stopped)[
+            1
+        ]
+    )
+    assert 4 <= last < STEPS and f"all of it is at {url}\n" in stopped
+    assert steps(server, url)[-1] == last and ".bootfile-lease.json" not in keys(server, url)
+
+    resumed = run(*JOB, *urls, env=node(server, tmp_path / "two")).stdout
+    assert f"restored step_{last}.pt and the history up to it from {url}\n" in resumed
+    assert f"step {last} of {STEPS}\n" in resumed
+    output = brought(server, url, tmp_path / "brought")
+    assert same(output, plain)
+    assert len(checkpoint.found(str(output / "checkpoints"))) == 3 == len(steps(server, url)), "--keep"
+    assert len(list(output.glob("events.out.tfevents*"))) == 2
+    for folder in (tmp_path, output):
+        assert not files_with(server.environment["AWS_SECRET_ACCESS_KEY"], folder)
+
+
+@pytest.mark.parametrize(
+    "name", [".bootfile-outputs.json", pytest.param("step_6.pt.json", marks=pytest.mark.faults)]
+)
+def test_sigkill_between_a_checkpoint_and_the_list(server, images, plain, tmp_path, name):
+    url = f"s3://runs/killed{len(name)}"
+    with Gate(server.port, f"/{name}", 3 if name[0] == "." else 1) as gate:
+        env = node(server, tmp_path / "one") | gate.environment
+        job = start(*JOB, f"--data_url={images}", f"--train_url={url}", env=env)
+        while not (
+            gate.seen >= gate.times and list(output_of(tmp_path / "one").glob("checkpoints/step_6.pt.json"))
+        ):
+            assert job.poll() is None
+            time.sleep(0.01)
+        job.send_signal(signal.SIGKILL)
+        finish(job, -signal.SIGKILL)
+    listed = steps(server, url)
+    assert listed[-1] < 6
+    output = run(
+        *JOB, f"--data_url={images}", f"--train_url={url}", env=node(server, tmp_path / "two")
+    ).stdout
+    assert f"restored step_{listed[-1]}.pt" in output
+    assert same(brought(server, url, tmp_path / "brought"), plain)
+
+
+def test_results_that_cannot_be_stored_are_exit_code_6(server, images, tmp_path):
+    with FaultProxy(server.port, "forbidden", share=1, after=6) as proxy:
+        env = node(server, tmp_path, BOOTFILE_STORE_ATTEMPTS="2") | proxy.environment
+        arguments = (f"--data_url={images}", "--train_url=s3://runs/shut", "--max_steps=4", "--training_only")
+        result = run(*JOB, *arguments, env=env, code=6)
+    assert re.fullmatch(
+        r"error: not uploaded to s3://runs/shut: s3://runs/shut/\S+: no permission \(AccessDenied\)\n",
+        result.stderr,
+    )
+    assert "warning: not uploaded to s3://runs/shut: " in result.stdout
+    assert len(records(output_of(tmp_path))) == 4, "the training went on"
+    assert "testing-secret" not in result.stdout + result.stderr
+
+
+@pytest.mark.faults
+def test_two_nodes_two_scratch_disks(server, images, plain, tmp_path):
+    """Each node stages for itself, one process of two; one of them takes longer than --timeout."""
+    port = free_port()
+    with FaultProxy(server.port, delay=8.0) as slow:
+        jobs = []
+        for rank in range(2):
+            env = node(server, tmp_path / str(rank)) | (slow.environment if rank else {})
+            jobs.append(start(
+                *JOB, "--data_url=s3://data/images", "--train_url=s3://runs/nodes", "--processes_per_node=2",
+                f"--init_method=tcp://127.0.0.1:{port}", f"--rank={rank}", "--world_size=2", "--timeout=25",
+                env=env,
+            ))  # fmt: skip
+        # rank 1's requests of the list and of 64 images at 16 a time, 8 s each, are more than 25 s
+        outputs = [finish(job, timeout=300).stdout for job in jobs]
+    assert all(output.count(f"{CLASSES * 16} files, {CLASSES * 16} fetched") == 1 for output in outputs)
+    assert "waiting for 2 of 4 processes to stage s3://data/images" in outputs[0]
+    one, other = (Path(brought(server, "s3://runs/nodes", tmp_path / "brought")), plain)
+    assert (one / receipt.FILE).read_bytes() == (other / receipt.FILE).read_bytes()
+
+
+@pytest.mark.faults
+def test_a_second_job_at_the_url_of_a_first_is_refused(server, images, tmp_path):
+    arguments = (*JOB, f"--data_url={images}", "--train_url=s3://runs/shared", "--epochs=1000")
+    first = start(*arguments, env=node(server, tmp_path / "one"))
+    for line in first.stdout:
+        if line.startswith("epoch="):
+            break
+    second = run(*arguments, env=node(server, tmp_path / "two"), code=2)
+    assert "s3://runs/shared belongs to another job that is running (process " in second.stderr
+    third = run(*arguments, env=node(server, tmp_path / "one"), code=2)
+    assert "s3://runs/shared belongs to another job that is running on this node" in third.stderr
+    first.kill()
+    finish(first, -signal.SIGKILL)
+
+
+def test_in_memory_sets_and_pairs_are_staged_too(server, images, tmp_path):
+    """CIFAR-10 as class folders; pairs of images. Neither says where it was staged."""
+    draw = np.random.default_rng(1)
+    for split in ("train", "test"):
+        for number in range(10):
+            (tmp_path / "cifar" / split / f"c{number}").mkdir(parents=True)
+            pixels = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "cifar" / split / f"c{number}" / "0.png")
+    put(server, tmp_path / "cifar", "cifar")
+    for side in ("blurry", "sharp"):
+        (tmp_path / "pairs" / "train" / side).mkdir(parents=True)
+        for number in range(3):
+            pixels = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pairs" / "train" / side / f"{number}.png")
+    put(server, tmp_path / "pairs", "pairs")
+    env = node(server, tmp_path / "scratch")
+    jobs = {
+        "cifar": ("jobs/train.py", "--batch_size=10", "--max_steps=1"),
+        "pairs": ("jobs/loader.py", "--batch_size=3", "--crop=16"),
+    }
+    for name, command in jobs.items():
+        run(*command, f"--data_url={tmp_path / name}", f"--output_dir={tmp_path / 'out' / name}", env=env)
+        run(*command, f"--data_url=s3://data/{name}", f"--train_url=s3://runs/{name}", env=env)
+        output = brought(server, f"s3://runs/{name}", tmp_path / "brought" / name)
+        receipts = {(each / receipt.FILE).read_bytes() for each in (output, tmp_path / "out" / name)}
+        assert len(receipts) == 1
+    assert (output / "preview.png").read_bytes() == (tmp_path / "out" / "pairs" / "preview.png").read_bytes()
