@@ -119,8 +119,8 @@ def _curves(runs: list[Run]) -> list[dict]:
             for name in (training, validation):
                 if name in run.figures:
                     alone = name == validation and len(runs) == 1  # two curves, and two colours for them
-                    x, y = report_data.thin(*run.figures[name], max(60, min(800, _POINTS // len(runs))))
-                    curves.append(Curve(run.name, x, y, place + alone, dots=name == validation))
+                    look = "strong" if name == validation else ""
+                    curves += _of(run, name, place + alone, look, max(60, min(800, _POINTS // len(runs))))
         marks = [
             Mark(start.step, f"{run.name}: start {number} goes on after step {start.step:,.0f}", place)
             for place, run in enumerate(runs)
@@ -128,9 +128,19 @@ def _curves(runs: list[Run]) -> list[dict]:
         ]
         about = f"{heading} by step, of {', '.join(run.name for run in runs)}; figures in the table of epochs"
         svg = report_charts.lines(heading, about, curves, marks, form=form)
-        both = len({curve.dots for curve in curves}) == 2
-        charts.append({"heading": heading, "svg": Markup(svg), "both": both, "restarts": bool(marks)})
+        looks = {curve.look for curve in curves}
+        shown = {"both": {"", "strong"} <= looks, "long": "faint" in looks, "restarts": bool(marks)}
+        charts.append({"heading": heading, "svg": Markup(svg)} | shown)
     return charts
+
+
+def _of(run: Run, name: str, style: int, look: str, most: int) -> list[Curve]:
+    """One figure of a run; of more than `most` points, every extreme pale behind the means."""
+    x, y = run.figures[name]
+    if len(x) <= most:
+        return [Curve(run.name, x, y, style, look)]
+    pale = Curve(run.name, *report_data.thin(x, y, most), style, "faint")
+    return [pale, Curve(run.name, *report_data.means(x, y, most // 6), style, look)]
 
 
 def _progress(runs: list[Run]) -> dict:
@@ -165,7 +175,8 @@ def _progress(runs: list[Run]) -> dict:
         each.x = each.x / unit
     about = "Steps done by the time since each run began; a fall is work that a restart did again"
     svg = report_charts.lines("Progress", about, curves, marks, name, "step")
-    return {"heading": "Steps over time", "svg": Markup(svg), "both": False, "restarts": bool(marks)}
+    shown = {"both": False, "long": False, "restarts": bool(marks)}
+    return {"heading": "Steps over time", "svg": Markup(svg)} | shown
 
 
 def _split(run: Run) -> dict:

@@ -26,14 +26,14 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Curve:
-    """x, y: float64 [n]; NaN or infinite values are gaps. style: index of colour and dash; dots: with a mark
-    at every point, and thicker."""
+    """x, y: float64 [n]; NaN or infinite values are gaps. style: index of colour and dash; look: "",
+    "strong" (thicker, and a dot at every point) or "faint"."""
 
     name: str
     x: np.ndarray
     y: np.ndarray
     style: int
-    dots: bool = False
+    look: str = ""
 
 
 @dataclass
@@ -139,11 +139,11 @@ def lines(
             )
             _add(line, "title").text = mark.text
     for curve, good in zip(curves, finite, strict=True):
-        look = f"c{curve.style % STYLES} d{curve.style % STYLES}"
+        look = f"c{curve.style % STYLES} d{curve.style % STYLES} {curve.look}"
         x, y = x_axis(curve.x), y_axis(np.where(good, curve.y, np.nan))
-        _add(svg, "path", d=_path(x, y, good), **{"class": f"curve {look}{' strong' if curve.dots else ''}"})
+        _add(svg, "path", d=_path(x, y, good), **{"class": f"curve {look}"})
         alone = good & ~np.r_[False, good[:-1]] & ~np.r_[good[1:], False]  # between gaps no line shows them
-        shown = good if curve.dots and good.sum() <= 60 else alone
+        shown = good if curve.look == "strong" and good.sum() <= 60 else alone
         dots = "".join(f"M{a:.1f} {b:.1f}h0" for a, b in zip(x[shown], y[shown], strict=True))
         if dots:
             _add(svg, "path", d=dots, **{"class": f"dots c{curve.style % STYLES}"})

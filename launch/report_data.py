@@ -233,3 +233,11 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
             kept.add(int(part[0]))  # a gap stays one
     places = sorted(kept)
     return steps[places], values[places]
+
+
+def means(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of the finite values of each of `most` stretches, at its middle; NaN where there is none."""
+    parts = np.array_split(np.arange(len(steps)), most)
+    finite = [part[np.isfinite(values[part])] for part in parts]
+    found = [values[part].mean() if len(part) else np.nan for part in finite]
+    return np.array([steps[part].mean() for part in parts]), np.array(found)
