@@ -15,7 +15,8 @@ PHASES = {  # of v2, as the vendor's documents list them
     "Terminated": "stopped",
     "Abnormal": "in an abnormal state: the service has lost sight of it",
 }
-ENDED = ("Failed", "Completed", "Terminated", "Abnormal")
+ENDED = ("Failed", "Completed", "Terminated")
+OVER = (*ENDED, "Abnormal")  # nothing more is to be expected; but it may still run, and write
 FAILED = ("Failed", "Terminated", "Abnormal")
 _MILLISECONDS = 10**11  # timestamps above are in milliseconds: as seconds they lie after the year 5000
 
@@ -60,7 +61,7 @@ def since(job: dict[str, Any]) -> datetime.datetime | None:
     creation."""
     status, created = job.get("status", {}), job.get("metadata", {}).get("create_time")
     start = status.get("start_time")
-    if phase(job) in ENDED and start:
+    if phase(job) in OVER and start:
         return _time(start) + datetime.timedelta(milliseconds=int(status.get("duration") or 0))
     if phase(job) in ("Running", "Terminating") and start:
         return _time(start)

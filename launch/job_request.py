@@ -19,7 +19,7 @@ from launch.profiles import Folders, profile
 _MOUNT = "/home/ma-user/modelarts"  # MA_MOUNT_PATH
 _JOB_DIR = f"{_MOUNT}/user-job-dir"
 _PORT = 6666  # seen in the service's init_method
-_VJ_NAME = "modelarts-job-simulated"  # profiles' name of a job without an id
+JOB_NAME = "modelarts-job-simulated"  # as launch/profiles.py has it
 
 
 class NodeStart(NamedTuple):
@@ -112,7 +112,7 @@ def _command(config: JobConfig) -> str:
 def starts(config: JobConfig) -> list[NodeStart]:
     """What every node runs: launch/profiles.py has what the platform adds, job.toml the rest."""
     custom = "image_url" in config.image
-    hosts = [f"{_VJ_NAME}-worker-{node}.{_VJ_NAME}" for node in range(config.nodes)]
+    hosts = [f"{JOB_NAME}-worker-{node}.{JOB_NAME}" for node in range(config.nodes)]
     folders = Folders(
         code=posixpath.join(_JOB_DIR, config.snapshot),
         inputs=f"{_MOUNT}/inputs",

@@ -99,7 +99,7 @@ def _follow(logs: Logs, interval: float, give_up: float) -> int:
     quiet, wait, answered = 0, interval, time.monotonic()
     while True:
         try:
-            ended = job_phases.phase(logs.job) in job_phases.ENDED
+            ended = job_phases.phase(logs.job) in job_phases.OVER
             printed = logs.read(last=quiet == _QUIET)
         except ServiceError as error:
             if not error.passing or time.monotonic() - answered > give_up:

@@ -218,6 +218,8 @@ def _places(config: JobConfig, table: dict, run: str, resume_from: str | None):
         raise BadInput(
             f"--resume_from needs one output, train_url: [outputs] has {', '.join(outputs) or 'none'}"
         )
+    if not resume_from.startswith("/"):
+        object_store.parse(resume_from)
     return inputs, {"train_url": resume_from.rstrip("/")}
 
 

@@ -120,6 +120,7 @@ def _outputs(config: JobConfig, run: str, resume_from: str | None) -> dict[str, 
 
 def _show(config: JobConfig, body: dict) -> None:
     print(json.dumps(body, indent=2, ensure_ascii=False))
+    print(f"\n({job_request.JOB_NAME} stands for the name that the service makes of the job's id)")
     for node, start in enumerate(job_request.starts(config)):
         print(f"\nnode {node}: {start.command}")
         for name, value in start.environment.items():

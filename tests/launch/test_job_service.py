@@ -1,6 +1,8 @@
 """Jobs from `submit` to their end, by the vendor's SDK, against a local stand-in for ModelArts' service."""
 
 import contextlib
+import importlib
+import io
 import json
 import os
 import re
@@ -11,10 +13,12 @@ import time
 
 import pytest
 
-from launch import job_config, job_records, job_request, status
+from common import exits
+from common.exits import BadInput
+from launch import job_config, job_records, job_request
 from launch.log_follow import Place, lines_after
 from launch.modelarts import Preview
-from tests.conftest import ROOT, environment, finish, run, start
+from tests.conftest import environment, finish, start
 from tests.modelarts_service import PHASES, PROJECT, SECRET_KEY, ModelArtsService
 
 CONFIG = """
@@ -49,22 +53,39 @@ def server():
 
 
 @pytest.fixture
-def user(server, tmp_path):
+def user(server, tmp_path, monkeypatch, capsys):
     """Of one user: job.toml, the keys, and a folder of records; faults of an earlier test are gone."""
     server.test(clear=True)
     (tmp_path / "job.toml").write_text(CONFIG.format(endpoint=server.endpoint))
-    return User(server, tmp_path)
+    monkeypatch.setattr(job_records, "FOLDER", str(tmp_path / "records"))
+    for name in ("MODELARTS_ENDPOINT", "MODELARTS_REGION", "HUAWEICLOUD_SDK_SECURITY_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in server.keys().items():
+        monkeypatch.setenv(name, value)
+    return User(server, tmp_path, capsys)
 
 
 class User:
-    def __init__(self, server, folder):
-        self.server, self.folder, self.config = server, folder, folder / "job.toml"
+    """launch() is `python -m launch` in this process, which has read the SDK already; start() in its own."""
+
+    def __init__(self, server, folder, capsys):
+        self.server, self.folder, self.config, self._capsys = server, folder, folder / "job.toml", capsys
         self.environment = environment(**server.keys(BOOTFILE_JOBS=str(folder / "records")))
 
-    def launch(self, *arguments, code=0, **options):
-        result = run("-m", "launch", *arguments, code=code, env=self.environment, **options)
-        for text in (result.stdout, result.stderr):
-            assert SECRET_KEY not in text
+    def start(self, *arguments, **options):
+        return start("-m", "launch", *arguments, env=self.environment, **options)
+
+    def launch(self, verb, *arguments, code=0):
+        self._capsys.readouterr()
+        try:
+            found = importlib.import_module(f"launch.{verb}").main([str(word) for word in arguments])
+        except BadInput as error:
+            exits.say_error(str(error))
+            found = error.code
+        output, errors = self._capsys.readouterr()
+        result = subprocess.CompletedProcess(arguments, found, output, errors)
+        assert SECRET_KEY not in output + errors
+        assert found == code, f"exit code {found}\n{output}\n{errors}"
         return result
 
     def fails(self, *arguments, **options) -> str:
@@ -96,9 +117,10 @@ class User:
 
 
 def test_from_submit_to_the_end(user, server):
+    """Every command in a process of its own, as a user runs it."""
     dry = user.submit("--dry_run").stdout
     shown, _ = json.JSONDecoder().raw_decode(dry)
-    created = user.submit("--yes").stdout
+    created = finish(user.start("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")).stdout
     job_id = re.search(r"^job (\S+)$", created, re.MULTILINE)[1]
     sent = server.test()["bodies"][job_id]
     (record,) = user.records()
@@ -118,13 +140,13 @@ def test_from_submit_to_the_end(user, server):
     assert url in created and "modelarts.pool.visual.8xlarge" in created
     assert "KEY" not in json.dumps(record)
 
-    shown = user.launch("status", record["run"]).stdout
+    shown = finish(user.start("status", record["run"])).stdout
     assert shown.startswith(f"job {job_id} ddp: Creating since 20") and "(being created), nodes=2" in shown
     running = {"phase": "Running", "log": {"worker-0": "epoch=1 loss=0.5\n", "worker-1": "hello\n"}}
     later = {"log": {"worker-0": "epoch=2 loss=0.25\nlast line without an end", "worker-1": "训练 bye\n"}}
     end = {"phase": "Completed", "status": {"task_statuses": [{"task": "worker-0", "exit_code": 0}]}}
     server.test(job=job_id, script=[(0.3, {"phase": "Pending"}), (0.6, running), (1.2, later), (1.8, end)])
-    logs = user.launch("logs", job_id, "-f", "--interval=0.1")
+    logs = finish(user.start("logs", job_id, "-f", "--interval=0.1"))
     of = {node: re.findall(rf"^\[{node}\] (.*)$", logs.stdout, re.MULTILINE) for node in (0, 1)}
     assert of == {
         0: ["epoch=1 loss=0.5", "epoch=2 loss=0.25", "last line without an end"],
@@ -139,22 +161,15 @@ def test_from_submit_to_the_end(user, server):
     assert said == [f"the job is {phase}" for phase in ("Creating", "Pending", "Running", "Completed")]
 
 
-def test_nothing_is_sent_unless_somebody_agrees(user, server):
+def test_nothing_is_sent_unless_somebody_agrees(user, server, monkeypatch):
     before = len(server.test()["bodies"])
     for answer in ("", "n\n", "maybe\n"):
-        process = subprocess.run(
-            [sys.executable, "-m", "launch", "submit", "jobs/train_ddp.py", "--config", user.config],
-            input=answer, capture_output=True, text=True, env=user.environment, cwd=ROOT, timeout=60,
-        )  # fmt: skip
-        assert process.returncode == 1 and process.stdout.endswith(
-            "create this job? [y/N] \nnothing was sent\n"
-        )
+        monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+        assert user.submit(code=1).stdout.endswith("create this job? [y/N] \nnothing was sent\n")
     assert len(server.test()["bodies"]) == before and user.records() == []
-    process = subprocess.run(
-        [sys.executable, "-m", "launch", "submit", "jobs/train_ddp.py", "--config", user.config],
-        input="y\n", capture_output=True, text=True, env=user.environment, cwd=ROOT, timeout=60,
-    )  # fmt: skip
-    assert process.returncode == 0 and len(server.test()["bodies"]) == before + 1
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert re.search(r"^job \S+$", user.submit().stdout, re.MULTILINE)
+    assert len(server.test()["bodies"]) == before + 1
 
 
 def test_everything_that_a_config_can_say_is_taken(user, server):
@@ -212,8 +227,8 @@ def test_a_refusal_is_one_line(user, server, code, hint):
     assert hint in error and user.records() == []
 
 
-def test_wrong_keys_are_refused_by_their_signature(user, server):
-    user.environment["HUAWEICLOUD_SDK_SK"] = "another-secret"
+def test_wrong_keys_are_refused_by_their_signature(user, monkeypatch):
+    monkeypatch.setenv("HUAWEICLOUD_SDK_SK", "another-secret")
     error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
     assert "HTTP 401" in error and "aksk signature" in error and "another-secret" not in error
 
@@ -247,6 +262,26 @@ def test_a_job_is_never_created_twice(user, server, kind):
     assert "it is not known whether the service took job ddp" in user.fails("status", record["run"])
 
 
+def test_nothing_is_sent_that_could_not_be_recorded(user, server, monkeypatch):
+    before = len(server.test()["bodies"])
+    (user.folder / "file").touch()
+    monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "file" / "records"))
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    assert "cannot be written: Not a directory" in error and len(server.test()["bodies"]) == before
+
+
+def test_an_abnormal_job_may_still_write(user, server):
+    job_id = user.job()
+    (record,) = user.records()
+    server.test(job=job_id, phase="Running")
+    server.test(job=job_id, phase="Abnormal")
+    assert user.launch("logs", job_id, "-f", "--interval=0.05", code=1).stderr == "job Abnormal\n"
+    resume = ("--yes", "--resume_from", record["outputs"]["train_url"])
+    assert "is Abnormal and writes there" in user.fails(
+        "submit", "jobs/train_ddp.py", "--config", user.config, *resume
+    )
+
+
 def test_a_service_that_is_not_there(user, server, tmp_path):
     job_id = user.job()
     (path,) = (tmp_path / "records").glob("*.json")
@@ -255,44 +290,43 @@ def test_a_service_that_is_not_there(user, server, tmp_path):
     assert f"cannot show job {job_id}: no usable answer from 127.0.0.1:9 (ConnectionException" in error
 
 
-def test_a_bare_id_is_looked_for_by_the_environment(user, server):
+def test_a_bare_id_is_looked_for_by_the_environment(user, server, monkeypatch):
     job_id = user.job()
-    user.environment |= {
-        "BOOTFILE_JOBS": str(user.folder / "elsewhere"),
-        "MODELARTS_ENDPOINT": server.endpoint,
-    }
+    monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "elsewhere"))
+    monkeypatch.setenv("MODELARTS_ENDPOINT", server.endpoint)
     assert f"job {job_id} ddp: Creating" in user.launch("status", job_id).stdout
-    del user.environment["MODELARTS_ENDPOINT"]
-    assert "no region" in user.fails("status", job_id)
-    user.environment["MODELARTS_ENDPOINT"] = "http://192.0.2.1"
-    assert "is not encrypted" in user.fails("status", job_id)
-    user.environment["MODELARTS_ENDPOINT"] = server.endpoint
     assert "no file, and no id" in user.fails("status", "../job.json")
     assert "ModelArts.2764 training job 0-0 does not exist" in user.fails("status", "0-0")
+    monkeypatch.delenv("MODELARTS_ENDPOINT")
+    assert "no region" in user.fails("status", job_id)
+    monkeypatch.setenv("MODELARTS_ENDPOINT", "http://192.0.2.1")
+    assert "is not encrypted" in user.fails("status", job_id)
+    monkeypatch.delenv("HUAWEICLOUD_SDK_PROJECT_ID")
+    monkeypatch.setenv("MODELARTS_ENDPOINT", server.endpoint)
+    assert "no project: set project_id in job.toml, or the variable" in user.fails("status", job_id)
 
 
 def test_missing_keys_and_a_missing_sdk_are_one_line(user, tmp_path):
-    arguments = ("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
     user.environment["HUAWEICLOUD_SDK_SK"] = ""
-    assert "set the variables HUAWEICLOUD_SDK_SK" in user.fails(*arguments)
-    (tmp_path / "huaweicloudsdkmodelarts.py").write_text(
-        "raise ImportError(name='huaweicloudsdkmodelarts')\n"
-    )
+    command = ("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    error = finish(user.start(*command), code=2).stderr
+    assert error == "error: no key of the account: set the variables HUAWEICLOUD_SDK_SK\n"
+    missing = "raise ImportError(name='huaweicloudsdkmodelarts')\n"
+    (tmp_path / "huaweicloudsdkmodelarts.py").write_text(missing)
     user.environment["PYTHONPATH"] = str(tmp_path)
-    assert "pip install huaweicloudsdkmodelarts" in user.fails(*arguments)
+    error = finish(user.start(*command), code=2).stderr
+    assert re.fullmatch(
+        r"error: the vendor's SDK is not there [^\n]+: pip install huaweicloudsdkmodelarts\n", error
+    )
     assert user.records() == []
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_every_phase_has_a_meaning(user, server, phase, monkeypatch, capsys):
+def test_every_phase_has_a_meaning(user, server, phase):
     job_id = user.job()
     server.test(job=job_id, phase="Running")
     server.test(job=job_id, phase=phase)
-    for name, value in server.keys().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "records"))
-    assert status.main([job_id]) == 0
-    line = capsys.readouterr().out.splitlines()[0]
+    line = user.launch("status", job_id).stdout.splitlines()[0]
     assert re.fullmatch(rf"job {job_id} ddp: {phase} since \S+ \S+ UTC \((?!a phase).+\), nodes=2", line)
 
 
@@ -324,7 +358,7 @@ def test_exit_codes_and_restarts_are_explained(user, server):
 def test_logs_go_on_at_the_byte_after_an_interruption(user, server):
     job_id = user.job()
     server.test(job=job_id, phase="Running", log={"worker-0": "一\n二\nhalf", "worker-1": "x\n"})
-    process = start("-m", "launch", "logs", job_id, "-f", "--interval=0.05", env=user.environment)
+    process = user.start("logs", job_id, "-f", "--interval=0.05")
     lines = [process.stdout.readline() for _ in range(3)]
     assert sorted(lines) == ["[0] 一\n", "[0] 二\n", "[1] x\n"]
     time.sleep(0.3)
@@ -342,7 +376,7 @@ def test_logs_go_on_at_the_byte_after_an_interruption(user, server):
 def test_following_outlives_faults_of_the_service(user, server):
     job_id = user.job()
     server.test(job=job_id, phase="Running", log={"worker-0": "first\n"})
-    process = start("-m", "launch", "logs", job_id, "-f", "--interval=0.05", env=user.environment)
+    process = user.start("logs", job_id, "-f", "--interval=0.05")
     assert process.stdout.readline() == "[0] first\n"
     for kind, times in (("reset", 5), (500, 1), (429, 1)):
         server.test(fault={"status": kind, "times": times, "path": job_id})
@@ -424,17 +458,17 @@ def test_a_log_that_begins_anew_is_read_from_its_beginning():
     ]
 
 
-def test_stop_asks_and_says_what_is_stopped(user, server):
+def test_stop_asks_and_says_what_is_stopped(user, server, monkeypatch):
     job_id = user.job()
     server.test(job=job_id, phase="Running")
-    command = [sys.executable, "-m", "launch", "stop", job_id]
-    options = {"capture_output": True, "text": True, "env": user.environment, "cwd": ROOT, "timeout": 60}
-    process = subprocess.run(command, input="\n", **options)
-    assert process.returncode == 1 and process.stdout.endswith("stop this job? [y/N] \nit goes on\n")
-    assert re.match(rf"job {job_id} ddp: Running since .+ UTC, nodes=2\n", process.stdout)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    shown = user.launch("stop", job_id, code=1).stdout
+    assert re.match(rf"job {job_id} ddp: Running since .+ UTC, nodes=2\n", shown)
+    assert shown.endswith("stop this job? [y/N] \nit goes on\n")
     assert ["POST", f"/v2/{PROJECT}/training-jobs/{job_id}/actions"] not in server.test()["requests"]
-    process = subprocess.run(command, input="yes\n", **options)
-    assert process.returncode == 0 and process.stdout.endswith(f"job {job_id}: Terminating\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("yes\n"))
+    assert user.launch("stop", job_id).stdout.endswith(f"job {job_id}: Terminating\n")
+    assert user.launch("stop", job_id).stdout.endswith("nothing to do: it is being stopped\n")
     result = user.launch("logs", job_id, "-f", "--interval=0.1", code=1)
     assert result.stderr == "job Terminated\n"
     assert "nothing to stop: it has ended" in user.launch("stop", job_id, "--yes").stdout
@@ -443,7 +477,7 @@ def test_stop_asks_and_says_what_is_stopped(user, server):
 def test_a_reader_that_leaves_is_no_error(user, server):
     job_id = user.job()
     server.test(job=job_id, phase="Running", log={"worker-0": "x" * 100_000 + "\nsecond\n" * 20_000})
-    process = start("-m", "launch", "logs", job_id, env=user.environment)
+    process = user.start("logs", job_id)
     assert process.stdout.readline()
     process.stdout.close()
     with contextlib.suppress(ValueError):

@@ -342,6 +342,11 @@ def test_resuming_needs_the_earlier_outputs(tmp_path):
     assert (
         "--resume_from needs one output, train_url: [outputs] has none" in run(*command, other, code=2).stderr
     )
+    config = job_config.load(str(EXAMPLE), JOB, "slurm")
+    script = platform_files.render("slurm", config, "run-1", "/shared/runs/earlier/")
+    assert script.endswith(" --train_url=/shared/runs/earlier\n")
+    with pytest.raises(BadInput, match="earlier is no s3://bucket/prefix"):
+        platform_files.render("slurm", config, "run-1", "earlier")
 
 
 def _starts(platform: str, nodes: int, processes: int, env: dict[str, str], gpus: int):
