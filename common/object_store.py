@@ -28,6 +28,7 @@ __all__ = ["Location", "Object", "ObjectStore", "StoreError", "is_url", "parse"]
 
 _URL = re.compile(r"(s3|obs)://([^/]*)/?(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_PAGE = 1000  # keys of an answer, the most that stores give
 _Uploads = list[tuple[str, str, float]]  # key, upload id, seconds since 1970
 _Progress = Callable[[int], object] | None
 
@@ -90,7 +91,7 @@ class ObjectStore:
         folder = prefix.strip("/")
         below, marker = self.location.full(f"{folder}/" if folder else ""), ""
         while True:  # not ListObjectsV2: a store that does not know it would end after 1,000, silently
-            page = self.requests.call("list_objects", prefix, Prefix=below, Marker=marker, MaxKeys=1000)
+            page = self.requests.call("list_objects", prefix, Prefix=below, Marker=marker, MaxKeys=_PAGE)
             entries = page.get("Contents", [])
             for entry in entries:
                 if not (entry["Key"].endswith("/") and entry["Size"] == 0):
@@ -107,7 +108,9 @@ class ObjectStore:
         below = self.location.full("")
         marker = ""
         while True:
-            page = self.requests.call("list_objects", "", Prefix=below, Delimiter="/", Marker=marker)
+            page = self.requests.call(
+                "list_objects", "", Prefix=below, Delimiter="/", Marker=marker, MaxKeys=_PAGE
+            )
             found = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
             for prefix in found:
                 yield prefix[len(below) : -1]

@@ -6,7 +6,7 @@ A snapshot (a folder with a manifest.json) goes to URL/<name>-<digest>/, anythin
 a manifest.json that is made here. manifest.json comes last: what has one is all there. Files that are there
 with the same sha256 are not sent again. An upload that was ended goes on when it is started again; what is
 not in the folder stays in the store. Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,
-OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or boto3's usual files. Place: AWS_ENDPOINT_URL_S3, or OBS_REGION.
+OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or boto3's usual files. Place: AWS_ENDPOINT_URL_S3 or OBS_REGION.
 
 Exit codes: 0 all is there, 2 bad input or a store that refuses, 130 interrupted.
 """

@@ -31,8 +31,9 @@ _STALL = 30.0  # seconds at most: clients of the tests wait less
 class FaultProxy:
     """Runs from the beginning to close(), or to the end of the `with`.
 
-    kind: one of KINDS, None: nothing goes wrong. share: of requests that are struck; "busy" strikes some in a
-    row. after: requests that are let through first. delay: seconds that every request takes longer.
+    kind: one of KINDS, None: nothing goes wrong. share: of requests that are struck; "busy" lasts for up to a
+    second each time. after: requests that are let through first. delay: seconds that every request takes
+    longer.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class FaultProxy:
     ):  # fmt: skip
         self.target, self.kind, self.share, self.after, self.delay = target, kind, share, after, delay
         self.requests, self.struck = 0, []  # the latter: "PUT /bucket/key" of each
-        self._draw, self._row, self._lock = random.Random(seed), 0, threading.Lock()
+        self._draw, self._burst, self._lock = random.Random(seed), 0.0, threading.Lock()
         self.closed = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"proxy": self}))
         self._server.daemon_threads = True
@@ -58,11 +59,10 @@ class FaultProxy:
             if self.kind is None or self.requests <= self.after:
                 return None, place
             hit = self._draw.random() < self.share or (self.struck and self.kind in _LASTING)
-            if self.kind == "busy" and hit and not self._row:
-                self._row = self._draw.randrange(1, 12)
-            if self._row:
-                self._row -= 1
-                hit = True
+            length = self._draw.uniform(0.1, 1.0)
+            if self.kind == "busy" and hit:
+                self._burst = max(self._burst, time.monotonic() + length)
+            hit = hit or time.monotonic() < self._burst
             if hit:
                 self.struck.append(line)
             return (self.kind if hit else None), place
