@@ -166,9 +166,9 @@ class _Staging:
     def _one(self, entry: Object, sha256: str | None, journal) -> None:
         path = os.path.join(self.hidden, entry.key)
         found = self.store.fetch(entry.key, path, entry.size, sha256, self._received)
-        os.utime(path, ns=(_time_of(entry),) * 2)
+        os.utime(path, ns=(time_of(entry),) * 2)
         with self._lock:
-            journal.write(_line(entry.key, entry.size, entry.etag, found, _time_of(entry)))
+            journal.write(_line(entry.key, entry.size, entry.etag, found, time_of(entry)))
             journal.flush()
             self._files += 1
 
@@ -325,8 +325,9 @@ def _line(key: str, *entry) -> str:
     return f"{json.dumps([key, *entry])}\n"
 
 
-def _time_of(entry: Object) -> int:
-    """Nanoseconds: the second of the object, and within it another one for every content."""
+def time_of(entry: Object) -> int:
+    """When the file of an object was changed, nanoseconds: the second in which the object was, and within it
+    another part for every content."""
     part = int(hashlib.sha256(entry.etag.encode()).hexdigest()[:8], 16) % 10**9
     return int(entry.modified) * 10**9 + part
 

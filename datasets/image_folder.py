@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from common import object_store
 from common.exits import BadInput
-from datasets import files, images
+from datasets import files, images, remote
 from datasets.listing import SHOWN, THREADS, TOGETHER, Listing, look, progress
 
 _FORMAT = 1  # another one where the columns or the judgement of images.inspect() change
@@ -110,15 +111,22 @@ def load(
     max_bad: float = 0.0,
     classes: tuple[str, ...] | None = None,
     say=print,
+    staged: bool = True,
 ) -> Index:
     """The index of a split, "train" or "val": from `cache` where no file was changed since, else scanned.
 
     max_bad: the share of images that may be bad and is left out. classes: those of the train split, whose
-    numbers "val" must use. say: takes a line of text. Of several processes one scans and the others wait.
+    numbers "val" must use. say: takes a line of text. staged: what is below a URL is copied to this node;
+    else it stays there, and each object is read once for the index. Of several processes one scans and the
+    others wait.
     Raises BadInput where there is nothing to learn from, where files cannot be read, for too many bad images.
     """
     tell = one_line(say)
-    index = scanned(look(os.path.abspath(files.local_folder(root)), split, classes, tell), cache, tell)
+    if object_store.is_url(root) and not staged:
+        listing = remote.look(root, split, classes, tell)
+    else:
+        listing = look(os.path.abspath(files.local_folder(root)), split, classes, tell)
+    index = scanned(listing, cache, tell)
     _judge(index, max_bad, tell)
     return index
 
@@ -193,14 +201,20 @@ def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> 
     bad, unread = {}, {}  # row -> reason
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, say)
 
+    remotely = object_store.is_url(listing.root)
+    content_of = remote.reader(listing.root) if remotely else _content_of
+    together = 1 if remotely else TOGETHER
+
     def read(first: int) -> int:
-        for row in rows[first : first + TOGETHER].tolist():
+        for row in rows[first : first + together].tolist():
             path = os.path.join(listing.base, listing.paths[row])
+            if remotely and len(unread) >= SHOWN:  # a store that is away is not asked a million times
+                unread[row] = "not read"
+                continue
             try:
-                with open(path, "rb", buffering=0) as file:
-                    content = file.read()
-            except OSError as error:
-                unread[row] = error.strerror
+                content = content_of(path)
+            except (OSError, BadInput) as error:
+                unread[row] = getattr(error, "strerror", None) or str(error)
                 continue
             if len(content) != listing.sizes[row]:
                 unread[row] = f"{listing.sizes[row]} bytes when it was listed, {len(content)} when read"
@@ -213,10 +227,10 @@ def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> 
             else:
                 columns["widths"][row], columns["heights"][row] = header.width, header.height
                 columns["channels"][row], columns["plain"][row] = header.channels, header.plain
-        return len(rows[first : first + TOGETHER])
+        return len(rows[first : first + together])
 
     with ThreadPoolExecutor(THREADS) as pool, progress(len(rows), f"scanning {listing.base}") as bar:
-        for done in pool.map(read, range(0, len(rows), TOGETHER)):
+        for done in pool.map(read, range(0, len(rows), together)):
             bar.update(done)
     good = np.ones(count, dtype=bool)
     good[[*bad, *unread]] = False
@@ -234,6 +248,11 @@ def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> 
         shown = "; ".join(f"{listing.paths[row]}: {unread[row]}" for row in sorted(unread)[:SHOWN])
         raise BadInput(f"{len(unread)} of {count} files in {listing.base} cannot be read: {shown}")
     return index
+
+
+def _content_of(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def _reuse(listing: Listing, old: Index, columns: dict, bad: dict, say) -> np.ndarray:

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -59,31 +60,37 @@ def look(root: str, split: str, classes, say) -> Listing:
     Raises BadInput."""
     if not os.path.isdir(root):
         raise BadInput(f"{root} does not exist or is not a folder")
-    base, source, spelling = _layout(root, split, say)
+    base, source, spelling = layout(root, split, say)
     listed = source != base
     if listed:
-        paths, names = _read_list(source)
+        try:
+            with open(source, encoding="utf-8-sig", errors="surrogateescape") as file:
+                paths, names = read_list(file, source)
+        except OSError as error:
+            raise BadInput(f"cannot read {source}: {error.strerror}") from error
         folder = os.path.join(root, spelling)
         if not os.path.exists(os.path.join(root, paths[0])) and os.path.isdir(folder):
             base = folder
     else:
-        paths, names = _walk(base, classes, say)
-    classes, labels = _number(names, classes, source, listed)
+        paths, names = by_class(base, *walk(base), classes, say)
+    classes, labels = number(names, classes, source, listed)
     sizes, mtimes = stat_files(base, paths)
     return Listing(root, split, base, classes, paths, labels, sizes, mtimes)
 
 
-def _layout(root: str, split: str, say) -> tuple[str, str, str]:
+def layout(
+    root: str, split: str, say, is_file=os.path.isfile, is_folder=os.path.isdir
+) -> tuple[str, str, str]:
     """(base folder, the list or the same folder, the split's spelling)."""
     for name in SPLITS[split]:
         folder, source = os.path.join(root, name), os.path.join(root, f"{name}.txt")
-        if os.path.isfile(source):
+        if is_file(source):
             return root, source, name
-        if os.path.isdir(folder):
+        if is_folder(folder):
             return folder, folder, name
     expected = " or ".join(f"{name}/ or {name}.txt" for name in SPLITS[split])
     for name in (*SPLITS["train"], *SPLITS["val"]):
-        if os.path.isdir(os.path.join(root, name)) or os.path.isfile(os.path.join(root, f"{name}.txt")):
+        if is_folder(os.path.join(root, name)) or is_file(os.path.join(root, f"{name}.txt")):
             raise BadInput(f"{root} has {name}, but no {expected}")
     say(f"{root} has no {expected}: {split} is the whole folder")
     return root, root, ""
@@ -106,9 +113,8 @@ def walk(base: str) -> tuple[list[str], int, set[str]]:
     return paths, others, own
 
 
-def _walk(base: str, classes, say) -> tuple[list[str], list[str]]:
-    """(paths, the class name of each) of a tree."""
-    paths, others, class_folders = walk(base)
+def by_class(base: str, paths, others: int, class_folders, classes, say) -> tuple[list[str], list[str]]:
+    """(paths, the class name of each) of what walk() found."""
     nested = [path for path in paths if "/" in path]
     loose = len(paths) - len(nested) if nested else 0
     if others or loose:
@@ -152,14 +158,9 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _read_list(source: str) -> tuple[list[str], list[str]]:
-    """(paths, the label of each as it is written) of a list."""
-    try:
-        with open(source, encoding="utf-8-sig", errors="surrogateescape") as file:
-            # split from the right: a path may hold spaces
-            lines = [line.strip().rsplit(maxsplit=1) for line in file]
-    except OSError as error:
-        raise BadInput(f"cannot read {source}: {error.strerror}") from error
+def read_list(lines: Iterable[str], source: str) -> tuple[list[str], list[str]]:
+    """(paths, the label of each as it is written) of a list. source: for messages."""
+    lines = [line.strip().rsplit(maxsplit=1) for line in lines]  # from the right: a path may hold spaces
     for number, words in enumerate(lines, 1):
         if len(words) == 1:
             raise BadInput(f"{source}, line {number}: expected `path label`, found {words[0]!r}")
@@ -172,7 +173,7 @@ def _read_list(source: str) -> tuple[list[str], list[str]]:
     return [path for path, _ in lines], [label for _, label in lines]
 
 
-def _number(names: list[str], classes, source: str, listed: bool) -> tuple[tuple[str, ...], np.ndarray]:
+def number(names: list[str], classes, source: str, listed: bool) -> tuple[tuple[str, ...], np.ndarray]:
     """(classes, labels int64 [n])."""
     found = set(names)
     strange = sorted(found - set(classes)) if classes is not None else []
@@ -180,7 +181,7 @@ def _number(names: list[str], classes, source: str, listed: bool) -> tuple[tuple
         # numbers, and no names that look like numbers
         numbers = {name: int(name) for name in found}
         count = len(set(numbers.values()) if classes is None else classes)
-        outside = sorted(number for number in numbers.values() if not 0 <= number < count)
+        outside = sorted(value for value in numbers.values() if not 0 <= value < count)
         if outside:
             raise BadInput(f"{source}: label {outside[0]} is not in 0..{count - 1} ({count} classes)")
         classes = map(str, range(count)) if classes is None else classes
@@ -192,7 +193,7 @@ def _number(names: list[str], classes, source: str, listed: bool) -> tuple[tuple
         )
     else:
         classes = sorted(found) if classes is None else classes
-        numbers = {name: number for number, name in enumerate(classes)}
+        numbers = {name: place for place, name in enumerate(classes)}
     return tuple(classes), np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
 
 

@@ -40,6 +40,7 @@ def parsed():
     add, number = parser.add_argument, arguments.non_negative_float
     # data
     add("--data_url", help="folder with train/<class>/* and val/<class>/*")
+    add("--stage", type=boolean, default=True, help="false: read an s3:// --data_url as it is needed")
     add("--custom_data", type=boolean, default=False, help="true: generated images instead")
     add("--data_backend", default="auto", help=f"auto (default): measured; {', '.join(loaders.BACKENDS)}")
     add("--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
@@ -102,14 +103,19 @@ def loaded(args, device, rank, world_size, log):
     cache = args.cache_dir or os.path.join(args.output_dir, "index")
     if args.custom_data:
         args.data_url = random_folder.make(os.path.join(cache, "generated"))
+
+    def read(split, classes):
+        bad = args.max_bad_images
+        return image_folder.load(args.data_url, split, cache, bad, classes, log.say, args.stage)
+
     if backend == "synthetic" and not args.data_url:
         train_index, val_index = SyntheticIndex(1_281_167, "train"), SyntheticIndex(50_000, "val")
     else:
-        train_index = image_folder.load(args.data_url, "train", cache, args.max_bad_images, None, log.say)
+        train_index = read("train", None)
         classes = train_index.classes
         val_index = train_index
         if not args.training_only:
-            val_index = image_folder.load(args.data_url, "val", cache, args.max_bad_images, classes, log.say)
+            val_index = read("val", classes)
     args.fingerprint = train_index.fingerprint
     local_batch = args.batch_size // world_size
     if local_batch % args.accumulate:

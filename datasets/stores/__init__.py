@@ -12,7 +12,7 @@ MODES = ("active", "offline")
 
 class Stores:
     """Opens the store of each data set of a job: the first that is there of a pack on the node, a shared
-    cache and the files.
+    cache and the files, or what is below a URL.
 
     folder: of packs, or None. cache: the URL of a shared cache (address.py), or None. mode: "active" or
     "offline" (redis.py). local: without both, a pack in the node's memory or on its disk. say: takes a line
@@ -36,9 +36,9 @@ class Stores:
 
     def _open(self, index):
         from datasets.stores import pack
-        from datasets.stores.files import FileStore
+        from datasets.stores.files import origin
 
-        files = source = FileStore(index)
+        files = source = self._kept(origin(index))
         if self._servers:
             from datasets.stores.redis import RedisStore
             from datasets.stores.tiers import Tiers

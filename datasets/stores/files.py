@@ -4,6 +4,7 @@ import zlib
 
 import numpy as np
 
+from common import object_store
 from common.exits import BadInput
 from datasets import images
 
@@ -20,11 +21,7 @@ class FileStore:
     def read(self, id: int) -> bytes:
         """The file's bytes. Raises BadInput, also where they are not those that were scanned."""
         path = self.index.path(id)
-        try:
-            with open(path, "rb", buffering=0) as file:
-                content = file.read()
-        except OSError as error:
-            raise BadInput(f"cannot read {path}: {error.strerror}") from error
+        content = self._content(path)
         if len(content) != self.index.bytes[id]:
             raise BadInput(
                 f"{path} has {len(content)} bytes, but had {self.index.bytes[id]} when it was scanned"
@@ -46,3 +43,19 @@ class FileStore:
 
     def close(self) -> None:
         pass
+
+    def _content(self, path: str) -> bytes:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return file.read()
+        except OSError as error:
+            raise BadInput(f"cannot read {path}: {error.strerror}") from error
+
+
+def origin(index, verified: bool = False) -> FileStore:
+    """What an index was made of: files, or what is below a URL."""
+    if object_store.is_url(getattr(index, "root", None)):
+        from datasets.stores.object_store import ObjectFiles
+
+        return ObjectFiles(index)
+    return FileStore(index, verified)

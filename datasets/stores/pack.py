@@ -22,7 +22,7 @@ from common import cores
 from common.exits import BadInput
 from datasets import files
 from datasets.stores import forms
-from datasets.stores.files import FileStore
+from datasets.stores.files import origin
 from datasets.stores.forms import FORMS, SHORT_SIDE, Sample
 
 META = "meta.json"
@@ -147,8 +147,9 @@ def _fill(index, path: str, wanted: dict, threads: int, source) -> None:
         total=len(index), initial=min(len(index), (count - len(missing)) * TOGETHER), unit="image",
         desc=f"packing {index.split}", mininterval=10 * (not os.isatty(2)) or 0.1,
     )  # fmt: skip
-    origin = FileStore(index, verified=True)
-    make = functools.partial(forms.make, origin, form=wanted["form"], short_side=wanted["short_side"])
+    make = functools.partial(
+        forms.make, origin(index, verified=True), form=wanted["form"], short_side=wanted["short_side"]
+    )
     if source:
         make = source.sample
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
