@@ -33,18 +33,18 @@ class FaultProxy:
 
     kind: one of KINDS, None: nothing goes wrong. share: of requests that are struck; "busy" lasts for up to a
     second each time. after: requests that are let through first. delay: seconds that every request takes
-    longer.
+    longer. port: to listen on, 0: any.
     """
 
     def __init__(
         self, target: int, kind: str | None = None, seed: int = 0, share: float = 0.2, after: int = 0,
-        delay: float = 0.0,
+        delay: float = 0.0, port: int = 0,
     ):  # fmt: skip
         self.target, self.kind, self.share, self.after, self.delay = target, kind, share, after, delay
         self.requests, self.struck = 0, []  # the latter: "PUT /bucket/key" of each
         self._draw, self._burst, self._lock = random.Random(seed), 0.0, threading.Lock()
         self.closed = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"proxy": self}))
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (_Handler,), {"proxy": self}))
         self._server.daemon_threads = True
         self._server.handle_error = lambda request, address: None  # clients that were struck hang up
         self.port = self._server.server_address[1]

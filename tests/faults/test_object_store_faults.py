@@ -1,0 +1,270 @@
+"""Two hundred random faults between a job and its object store, of fifteen kinds.
+
+Upload, fetch, staging and the upload of checkpoints go through a proxy that breaks something, or lose their
+disk or their life. Whatever is visible afterwards is whole, on both sides; a failure is one line, in bounded
+time; and the same command finishes when nothing is broken any more. A dozen of them run with the other tests.
+"""
+
+import hashlib
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from launch import manifests
+from tests.conftest import ROOT, environment
+from tests.fault_proxy import FaultProxy
+from tests.object_store_server import ObjectStoreServer
+
+pytest.importorskip("boto3", reason="boto3 is not installed")
+pytest.importorskip("moto", reason="moto is not installed")
+
+RUNS, QUICK = 200, 12
+WIRE = ("busy", "reset", "stall", "cut", "flip", "slow", "expired", "forbidden", "clock", "gone")
+KINDS = (*WIRE, "missing", "full", "kill upload", "kill fetch", "kill checkpoint")
+REFUSED = {
+    "expired": "credentials have expired",
+    "forbidden": "no permission",
+    "clock": "clock of this machine",
+    "missing": "no such bucket",
+    "full": ("File too large", "No space left", "MB are free", "GB are free"),
+}
+LONGEST = 120.0  # seconds for a command, whatever happens
+STAGE = """
+import sys
+from common import exits, staging
+exits.entry(lambda: print("staged at", staging.stage(sys.argv[1])))()
+"""
+CHECKPOINTS = """
+import os, sys, torch
+from common import checkpoint, exits, mirror
+folder, url = sys.argv[1:]
+
+def main():
+    os.makedirs(folder, exist_ok=True)
+    one = mirror.Mirror(folder, url)
+    one.open("auto", 2)
+    begun = max([0, *(checkpoint.verify(path)["step"] for path in checkpoint.found(f"{folder}/checkpoints"))])
+    one.start(begun)
+    os.makedirs(f"{folder}/checkpoints", exist_ok=True)
+    for step in range(begun + 1, begun + 4):
+        state = {"step": step, "x": torch.full((2_500_000,), float(step))}
+        checkpoint.write(f"{folder}/checkpoints/step_{step}.pt", state, step=step, run="r")
+        checkpoint.write_text(f"{folder}/checkpoints/latest", f"step_{step}.pt")
+        one.saved()
+    if error := one.finish():
+        raise exits.BadInput(error)
+
+exits.entry(main)()
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ObjectStoreServer("bucket") as running:
+        yield running
+
+
+class Case:
+    """One command, the files that it is about, and what may be seen of them."""
+
+    def __init__(self, server, folder: Path, number: int):
+        self.server, self.folder = server, folder
+        self.draw = random.Random(number)
+        self.kind = KINDS[number % len(KINDS)]
+        names = ("upload", "fetch", "stage", "checkpoint")
+        if self.kind.startswith("kill"):
+            names = {"kill upload": names[:1], "kill fetch": names[1:3], "kill checkpoint": names[3:]}[
+                self.kind
+            ]
+        elif self.kind == "full":
+            names = names[1:3]
+        # the job with checkpoints brings torch: it is left to the long runs
+        self.name = self.draw.choice(
+            [name for name in names if number >= QUICK or name != "checkpoint"] or names
+        )
+        self.prefix = f"{number}-{self.name}"
+        self.bucket = "nothing" if self.kind == "missing" else "bucket"
+        self.files = {f"{n}/ü {n}": self.draw.randbytes(self.draw.randrange(60_000)) for n in range(10)}
+        self.files["big"] = self.draw.randbytes(9_000_000 + self.draw.randrange(1000))
+        self.here = folder / "here"
+        self._prepare()
+
+    def _prepare(self) -> None:
+        if self.name == "upload":
+            for name, content in self.files.items():
+                (self.here / name).parent.mkdir(parents=True, exist_ok=True)
+                (self.here / name).write_bytes(content)
+        elif self.name in ("fetch", "stage"):
+            self.here.mkdir()
+            client = self.server.client()
+            for name, content in self.files.items():  # with a sha256, as upload leaves it, or without
+                extra = (
+                    {"Metadata": {"sha256": hashlib.sha256(content).hexdigest()}}
+                    if self.draw.random() < 0.7
+                    else {}
+                )
+                client.put_object(Bucket="bucket", Key=f"{self.prefix}/{name}", Body=content, **extra)
+
+    def command(self, bucket: str) -> list[str]:
+        url = f"s3://{bucket}/{self.prefix}"
+        return {
+            "upload": ["-m", "launch", "upload", str(self.here), "--to", url],
+            "fetch": ["-m", "launch", "fetch", url, "--to", str(self.here)],
+            "stage": ["-c", STAGE, url],
+            "checkpoint": ["-c", CHECKPOINTS, str(self.here), url],
+        }[self.name]
+
+    def start(self, bucket: str = "bucket", limit: int | None = None, **more: str) -> subprocess.Popen:
+        """limit: bytes that a file may have."""
+        variables = self.server.environment | more
+        variables |= {"BOOTFILE_SCRATCH": str(self.here), "BOOTFILE_STORE_TIMEOUT": "1"}
+        limited = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
+        return subprocess.Popen(
+            [sys.executable, *self.command(bucket)], cwd=ROOT,
+            env=environment(**variables) | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limited,
+        )  # fmt: skip
+
+    def stored(self) -> dict[str, bytes]:
+        client, found = self.server.client(), {}
+        for entry in client.list_objects_v2(Bucket="bucket", Prefix=f"{self.prefix}/").get("Contents", []):
+            body = client.get_object(Bucket="bucket", Key=entry["Key"])["Body"].read()
+            found[entry["Key"][len(self.prefix) + 1 :]] = body
+        return found
+
+    def unfinished(self) -> list[str]:
+        answer = self.server.client().list_multipart_uploads(Bucket="bucket", Prefix=f"{self.prefix}/")
+        return [each["Key"] for each in answer.get("Uploads", [])]
+
+    def visible(self) -> dict[str, bytes]:
+        """The files that a user of the folder sees: below `data` where it was staged."""
+        roots = list(self.here.glob("**/data")) if self.name == "stage" else [self.here]
+        return {
+            str(path.relative_to(root)): path.read_bytes()
+            for root in roots
+            for path in root.rglob("*")
+            if path.is_file() and not path.name.startswith(".bootfile-")
+        }
+
+    def check(self, done: bool) -> None:
+        """Nothing wrong and nothing half can be seen; done: everything can."""
+        if self.name == "upload":
+            there = self.stored()
+            manifest = there.pop("manifest.json", None)
+            assert {name: self.files[name] for name in there} == there, "a corrupt object was accepted"
+            assert not manifest or there == self.files, "the manifest is there, and not all files are"
+            assert bool(manifest) == done
+            assert not manifest or manifests.parsed(manifest)
+        elif self.name == "checkpoint":
+            self._check_checkpoints(done)
+        else:
+            here = self.visible()
+            assert {name: self.files[name] for name in here} == here, "a corrupt file was accepted"
+            assert here == self.files if done else self.name == "fetch" or not here, "half of it can be seen"
+            if done:
+                assert not list(self.here.rglob(".bootfile-*.partial"))
+
+    def _check_checkpoints(self, done: bool) -> None:
+        there = self.stored()
+        marker = json.loads(there.get(".bootfile-outputs.json", '{"files": []}'))
+        for file in marker["files"]:
+            content = there[file["path"]]
+            found = (len(content), hashlib.sha256(content).hexdigest())
+            assert found == (file["size"], file["sha256"]), f"{file['path']} is not what the list says"
+        listed = {file["path"] for file in marker["files"]}
+        for name in listed:
+            if name.endswith(".pt"):
+                assert json.loads(there[f"{name}.json"])["sha256"] == hashlib.sha256(there[name]).hexdigest()
+        assert not done or any(name.endswith(".pt") for name in listed)
+
+
+def finished(job: subprocess.Popen) -> tuple[int, str]:
+    """(exit code, stderr) in bounded time."""
+    try:
+        _, errors = job.communicate(timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        job.communicate()
+        pytest.fail(f"no end within {LONGEST} s: {job.args}")
+    return job.returncode, errors
+
+
+def kill_at(job: subprocess.Popen, proxy: FaultProxy, requests: int) -> None:
+    while job.poll() is None and proxy.requests < requests:
+        time.sleep(0.002)
+    job.kill()
+
+
+def marked(number: int):
+    return number if number < QUICK else pytest.param(number, marks=pytest.mark.faults)
+
+
+@pytest.mark.parametrize("number", [marked(number) for number in range(RUNS)])
+def test_a_fault_leaves_nothing_wrong(server, tmp_path, number):
+    case = Case(server, tmp_path, number)
+    kind, draw = case.kind, case.draw
+    wire, kill = kind if kind in WIRE else None, kind.startswith("kill")
+    after = draw.randrange(20) if kind in ("expired", "forbidden", "gone") else 0
+    share = 1.0 if kind in REFUSED or kind == "gone" else draw.choice([0.1, 0.25])
+    proxy = FaultProxy(server.port, wire, draw.random(), share, after, delay=0.03 if kill else 0.0)
+    limit = draw.randrange(1, 8) * 10**6 if kind == "full" else None
+    with proxy:
+        job = case.start(case.bucket, limit, **proxy.environment)
+        if kill:
+            killer = threading.Thread(target=kill_at, args=(job, proxy, draw.randrange(2, 22)))
+            killer.start()
+        code, errors = finished(job)
+    said = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in errors and "testing-secret" not in errors
+    if kill and code == -9:
+        pass
+    elif code:
+        assert code == 2 and len(said) == 1, errors
+        words = REFUSED.get(kind, "")
+        assert any(word in said[0] for word in ([words] if isinstance(words, str) else words)), said
+        if kind != "full":
+            assert f"//{case.bucket}/{case.prefix}" in said[0], said
+    assert kind not in ("missing", "full") or code == 2
+    case.check(done=code == 0)
+    with FaultProxy(server.port, port=proxy.port) as mended:  # staging knows a store by its address
+        again, errors = finished(case.start(**mended.environment))
+    assert again == 0, errors
+    case.check(done=True)
+    assert case.unfinished() == []
+
+
+@pytest.mark.parametrize("name", ["fetch", "stage"])
+def test_a_disk_that_becomes_full_meanwhile(server, tmp_path, name):
+    """Two thirds of what is fetched fit; another process takes the rest when the fetch has begun."""
+    case = Case(server, tmp_path, 1000 + KINDS.index("full"))
+    case.name = name
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "bootfile-test", str(case.here)], capture_output=True
+    )
+    if mount.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {mount.stderr.decode().strip()}")
+    try:
+        with FaultProxy(server.port, delay=0.2) as proxy:
+            job = case.start(**proxy.environment)
+            while not list(case.here.rglob(".bootfile-*.partial")):
+                assert job.poll() is None, job.communicate()
+                time.sleep(0.002)
+            with open(case.here / ".bootfile-other", "wb") as other:
+                space = os.statvfs(case.here)
+                os.posix_fallocate(other.fileno(), 0, space.f_bavail * space.f_frsize)
+            code, errors = finished(job)
+        assert code == 2 and errors.count("error: ") == 1 and "No space left on device" in errors, errors
+        case.check(done=False)
+        (case.here / ".bootfile-other").unlink()
+        assert finished(case.start())[0] == 0
+        case.check(done=True)
+    finally:
+        subprocess.run(["umount", str(case.here)], check=True)
