@@ -9,6 +9,7 @@ from common.object_store_errors import Damaged
 
 SHA256 = "sha256"  # the name of the metadata
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _CHUNK = 2**18  # bytes
 _SLOWEST = 2**14  # bytes per second: a body may take this long beside the time-out
 
@@ -31,6 +32,15 @@ def facts_of(answer: dict) -> Facts:
         sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else None,
         md5_of(answer),
     )
+
+
+def is_range(answer: dict, first: int, last: int | None) -> bool:
+    """Whether an answer has these bytes of the object, or those up to its end."""
+    match = _RANGE.fullmatch(answer.get("ContentRange", ""))
+    if not match:
+        return False
+    end = int(match[3]) - 1
+    return int(match[1]) == first and int(match[2]) == (end if last is None else min(last, end))
 
 
 def md5_of(answer: dict) -> str | None:

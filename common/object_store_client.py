@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from common.exits import BadInput
 
 CONNECT_TIMEOUT = 10.0  # seconds
+_HOST = re.compile(r"[a-z0-9._:-]+")
 
 
 class Endpoint(NamedTuple):
@@ -57,7 +58,11 @@ def _checked(name: str, text: str) -> str:
         text = f"{'http' if os.environ.get('S3_USE_HTTPS') == '0' else 'https'}://{text}"
     try:
         parts = urlsplit(text)
-        fine = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+        fine = (
+            parts.scheme in ("http", "https")
+            and _HOST.fullmatch(parts.hostname or "")
+            and (parts.port is None or parts.port)
+        )
     except ValueError:
         fine = False
     if not fine:

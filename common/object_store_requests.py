@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from common import object_store_client
 from common.exits import BadInput
-from common.object_store_answers import SHA256, Facts, chunks, drained, facts_of, md5_of
+from common.object_store_answers import SHA256, Facts, chunks, drained, facts_of, is_range, md5_of
 from common.object_store_errors import Damaged, StoreError, explain, shown
 
 _GAIN = 2**20  # bytes: an attempt that brought as much does not count as a failed one
@@ -116,11 +116,9 @@ class Requests:
         while wanted is None or len(content) < wanted:
             self.check_stopped(key)
             before = len(content)
-            last = "" if wanted is None else first + wanted - 1
+            last = None if wanted is None else first + wanted - 1
             try:
-                body, facts = self._get(
-                    key, {"Range": f"bytes={first + before}-{last}"} | condition, first + before
-                )
+                body, facts = self._get(key, condition, (first + before, last))
                 wanted = before + facts.size
                 for chunk in chunks(body, facts.size, self.timeout):
                     content += chunk
@@ -177,13 +175,15 @@ class Requests:
                 "replaced",
             )
 
-    def _get(self, key: str, parameters: dict, first: int | None = None):
-        """The body of an answer, and the facts; size: of the body. first: of the range that was asked for."""
+    def _get(self, key: str, parameters: dict, asked: tuple[int, int | None] | None = None):
+        """The body of an answer, and the facts; size: of the body. asked: the first byte and the last."""
         self.check_stopped(key)
+        if asked:
+            parameters = {"Range": f"bytes={asked[0]}-{'' if asked[1] is None else asked[1]}"} | parameters
         answer = self._once("get_object", {"Key": self.location.full(key)} | parameters)
-        if first is not None and not answer.get("ContentRange", "").startswith(f"bytes {first}-"):
+        if asked and not is_range(answer, *asked):
             answer["Body"].close()
-            raise Damaged(f"the answer is not the range from byte {first} on")
+            raise Damaged(f"the answer is not the range from byte {asked[0]} on that was asked for")
         return answer["Body"], facts_of(answer)
 
     def _once(self, operation: str, parameters: dict) -> dict:

@@ -120,7 +120,9 @@ def test_the_environment_says_where(monkeypatch, variables, url, style):
         assert opened.requests.endpoint.region in host
 
 
-@pytest.mark.parametrize("endpoint", ["http://me:hunter2@host", "ftp://host", "http://", "http://host:none"])
+@pytest.mark.parametrize(
+    "endpoint", ["http://me:hunter2@host", "ftp://host", "http://", "http://host:none", "http://ho st"]
+)
 def test_endpoints_that_are_none_are_refused_without_their_password(monkeypatch, endpoint):
     monkeypatch.setenv("S3_ENDPOINT", endpoint)
     with pytest.raises(BadInput, match="S3_ENDPOINT") as refused:
@@ -268,6 +270,20 @@ def test_a_damaged_beginning_is_fetched_again(server, store, tmp_path, monkeypat
     store.fetch("key", str(tmp_path / "back"), BIG, progress=came.append)
     assert (tmp_path / "back").read_bytes() == content
     assert sum(came) == BIG
+
+
+@pytest.mark.parametrize("answered", [None, "bytes=1-2", "bytes=2-3", "bytes=1-4"])
+def test_servers_that_answer_with_another_range(store, answered):
+    store.write("key", b"hello")
+    once = store.requests._once
+
+    def other(operation, parameters):
+        assert parameters.pop("Range") == "bytes=1-3"
+        return once(operation, parameters | ({"Range": answered} if answered else {}))
+
+    store.requests._once, store.requests.attempts = other, 1
+    with pytest.raises(StoreError, match="not the range from byte 1 on"):
+        store.read("key", 1, 3)
 
 
 def test_two_that_fetch_the_same_file_at_a_time(store, tmp_path):
