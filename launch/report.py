@@ -92,10 +92,15 @@ def page(runs: list[Run], title: str | None = None) -> str:
         lstrip_blocks=True,
     )
     settings = [run.starts[-1].settings if run.starts else {} for run in runs]
+    notes: dict[str, list[str]] = {}
+    for run in runs:
+        for note in run.notes:
+            notes.setdefault(note, []).append(run.name)
     return environment.get_template("report_page.html").render(
         title=title or ", ".join(run.name for run in runs),
         made=report_figures.moment(time.time()),
         runs=runs,
+        notes=notes,
         styles=report_charts.STYLES,
         final=report_figures.final(runs),
         charts=[chart for chart in [*_curves(runs), _progress(runs)] if chart["svg"]],

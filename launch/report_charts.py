@@ -15,7 +15,7 @@ import numpy as np
 WIDTH, HEIGHT = 460, 260  # units; the page scales them, and keeps the text legible
 RIGHT, TOP, BOTTOM = 16, 14, 42
 _TICKS = 5  # or so, of an axis, besides the first
-_DIGIT = 10.5  # widest, of the labels on a phone
+_DIGIT = 11.3  # widest, of the labels on a phone
 _GREATEST = 1e100  # beyond it values are gaps, as infinite ones are
 STYLES = 6  # colours and dashes that the page has
 _LOG_FROM = 300  # ratio of the greatest to the least value from which on an axis is logarithmic
@@ -58,9 +58,9 @@ class Axis:
             self.ticks = [10.0**power for power in range(bottom, top + 1, every)]
             self._ends = float(bottom), float(top)
             return
-        if form in ("step", "clock") or 0 < least < 0.5 * greatest:
-            least = min(least, 0.0)
-        span = greatest - least or abs(greatest) or 1.0
+        if form in ("step", "clock") or least == greatest or 0 < least < 0.5 * greatest:
+            least, greatest = min(least, 0.0), max(greatest, 0.0)
+        span = greatest - least or 1.0
         self._step = step = _nice(span / _TICKS, whole=form == "step")
         bottom, top = math.floor(least / step + 1e-9), math.ceil(greatest / step - 1e-9)
         top = max(top, bottom + 1)

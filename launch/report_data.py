@@ -81,7 +81,7 @@ def read(path: str, name: str) -> Run:
 def _fill(run: Run, files: dict[str, str]) -> None:
     run.starts = _starts(_lines(files[starts.FILE], run))
     if not run.starts:
-        run.notes.append("settings, environment and restarts are unknown: no start is recorded")
+        run.notes.append(f"no start in {starts.FILE}: settings, environment and restarts are unknown")
     _Reader(run).read(_lines(files[METRICS], run))
     run.events = any(each.startswith("events.out.tfevents") for each in os.listdir(run.path))
     for each in checkpoint.found(os.path.join(run.path, "checkpoints")):
@@ -105,10 +105,9 @@ def _lines(path: str, run: Run):
                 else:
                     bad, last = bad + 1, False
     except FileNotFoundError:
-        run.notes.append(f"{os.path.basename(path)} is missing")
-        return
-    if empty:
-        run.notes.append(f"{os.path.basename(path)} is empty")
+        empty = True
+    if empty and os.path.basename(path) == METRICS:
+        run.notes.append(f"{METRICS} is missing or empty: nothing was reported yet")
     if not last:
         bad -= 1
         run.notes.append(f"{os.path.basename(path)}: the last line is unfinished, as a killed job leaves it")

@@ -1,0 +1,28 @@
+"""starts.jsonl: what a start was given, and nothing that is secret."""
+
+import json
+import sys
+
+from common import arguments, interval, starts
+
+
+def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
+    parser = arguments.Parser("")
+    for name in ("--data_url", "--output_dir", "--secret_key"):
+        parser.add_argument(name)
+    parser.add_argument("--save_every", type=interval.interval, default="1epoch")
+    given = ["--data_url=redis://user:testing@host/0", f"--output_dir={tmp_path}", "--secret_key=testing"]
+    monkeypatch.setattr(sys, "argv", ["/folder/job.py", *given])
+    args = arguments.parse(parser)
+    for step in (0, 8):
+        args.backend = "threads"  # what a job has found out is there, too
+        starts.write(str(tmp_path), step=step)
+    content = (tmp_path / starts.FILE).read_text()
+    first, second = map(json.loads, content.splitlines())
+    assert "testing" not in content and (first["step"], second["step"]) == (0, 8)
+    assert first["settings"] == {
+        "data_url": "redis://host/0", "output_dir": str(tmp_path), "save_every": "1epoch", "backend": "threads",
+    }  # fmt: skip
+    environment = first["environment"]
+    assert environment["job"] == "job.py" and environment["world size"] == environment["nodes"] == 1
+    assert {"python", "torch", "numpy", "system", "device", "cores", "backend"} <= environment.keys()
