@@ -21,7 +21,8 @@ def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
     first, second = map(json.loads, content.splitlines())
     assert "testing" not in content and (first["step"], second["step"]) == (0, 8)
     assert first["settings"] == {
-        "data_url": "redis://host/0", "output_dir": str(tmp_path), "save_every": "1epoch", "backend": "threads",
+        "data_url": "redis://host/0", "output_dir": str(tmp_path), "save_every": "1epoch",
+        "backend": "threads",
     }  # fmt: skip
     environment = first["environment"]
     assert environment["job"] == "job.py" and environment["world size"] == environment["nodes"] == 1
