@@ -280,8 +280,8 @@ def test_list_of_numbers_from_1(data, start):
 def test_nothing_to_learn_from(tmp_path, data, start):
     with pytest.raises(BadInput, match=r"data_url .*nowhere does not exist"):
         start(tmp_path / "nowhere")
-    with pytest.raises(BadInput, match=r"s3://bucket/data is a s3 URL, not a folder"):
-        load("s3://bucket/data", "train", str(tmp_path / "cache"))
+    with pytest.raises(BadInput, match=r"gs://bucket/data is a gs URL, not s3:// or obs://"):
+        load("gs://bucket/data", "train", str(tmp_path / "cache"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=r"empty holds no image \(\.jpg \.jpeg"):
         start(tmp_path / "empty")

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from common import checkpoint
-from datasets import receipt
+from datasets import cifar10, receipt
 from tests.common.test_mirror import Gate, keys, steps
 from tests.conftest import environment, finish, free_port, records, run, start
 from tests.fault_proxy import FaultProxy
@@ -118,7 +118,8 @@ def test_a_job_that_is_stopped_goes_on_on_another_node(server, images, plain, tm
     assert 4 <= last < STEPS and f"all of it is at {url}\n" in stopped
     assert steps(server, url)[-1] == last and ".bootfile-lease.json" not in keys(server, url)
 
-    resumed = run(*JOB, *urls, env=node(server, tmp_path / "two")).stdout
+    # nor does it matter whether the images are copied to the node
+    resumed = run(*JOB, *urls, "--stage=false", env=node(server, tmp_path / "two")).stdout
     assert f"restored step_{last}.pt and the history up to it from {url}\n" in resumed
     assert f"step {last} of {STEPS}\n" in resumed
     output = brought(server, url, tmp_path / "brought")
@@ -129,9 +130,8 @@ def test_a_job_that_is_stopped_goes_on_on_another_node(server, images, plain, tm
         assert not files_with(server.environment["AWS_SECRET_ACCESS_KEY"], folder)
 
 
-@pytest.mark.parametrize(
-    "name", [".bootfile-outputs.json", pytest.param("step_6.pt.json", marks=pytest.mark.faults)]
-)
+@pytest.mark.faults
+@pytest.mark.parametrize("name", [".bootfile-outputs.json", "step_6.pt.json"])
 def test_sigkill_between_a_checkpoint_and_the_list(server, images, plain, tmp_path, name):
     url = f"s3://runs/killed{len(name)}"
     with Gate(server.port, f"/{name}", 3 if name[0] == "." else 1) as gate:
@@ -203,8 +203,10 @@ def test_a_second_job_at_the_url_of_a_first_is_refused(server, images, tmp_path)
     finish(first, -signal.SIGKILL)
 
 
-def test_in_memory_sets_and_pairs_are_staged_too(server, images, tmp_path):
-    """CIFAR-10 as class folders; pairs of images. Neither says where it was staged."""
+def test_in_memory_sets_are_staged_too(server, tmp_path, monkeypatch):
+    """CIFAR-10 as class folders."""
+    for name, value in (server.environment | {"BOOTFILE_SCRATCH": str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
     draw = np.random.default_rng(1)
     for split in ("train", "test"):
         for number in range(10):
@@ -212,21 +214,27 @@ def test_in_memory_sets_and_pairs_are_staged_too(server, images, tmp_path):
             pixels = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "cifar" / split / f"c{number}" / "0.png")
     put(server, tmp_path / "cifar", "cifar")
+    for far, near in zip(
+        cifar10.load("s3://data/cifar", False), cifar10.load(str(tmp_path / "cifar"), False), strict=True
+    ):
+        assert torch.equal(far.images, near.images) and torch.equal(far.labels, near.labels)
+
+
+def test_pairs_are_staged_and_a_job_without_checkpoints_brings_its_results(server, tmp_path):
+    draw, pairs = np.random.default_rng(2), tmp_path / "pairs"
     for side in ("blurry", "sharp"):
-        (tmp_path / "pairs" / "train" / side).mkdir(parents=True)
+        (pairs / "train" / side).mkdir(parents=True)
         for number in range(3):
             pixels = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "pairs" / "train" / side / f"{number}.png")
-    put(server, tmp_path / "pairs", "pairs")
-    env = node(server, tmp_path / "scratch")
-    jobs = {
-        "cifar": ("jobs/train.py", "--batch_size=10", "--max_steps=1"),
-        "pairs": ("jobs/loader.py", "--batch_size=3", "--crop=16"),
-    }
-    for name, command in jobs.items():
-        run(*command, f"--data_url={tmp_path / name}", f"--output_dir={tmp_path / 'out' / name}", env=env)
-        run(*command, f"--data_url=s3://data/{name}", f"--train_url=s3://runs/{name}", env=env)
-        output = brought(server, f"s3://runs/{name}", tmp_path / "brought" / name)
-        receipts = {(each / receipt.FILE).read_bytes() for each in (output, tmp_path / "out" / name)}
-        assert len(receipts) == 1
-    assert (output / "preview.png").read_bytes() == (tmp_path / "out" / "pairs" / "preview.png").read_bytes()
+            Image.fromarray(pixels).save(pairs / "train" / side / f"{number}.png")
+    put(server, pairs, "pairs")
+    urls, env = (
+        ("--data_url=s3://data/pairs", "--train_url=s3://runs/pairs"),
+        node(server, tmp_path / "scratch"),
+    )
+    printed = run("jobs/loader.py", "--batch_size=3", "--crop=16", *urls, env=env).stdout
+    assert "6 files, 6 fetched" in printed and "data train=3 pairs" in printed
+    output = brought(server, "s3://runs/pairs", tmp_path / "brought")
+    assert len(receipt.read(str(output))) == len(records(output)) == 1
+    assert Image.open(output / "preview.png").size[0] > 16
+    assert ".bootfile-lease.json" not in keys(server, "s3://runs/pairs")
