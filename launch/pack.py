@@ -97,18 +97,18 @@ def pack(
     taken = {content.path for content in contents} & {manifests.NAME, REQUIREMENTS[0]}
     if taken:
         raise BadInput(f"{taken.pop()} is a name that pack needs for its own")
-    listed, left_out, text = dependency_list.find(code.root), [], ""
+    listed, dependencies, sources = dependency_list.find(code.root), None, [file.path for file in code.files]
     if listed:
         text, left_out = dependency_list.made_from(listed, keep_torch)
-    if text:
-        contents.append(Content(REQUIREMENTS[0], text.encode()))
+        dependencies = os.path.relpath(listed, code.root), left_out
+        sources.append(dependencies[0])
+        contents += [Content(REQUIREMENTS[0], text.encode())] if text else []
     _refuse_secrets(contents, allowed)
-    sources = [file.path for file in code.files] + [os.path.relpath(listed, code.root)] * bool(text)
     git = snapshot.git_state(code.root, sources)
     name = code_limits.plain_name(code.job_path.removeprefix("jobs/").removesuffix(".py"))
     manifest = snapshot.manifest(name, contents, code.job_path, git)
     if print_too:
-        _print_kept(manifest, [os.path.relpath(listed, code.root), left_out] if text else None)
+        _print_kept(manifest, dependencies)
         _print_skipped(code.skipped)
     write = single_file.write if one_file else snapshot.write
     return Packed(*write(to, manifest, contents), manifest)
@@ -131,7 +131,7 @@ def _refuse_secrets(contents: list[Content], allowed: list[str]) -> None:
         )
 
 
-def _print_kept(manifest: dict, dependencies: list | None) -> None:
+def _print_kept(manifest: dict, dependencies: tuple[str, list[str]] | None) -> None:
     """By what stands at the top of the folder."""
     files, sizes = defaultdict(int), defaultdict(int)
     for file in manifest["files"]:

@@ -16,7 +16,7 @@ import zipfile
 
 _JOB = "@JOB@"  # its path in the archive
 _SHA256 = "@SHA256@"  # of the archive
-_PREFIX, _NEW = f"bootfile-{os.getuid()}-", "new-"
+_PREFIX, _NEW = f"bootfile-{os.getuid()}-{os.uname().nodename}-", "new-"
 _MEMBERS = ".members.json"
 _UNPACKS = 3600.0  # seconds: what is older and still new belongs to nobody
 
@@ -33,7 +33,9 @@ def _unpack():
         _refuse("the archive in this file has a path that leads out of its folder")
     try:
         folder = tempfile.mkdtemp(prefix=_NEW + _PREFIX)  # 0700
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)  # until this process ends, however it does
+        lock = os.open(folder, os.O_RDONLY)  # until this process ends, however it does
+        with contextlib.suppress(OSError):  # a file system without locks: nobody takes away another's
+            fcntl.flock(lock, fcntl.LOCK_SH)
         with open(os.path.join(folder, _MEMBERS), "w") as file:
             json.dump(names, file)
         for name in names:
@@ -47,7 +49,7 @@ def _unpack():
     except OSError as error:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
-        _refuse(f"no room to unpack in {tempfile.gettempdir()} (TMPDIR names another): {error}")
+        _refuse(f"this file cannot be unpacked, and TMPDIR may name another place: {error}")
 
 
 def _refuse(text):

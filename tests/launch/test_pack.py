@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -314,6 +315,16 @@ def test_an_interrupted_pack_leaves_nothing_half(number, mine, tmp_path):
     (mine / "zeros.bin").unlink()
     pack(str(mine / "job.py"), str(to))
     assert [name[:4] for name in os.listdir(to)] == ["job-"], "what was left is taken away"
+
+
+def test_a_full_disk_is_one_line(mine, tmp_path):
+    tree(mine, {"large.bin": "x" * 10**6})
+    result = run(
+        "-m", "launch", "pack", mine / "job.py", "--to", tmp_path / "to", code=2,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000)),
+    )  # fmt: skip
+    assert result.stderr == f"error: {tmp_path / 'to'} cannot be written: File too large\n"
+    assert os.listdir(tmp_path / "to") == []
 
 
 def test_a_warning_above_what_is_advised(mine, tmp_path):

@@ -38,7 +38,7 @@ SECRETS = [  # put together here, so that no scanner takes this file for one
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name, line, kind", SECRETS)
+@pytest.mark.parametrize("name, line, kind", SECRETS, ids=range(len(SECRETS)))
 def test_what_looks_like_a_secret_is_refused(name, line, kind, mine, tmp_path):
     first = "\n".encode("utf-16") if isinstance(line, bytes) else "\n"
     tree(mine, {name: first + (line[2:] if isinstance(line, bytes) else line)})

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import stat
@@ -121,6 +122,16 @@ def test_a_damaged_single_file_does_not_run(single, tmp_path):
         start(path, env=environment(TMPDIR=str(folder)), cwd=tmp_path), code=None
     )  # another folder is found
     assert missing.returncode == 0
+
+
+def test_a_full_disk_is_one_line(single):
+    launch, _, folder = single
+    result = finish(launch(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))), code=2)
+    assert re.fullmatch(
+        r"error: this file cannot be unpacked, and TMPDIR may name another place: .*too large\n",
+        result.stderr,
+    )
+    assert os.listdir(folder) == []
 
 
 @pytest.mark.parametrize("name", ["../escaped.py", "/escaped.py", "a/../../escaped.py", "a\\b.py", "a//b.py"])
