@@ -27,7 +27,7 @@ from collections.abc import Mapping
 
 import torch
 
-from common import reachability
+from common import object_store, reachability, scratch
 from common.arguments import local_output
 from common.exits import BadInput
 from common.findings import Finding, finding
@@ -134,6 +134,8 @@ def _shm() -> Finding:
 def _outputs(path: str, probe: bool) -> Finding:
     if probe:  # write a file there, and take it away again
         try:
+            if object_store.is_url(path):
+                path = scratch.folder("outputs", path)
             path = local_output(path)
         except BadInput as error:
             return finding("outputs", "", [str(error)], [])
