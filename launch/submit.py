@@ -210,6 +210,8 @@ def _summarize(config: JobConfig, place: str, project: str, outputs: dict[str, s
         *((f"input {name}", url) for name, url in config.inputs.items()),
         *((f"output {name}", url) for name, url in outputs.items()),
         ("arguments", " ".join(f"--{name}={value}" for name, value in config.parameters.items()) or "none"),
+        ("environment", " ".join(f"{name}={value}" for name, value in config.environment.items())),
+        ("logs", config.log_url or "not kept"),
         ("restarts", ", ".join(f"{name}={value}" for name, value in config.annotations.items()) or "none"),
         ("ends after", f"{config.auto_stop_hours} hours" if config.auto_stop_hours else "no limit"),
     ]

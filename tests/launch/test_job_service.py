@@ -286,8 +286,11 @@ def test_a_service_that_is_not_there(user, server, tmp_path):
     job_id = user.job()
     (path,) = (tmp_path / "records").glob("*.json")
     path.write_text(path.read_text().replace(server.endpoint, "http://127.0.0.1:9"))
-    error = user.fails("status", path)
-    assert f"cannot show job {job_id}: no usable answer from 127.0.0.1:9 (ConnectionException" in error
+    error = finish(user.start("status", path), code=2).stderr  # where the SDK's own logging is as for a user
+    known = (
+        rf"error: cannot show job {job_id}: no usable answer from 127.0.0.1:9 \(ConnectionException[^\n]+\n"
+    )
+    assert re.fullmatch(known, error), error
 
 
 def test_a_bare_id_is_looked_for_by_the_environment(user, server, monkeypatch):
@@ -371,6 +374,17 @@ def test_logs_go_on_at_the_byte_after_an_interruption(user, server):
     everything = "[0] 一\n[0] 二\n[0] half and half\n[0] 三\n[1] x\n"
     assert user.launch("logs", job_id, "-f", "--interval=0.05", "--from_start").stdout == everything
     assert user.launch("logs", job_id).stdout == everything
+
+
+def test_a_node_that_has_not_written_yet_is_waited_for(user, server):
+    job_id = user.job()
+    server.test(
+        job=job_id, phase="Pending", status={"tasks": ["worker-0", "worker-1"]}, log={"worker-1": "b\n"}
+    )
+    assert user.launch("logs", job_id).stdout == "[1] b\n"
+    end = {"phase": "Completed", "log": {"worker-0": "a\n"}}
+    server.test(job=job_id, script=[(0.3, end)])
+    assert user.launch("logs", job_id, "-f", "--interval=0.05").stdout == "[1] b\n[0] a\n"
 
 
 def test_following_outlives_faults_of_the_service(user, server):
