@@ -195,5 +195,5 @@ def _split(run: Run) -> dict:
     counted = "epoch" if size == 1 else f"{size} epochs"
     about = f"Seconds of {', '.join(SPLIT)}, by epoch, of {run.name}; figures in the table of epochs"
     svg = report_charts.bars(f"Time of {run.name}", about, labels, stacks.reshape(-1, 3), SPLIT, counted)
-    share = f"{whole[0] / whole.sum():.1%}" if whole.sum() > 0 else "0 %"
+    share = f"{whole[0] / whole.sum():.1%}" if whole.sum() > 0 else "0%"
     return {"name": run.name, "svg": Markup(svg), "waiting": share}

@@ -135,7 +135,10 @@ def lines(
         if math.isfinite(mark.x):
             at = f"{float(x_axis(mark.x)):.1f}"
             line = _add(
-                svg, "path", d=f"M{at} {TOP - 6}V{HEIGHT - BOTTOM}", **{"class": f"mark c{mark.style}"}
+                svg,
+                "path",
+                d=f"M{at} {TOP - 6}V{HEIGHT - BOTTOM}",
+                **{"class": f"mark c{mark.style % STYLES}"},
             )
             _add(line, "title").text = mark.text
     for curve, good in zip(curves, finite, strict=True):

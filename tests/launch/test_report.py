@@ -371,7 +371,9 @@ def test_the_page_in_a_browser(chromium, runs, tmp_path, width, dark):
     )
     starts = [a_start(0, 1.7e9), a_start(8, 1.7e9 + 12, lost={"step": 12, "time": 1.7e9 + 6})]
     others = [write_run(tmp_path / f"run{number}", some_lines(40), starts) for number in range(4)]
-    made(tmp_path, *runs, long, write_run(tmp_path / "exploded", exploded), *others)
+    page = made(tmp_path, *runs, long, write_run(tmp_path / "exploded", exploded), *others)
+    marks = {each.get("class") for _, each in page.tags if each.get("class", "").startswith("mark ")}
+    assert marks == {"mark c0", "mark c1", "mark c4", "mark c5"}  # of eight runs, six colours
     chromium.open(f"file://{tmp_path}/page.html", width, 844, dark)
     assert (
         chromium.evaluate("[...document.querySelectorAll('details')].forEach(each => each.open = true)")
