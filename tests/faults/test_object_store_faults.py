@@ -144,6 +144,12 @@ class Case:
         answer = self.server.client().list_multipart_uploads(Bucket="bucket", Prefix=f"{self.prefix}/")
         return [each["Key"] for each in answer.get("Uploads", [])]
 
+    def clean(self) -> None:
+        arguments = [sys.executable, "-m", "launch", "clean", f"s3://bucket/{self.prefix}", "--yes"]
+        subprocess.run(
+            arguments, cwd=ROOT, env=environment(**self.server.environment), check=True, capture_output=True
+        )
+
     def visible(self) -> dict[str, bytes]:
         """The files that a user of the folder sees: below `data` where it was staged."""
         roots = list(self.here.glob("**/data")) if self.name == "stage" else [self.here]
@@ -161,14 +167,15 @@ class Case:
             manifest = there.pop("manifest.json", None)
             assert {name: self.files[name] for name in there} == there, "a corrupt object was accepted"
             assert not manifest or there == self.files, "the manifest is there, and not all files are"
-            assert bool(manifest) == done
+            assert manifest or not done  # who was killed may have finished
             assert not manifest or manifests.parsed(manifest)
         elif self.name == "checkpoint":
             self._check_checkpoints(done)
         else:
             here = self.visible()
             assert {name: self.files[name] for name in here} == here, "a corrupt file was accepted"
-            assert here == self.files if done else self.name == "fetch" or not here, "half of it can be seen"
+            whole = here == self.files
+            assert whole if done else whole or self.name == "fetch" or not here, "half of it can be seen"
             if done:
                 assert not list(self.here.rglob(".bootfile-*.partial"))
 
@@ -238,6 +245,8 @@ def test_a_fault_leaves_nothing_wrong(server, tmp_path, number):
         again, errors = finished(case.start(**mended.environment))
     assert again == 0, errors
     case.check(done=True)
+    if case.name == "checkpoint" and case.unfinished():  # of a step that no later run sends again
+        case.clean()
     assert case.unfinished() == []
 
 
