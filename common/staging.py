@@ -13,7 +13,7 @@ objects; what has changed there is fetched again, and what is gone there goes.
 import concurrent.futures
 import contextlib
 import fcntl
-import hashlib
+import functools
 import json
 import os
 import shutil
@@ -25,6 +25,7 @@ from common.exits import BadInput
 from common.object_store import Object, ObjectStore
 from common.object_store_errors import shown
 from common.object_store_paths import check_keys, is_partial
+from common.staged_copy import StagedCopy, line, sync, time_of
 
 THREADS = 16
 MANIFESTS = ("manifest.json", ".bootfile-outputs.json")  # with sizes and sha256 of what was uploaded
@@ -61,20 +62,19 @@ def stage(url: str) -> str:
 class _Staging:
     def __init__(self, url: str):
         self.url, self.place = url, scratch.folder("staged", url)
-        self.data, self.hidden = (os.path.join(self.place, name) for name in ("data", ".data"))
-        self.journal = os.path.join(self.place, "journal.jsonl")
+        self.copy = StagedCopy(self.place)
         self.begin = self.said = time.monotonic()
-        self.store, self.known = ObjectStore(url, THREADS), {}
+        self.store = ObjectStore(url, THREADS)
         self._lock, self._bytes, self._files, self._total = threading.Lock(), 0, 0, 0
 
     def run(self) -> str:
         with self.store, self._alone("lock", "another process of this node stages it"):
-            if not (self._listed_at() >= _began and os.path.isdir(self.data)):
+            if not (self.copy.listed_at() >= _began and os.path.isdir(self.copy.data)):
                 self._update()
             lease = self._open("lease")
             fcntl.lockf(lease, fcntl.LOCK_SH)
             _leases.append(lease)
-        return self.data
+        return self.copy.data
 
     def _update(self) -> None:
         listed = time.time()
@@ -86,50 +86,53 @@ class _Staging:
             raise BadInput(f"there is nothing below {self.url}")
         check_keys((entry.key for entry in objects), self.url)
         checksums = self._checksums(objects)
-        whole = os.path.isdir(self.data)
+        whole = os.path.isdir(self.copy.data)
         if not whole:
-            os.makedirs(self.hidden, exist_ok=True)
-        entries = self._entries()
-        folder = self.data if whole else self.hidden
+            os.makedirs(self.copy.hidden, exist_ok=True)
+        entries = self.copy.entries()
+        folder = self.copy.data if whole else self.copy.hidden
         with concurrent.futures.ThreadPoolExecutor(THREADS, "look") as pool:
-            look = pool.map(lambda entry: self._is_there(folder, entry, entries, checksums, whole), objects)
+            has = functools.partial(self.copy.has, folder, entries=entries)
+            look = pool.map(lambda entry: has(entry, sha256=checksums.get(entry.key)), objects)
             there = []
             for each in look:
                 there.append(each)
                 self._alive(f"staging {self.url}: {len(there)} of {len(objects)} files looked at")
         missing = [entry for entry, here in zip(objects, there, strict=True) if not here]
-        gone, begun = self._others(folder, objects)
+        gone, begun = self.copy.others(folder, objects)
         if whole and not missing and not gone:
-            print(f"staged before: {self.url}, {len(objects)} files unchanged at {self.data}", flush=True)
+            print(
+                f"staged before: {self.url}, {len(objects)} files unchanged at {self.copy.data}", flush=True
+            )
         else:
             self._change(objects, missing, gone, begun, entries, checksums)
-        self._write("state.json", json.dumps({"url": self.url, "files": len(objects), "listed": listed}))
+        self.copy.write("state.json", json.dumps({"url": self.url, "files": len(objects), "listed": listed}))
 
     def _change(self, objects, missing, gone, begun, entries, checksums) -> None:
         with self._alone("lease", "another job of this node reads the copy of before", _IN_USE):
-            if os.path.isdir(self.data):
-                shutil.rmtree(self.hidden, ignore_errors=True)
-                os.rename(self.data, self.hidden)
+            if os.path.isdir(self.copy.data):
+                shutil.rmtree(self.copy.hidden, ignore_errors=True)
+                os.rename(self.copy.data, self.copy.hidden)
         for path in gone:
             os.unlink(path)
-            entries.pop(os.path.relpath(path, self.hidden), None)
+            entries.pop(os.path.relpath(path, self.copy.hidden), None)
         self._check_room(missing, begun)
         keys = {entry.key for entry in objects} - {entry.key for entry in missing}
-        self._write("journal.jsonl", "".join(_line(key, *entries[key]) for key in sorted(keys)))
+        self.copy.write("journal.jsonl", "".join(line(key, *entries[key]) for key in sorted(keys)))
         self._fetch(missing, checksums)
-        for base, _, names in os.walk(self.hidden, topdown=False):
+        for base, _, names in os.walk(self.copy.hidden, topdown=False):
             for name in filter(is_partial, names):  # of another version of the object
                 os.unlink(os.path.join(base, name))
             with contextlib.suppress(OSError):
                 os.rmdir(base)  # only if it is empty
-        _sync(self.hidden)
-        os.rename(self.hidden, self.data)
-        _sync(self.place)
+        sync(self.copy.hidden)
+        os.rename(self.copy.hidden, self.copy.data)
+        sync(self.place)
         seconds = time.monotonic() - self.begin
         size = sum(entry.size for entry in missing)
         print(
             f"staged {self.url}: {len(objects)} files, {len(missing)} fetched, {size / 1e9:.3f} GB in "
-            f"{seconds:.1f} s ({size / seconds / 1e6:.1f} MB/s), {len(gone)} removed: {self.data}",
+            f"{seconds:.1f} s ({size / seconds / 1e6:.1f} MB/s), {len(gone)} removed: {self.copy.data}",
             flush=True,
         )
 
@@ -138,12 +141,12 @@ class _Staging:
     def _fetch(self, missing: list[Object], checksums: dict[str, str]) -> None:
         self._total, self._all = len(missing), sum(entry.size for entry in missing)
         for entry in missing:  # where a folder was: empty, or with fetches that were begun
-            shutil.rmtree(os.path.join(self.hidden, entry.key), ignore_errors=True)
+            shutil.rmtree(os.path.join(self.copy.hidden, entry.key), ignore_errors=True)
         for folder in sorted({os.path.dirname(entry.key) for entry in missing}):
-            os.makedirs(os.path.join(self.hidden, folder), exist_ok=True)
+            os.makedirs(os.path.join(self.copy.hidden, folder), exist_ok=True)
         waiting = iter(missing)
         pool = concurrent.futures.ThreadPoolExecutor(THREADS, "stage")
-        with open(self.journal, "a", encoding="utf-8") as journal:
+        with open(self.copy.journal, "a", encoding="utf-8") as journal:
             running = set()
             try:
                 while True:
@@ -164,11 +167,11 @@ class _Staging:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _one(self, entry: Object, sha256: str | None, journal) -> None:
-        path = os.path.join(self.hidden, entry.key)
+        path = os.path.join(self.copy.hidden, entry.key)
         found = self.store.fetch(entry.key, path, entry.size, sha256, self._received)
         os.utime(path, ns=(time_of(entry),) * 2)
         with self._lock:
-            journal.write(_line(entry.key, entry.size, entry.etag, found, time_of(entry)))
+            journal.write(line(entry.key, entry.size, entry.etag, found, time_of(entry)))
             journal.flush()
             self._files += 1
 
@@ -184,7 +187,7 @@ class _Staging:
         )
 
     def _check_room(self, missing: list[Object], begun: int) -> None:
-        space = os.statvfs(self.hidden)
+        space = os.statvfs(self.copy.hidden)
         free = space.f_bavail * space.f_frsize
         needed = sum(entry.size + _SLACK for entry in missing) - begun
         if needed > free:
@@ -197,45 +200,6 @@ class _Staging:
                 f"{self.url} has {len(missing)} more files, {self.place} takes {space.f_favail} more: set "
                 f"{scratch.PLACE} to a folder on another disk"
             )
-
-    # what is there
-
-    def _is_there(self, folder, entry: Object, entries, checksums, whole: bool) -> bool:
-        """Whether the file is what the store has. One of a staging that was killed is read for that."""
-        size, etag, sha256, mtime = entries.get(entry.key, (-1, "", "", 0))
-        if (size, etag) != (entry.size, entry.etag) or checksums.get(entry.key, sha256) != sha256:
-            return False
-        path = os.path.join(folder, entry.key)
-        try:
-            status = os.lstat(path)
-            if status.st_size != size or os.path.islink(path):
-                return False
-            if whole and status.st_mtime_ns == mtime:
-                return True
-            with open(path, "rb") as file:
-                digest = hashlib.sha256()
-                while chunk := file.read(2**20):
-                    digest.update(chunk)
-            if digest.hexdigest() != sha256:
-                return False
-            os.utime(path, ns=(mtime, mtime))
-            return True
-        except OSError:
-            return False
-
-    def _others(self, folder: str, objects: list[Object]) -> tuple[list[str], int]:
-        """(paths that files have in the hidden folder that are not the store's, bytes of fetches that were
-        begun: they stay, and are gone on with)."""
-        keys, found, begun = {entry.key for entry in objects}, [], 0
-        for base, _, names in os.walk(folder):
-            below = os.path.relpath(base, folder)
-            for name in names:
-                key = name if below == "." else f"{below}/{name}"
-                if is_partial(name):
-                    begun += os.path.getsize(os.path.join(base, name))
-                elif key not in keys:
-                    found.append(os.path.join(self.hidden, key))
-        return found, begun
 
     def _checksums(self, objects: list[Object]) -> dict[str, str]:
         """key -> sha256, of the manifests that uploads leave beside what they have uploaded."""
@@ -258,23 +222,6 @@ class _Staging:
                     if sizes[key] == size:
                         found[key] = sha256
         return found
-
-    def _entries(self) -> dict[str, tuple]:
-        """key -> (size, etag, sha256, mtime); a last line that was cut is left out."""
-        found = {}
-        with contextlib.suppress(OSError), open(self.journal, encoding="utf-8") as file:
-            for line in file:
-                with contextlib.suppress(ValueError):
-                    key, *entry = json.loads(line)
-                    found[key] = tuple(entry) if len(entry) == 4 else (-1, "", "", 0)
-        return found
-
-    def _listed_at(self) -> float:
-        try:
-            with open(os.path.join(self.place, "state.json"), encoding="utf-8") as file:
-                return float(json.load(file)["listed"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return -1.0
 
     # of the node
 
@@ -311,30 +258,3 @@ class _Staging:
 
     def _open(self, name: str):
         return open(os.path.join(self.place, f".{name}"), "a+")
-
-    def _write(self, name: str, text: str) -> None:
-        path = os.path.join(self.place, name)
-        with open(f"{path}.partial", "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.partial", path)
-
-
-def _line(key: str, *entry) -> str:
-    return f"{json.dumps([key, *entry])}\n"
-
-
-def time_of(entry: Object) -> int:
-    """When the file of an object was changed, nanoseconds: the second in which the object was, and within it
-    another part for every content."""
-    part = int(hashlib.sha256(entry.etag.encode()).hexdigest()[:8], 16) % 10**9
-    return int(entry.modified) * 10**9 + part
-
-
-def _sync(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -4,10 +4,10 @@ import os
 
 import numpy as np
 
-from common import staging
 from common.exits import BadInput
 from common.object_store import ObjectStore
 from common.object_store_paths import check_keys
+from common.staged_copy import time_of
 from datasets import images
 from datasets.listing import SHOWN, Listing, by_class, layout, number, read_list
 
@@ -41,7 +41,7 @@ def look(url: str, split: str, classes, say) -> Listing:
         shown = ", ".join(missing[:SHOWN])
         raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {shown}")
     sizes = np.array([entries[key].size for key in keys], dtype=np.int64)
-    mtimes = np.array([staging.time_of(entries[key]) for key in keys], dtype=np.int64)
+    mtimes = np.array([time_of(entries[key]) for key in keys], dtype=np.int64)
     return Listing(root, split, base, classes, paths, labels, sizes, mtimes)
 
 
