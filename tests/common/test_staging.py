@@ -12,7 +12,7 @@ import pytest
 
 from common import scratch, staging
 from common.exits import BadInput
-from tests.conftest import ROOT, environment, finish, free_port, start
+from tests.conftest import environment, finish, free_port, start
 from tests.fault_proxy import FaultProxy
 from tests.object_store_server import ObjectStoreServer
 
@@ -210,34 +210,26 @@ def test_one_process_of_a_node_fetches_and_the_others_wait(server, tmp_path):
     assert re.search(r"staging s3://data/once: \d+ of 32 files, .* MB/s \(\d+ s\)", outputs)
 
 
-def test_nodes_wait_for_the_slowest_and_end_with_its_error(server, tmp_path):
+@pytest.mark.parametrize("kind", [pytest.param(None, marks=pytest.mark.faults), "forbidden"])
+def test_nodes_wait_for_the_slowest_and_end_with_its_error(server, tmp_path, kind):
     """For longer than --timeout, which bounds silence only; what goes wrong on one is said by all."""
-    many(server, "nodes", 40)
-    url, limit = "s3://data/nodes", 3
-    with (
-        FaultProxy(server.port, delay=1.5) as slow,
-        FaultProxy(server.port, "forbidden", share=1, after=1) as shut,
-    ):
-        for proxy, port in ((slow, free_port()), (shut, free_port())):
-            places = [tmp_path / f"{proxy.kind}-{rank}" for rank in range(2)]
-            for place in places:
-                place.mkdir()
-            envs = [environment(**server.environment, BOOTFILE_SCRATCH=str(place)) for place in places]
-            envs[1] |= proxy.environment
-            begin = time.monotonic()
-            jobs = [
-                start("-c", STAGE_TOGETHER, rank, port, url, limit, env=envs[rank], cwd=ROOT)
-                for rank in (0, 1)
-            ]
-            if proxy is slow:
-                first = finish(jobs[0]).stdout
-                finish(jobs[1])
-                assert time.monotonic() - begin > limit
-                assert "waiting for 1 of 2 processes to stage s3://data/nodes" in first
-                continue
-            errors = [finish(job, 2).stderr for job in jobs]
-            assert errors[0] == errors[1] and len(errors[0].splitlines()) == 1
-            assert re.search(r"error: s3://data/nodes/train/.*no permission.*\(rank 1 on", errors[0])
+    many(server, "nodes", 32)
+    url, limit, port, begin = "s3://data/nodes", 2, free_port(), time.monotonic()
+    with FaultProxy(server.port, kind, share=1, after=1, delay=0.1 if kind else 1.0) as proxy:
+        envs = [environment(**server.environment, BOOTFILE_SCRATCH=str(tmp_path / str(r))) for r in (0, 1)]
+        for env in envs:
+            os.mkdir(env["BOOTFILE_SCRATCH"])
+        envs[1] |= proxy.environment
+        jobs = [start("-c", STAGE_TOGETHER, rank, port, url, limit, env=envs[rank]) for rank in (0, 1)]
+        if kind is None:
+            first = finish(jobs[0]).stdout
+            finish(jobs[1])
+            assert time.monotonic() - begin > limit
+            assert "waiting for 1 of 2 processes to stage s3://data/nodes" in first
+            return
+        errors = [finish(job, 2).stderr for job in jobs]
+        assert errors[0] == errors[1] and len(errors[0].splitlines()) == 1
+        assert re.search(r"error: s3://data/nodes/train/.*no permission.*\(rank 1 on", errors[0])
 
 
 @pytest.mark.faults
