@@ -2,9 +2,12 @@
 
 import contextlib
 import fcntl
+import os
 import socket
 import struct
 import sys
+
+_OUTSIDE = "192.0.2.1"  # an address of documentation (RFC 5737): what leads there leads outside
 
 
 def interface_to(host: str, port: int) -> tuple[str | None, str]:
@@ -18,6 +21,23 @@ def interface_to(host: str, port: int) -> tuple[str | None, str]:
         probe.connect(address)
         local = probe.getsockname()[0]
     return _names().get(local), local
+
+
+def outward() -> tuple[str | None, str] | None:
+    """(interface name, own address) at which other nodes reach this one; None where it has only loopback.
+
+    The interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names (the platform's choice, or
+    process_group's), else that of the way outside, else, as training nodes may have no such way, the first.
+    """
+    own = [(name, address) for address, name in _names().items() if "." in address and name != "lo"]
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for wanted in filter(None, os.environ.get(variable, "").lstrip("=").split(",")):
+            for name, address in own:
+                if name.startswith(wanted):
+                    return name, address
+    with contextlib.suppress(OSError):
+        return interface_to(_OUTSIDE, 1)
+    return next(iter(own), None)
 
 
 def _names() -> dict[str, str]:

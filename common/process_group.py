@@ -186,7 +186,7 @@ def _choose_interface(topology: Topology) -> None:
         name, own = interfaces.interface_to(host, topology.master_port or 1)
         if own.startswith("127.") and topology.nodes > 1 and not rendezvous.is_loopback(host):
             # The master's own name, which its /etc/hosts has on loopback: what leads outside is meant.
-            name, own = interfaces.interface_to("192.0.2.1", 1)
+            name, own = interfaces.outward() or (None, own)
         if name:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 

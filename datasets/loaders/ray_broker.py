@@ -44,7 +44,7 @@ class _Handle:
 
 
 class Broker:
-    """Serves one loader until its end of the channel closes. options: workers, cpus (of each), paths."""
+    """Serves one loader until its end of the channel closes. options: workers, cpus of each, paths, node."""
 
     def __init__(self, channel: Channel, options: dict):
         import ray
@@ -301,7 +301,8 @@ def main(descriptor: int) -> None:
             host, _, port = address.rpartition(":")
             if host:  # Ray itself would wait, and then end this process
                 socket.create_connection((host, int(port)), _REACHED).close()
-            ray.init(address, log_to_driver=False, logging_level="error", configure_logging=False)
+            known = {"_node_ip_address": options["node"]} if options["node"] else {}
+            ray.init(address, log_to_driver=False, logging_level="error", configure_logging=False, **known)
         except Exception as error:
             raise Refused(_line(error)) from error
         channel.send(("connected",))

@@ -23,14 +23,14 @@ import psutil
 
 from common import cores, interfaces
 from common.exits import BadInput
-from datasets.loaders.ray_pool import available
+from datasets.loaders.ray_pool import NODE, available
 
 HELP = "of Ray: auto (default: this machine is a node), start (of the job's own nodes), or HOST:PORT"
 PORT = 6379  # Ray's own, where it is free
 _UP = 90.0  # seconds for a node to start
+_DRAINED = 5.0  # seconds for it to end by itself: Ray would give its workers 30, but the job has ended
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _KEEP = "import sys; sys.path.insert(0, {!r}); from datasets.loaders import ray_cluster; ray_cluster.keep()"
-_OUTSIDE = "192.0.2.1"  # an address of documentation: what leads there leads outside
 
 _kept: list[subprocess.Popen] = []  # their pipes stay open as long as this process lives
 
@@ -64,14 +64,16 @@ def join(address: str, from_first=None, rank: int = 0, world_size: int = 1, say=
         if rank == 0:
             say(f"ray: a cluster of this job at {address}" + _invitation(address, open_to_others))
         elif local_rank == 0:
-            _start(["--address", address], token)
+            _start_node(address, token)
     else:
         host, separator, port = address.rpartition(":")
         if not (separator and host and port.isdecimal()):
             raise BadInput(f"--ray_address {address} is not auto, start or HOST:PORT")
         if local_rank == 0 and not _is_node_of(address):
-            _start(["--address", address, "--num-cpus=0"], os.environ.get("RAY_AUTH_TOKEN"))
+            _start_node(address, os.environ.get("RAY_AUTH_TOKEN"), "--num-cpus=0")
     os.environ["RAY_ADDRESS"] = address
+    if own := _own_address(address):
+        os.environ[NODE] = own
 
 
 def leave() -> None:
@@ -79,6 +81,7 @@ def leave() -> None:
     while _kept:
         _end(_kept.pop())
     os.environ.pop("RAY_ADDRESS", None)
+    os.environ.pop(NODE, None)
 
 
 def keep() -> None:
@@ -111,7 +114,7 @@ def keep() -> None:
         with contextlib.suppress(ProcessLookupError):
             node.terminate()
         try:
-            node.wait(15)
+            node.wait(_DRAINED)
         except subprocess.TimeoutExpired:
             node.kill()
             node.wait()
@@ -133,7 +136,10 @@ def _start_head(open_to_others: bool) -> tuple[str, str]:
     token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     if len(token) < 16:
         raise BadInput(f"RAY_AUTH_TOKEN has {len(token)} characters: take at least 16")
-    host = interfaces.interface_to(_OUTSIDE, 1)[1] if open_to_others else "127.0.0.1"
+    own = interfaces.outward() if open_to_others else (None, "127.0.0.1")
+    if own is None:
+        raise BadInput("--ray_address start: this node has no address at which others could reach it")
+    host = own[1]
     port = PORT if _is_free(host, PORT) else _free(host)
     _start(
         ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false",
@@ -146,10 +152,6 @@ def _start(arguments: list[str], token: str | None) -> None:
     """A node on this machine, in the care of a keeper. Raises BadInput with what Ray says."""
     if not any(argument.startswith("--num-cpus") for argument in arguments):
         arguments = [*arguments, f"--num-cpus={cores.available()}"]
-    if "--head" not in arguments:
-        host = arguments[arguments.index("--address") + 1].rpartition(":")[0]
-        with contextlib.suppress(OSError):
-            arguments = [*arguments, f"--node-ip-address={interfaces.interface_to(host, 1)[1]}"]
     arguments = [*arguments, "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     inherited = filter(None, [os.environ.get("PYTHONPATH")])
     environment = {"PYTHONPATH": os.pathsep.join([_ROOT, *inherited])}
@@ -168,6 +170,20 @@ def _start(arguments: list[str], token: str | None) -> None:
         _kept.remove(keeper)
         _end(keeper)
         raise BadInput(f"no node of a Ray cluster on {socket.gethostname()}: {said}")
+
+
+def _start_node(address: str, token: str | None, *arguments: str) -> None:
+    own = _own_address(address)
+    _start(["--address", address, *([f"--node-ip-address={own}"] if own else []), *arguments], token)
+
+
+def _own_address(address: str) -> str | None:
+    """That with which this node reaches the head, None on the head's own loopback. Ray's own guess asks the
+    way to the Internet, which may not be there."""
+    with contextlib.suppress(OSError):
+        own = interfaces.interface_to(address.rpartition(":")[0], 1)[1]
+        return None if own.startswith("127.") else own
+    return None
 
 
 def _end(keeper: subprocess.Popen) -> None:
@@ -189,9 +205,12 @@ def _invitation(address: str, open_to_others: bool) -> str:
 
 
 def _is_node_of(address: str) -> bool:
+    own = _own_address(address)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.name() == "raylet" and f"--gcs-address={address}" in process.cmdline():
+            said = process.cmdline() if process.name() == "raylet" else []
+            here = own is None or f"--node_ip_address={own}" in said  # not another container's that is seen
+            if f"--gcs-address={address}" in said and here:
                 return True
     return False
 

@@ -27,6 +27,7 @@ from datasets.loaders.ray_transport import anonymous, pack_code, places, unpack
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _START = "import sys; sys.path.insert(0, {!r}); from datasets.loaders import ray_broker; ray_broker.main({})"
+NODE = "BOOTFILE_RAY_NODE"  # environment: the address under which this node has joined, where one is known
 _END = 10.0  # seconds for the process between to leave the cluster
 
 
@@ -74,7 +75,7 @@ class Pool:
         paths = [_ROOT, *(path for path in map(os.path.abspath, sys.path) if path != _ROOT)]
         environment = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
         self._channel.send(({
-            "address": self._address,
+            "address": self._address, "node": os.environ.get(NODE),
             "workers": workers, "cpus": cpus, "paths": paths, "environment": environment,
         },))  # fmt: skip
         self.replace(function)

@@ -1,5 +1,6 @@
 """Jobs whose data are prepared on a Ray cluster of their own: the receipt is that of those without one."""
 
+import contextlib
 import getpass
 import os
 import re
@@ -10,14 +11,30 @@ import tempfile
 import psutil
 import pytest
 
-from tests.conftest import environment, finish, records, run, start
+from common.exits import BadInput
+from launch.network import Network
+from tests.conftest import ROOT, environment, finish, records, run, start
 from tests.ray_nodes import RayNodes, wait_until
+from tests.simulated import simulate
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"')
 
 COMMAND = ("jobs/train_ray.py", "--distribute_mode=true", "--workers=1")
 DIGITS = ("--dataset=digits", "--batch_size=32", "--max_steps=4", "--report_every=2")
+IMAGES = (
+    "--custom_data=true", "--arch=resnet18", "--image_size=32", "--workers=2", "--batch_size=32",
+    "--max_steps=2", "--print_freq=1", "--lr=0.01", "--warmup=0",
+)  # fmt: skip
 RAY = ("--distribute_mode=true", "--ray_address=start", "--workers=1")
+
+
+@pytest.fixture
+def namespaces():
+    try:
+        with Network(1):
+            pass
+    except BadInput as error:
+        pytest.skip(str(error))
 
 
 def receipts(output_dir) -> list:
@@ -69,7 +86,6 @@ def test_a_killed_job_takes_its_cluster_along(tmp_path, own):
 
 
 @pytest.mark.faults
-@pytest.mark.faults
 def test_imagenet_on_two_ranks_that_share_a_cluster(tmp_path, own):
     common = ("jobs/imagenet.py", "--custom_data=true", "--arch=resnet18", "--image_size=32", "--workers=1",
               "--batch_size=32", "--max_steps=2", "--print_freq=1", "--lr=0.01", "--warmup=0")  # fmt: skip
@@ -79,6 +95,99 @@ def test_imagenet_on_two_ranks_that_share_a_cluster(tmp_path, own):
         tmp_path / "ray", env=own, timeout=300,
     )  # fmt: skip
     assert receipts(tmp_path / "ray") == receipts(tmp_path / "threads") != [], result.stdout
+
+
+@pytest.mark.faults
+def test_the_nodes_of_a_job_become_a_cluster(namespaces, tmp_path):
+    """Two nodes without any way outside, which is what the nodes of many platforms have."""
+    run(
+        "jobs/imagenet.py",
+        *IMAGES,
+        "--data_backend=threads",
+        "--output_dir",
+        tmp_path / "threads",
+        timeout=200,
+    )
+    result = simulate(
+        "--nodes=2", "--network-namespaces", "--keep", tmp_path / "nodes", "jobs/imagenet.py", "--", *IMAGES,
+        "--data_backend=ray", "--ray_address=start", timeout=400,
+    )  # fmt: skip
+    assert re.search(
+        r"ray: a cluster of this job at 10\.\d+\.\d+\.1:\d+; further machines join", result.stdout
+    )
+    assert "prepared here" not in result.stdout
+    outputs = tmp_path / "nodes" / "node-0" / "outputs" / "train_url_0"
+    assert receipts(outputs) == receipts(tmp_path / "threads") != []
+
+
+OUTSIDE = """import os, subprocess, sys, time
+ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", "--head"]
+if sys.argv[-2] == "--rank=0":
+    ray += ["--port=6379", "--node-ip-address=10.77.0.1", "--num-cpus=2", "--include-dashboard=false"]
+    head = subprocess.Popen(ray)
+    while not os.path.exists(sys.argv[1] + ".done"):
+        time.sleep(0.2)
+    head.terminate()
+    head.wait()
+else:
+    time.sleep(15)
+    alone = {name: value for name, value in os.environ.items() if name[:3] not in ("MA_", "VC_")}
+    result = subprocess.run([sys.executable, *sys.argv[2:-6]], env=alone)
+    open(sys.argv[1] + ".done", "w").close()
+    sys.exit(result.returncode)
+"""
+
+
+@pytest.mark.faults
+def test_a_job_on_a_machine_that_is_no_node_of_the_cluster(namespaces, tmp_path):
+    script = tmp_path / "code" / "outside.py"
+    script.parent.mkdir()
+    script.write_text(OUTSIDE)
+    run("jobs/train.py", *DIGITS, "--output_dir", tmp_path / "plain", timeout=120)
+    with tempfile.TemporaryDirectory(prefix="tr-") as folder:
+        own = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="t" * 32, RAY_TMPDIR=folder)
+        result = simulate(
+            "--nodes=2", "--network-namespaces", script, "--", tmp_path / "mark", ROOT / "jobs/train_ray.py",
+            *DIGITS, "--distribute_mode=true", "--workers=1", "--ray_address=10.77.0.1:6379", "--output_dir",
+            tmp_path / "ray", env=own, timeout=300,
+        )  # fmt: skip
+    assert "prepared here" not in result.stdout
+    assert receipts(tmp_path / "ray") == receipts(tmp_path / "plain") != [], result.stdout
+
+
+@pytest.mark.faults
+def test_another_machine_joins_the_cluster_of_a_job(tmp_path, own):
+    """More workers are asked for than this node has CPUs: they begin where one more node offers some."""
+    own |= {"RAY_AUTH_TOKEN": "t" * 32}
+    workers = 2 * len(os.sched_getaffinity(0))
+    job = start(
+        "jobs/train_ray.py", "--dataset=digits", "--epochs=500", "--distribute_mode=true",
+        "--ray_address=start", f"--workers={workers}", "--output_dir", tmp_path, env=own,
+    )  # fmt: skip
+    extra = None
+    try:
+        line = next(line for line in iter(job.stdout.readline, "") if "ray: a cluster" in line)
+        address = re.search(r"--address=(\S+)", line)[1]
+        with tempfile.TemporaryDirectory(prefix="rx-") as folder:
+            theirs = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="t" * 32, RAY_TMPDIR=folder)
+            ray = ("-c", "from ray.scripts.scripts import main; main()", "start", f"--address={address}")
+            extra = start(*ray, "--num-cpus=4", "--block", env=theirs | {"PYTHONPATH": str(ROOT)})
+            wait_until(lambda: workers_of(folder), 90)
+            extra.terminate()
+            extra.communicate(timeout=60)
+    finally:
+        for process in filter(None, (job, extra)):
+            process.kill()
+            process.communicate()
+
+
+def workers_of(folder: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("RAY_TMPDIR") == folder and process.name().startswith("ray::Worker"):
+                found.append(process)
+    return found
 
 
 def test_a_bad_address(tmp_path):
