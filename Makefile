@@ -68,6 +68,7 @@ $(COMPAT)/installed: requirements.txt tests/requirements.txt tests/compat.txt
 packages:
 	@command -v ip >/dev/null || sh tests/install_packages.sh optional iproute2
 	@command -v redis-server >/dev/null || sh tests/install_packages.sh optional redis-server
+	@command -v chromium >/dev/null || sh tests/install_packages.sh optional chromium
 
 clean:
 	rm -rf $(VENV) $(COMPAT) .pytest_cache .ruff_cache
