@@ -1,5 +1,6 @@
 # make train    set up, then train a ResNet-18 on real digits (about a minute)
 # make test     set up, then run the tests
+# make demo     data and code to an object store, a job of two nodes, killed, restarted, and its report
 # make faults   the long fault runs
 # make compat   the quick tests with the oldest versions that are supported
 # make setup | lint | gpu | benchmark | clean
@@ -13,6 +14,9 @@ COMPAT_TESTS := tests/datasets tests/common tests/jobs/test_start.py tests/jobs/
 
 train: setup
 	@$(RUN) jobs/train.py --dataset digits --epochs 12
+
+demo: setup
+	@$(RUN) -m tests.demo
 
 test: setup packages
 	@$(RUN) -m pytest -n 2 --dist loadfile -m "not gpu and not faults"
@@ -74,4 +78,4 @@ clean:
 	rm -rf $(VENV) $(COMPAT) .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: train test faults compat gpu benchmark lint setup packages clean
+.PHONY: train demo test faults compat gpu benchmark lint setup packages clean

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 
+from common import scratch
 from common.exits import BadInput
 from launch.network import Network
 from launch.nodes import INPUT, Node
@@ -64,17 +65,23 @@ class Commands:
         job = args.code.job(node.folders.code)
         commands = []
         for start in starts:
-            given = self._given(node, start.arguments, tell_processes=levels == "node" and not gpus)
-            command = [sys.executable, *start.prefix, job, *given, *start.arguments]
+            platforms = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]
+            given = self._given(node, platforms, tell_processes=levels == "node" and not gpus)
+            command = [sys.executable, *start.prefix, job, *given, *platforms]
             added = dict(start.environment)
             if "MA_SCHEDULE_CNT" in added:
                 counts = {"MA_SCHEDULE_CNT": node.scheduled, "MA_PROC_START_CNT": node.started + 1}
                 added |= {name: str(count) for name, count in counts.items()}
-            environment = self._environment | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} | added
+            own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), scratch.PLACE: node.folders.scratch}
+            environment = self._environment | own | added
             if self._network is not None:
                 command = self._network.command(node.slot, command)
             commands.append((command, environment, added))
         return commands
+
+    def _is_url(self, name: str) -> bool:
+        """Whether the user's arguments have a URL there, for which a platform has no input or output."""
+        return "://" in (option(self._args.job_arguments, name) or "")
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
         """The user's arguments as they are on a node, and what stands in for what is missing there."""

@@ -6,7 +6,8 @@ what goes wrong there.
 
 Every node gets folders of its own: user-job-dir/<name of the repository> with the code, the files that `pack`
 keeps, in which the job is started; inputs/data_url_0, where a --data_url among the job's arguments is linked
-in; outputs/train_url_0, which is passed as --train_url unless the job's arguments name another; cache; logs.
+in; outputs/train_url_0, which is passed as --train_url unless the job's arguments name another; cache, its
+scratch disk (BOOTFILE_SCRATCH); logs. URLs among the job's arguments stay as they are.
 It uses the GPUs if there is one for every process, and the CPU otherwise, with --processes_per_node where the
 job has to be told.
 
@@ -114,6 +115,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     if cuts and not args.network_namespaces:
         raise BadInput(f"--fault {cuts[0]} needs --network-namespaces: otherwise the nodes share one network")
     args.data = option(args.job_arguments, "--data_url")
+    if args.data and "://" in args.data:  # the job fetches it itself
+        args.data = None
     if args.data is not None and not os.path.isdir(args.data):
         raise BadInput(f"--data_url {args.data} is no folder on this machine")
     if args.keep:

@@ -28,6 +28,7 @@ def test_command_runs(command, tmp_path):
         "IMAGENET": random_folder.make(str(tmp_path / "images")),
         "PAIRS": random_pairs.make(str(tmp_path / "pairs")),
         "/cache/imagenet": str(tmp_path / "pack"),
+        "packed": str(tmp_path / "packed"),
     }
     program, *words = (places.get(word, word) for word in command.split())
     if program == "torchrun":
@@ -40,6 +41,12 @@ def test_command_runs(command, tmp_path):
     if words[:3] == ["-m", "launch", "bench"]:
         quick = ("--rounds=1", "--seconds=0.1", "--arch=resnet18", "--image_size=32", "--batch_size=16")
         assert "choice: " in run(*words, *quick, f"--cache_dir={tmp_path}").stdout
+        return
+    if words[:3] == ["-m", "launch", "pack"]:
+        assert "packed=" in run(*words).stdout
+        return
+    if words[:3] == ["-m", "launch", "submit"]:
+        assert '"boot_file"' in run(*words).stdout
         return
     result = run(*words, "--max_steps=1", "--batch_size=16", "--output_dir", tmp_path)
     assert re.search(r"(test_accuracy|^total_seconds)=.* receipt=", result.stdout, re.MULTILINE)
