@@ -10,17 +10,17 @@ from common import exits
 VERBS = {  # each is a module of this package with main(arguments) -> exit code
     "check": "whether this node is fit: GPUs, shared memory, disks, limits, network, versions",
     "simulate": "run a job on this machine as a platform would, its faults included",
+    "pack": "what a job needs, as a platform wants it, checked: a folder with a manifest, or one file",
+    "upload": "put a snapshot or data into an object store, what is there already left out",
     "submit": "create a job on a managed platform, or write the file that does",
     "status": "how a job on ModelArts is: phase, exit codes, restarts, events",
     "logs": "the logs of all nodes of a job on ModelArts",
     "stop": "stop a job on ModelArts",
-    "cache": "fill, compare, list and empty caches of samples: packs, Redis and Valkey",
-    "pack": "what a job needs, as a platform wants it, checked: a folder with a manifest, or one file",
-    "bench": "what is fast on this machine, with these data",
-    "report": "one page on runs: curves, speed, waiting, restarts, receipts, settings",
-    "upload": "put a snapshot or data into an object store, what is there already left out",
     "fetch": "bring outputs back from an object store, whole and compared, or go on with it",
     "clean": "show, then remove, old snapshots and unfinished uploads in an object store",
+    "report": "one page on runs: curves, speed, waiting, restarts, receipts, settings",
+    "cache": "fill, compare, list and empty caches of samples: packs, Redis and Valkey",
+    "bench": "what is fast on this machine, with these data",
     "receipt": "whether two runs saw the same data, and the first step where not",
 }
 USAGE = "\n".join(

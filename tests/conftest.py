@@ -3,12 +3,18 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # as in the background of a shell: jobs would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 QUIET = {  # nothing that this machine's environment says of ranks, proxies or threads may reach a job

@@ -41,7 +41,7 @@ def test_data_url_that_does_not_exist(job, tmp_path):
         (["--dataset=digits", "--data_url=/does/not/exist"], "data_url /does/not/exist does not exist"),
         (["--data_url=gs://bucket/data"], "data_url gs://bucket/data is a gs URL, not s3:// or obs://"),
         (["--data_url=s3://me:secret@bucket/data"], "holds a user name or a password"),
-        (["--data_url=s3://bucket.with.dots/data"], "a name with dots cannot be reached over https"),
+        (["--data_url=s3://bucket.with.dots/data"], "a name with dots has no certificate"),
     ],
 )
 def test_arguments(arguments, message, tmp_path):
