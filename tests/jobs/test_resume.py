@@ -53,6 +53,7 @@ def whole(tmp_path_factory):
     return outputs
 
 
+@pytest.mark.faults  # half a minute
 def test_three_processes_add_in_the_same_order_after_a_restart(tmp_path):
     """With three or more, the order in which gradients are added decides the rounding."""
     three = ("jobs/train_ddp.py", "--processes_per_node=3", *DATA, "--max_steps=4")
