@@ -21,7 +21,7 @@ import time
 
 from common import arguments, checkpoint, exits, meeting, restoring
 from common.exits import BadInput
-from common.object_store import ObjectStore
+from common.object_store import ObjectStore, StoreError
 from common.restoring import CHECKPOINTS, MARKER, File
 from common.url_lease import Lease
 from common.writer import describe
@@ -114,6 +114,11 @@ class Mirror:
         self._files = self._listed.copy()
         there = {entry.key for entry in self.store.list(CHECKPOINTS)}
         self._doomed = there - self._files.keys()
+        with contextlib.suppress(
+            StoreError
+        ):  # a job need not have the right to; `launch clean` takes them, too
+            for key, upload, _ in self.store.uploads():  # of a job that was killed: they are billed for ever
+                self.store.abort(key, upload)
         if resume == "auto":
             self._doomed |= restoring.restore(self.store, self.folder, marker, there)
 

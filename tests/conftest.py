@@ -22,7 +22,7 @@ QUIET = {  # nothing that this machine's environment says of ranks, proxies or t
 }  # fmt: skip
 
 
-# Two tests at a time on two cores: threads that wait for each other at every operation would make both slow.
+# Several tests share two cores: threads that wait for each other at every operation would make all slow.
 THREADS = {"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {}
 
 

@@ -287,3 +287,13 @@ def test_a_file_that_is_written_to_while_it_is_sent(server, tmp_path):
     assert job.mirror.finish() == ""
     assert _read(server, job.url, "metrics.jsonl") == (tmp_path / "one" / "metrics.jsonl").read_bytes()
     assert not os.listdir(tmp_path / "one" / ".mirror")
+
+
+def test_what_a_killed_job_has_begun_to_send_is_taken_back(server, tmp_path):
+    client = server.client()
+    for key in ("left/checkpoints/step_2.pt", "left-of-another/step_2.pt"):
+        client.create_multipart_upload(Bucket="runs", Key=key)
+    job = Job(tmp_path / "one", "s3://runs/left")
+    job.mirror.finish()
+    unfinished = client.list_multipart_uploads(Bucket="runs").get("Uploads", [])
+    assert [each["Key"] for each in unfinished] == ["left-of-another/step_2.pt"]
