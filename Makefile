@@ -19,7 +19,7 @@ demo: setup
 	@$(RUN) -m tests.demo
 
 test: setup packages
-	@$(RUN) -m pytest -n 3 --dist loadfile -m "not gpu and not faults"
+	@$(RUN) -m pytest -n 2 --dist loadfile -m "not gpu and not faults"
 
 faults: setup packages
 	@$(RUN) -m pytest -m faults

@@ -16,6 +16,7 @@ _SECONDS = 2.0  # each backend, after its first batches
 HEAD = 8  # batches that are measured, again and again
 _WARM_UP = 2  # batches: starting processes and pipelines is not what an epoch costs
 _ENOUGH = 0.03  # share of waiting below which nothing is gained
+_SHORT = 20.0  # seconds of a training that is no more than a smoke test
 
 
 def rates(
@@ -81,13 +82,16 @@ def advice(loader, backend: str, waited: float, seconds: float, workers: int | N
     """One sentence on what waiting for data cost, and which backend would cut it.
 
     loader: that of a training which is over; it took `seconds`, of which the process that waited longest
-    `waited`. Where that is more than 3 %, the backends are measured for some seconds each.
+    `waited`. Where that is more than 3 %, and the training was no smoke test, the backends are measured for
+    some seconds each.
     """
     share = waited / seconds
     said = f"the device waited for data for {share:.1%} of the training time with {backend}"
     backend = loaders.CACHED.get(backend, backend)
     if share < _ENOUGH or backend == "synthetic":
         return f"{said}: another backend would not make it faster"
+    if seconds < _SHORT:
+        return f"{said}; backends are compared after {_SHORT:g} s of training or more"
     try:
         found = rates(loader.engine.store, loader.plan, loader.to_device.device, workers, antialias=antialias)
     except Exception as error:  # the training is over and saved: nothing may fail now

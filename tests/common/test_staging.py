@@ -19,7 +19,7 @@ from tests.object_store_server import ObjectStoreServer
 STAGE = "import sys; from common import staging; print('at', staging.stage(sys.argv[1]))"
 # as above, in a process group of two; says now and then what it waits for
 STAGE_TOGETHER = """
-import datetime, sys, torch
+import datetime, sys, time, torch
 from common import exits, meeting, staging
 meeting._SAY_EVERY = staging._SAY_EVERY = 0.5
 rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -30,6 +30,9 @@ meeting.everybody("begin", "to begin")
 def main():
     print("at", staging.stage(url), flush=True)
 main()
+store.add("left", 1)
+while rank == 0 and store.add("left", 0) < 2:  # the store is in this process
+    time.sleep(0.1)
 """
 
 

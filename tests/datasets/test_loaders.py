@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -295,6 +296,18 @@ def test_the_fastest_is_measured(index, packs):
     }
     assert all(rate > 0 for rate in found.values())
     assert "threads" in measure.text(found)
+
+
+def test_advice_names_what_would_cut_the_waiting_of_a_training_but_not_of_a_smoke_test(index, packs):
+    loader = loaders.build("pytorch", packs["decoded"], plan_of(index), CPU, 2)
+    said = "the device waited for data for {} of the training time with pytorch"
+    assert measure.advice(loader, "pytorch", 0.5, 25, 2, True).startswith(f"{said.format('2.0%')}: another")
+    assert measure.advice(loader, "pytorch", 4, 5, 2, True).startswith(
+        f"{said.format('80.0%')}; backends are"
+    )
+    advice = measure.advice(loader, "pytorch", 20, 25, 2, True)
+    assert re.fullmatch(rf"{said.format('80.0%')}; threads would have cut .* \(threads .* images/s\)", advice)
+    loader.close()
 
 
 # packs

@@ -124,6 +124,7 @@ def test_without_a_cache_the_node_s_memory_is_used(data, tmp_path):
     assert [path for place in local.PLACES for path in Path(place).glob(pack)] == []
 
 
+@pytest.mark.faults
 @needed
 def test_a_killed_job_goes_on_and_its_lease_ends(data, tmp_path):
     arguments = job(data, tmp_path / "out", "--data_backend=kspeed", "--save_every=1")

@@ -83,6 +83,7 @@ def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_p
     assert [line["step"] for line in records(tmp_path / "both") if "val_acc" in line] == [10, 20]
 
 
+@pytest.mark.faults
 def test_a_restart_is_exact(generated, tmp_path):
     """With everything that has a state: averaged weights, mixup, a warm-up, parts of a batch."""
     arguments = ("--epochs=2", "--ema=0.9", "--mixup=0.2", "--warmup=1", "--accumulate=2", "--save_every=4",
@@ -101,6 +102,7 @@ def test_a_restart_is_exact(generated, tmp_path):
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
 
 
+@pytest.mark.faults
 def test_evaluation_alone_gives_the_figures_of_the_training(generated, tmp_path):
     run(*job(generated, tmp_path / "trained", "--epochs=1", "--data_backend=threads"))
     said = [line for line in records(tmp_path / "trained") if "val_acc" in line][-1]

@@ -112,6 +112,7 @@ def test_sigkill_costs_at_most_an_interval(whole, tmp_path):
     assert "equal: 15 steps, the same ids, labels and augmentation" in compared
 
 
+@pytest.mark.faults
 def test_a_checkpoint_of_any_job_goes_on_in_any_job(whole, tmp_path):
     """train.py, then two processes, then mixed precision; and a run that is done has nothing left to do."""
     output = f"--output_dir={tmp_path}"
