@@ -47,6 +47,7 @@ benchmark: setup
 	@$(RUN) -m tests.benchmarks.dataset
 	@$(RUN) -m tests.benchmarks.cache
 	@$(RUN) -m tests.benchmarks.ray_scaling
+	@$(RUN) -m tests.benchmarks.object_store
 
 lint: setup
 	@$(RUN) -m ruff check .
