@@ -1,7 +1,8 @@
 """Fetch the outputs of a job, or any folder, from an object store.
 
-    python -m launch fetch s3://bucket/outputs | obs://... --to FOLDER [--latest_checkpoint]
+    python -m launch fetch s3://bucket/outputs | obs://... | RECORD --to FOLDER [--latest_checkpoint]
 
+RECORD: of a job that `submit` has sent; its output train_url is meant.
 Every file appears whole or not at all, and is compared with the sha256 that its upload left. Files that are
 there already are not fetched again, and a fetch that was ended goes on when it is started again. Nothing in
 FOLDER is removed. Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and
@@ -26,7 +27,7 @@ from common.exits import BadInput
 from common.object_store import Object, ObjectStore, parse
 from common.object_store_errors import of_the_disk, shown
 from common.object_store_paths import check_keys, is_partial, local_path, make_folder_of, sweep
-from launch import manifests, transfers
+from launch import job_records, manifests, transfers
 
 OUTPUTS = ".bootfile-outputs.json"  # what a job has written last: its files with their sha256
 _CHECKPOINT = re.compile(r"(?:.*/)?checkpoints/step_(\d+)\.pt")
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
     """Fetch, say what came, and return the exit code. Raises BadInput."""
     parser = Parser(__doc__)
     parser.prog = "python -m launch fetch"
-    parser.add_argument("url", metavar="URL", help="s3://bucket/prefix or obs://bucket/prefix")
+    parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, obs://bucket/prefix, or RECORD")
     parser.add_argument("--to", metavar="FOLDER", required=True, help="where the files go")
     parser.add_argument(
         "--latest_checkpoint",
@@ -53,12 +54,20 @@ def main(arguments: list[str]) -> int:
         help=f"only the newest whole checkpoint, and {_METRICS}",
     )
     args = parser.parse_args(arguments)
-    parse(args.url)
+    url = args.url if "://" in args.url else _output_of(args.url)
+    parse(url)
     try:
-        return fetch(args.url, args.to, args.latest_checkpoint)
+        return fetch(url, args.to, args.latest_checkpoint)
     except KeyboardInterrupt:
         print("interrupted: start it again to go on", file=sys.stderr)
         return transfers.INTERRUPTED
+
+
+def _output_of(record: str) -> str:
+    outputs = job_records.find(record).get("outputs") or {}
+    if "train_url" not in outputs:
+        raise BadInput(f"{record}: no output train_url is known of that job (outputs: {', '.join(outputs)})")
+    return outputs["train_url"]
 
 
 def fetch(url: str, to: str, latest_checkpoint: bool) -> int:

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from launch import manifests
+from launch import job_records, manifests
 from tests.conftest import ROOT, environment, finish, run, start
 from tests.fault_proxy import FaultProxy
 from tests.object_store_server import ObjectStoreServer
@@ -350,3 +350,17 @@ def on_a_terminal(server, answer: str, *arguments) -> tuple[int, str]:
     shown, _ = job.communicate(timeout=60)
     os.close(ours)
     return job.returncode, shown
+
+
+def test_a_job_s_record_stands_for_its_output(server, url, tmp_path):
+    launch(server, "upload", folder_of(tmp_path / "out", {"metrics.jsonl": b"{}\n"}), "--to", url)
+    record, place = {"id": "17", "endpoint": "https://127.0.0.1", "project_id": "p"}, tmp_path / "records"
+    job_records.write(str(place / "run-1.json"), record | {"outputs": {"train_url": url}})
+    job_records.write(str(place / "run-2.json"), record | {"id": "18", "outputs": {"other": url}})
+    for number, name in enumerate((place / "run-1.json", "run-1", "17")):
+        to = tmp_path / str(number)
+        launch(server, "fetch", name, "--to", to, BOOTFILE_JOBS=str(place))
+        assert (to / "metrics.jsonl").read_bytes() == b"{}\n"
+    said = launch(server, "fetch", "run-2", "--to", tmp_path / "no", code=2, BOOTFILE_JOBS=str(place)).stderr
+    assert "run-2: no output train_url is known of that job (outputs: other)" in said
+    assert "no file, and no id" in launch(server, "fetch", "../x", "--to", tmp_path / "no", code=2).stderr
