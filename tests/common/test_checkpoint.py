@@ -189,4 +189,4 @@ def test_a_full_disk_is_named_and_costs_nothing(tmp_path):
         assert sorted(os.listdir(folder)) == ["step_1.pt", "step_1.pt.json"]
         checkpoint.read(kept)
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "-l", str(folder)], check=True)

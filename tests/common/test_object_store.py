@@ -415,7 +415,7 @@ def small_disk(tmp_path):
     if mount.returncode:
         pytest.skip(f"a small file system cannot be mounted: {mount.stderr.decode().strip()}")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.parametrize(
