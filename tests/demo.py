@@ -22,8 +22,8 @@ from tests.object_store_server import ObjectStoreServer
 BUCKET = "bootfile-demo"
 BATCH = 64
 JOB = (
-    "--arch=resnet18", "--image_size=32", "--data_backend=threads", "--workers=1", "--lr=0.02", "--warmup=0",
-    f"--batch_size={BATCH}",
+    "--arch=shufflenet_v2_x0_5", "--image_size=32", "--data_backend=threads", "--workers=1", "--lr=0.02",
+    "--warmup=0", f"--batch_size={BATCH}",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import contextlib
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -108,11 +109,13 @@ def test_an_offline_set_in_a_cluster_is_shared_by_two_jobs(data, tmp_path):
             for backend in ("pytorch", "kspeed" if DALI else "dali-kspeed"):
                 arguments = job(data, tmp_path / backend, f"--data_backend={backend}", *offline)
                 running[backend] = start(*arguments)
+            while any(process.poll() is None for process in running.values()):
+                seen |= {name for held in leases.held(store.servers) for name, _ in held.leases}
+                time.sleep(0.05)
             for backend, process in running.items():
-                trained(process)
+                finish(process)
                 assert delivered(tmp_path / backend) == data[2]
-                (held,) = leases.held(store.servers)
-                seen |= {name for name, _ in held.leases}  # each outlives its killed job for a minute only
+            (held,) = leases.held(store.servers)
             assert held.mode == "offline" and len(seen) == 2 and "misses" not in held.counts
             assert (store.lengths(range(len(data[1]))) > 0).all()
 
