@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from common.exits import BadInput
+from launch.network import Network
+
 if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 ):  # as in the background of a shell: jobs would inherit it
@@ -81,3 +84,13 @@ def processes_of(job: subprocess.Popen) -> list[int]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+@pytest.fixture
+def namespaces():
+    """This machine may give every node a network of its own; skips where not."""
+    try:
+        with Network(1):
+            pass
+    except BadInput as error:
+        pytest.skip(str(error))

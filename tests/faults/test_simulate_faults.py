@@ -5,8 +5,6 @@ import re
 import pytest
 import torch
 
-from common.exits import BadInput
-from launch.network import Network
 from tests.simulated import fired, rows, simulate
 
 pytestmark = pytest.mark.faults
@@ -33,15 +31,6 @@ def two(tmp_path_factory):
     kept = tmp_path_factory.mktemp("two") / "kept"
     simulate("--nodes=2", "--keep", kept, *JOB)
     return kept
-
-
-@pytest.fixture
-def namespaces():
-    try:
-        with Network(1):
-            pass
-    except BadInput as error:
-        pytest.skip(str(error))
 
 
 def test_survivors_of_a_killed_rank_leave():

@@ -11,8 +11,6 @@ import tempfile
 import psutil
 import pytest
 
-from common.exits import BadInput
-from launch.network import Network
 from tests.conftest import ROOT, environment, finish, records, run, start
 from tests.ray_nodes import RayNodes, wait_until
 from tests.simulated import simulate
@@ -26,15 +24,6 @@ IMAGES = (
     "--max_steps=2", "--print_freq=1", "--lr=0.01", "--warmup=0",
 )  # fmt: skip
 RAY = ("--distribute_mode=true", "--ray_address=start", "--workers=1")
-
-
-@pytest.fixture
-def namespaces():
-    try:
-        with Network(1):
-            pass
-    except BadInput as error:
-        pytest.skip(str(error))
 
 
 def receipts(output_dir) -> list:
@@ -191,32 +180,16 @@ def workers_of(folder: str) -> list[psutil.Process]:
 
 
 def test_a_bad_address(tmp_path):
-    command = (
-        "jobs/train_ray.py",
-        *DIGITS,
-        "--distribute_mode=true",
-        "--workers=1",
-        "--output_dir",
-        tmp_path,
-    )
-    said = run(*command, "--ray_address=nowhere", code=2).stderr
+    said = run(*COMMAND, *DIGITS, "--output_dir", tmp_path, "--ray_address=nowhere", code=2).stderr
     assert said == "error: --ray_address nowhere is not auto, start or HOST:PORT\n"
 
 
 @pytest.mark.faults
 def test_a_wrong_token(tmp_path):
-    command = (
-        "jobs/train_ray.py",
-        *DIGITS,
-        "--distribute_mode=true",
-        "--workers=1",
-        "--output_dir",
-        tmp_path,
-    )
     nodes = RayNodes(1)
     try:
         other = environment(**nodes.environment | {"RAY_AUTH_TOKEN": "w" * 32})
-        said = run(*command, env=other, code=2, timeout=120).stderr
+        said = run(*COMMAND, *DIGITS, "--output_dir", tmp_path, env=other, code=2, timeout=120).stderr
         assert "no Ray cluster at" in said and "Traceback" not in said
     finally:
         nodes.close()
