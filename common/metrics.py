@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import sys
 import time
 
@@ -77,6 +78,7 @@ class Log:
             images_per_s=count / elapsed,
             data_time=data_time,
             compute_time=elapsed - data_time,
+            memory_mb=peak_memory(),
             receipt=str(self._loader.receipt),
         )
         if sys.stderr.isatty():
@@ -244,3 +246,12 @@ def _process_start() -> float:
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):  # not Linux
         return time.time()
+
+
+def peak_memory() -> float:
+    """The most memory that this process has held so far, in MB: allocated by torch on its GPU, or resident on
+    the host."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 1e6
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes / (1e6 if sys.platform == "darwin" else 1e3)  # bytes there

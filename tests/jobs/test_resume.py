@@ -22,7 +22,7 @@ ONE = ("jobs/train.py", *DATA)
 
 def figures(output) -> list[dict]:
     """metrics.jsonl without what a clock says."""
-    clocks = ("time", "data_time", "compute_time", "images_per_s")
+    clocks = ("time", "data_time", "compute_time", "images_per_s", "memory_mb")
     return [{name: line[name] for name in line if name not in clocks} for line in records(output)]
 
 

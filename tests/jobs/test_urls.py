@@ -88,7 +88,7 @@ def brought(server, url: str, folder: Path) -> Path:
 
 def same(one: Path, other: Path) -> bool:
     """Figures, receipts and weights."""
-    clocks = ("time", "data_time", "compute_time", "images_per_s")
+    clocks = ("time", "data_time", "compute_time", "images_per_s", "memory_mb")
     figures = [
         [{name: line[name] for name in line if name not in clocks} for line in records(output)]
         for output in (one, other)
