@@ -3,6 +3,7 @@
 python -m launch bench loaders --data_url DIR       images/s of every loader, and what a job would wait
 python -m launch bench throughput --data_url DIR    images/s of the ImageNet job, beside the DALI article's
 python -m launch bench batch-size --arch resnet18   the largest batch that fits on this GPU, beside those
+python -m launch bench train                        images/s of the jobs, beside the published loop
 python -m launch bench ray --ray_address start      whether workers on other machines would pay
 """
 
@@ -15,6 +16,7 @@ BENCHMARKS = {
     "loaders": "bench_loaders",
     "throughput": "bench_throughput",
     "batch-size": "bench_batch_size",
+    "train": "bench_train",
     "ray": "bench_ray",
 }
 

@@ -1,0 +1,141 @@
+"""Jobs that take turns: one runs, the others are stopped, so that all are timed on the same machine.
+
+with Runner("train.py", command, folder) as job:
+    job.turn(images=256, timeout=1800)     # starts it; its first reports hold what is paid once
+    for _ in range(rounds):
+        reports = job.turn(images=256, timeout=600)
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+
+from common.exits import BadInput
+
+_POLL = 0.02  # seconds
+_END = 5.0  # seconds that killed processes have to be gone
+_TAIL = 65536  # bytes of what a job says that are looked at
+# Ends the job's processes when its own input ends: because close() says so, or because whoever was to call
+# close() is gone. A stopped process would otherwise stay for ever, with all of its memory.
+_GUARD = 'read -r nothing; kill -s KILL -- "-$1" 2>/dev/null'
+
+
+class Runner:
+    """A job in a process group of its own, which runs in turns until close().
+
+    name: for messages. command: what to run, with its arguments; it writes `output_dir`/metrics.jsonl as
+    common/metrics.py does. env: in addition to this process's own. cwd: default: this process's.
+    """
+
+    def __init__(
+        self, name: str, command: list[str], output_dir: str, env: dict | None = None, cwd: str | None = None
+    ):
+        self.name, self.command, self.output_dir = name, command, output_dir
+        self.started = 0.0  # time.time() of the process's begin
+        self.first: dict | None = None  # its first report
+        self._env, self._cwd = os.environ | (env or {}), cwd
+        self._process = self._guard = self._errors = None
+        self._read = 0  # bytes of metrics.jsonl
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def turn(self, images: int, timeout: float) -> list[dict]:
+        """Let the job run, which the first turn starts, until its reports cover `images`; stop it again.
+
+        Returns these reports on training steps, as they stand in metrics.jsonl. Not among them are the first
+        of a turn, and any other that began before it: they hold the time for which the job was stopped.
+        Raises BadInput where the job ends, or takes more than `timeout` seconds; the message has what it said
+        last.
+        """
+        deadline, begin = time.monotonic() + timeout, time.time()
+        if self._process:
+            self._reports()  # written while it was being stopped
+            self._signal(signal.SIGCONT)
+        else:
+            self._start()
+        kept, covered, skipped = [], 0.0, False
+        try:
+            while covered < images - 0.5:  # rates are rounded
+                ended = self._process.poll()
+                for report in self._reports():
+                    seconds = report["data_time"] + report["compute_time"]
+                    if skipped and report["time"] - seconds >= begin:
+                        kept.append(report)
+                        covered += report["images_per_s"] * seconds
+                    skipped = True
+                if covered >= images - 0.5:
+                    break
+                if ended is not None:
+                    raise BadInput(f"{self.name} ended with exit code {ended}: {self._said()}")
+                if time.monotonic() > deadline:
+                    raise BadInput(
+                        f"{self.name} reported {covered:.0f} of {images} images within {timeout:g} s: "
+                        f"{self._said()}"
+                    )
+                time.sleep(_POLL)
+        finally:
+            self._signal(signal.SIGSTOP)
+        return kept
+
+    def close(self) -> None:
+        """End the job's processes, stopped or not. Bounded; may be called twice."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGKILL)  # reaches stopped processes, too
+        if self._guard:
+            self._guard.stdin.close()
+            self._guard.wait(_END)
+        self._process.wait(_END)
+        deadline = time.monotonic() + _END
+        while self._signal(0) and time.monotonic() < deadline:  # those that the job had started
+            time.sleep(_POLL)
+        self._errors.close()
+        self._process = self._guard = None
+
+    def _start(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self.started = time.time()
+        self._process = subprocess.Popen(
+            self.command, cwd=self._cwd, env=self._env, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
+        )  # fmt: skip
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def _signal(self, number: int) -> bool:
+        """To all processes of the job; False where there is none left."""
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):  # the second is macOS's word for it
+            return False
+        return True
+
+    def _reports(self) -> list[dict]:
+        """The reports on training steps that have come, as far as their lines are whole."""
+        with contextlib.suppress(FileNotFoundError):
+            with open(os.path.join(self.output_dir, "metrics.jsonl"), "rb") as file:
+                file.seek(self._read)
+                whole = file.read().rpartition(b"\n")[0]
+            self._read += len(whole) + 1 if whole else 0
+            found = [line for line in map(json.loads, whole.splitlines()) if "loss" in line]
+            self.first = self.first or next(iter(found), None)
+            return found
+        return []
+
+    def _said(self) -> str:
+        """The last line on the job's stderr."""
+        handle = self._errors.fileno()  # with pread: a seek here would move the place where the job writes
+        size = os.fstat(handle).st_size
+        lines = os.pread(handle, _TAIL, max(0, size - _TAIL)).decode(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
