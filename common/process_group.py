@@ -24,13 +24,13 @@ from common import (
     rendezvous,
 )
 from common.batchnorm import synchronize_batchnorm
-from common.buckets import settle_buckets
+from common.buckets import compress_gradients, settle_buckets
 from common.exits import BadInput
 from common.topology import Topology, is_distributed, resolve
 
 __all__ = [
-    "add_arguments", "device", "from_first", "join", "meet_again", "same_everywhere", "settle_buckets",
-    "share_buffers", "synchronize_batchnorm",
+    "add_arguments", "compress_gradients", "device", "from_first", "join", "meet_again", "same_everywhere",
+    "settle_buckets", "share_buffers", "synchronize_batchnorm",
 ]  # fmt: skip
 
 _TEARDOWN = 3.0  # seconds

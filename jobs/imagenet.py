@@ -21,6 +21,7 @@ import sys
 import time
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torchvision.transforms import v2
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
@@ -86,6 +87,7 @@ def parsed():
     add("--print_freq", "--report_every", type=positive_int, default=50, help="steps (default: 50)")
     recovery.add_arguments(parser)
     process_group.add_arguments(parser)
+    add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
     args = arguments.parse(parser)
     if args.evaluate and args.resume in ("auto", "never"):
         raise exits.BadInput("--evaluate needs --resume PATH: the checkpoint to evaluate")
@@ -168,7 +170,9 @@ def main():
     forward = model
     if world_size > 1:
         device_ids = [device.index] if device.type == "cuda" else None
-        forward = torch.nn.parallel.DistributedDataParallel(forward, device_ids=device_ids)
+        # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
+        forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
+        process_group.compress_gradients(forward, args.gradient_compression)
         process_group.settle_buckets(forward, torch.zeros(2, 3, args.image_size, args.image_size))
 
     forward = torch.compile(forward) if args.compile else forward

@@ -72,6 +72,9 @@ def main():
     parser.add_argument(
         "--timeout", type=arguments.positive_float, default=300, help="seconds (default: 300)"
     )
+    parser.add_argument(
+        "--gradient_compression", choices=["none", "bf16"], default="none", help="default: none"
+    )
     ### 分布式改造 (distributed) 1/6, the platform says who is who; --rank and --world_size count nodes ###
     args = arguments.parse(parser)
     device = process_group.device(args)
@@ -103,7 +106,10 @@ def main():
     ### 分布式改造 (distributed) 4/6, gradients averaged, BatchNorm over the global batch: as one process ###
     model = process_group.synchronize_batchnorm(model)
     device_ids = [device.index] if device.type == "cuda" else None
-    forward = torch.nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
+    forward = torch.nn.parallel.DistributedDataParallel(
+        model, device_ids=device_ids, gradient_as_bucket_view=True, static_graph=True
+    )
+    process_group.compress_gradients(forward, args.gradient_compression)
     process_group.settle_buckets(forward, train_set.images[:2])
     ### 分布式改造 (distributed) 4/6, gradients averaged, BatchNorm over the global batch: as one process ###
     steps = min(args.epochs * len(train_loader), args.max_steps or sys.maxsize)
