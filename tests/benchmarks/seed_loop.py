@@ -9,7 +9,8 @@ read back from the device in every step, deterministic cuDNN, validation on the 
 network is ours (the same layers and parameters). Source: Huawei Cloud, ModelArts documentation, "adaptation
 of distributed debugging and code example" (ResNet-18 on CIFAR-10, 100 epochs).
 
-Reports go to metrics.jsonl in the output folder, under the names that the jobs use.
+Reports go to metrics.jsonl in the output folder, and when training began to starts.jsonl, under the names
+that the jobs use.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import torch
 from sklearn.metrics import accuracy_score
 from torch.utils.data import DataLoader, TensorDataset
 
-from common import arguments, metrics, models
+from common import arguments, metrics, models, starts
 from datasets import cifar10, digits, fashion_mnist
 
 DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
@@ -45,6 +46,7 @@ def main():
     os.makedirs(args.output_dir, exist_ok=True)
     with open(os.path.join(args.output_dir, "metrics.jsonl"), "w", buffering=1) as file:
         report = _Report(file, args.report_every)
+        starts.write(args.output_dir, time=round(report.begin, 3), step=0, laps={})
         for epoch in range(1, args.epochs + 1):
             model.train()
             for images, labels in report.timed(train_loader):
