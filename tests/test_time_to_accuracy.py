@@ -16,10 +16,16 @@ BENCHMARK = ("-m", "tests.benchmarks.time_to_accuracy")
 
 def test_two_contestants_take_turns(tmp_path):
     stored = tmp_path / "curves.json"
-    result = run(
+    benchmark = start(
         *BENCHMARK, "--jobs=seed loop,train.py", "--seeds=1", "--limit=20", "--target=0.05",
         f"--json={stored}",
     )  # fmt: skip
+    together = 0
+    while benchmark.poll() is None:
+        together = max(together, len(_children(benchmark.pid)))
+        time.sleep(0.1)
+    result = finish(benchmark)
+    assert together == 1
     found = json.loads(stored.read_text())
     assert [(each["job"], each["seed"]) for each in found["runs"]] == [("seed loop", 0), ("train.py", 0)]
     loop, train = found["runs"]
