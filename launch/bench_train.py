@@ -5,12 +5,12 @@
 
 resnet18: CIFAR-10 (generated without --data_url) through the published loop, train.py and its variants.
 resnet50: jobs/imagenet.py on images that are there already, and from JPEG files. Every contestant is started
-once, then all take turns, the others stopped meanwhile; what is loaded, compiled and warmed up comes before
-the first round. Ratios are to the first contestant in the same round. TFLOP/s are images/s times what forward
-and backward of an image cost (convolutions and products, 2 for a multiplication and addition); the peak is
-that of a product of large matrices in the precision of the contestant, measured in the same rounds. Waiting:
-the share of the time in which the loop had no batch. Memory: the most that one process held, on a GPU
-allocated by torch. Compiling: as the job says, else what its first report took longer; start: from the
+once, then all take turns, the others stopped meanwhile; what is loaded, compiled (anew) and warmed up comes
+before the first round. Ratios are to the first contestant in the same round. TFLOP/s are images/s times what
+forward and backward of an image cost (convolutions and products, 2 for a multiplication and addition); the
+peak is that of a product of large matrices in the precision of the contestant, measured in the same rounds.
+Waiting: the share of the time in which the loop had no batch. Memory: the most that one process held, on a
+GPU allocated by torch. Compiling: as the job says, else what its first report took longer; start: from the
 process's begin to its first report.
 """
 
@@ -32,7 +32,8 @@ from launch.bench_train_jobs import ROOT, Contestant
 from launch.turns import Runner
 
 _INTERRUPTED = 128 + signal.SIGINT
-_ENV = {"TORCH_NCCL_ENABLE_MONITORING": "0"}  # it takes a process that was stopped for one that hangs
+_MONITORING = "TORCH_NCCL_ENABLE_MONITORING"  # takes a process that was stopped for one that hangs
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def main(argv: list[str]) -> int:
@@ -126,7 +127,9 @@ def _measured(args, contestants: dict[str, Contestant], device) -> tuple[list[di
         for number, (name, contestant) in enumerate(contestants.items()):
             output = os.path.join(folder, str(number))
             command = [*contestant.command, "--output_dir", output]
-            runner = stack.enter_context(Runner(name, command, output, _ENV, ROOT))
+            # What an earlier run compiled does not count.
+            env = {_MONITORING: "0"} | {each: os.path.join(output, each.lower()) for each in _CACHES}
+            runner = stack.enter_context(Runner(name, command, output, env, ROOT))
             rows.append({"name": name, "precision": contestant.precision, "reports": []})
             runners.append(runner)
             _say(f"{name}: starting")
