@@ -53,7 +53,7 @@ def draw(found: dict, path: str) -> None:
         xytext=(0, 3), textcoords="offset points", color="#555555",
     )  # fmt: skip
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yscale("function", functions=(_stretched, lambda height: 1 - 10.0**-height))

@@ -139,7 +139,7 @@ def _measured(args) -> dict:
     found = {"dataset": args.dataset, "target": target, "limit": limit, "runs": []}
     found |= {"date": str(datetime.date.today()), "machine": describe(), "load_average": os.getloadavg()[0]}
     minutes = args.seeds * len(jobs) * limit / 60
-    _say(f"{args.seeds} seeds of {', '.join(jobs)}: at most {minutes:.1f} minutes of training")
+    _say(f"{', '.join(jobs)}, seeds 0 to {args.seeds - 1}: at most {minutes:.1f} minutes of training")
     for seed in range(args.seeds):
         for job in jobs:
             options = f"--dataset {args.dataset} {recipe.options[job]}"
