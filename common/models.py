@@ -5,6 +5,7 @@ import argparse
 import torch
 from torch import nn
 
+from common.convolution import Conv2d
 from common.exits import BadInput
 
 
@@ -87,4 +88,4 @@ def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Module:
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
-    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)

@@ -29,25 +29,30 @@ class Receipt:
     def __init__(self):
         self.digest = bytes(8)
         self.step = 0  # the last step that is in the digest
-        self._delivered: list[tuple[int, ...]] = []
+        self._delivered: list[np.ndarray | torch.Tensor] = []
         self._file = None
 
     def add(self, ids: np.ndarray, labels, parameters=()) -> None:
         """One batch: ids int64 [n], labels int64 [n] (array or host tensor), parameters: arrays [n] of
         integers, booleans or float32."""
-        hashed = _mix(_words(ids))
-        augmented = hashed
-        for column in parameters:
-            augmented = _mix(augmented ^ _words(column))
-        parts = (hashed, _mix(hashed ^ _words(labels)), augmented)
-        self._delivered.append(tuple(int(part.sum(dtype=np.uint64)) for part in parts))
+        labels = labels.numpy() if isinstance(labels, torch.Tensor) else labels
+        self.record(batch_sums(ids, labels, parameters, [len(ids)]))
+
+    def record(self, sums) -> None:
+        """Batches whose sums are known: uint64 [steps, 3], or int64 on any device."""
+        self._delivered.append(sums)
 
     def take(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """What was added since the last take(): int64 [steps, 3], one row a step, sums modulo 2^64 of this
         process."""
-        sums = np.array(self._delivered, dtype=np.uint64).reshape(-1, len(PARTS))
+        delivered = [
+            torch.from_numpy(sums.view(np.int64)) if isinstance(sums, np.ndarray) else sums
+            for sums in self._delivered
+        ]
         self._delivered.clear()
-        return torch.from_numpy(sums.view(np.int64)).to(device)
+        if not delivered:
+            return torch.zeros(0, len(PARTS), dtype=torch.int64, device=device)
+        return torch.cat(delivered).to(device)
 
     def extend(self, epoch: int, step: int, sums: torch.Tensor, folder: str) -> None:
         """Chain the steps up to `step`, all of this epoch, and append their records to FILE in the folder.
@@ -75,6 +80,26 @@ class Receipt:
     def load_state_dict(self, state: dict) -> None:
         self.digest, self.step = bytes.fromhex(state["digest"]), state["step"]
         self._delivered.clear()
+
+
+def batch_sums(ids, labels, parameters, ends):
+    """The sums of batches that lie one after the other, [batches, 3]. ids, labels, parameters: one number a
+    sample, [n]; ends: where each batch ends in them, int64 [batches].
+
+    From arrays uint64; from int64 tensors, on any device, int64 of the same bits: both count modulo 2^64.
+    """
+    hashed = _mix(_words(ids))
+    augmented = hashed
+    for column in parameters:
+        augmented = _mix(augmented ^ _words(column))
+    parts = (hashed, _mix(hashed ^ _words(labels)), augmented)
+    # Differences of running totals, which may pass 2^64 as well: batches of any size at once.
+    if isinstance(hashed, torch.Tensor):
+        totals = torch.nn.functional.pad(torch.stack(parts).cumsum(1), (1, 0))
+        return totals[:, torch.nn.functional.pad(ends, (1, 0))].diff().t().contiguous()
+    totals = np.zeros((len(parts), len(hashed) + 1), np.uint64)
+    np.cumsum(parts, axis=1, out=totals[:, 1:])
+    return np.diff(totals[:, [0, *ends]]).T.copy()
 
 
 class Comparison(NamedTuple):
@@ -130,16 +155,30 @@ def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
     return Comparison(len(steps), int(first["epoch"][place]), int(steps[place]), parts or ("epoch",))
 
 
-def _words(column) -> np.ndarray:
-    """Any column of one number a sample as uint64 [n]."""
+def _words(column):
+    """Any column of one number a sample as 64-bit words [n]: uint64, or int64 of a tensor on a device."""
+    if isinstance(column, torch.Tensor):
+        return column.long()
     column = np.asarray(column)
     if column.dtype.kind == "f":
         column = column.astype(np.float32).view(np.uint32)
     return column.astype(np.uint64)
 
 
-def _mix(words: np.ndarray) -> np.ndarray:
-    words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+def _mix(words):
+    words = words + _constant(words, 0x9E3779B97F4A7C15)
+    words = (words ^ _shifted(words, 30)) * _constant(words, 0xBF58476D1CE4E5B9)
+    words = (words ^ _shifted(words, 27)) * _constant(words, 0x94D049BB133111EB)
+    return words ^ _shifted(words, 31)
+
+
+def _constant(like, value: int):
+    """As a number of the same 64 bits: tensors count from -2^63."""
+    return (value ^ 2**63) - 2**63 if isinstance(like, torch.Tensor) else np.uint64(value)
+
+
+def _shifted(words, bits: int):
+    """To the right, with zeros from the left; a tensor's own shift repeats the sign."""
+    if isinstance(words, torch.Tensor):
+        return (words >> bits) & (2 ** (64 - bits) - 1)
+    return words >> np.uint64(bits)

@@ -7,7 +7,6 @@ arrives is the same from any cluster, and from none.
 import collections
 import copy
 import itertools
-import time
 
 import numpy as np
 import torch
@@ -144,26 +143,23 @@ class RayMemoryLoader(MemoryLoader):
         self._pool = Pool(function, workers, address, say=say)
         self._ahead, self._keys = _AHEAD * workers, itertools.count()
 
-    def __iter__(self):
-        waiting: collections.deque = collections.deque()  # (key, ids, parameters), oldest first
+    def _hold(self) -> None:
+        """The workers hold the images."""
+
+    def _cut(self):
+        waiting: collections.deque = collections.deque()  # (key, labels, sums), oldest first
         planned = self._planned()
-        start = time.perf_counter()
         try:
             while True:
                 while len(waiting) <= self._ahead and (batch := next(planned, None)):
-                    waiting.append(((next(self._keys),), *batch))
-                    self._pool.submit(waiting[-1][0], (batch[0], tuple(batch[1])))
+                    waiting.append(((next(self._keys),), batch.labels, batch.sums))
+                    self._pool.submit(waiting[-1][0], (batch.ids, tuple(batch.parameters)))
                 if not waiting:
                     return
-                key, ids, parameters = waiting.popleft()
-                images, labels = self._pool.take(key), self.data.labels[torch.from_numpy(ids)]
-                self.receipt.add(ids, labels, parameters if self.augment else ())
-                batch = self.to_device(images, labels)
-                self.waited += time.perf_counter() - start
-                yield batch
-                start = time.perf_counter()
+                key, labels, sums = waiting.popleft()
+                yield self._pool.take(key), labels, sums
         finally:
-            self._pool.forget([key for key, _, _ in waiting])
+            self._pool.forget([key for key, *_ in waiting])
 
     def close(self) -> None:
         """End the workers."""
