@@ -6,10 +6,16 @@ from common import preemption
 
 
 def sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """[loss_sum, correct, count] of one batch, float64 [3] on the batch's device, without synchronising.
+    """[loss_sum, correct, count] of one batch, float64 [3] on the batch's device, without synchronising:
+    zeros where the loss is not finite, as of a step that is left out.
 
     loss: mean over the batch (scalar). logits: [N, classes]. labels: int64 [N].
     """
+    found = _sums(loss, logits, labels)
+    return torch.where(torch.isfinite(loss.detach()), found, torch.zeros_like(found))
+
+
+def _sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     correct = (logits.argmax(dim=1) == labels).sum()
     return torch.stack(
         [loss.detach().double() * len(labels), correct.double(), correct.new_tensor(len(labels)).double()]
@@ -33,6 +39,6 @@ def evaluate(model: torch.nn.Module, batches) -> torch.Tensor:
         if preemption.asked():
             break
         logits = model(images)
-        total += sums(torch.nn.functional.cross_entropy(logits, labels), logits, labels)
+        total += _sums(torch.nn.functional.cross_entropy(logits, labels), logits, labels)
     model.train(training)
     return total

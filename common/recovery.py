@@ -22,6 +22,7 @@ import torch
 
 from common import arguments, checkpoint, exits, interval, mirror, preemption, resume
 from common.exits import BadInput
+from common.finite import Guard, Verdict
 from common.writer import BackgroundWriter, describe, is_finite, size_of
 
 FORMAT = 1
@@ -99,7 +100,6 @@ class Recovery:
         steps: of the whole training. Raises BadInput where there are checkpoints and none can be used.
         """
         self.steps, self.steps_per_epoch = steps, steps_per_epoch
-        self._buffers = list(self.objects["model"].buffers())
         self._mirror = mirror.opened(self.args, _first())
         state, trouble = self._choose() if _first() else (None, None)
         if _world_size() > 1:
@@ -110,7 +110,7 @@ class Recovery:
             raise BadInput(trouble)
         if state:
             self._load(state)
-        self._good = [buffer.clone() for buffer in self._buffers]
+        self._guard = Guard(self.objects["model"], self.objects["optimizer"])
         preemption.watch(self.args.grace)
         exits.before_leaving(lambda: self._writer.wait(_LAST_WRITE))  # what is in flight is not lost
         step = state["step"] if state else 0
@@ -120,21 +120,16 @@ class Recovery:
 
     def finite(self, loss: torch.Tensor) -> bool:
         """After backward(), on every process: whether to take the optimizer's step. If not, BatchNorm's
-        statistics are those of before the step, too.
+        statistics are those of before the step, too. A fused optimizer leaves the step out by itself, and the
+        answer is always yes.
 
-        loss: scalar. Raises Diverged. Costs a pass over the gradients and, on a GPU, one synchronisation.
+        loss: scalar. Raises Diverged. Costs a pass over the gradients and, with an optimizer that is not
+        fused, one synchronisation (common/finite.py).
         """
         self._report()
-        gradients = [each.grad for each in self.objects["model"].parameters() if each.grad is not None]
-        norm = torch.stack(torch._foreach_norm(gradients)).sum()
-        bad = ~torch.isfinite(norm + loss.detach())
-        bad, self._stop, self._save = _any_process(bad, preemption.asked(), _first() and self._late())
-        if bad:
-            self._skip(loss, norm)
-        else:
-            self.bad_in_a_row = 0
-            _copy(self._buffers, self._good)
-        return not bad
+        verdict = self._guard.check(loss, preemption.asked(), _first() and self._late())
+        self._judge(verdict)
+        return self._guard.ahead or not verdict.bad
 
     def due(self, step: int) -> bool:
         """Whether save() has something to do after this step; the same on every process."""
@@ -144,7 +139,10 @@ class Recovery:
     def save(self, step: int) -> None:
         """Save where it is due, and leave where the job was asked to stop. After a step that was skipped,
         what is there may be on its way down: it does not push out what was good."""
-        if not self.due(step) or (self.bad_in_a_row and not self._stop):
+        if not self.due(step):
+            return
+        self._judge(self._guard.settle())
+        if self.bad_in_a_row and not self._stop:
             return
         if _first() and self._stop:
             self._report(wait=True)  # one that failed is tried again
@@ -158,7 +156,7 @@ class Recovery:
     def leave_if_asked(self, step: int) -> None:
         """Outside the loop of steps, on every process: save and leave where any was asked to stop."""
         device = next(self.objects["model"].parameters()).device
-        self._stop = _any_process(torch.zeros((), device=device), preemption.asked())[1]
+        self._stop = _any_process(preemption.asked(), device)
         if self._stop:
             self.save(step)
 
@@ -319,13 +317,19 @@ class Recovery:
         self._saved = self._durable
         _say(f"warning: {self._unsaved[kind]}; training goes on, older checkpoints are as they were")
 
-    def _skip(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
-        """Undo what the forward pass did to BatchNorm, count, and end a run that does not recover."""
-        _copy(self._good, self._buffers)
+    def _judge(self, verdict: Verdict | None) -> None:
+        """Note what was said of a step; count one that was left out, and end a run that does not recover."""
+        if verdict is None:
+            return
+        self._stop, self._save = self._stop or verdict.asked, verdict.late
+        if not verdict.bad:
+            self.bad_in_a_row = 0
+            return
         self.bad_steps += 1
         self.bad_in_a_row += 1
         many = f"{self.bad_in_a_row} in a row, {self.bad_steps} in all"
-        _say(f"skipped a step: loss {loss.item():g}, gradient norm {norm.item():g} on rank 0; {many}")
+        of_it = f"loss {verdict.loss.item():g}, gradient norm {verdict.norm.item():g} on rank 0"
+        _say(f"skipped a step: {of_it}; {many}")
         if self.bad_in_a_row < self.args.max_bad_steps:
             return
         self._report(wait=True)
@@ -357,18 +361,12 @@ def _move(scheduler: torch.optim.lr_scheduler.LRScheduler, step: int) -> None:
         scheduler.step()
 
 
-def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for source, target in zip(sources, targets, strict=True):
-            target.copy_(source)
-
-
-def _any_process(first: torch.Tensor, *others: bool) -> list[bool]:
-    """Each of these in any process. first: a scalar on the device that communicates."""
-    signs = torch.stack([first.float(), *torch.tensor(others, dtype=torch.float32, device=first.device)])
+def _any_process(sign: bool, device: torch.device) -> bool:
+    """Whether it holds in any process. device: one that communicates."""
+    signs = torch.tensor([float(sign)], device=device)
     if _world_size() > 1:
         torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
-    return [bool(sign) for sign in signs.tolist()]
+    return bool(signs.item())
 
 
 def _world_size() -> int:
