@@ -51,13 +51,12 @@ class Runner:
         """Let the job run, which the first turn starts, until its reports cover `images`; stop it again.
 
         Returns these reports on training steps, as they stand in metrics.jsonl. Not among them are the first
-        of a turn, and any other that began before it: they hold the time for which the job was stopped.
-        Raises BadInput where the job ends, or takes more than `timeout` seconds; the message has what it said
+        of a turn, and any other whose steps began before it: the job may have been stopped between taking the
+        time and writing it down. Raises BadInput where the job ends, or takes more than `timeout` seconds; the message has what it said
         last.
         """
         deadline, begin = time.monotonic() + timeout, time.time()
         if self._process:
-            self._reports()  # written while it was being stopped
             self._signal(signal.SIGCONT)
         else:
             self._start()
