@@ -18,7 +18,8 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 BATCH_SIZE_HELP = (
     "samples of one optimizer step over all processes, so a run is the same on any number of nodes; when you "
-    "multiply it by k, multiply --lr by k too, up to about 8 (linear scaling, arXiv:1706.02677; default: 128)"
+    "multiply it by k, multiply --lr by k too, up to about 8 (linear scaling, arXiv:1706.02677; default: "
+    "%(default)s)"
 )
 
 _parsed = argparse.Namespace()  # what parse() returned

@@ -7,6 +7,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from common.exits import BadInput
+from common.trial import backward_without_trace
 
 
 def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind: str) -> None:
@@ -44,12 +45,4 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, images: t
     """
     if torch.distributed.get_world_size() < 3:
         return
-    parameter = next(forward.parameters())
-    buffers = [(buffer, buffer.clone()) for buffer in forward.buffers()]
-    with torch.random.fork_rng([parameter.device] if parameter.is_cuda else []):
-        for _ in range(2 if forward.static_graph else 1):
-            forward(images.to(parameter)).sum().backward()
-    forward.zero_grad()
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
+    backward_without_trace(forward, forward, images, 2 if forward.static_graph else 1)

@@ -23,13 +23,14 @@ def _sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> tor
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, batches) -> torch.Tensor:
+def evaluate(model: torch.nn.Module, batches, mirrored: bool = False) -> torch.Tensor:
     """[loss_sum, correct, count] over all batches, float64 [3] on the model's device; the model's mode is
     restored.
 
     batches: iterable of (images float [N, C, H, W], labels int64 [N]) on the model's device; may be empty.
     Pass the raw model: a DistributedDataParallel wrapper communicates in forward(), and ranks may have
-    different numbers of batches. The loss is plain cross entropy. Ends early, with sums that mean nothing,
+    different numbers of batches. The loss is plain cross entropy. mirrored: of the mean of the logits of each
+    image and of its mirror image; twice the work. Ends early, with sums that mean nothing,
     where the process is asked to stop.
     """
     training = model.training
@@ -39,6 +40,8 @@ def evaluate(model: torch.nn.Module, batches) -> torch.Tensor:
         if preemption.asked():
             break
         logits = model(images)
+        if mirrored:
+            logits = (logits + model(images.flip(3))) / 2
         total += _sums(torch.nn.functional.cross_entropy(logits, labels), logits, labels)
     model.train(training)
     return total

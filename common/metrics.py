@@ -35,9 +35,9 @@ class Log:
         self._accuracy = float("nan")
 
     def lap(self, name: str) -> None:
-        """Everything since the last lap (at first: since the process began) was spent on `name`."""
+        """Everything since the last lap (at first: since the process began) was spent on `name`, too."""
         now = time.time()
-        self._laps[name] = now - self._lap_start
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
         self._lap_start = now
 
     def data(self, train_set, test_set) -> None:

@@ -66,7 +66,7 @@ def parsed():
     # optimization
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     add("--epochs", type=positive_int, default=90, help="default: 90")
-    add("--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP.replace("128", "256"))
+    add("--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
     add("--accumulate", type=positive_int, default=1, help="parts of a process's batch (default: 1)")
     add("--lr", type=arguments.positive_float, default=0.256, help="peak (default: 0.256)")
     add("--lr_schedule", choices=schedule.KINDS, default="cosine", help=schedule.HELP)

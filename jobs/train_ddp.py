@@ -45,7 +45,7 @@ def main():
     # optimization
     parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     parser.add_argument(
-        "--lr", type=arguments.positive_float, default=0.1, help="peak learning rate (default: 0.1)"
+        "--lr", type=arguments.positive_float, default=0.1, help="peak learning rate (default: %(default)s)"
     )
     parser.add_argument("--epochs", type=arguments.positive_int, default=20, help="default: 20")
     parser.add_argument(
@@ -116,6 +116,7 @@ def main():
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
+
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, total_steps=steps, cycle_momentum=False
     )
@@ -127,6 +128,7 @@ def main():
 
     keeper = recovery.Recovery(args, state)
     step = keeper.resume(steps, len(train_loader))
+
     log.training(train_loader, step, steps)
 
     for epoch in range(max(1, math.ceil(step / len(train_loader))), math.ceil(steps / len(train_loader)) + 1):
@@ -156,6 +158,7 @@ def main():
             log.train(epoch, step, window, delivered, scheduler.get_last_lr()[0])
             window.zero_()
             keeper.save(step)
+
         totals = evaluation.evaluate(model, test_loader)
         keeper.leave_if_asked(step)
 

@@ -1,0 +1,166 @@
+"""Train a ResNet-18 as fast as it goes: train.py plus the fenced blocks, each one means with what it gained.
+
+    python jobs/train_fast.py --dataset cifar10 --data_url FOLDER
+    python jobs/train_fast.py --dataset digits --epochs 12 --batch_size 128 --lr 0.1
+
+With the same --batch_size it sees train.py's data: the receipts are equal. A gain is the time of a step (or
+what the reason says) without the block over that with it, all others there, on 2 CPU cores with AMX
+(`python -m tests.benchmarks.blocks`); no GPU was at hand.
+"""
+
+import itertools
+import math
+import os
+import sys
+
+import torch
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
+from common import arguments, evaluation, exits, metrics, models, process_group, recovery
+from datasets import cifar10, digits, fashion_mnist
+from datasets.loaders.memory import MemoryLoader
+from datasets.order import Order, Sequential
+
+DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
+
+
+@exits.entry
+def main():
+    parser = arguments.Parser(__doc__)
+    # data
+    parser.add_argument("--dataset", choices=DATASETS, default="cifar10", help="default: cifar10")
+    parser.add_argument(
+        "--data_url", help="folder that holds the data set (default: input_dir/ beside jobs/)"
+    )
+    parser.add_argument(
+        "--custom_data", type=arguments.boolean, default=False, help="true: generated images instead"
+    )
+    # output
+    parser.add_argument(
+        "--output_dir", "--train_url", help="folder for results (default: output_dir/ beside jobs/)"
+    )
+    parser.add_argument("--report_every", type=arguments.positive_int, default=50, help="steps (default: 50)")
+    # optimization
+    parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
+    parser.add_argument(
+        "--lr", type=arguments.positive_float, default=0.1, help="peak learning rate (default: %(default)s)"
+    )
+    parser.add_argument("--epochs", type=arguments.positive_int, default=20, help="default: 20")
+    parser.add_argument(
+        "--batch_size", type=arguments.positive_int, default=128, help=arguments.BATCH_SIZE_HELP
+    )
+    parser.add_argument(
+        "--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)"
+    )
+    parser.add_argument(
+        "--max_steps", type=arguments.positive_int, help="end after this many steps (default: no limit)"
+    )
+    # restarts
+    recovery.add_arguments(parser)
+
+    ### 新增 (new) 1/6, one batch of 512 instead of four of 128: GAIN1 ###
+    parser.set_defaults(batch_size=512, lr=0.4)
+    parser.add_argument("--compile", type=arguments.boolean, help="default: true on a GPU")
+    ### 新增 (new) 1/6, one batch of 512 instead of four of 128: GAIN1 ###
+    args = arguments.parse(parser)
+    device = process_group.device(args)
+
+    torch.manual_seed(args.seed)
+    log = metrics.Log(args.output_dir)
+    log.lap("set-up")
+
+    train_set, test_set = DATASETS[args.dataset].load(args.data_url, args.custom_data)
+    train_order = Order(len(train_set), args.batch_size, args.seed)
+    test_order = Sequential(len(test_set), batch=1000)
+
+    train_loader = MemoryLoader(train_set, train_order, device, augment=True)
+    test_loader = MemoryLoader(test_set, test_order, device)
+    log.data(train_set, test_set)
+
+    ### 新增 (new) 2/6, the images stay on the device: GAIN2 ###
+    from datasets.loaders.resident import ResidentLoader
+
+    train_loader = ResidentLoader(train_set, train_order, device, augment=True)
+    test_loader = ResidentLoader(test_set, test_order, device)
+    ### 新增 (new) 2/6, the images stay on the device: GAIN2 ###
+    model = models.resnet18(train_set.channels, train_set.classes).to(
+        device, memory_format=torch.channels_last
+    )
+    forward = model
+
+    steps = min(args.epochs * len(train_loader), args.max_steps or sys.maxsize)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
+
+    ### 新增 (new) 3/6, one kernel for all weights: GAIN3 ###
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=True
+    )
+    ### 新增 (new) 3/6, one kernel for all weights: GAIN3 ###
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, total_steps=steps, cycle_momentum=False
+    )
+    loss_function = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    # [loss_sum, correct, count] since the last report
+    window = torch.zeros(3, dtype=torch.float64, device=device)
+
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": train_loader.receipt}
+
+    ### 新增 (new) 4/6, bfloat16: GAIN4 ###
+    mixed = torch.autocast(device.type, dtype=torch.bfloat16)(model.forward)
+    model.forward = lambda images: mixed(images).float()  # for evaluation, too
+    ### 新增 (new) 4/6, bfloat16: GAIN4 ###
+    keeper = recovery.Recovery(args, state)
+    step = keeper.resume(steps, len(train_loader))
+
+    ### 新增 (new) 5/6, compiled, on a GPU as CUDA graphs: GAIN5 ###
+    if device.type == "cuda" if args.compile is None else args.compile:
+        from common import compilation
+
+        log.lap("model")
+        example = torch.zeros(args.batch_size, *train_set.images.shape[1:], device=device)
+        example = example.contiguous(memory_format=torch.channels_last)
+        forward = compilation.compiled(model, example, log.say)
+        log.lap("compilation")
+    ### 新增 (new) 5/6, compiled, on a GPU as CUDA graphs: GAIN5 ###
+    log.training(train_loader, step, steps)
+
+    for epoch in range(max(1, math.ceil(step / len(train_loader))), math.ceil(steps / len(train_loader)) + 1):
+        train_loader.set_epoch(epoch, step - (epoch - 1) * len(train_loader))
+        model.train()
+        for images, labels in itertools.islice(train_loader, steps - step):
+            optimizer.zero_grad()
+            logits = forward(images)
+            loss = loss_function(logits, labels)
+
+            loss.backward()
+            if keeper.finite(loss):
+                window += evaluation.sums(loss, logits, labels)
+                optimizer.step()
+            scheduler.step()
+
+            step += 1
+            if step % args.report_every and step % len(train_loader) and not keeper.due(step):
+                continue
+
+            delivered = train_loader.receipt.take(device)
+
+            log.train(epoch, step, window, delivered, scheduler.get_last_lr()[0])
+            window.zero_()
+            keeper.save(step)
+
+        ### 新增 (new) 6/6, the mean of an image and its mirror image: GAIN6 ###
+        # - totals = evaluation.evaluate(model, test_loader)
+        totals = evaluation.evaluate(model, test_loader, mirrored=train_set.flip)
+        ### 新增 (new) 6/6, the mean of an image and its mirror image: GAIN6 ###
+        keeper.leave_if_asked(step)
+
+        keeper.save_weights(epoch, totals)
+        log.validation(epoch, step, totals)
+    log.finish()
+    keeper.finish()
+
+
+if __name__ == "__main__":
+    main()
