@@ -79,7 +79,7 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     add("--report_every", type=number, help="steps of a turn (default: 2, on a GPU 50)")
     add("--image_size", type=number, help="of resnet50 (default: 224)")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
-    add("--compile", type=arguments.boolean, help="true: a compiled resnet50, too (default: on a GPU)")
+    add("--compile", type=arguments.boolean, help="true: compiled networks, too (default: on a GPU)")
     add("--timeout", type=arguments.positive_float, default=1800, help="seconds of a turn (default: 1800)")
     add("--json", action="store_true", help="print JSON")
     add("--plot", metavar="FILE.png", help="write a bar chart")

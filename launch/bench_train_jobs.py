@@ -59,7 +59,8 @@ def _small(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
     yield "train.py", Contestant(job("train.py"), "float32")
     yield "train_amp.py", Contestant(job("train_amp.py"), "half")
     if os.path.exists(os.path.join(ROOT, "jobs", "train_fast.py")):
-        yield "train_fast.py", Contestant(job("train_fast.py"), "half")
+        compiled = [] if args.compile is None else ["--compile", str(args.compile).lower()]
+        yield "train_fast.py", Contestant(job("train_fast.py", *compiled), "half")
     several = ["--processes_per_node", "2"] if device.type == "cpu" else []
     if several and cores.available() < 2:
         yield "train_ddp.py", "there is one core here, and two processes would share it"

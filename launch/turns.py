@@ -52,8 +52,8 @@ class Runner:
 
         Returns these reports on training steps, as they stand in metrics.jsonl. Not among them are the first
         of a turn, and any other whose steps began before it: the job may have been stopped between taking the
-        time and writing it down. Raises BadInput where the job ends, or takes more than `timeout` seconds; the message has what it said
-        last.
+        time and writing it down. Raises BadInput, with what the job said last, where it ends or takes
+        more than `timeout` seconds.
         """
         deadline, begin = time.monotonic() + timeout, time.time()
         if self._process:
@@ -62,7 +62,7 @@ class Runner:
             self._start()
         kept, covered, skipped = [], 0.0, False
         try:
-            while covered < images - 0.5:  # rates are rounded
+            while True:
                 ended = self._process.poll()
                 for report in self._reports():
                     seconds = report["data_time"] + report["compute_time"]
@@ -70,8 +70,8 @@ class Runner:
                         kept.append(report)
                         covered += report["images_per_s"] * seconds
                     skipped = True
-                if covered >= images - 0.5:
-                    break
+                if covered > images - 0.5:  # rates are rounded
+                    return kept
                 if ended is not None:
                     raise BadInput(f"{self.name} ended with exit code {ended}: {self._said()}")
                 if time.monotonic() > deadline:
@@ -82,7 +82,6 @@ class Runner:
                 time.sleep(_POLL)
         finally:
             self._signal(signal.SIGSTOP)
-        return kept
 
     def close(self) -> None:
         """End the job's processes, stopped or not. Bounded; may be called twice."""
