@@ -76,6 +76,24 @@ def strip(text: str, tag: str) -> str:
     return "\n".join(kept)
 
 
+def without_block(text: str, k: int) -> str:
+    """The text without its k-th block, the lines that it replaced restored: what the block gains can be
+    measured so. The others keep their numbers. Raises MarksError."""
+    lines, places = text.split("\n"), []
+    for number, line in enumerate(lines):
+        if "###" in line:
+            places.append(number)
+    if not 0 < 2 * k <= len(places):
+        raise MarksError(f"there are {len(places) // 2} blocks, no block {k}")
+    first, last = places[2 * k - 2], places[2 * k - 1]
+    replaced = [
+        indent + code
+        for indent, sign, code in (line.partition("# - ") for line in lines[first + 1 : last])
+        if sign and not indent.strip()
+    ]
+    return "\n".join(lines[:first] + replaced + lines[last + 1 :])
+
+
 def without_docstring(text: str) -> str:
     """The text after its module docstring."""
     try:

@@ -53,19 +53,19 @@ RECIPES = {
         curves.BASELINE: _ENDLESS,
         "train.py": "--epochs 12 --batch_size 128 --lr 0.1",
         "train_amp.py": "--epochs 12 --batch_size 128 --lr 0.1",
-        "train_fast.py": "--epochs 12 --batch_size 128 --lr 0.1",
+        "train_fast.py": "--epochs 8 --batch_size 128 --lr 0.03 --save_every 8epochs",
     }),
     "fashion_mnist": Recipe(0.93, 3600, {
         curves.BASELINE: _ENDLESS,
         "train.py": "--epochs 5 --batch_size 128 --lr 0.1",
         "train_amp.py": "--epochs 5 --batch_size 128 --lr 0.1",
-        "train_fast.py": "--epochs 5 --batch_size 128 --lr 0.1",
+        "train_fast.py": "--epochs 5 --batch_size 512 --lr 0.4",
     }),
     "cifar10": Recipe(0.93, 3600, {
         curves.BASELINE: _ENDLESS,
         "train.py": "--epochs 30 --batch_size 128 --lr 0.1",
         "train_amp.py": "--epochs 30 --batch_size 128 --lr 0.1",
-        "train_fast.py": "--epochs 30 --batch_size 128 --lr 0.1",
+        "train_fast.py": "--epochs 30 --batch_size 512 --lr 0.4",
     }),
 }  # fmt: skip
 

@@ -1,0 +1,99 @@
+"""What each block of jobs/train_fast.py gains: the job without the block, beside the whole job, in turns.
+
+python -m tests.benchmarks.blocks [--blocks 1,2,3,4] [--dataset digits] [--rounds 5] [--batch_size 128]
+
+Ratios of images/s in the same round, median and range. Block 1 sets the batch size, so it is measured where
+--batch_size leaves it alone; block 5 compiles, which is off on the CPU: --compile true. Block 6 is about
+evaluation and does not change a step. The last row is train.py.
+"""
+
+import argparse
+import contextlib
+import datetime
+import os
+import statistics
+import sys
+import tempfile
+
+from launch.turns import Runner
+from tests.benchmarks.machine import describe
+from tests.marks import ROOT, without_block
+
+JOB = "train_fast.py"
+_START, _TURN = 900, 600  # seconds at most
+_REPORT = 2  # steps
+
+
+def main():
+    options = _parsed()
+    print(f"{datetime.date.today()}, {describe()}", flush=True)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        jobs = {}
+        for name, text in _texts(options.blocks):
+            jobs[name] = stack.enter_context(_runner(name, text, os.path.join(folder, name), options))
+            jobs[name].turn(images=1, timeout=_START)
+            print(f"{name} has begun", file=sys.stderr, flush=True)
+        rates = {name: [] for name in jobs}
+        for _ in range(options.rounds):
+            for name, job in jobs.items():
+                reports = job.turn(images=options.images, timeout=_TURN)
+                seconds = sum(report["data_time"] + report["compute_time"] for report in reports)
+                count = sum(
+                    report["images_per_s"] * (report["data_time"] + report["compute_time"])
+                    for report in reports
+                )
+                rates[name].append(count / seconds)
+    print("| job | images/s | the whole job is so many times as fast |\n|---|---|---|")
+    for name, found in rates.items():
+        ratios = [whole / each for whole, each in zip(rates["whole"], found, strict=True)]
+        print(
+            f"| {name} | {statistics.median(found):.1f} | {statistics.median(ratios):.2f}x "
+            f"({min(ratios):.2f}-{max(ratios):.2f}) |"
+        )
+    print(f"load average at the end {os.getloadavg()[0]:.2f}")
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--blocks", default="1,2,3,4", help="default: 1,2,3,4")
+    parser.add_argument("--dataset", default="cifar10", help="generated images of its shape")
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
+    parser.add_argument("--batch_size", type=int, help="of all (default: their own)")
+    parser.add_argument("--images", type=int, default=1024, help="of a turn, at least (default: 1024)")
+    parser.add_argument("--compile", default="false", help="default: false")
+    options = parser.parse_args()
+    options.blocks = [int(block) for block in options.blocks.split(",") if block]
+    return options
+
+
+def _texts(blocks: list[int]):
+    whole = (ROOT / "jobs" / JOB).read_text(encoding="utf-8")
+    yield "whole", whole
+    for block in blocks:
+        yield f"without block {block}", without_block(whole, block)
+    yield "train.py", (ROOT / "jobs" / "train.py").read_text(encoding="utf-8")
+
+
+def _runner(name: str, text: str, folder: str, options: argparse.Namespace) -> Runner:
+    """The job as a file of its own, beside links to what it imports."""
+    os.makedirs(os.path.join(folder, "jobs"))
+    for package in ("common", "datasets"):
+        os.symlink(ROOT / package, os.path.join(folder, package))
+    path = os.path.join(folder, "jobs", JOB)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    command = [
+        sys.executable, path, "--custom_data=true", f"--dataset={options.dataset}", "--epochs=100000",
+        f"--report_every={_REPORT}", f"--output_dir={folder}/output",
+    ]  # fmt: skip
+    if options.batch_size:
+        command.append(f"--batch_size={options.batch_size}")
+    if options.compile == "true" and "--compile" in text:
+        command.append("--compile=true")
+    return Runner(name, command, f"{folder}/output")
+
+
+if __name__ == "__main__":
+    main()
