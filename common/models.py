@@ -5,7 +5,7 @@ import argparse
 import torch
 from torch import nn
 
-from common.convolution import Conv2d
+from common.convolution import Conv2d, take_over
 from common.exits import BadInput
 
 
@@ -46,7 +46,7 @@ def classifier(name: str, classes: int, image_size: int) -> nn.Module:
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"--arch {name} cannot take images of --image_size {image_size}: {reason}") from error
-    return model.train()
+    return take_over(model.train())
 
 
 class _ResNet(nn.Module):

@@ -1,9 +1,11 @@
 """Our convolution is torch's, up to rounding, at every size of map and in every precision."""
 
+import copy
+
 import pytest
 import torch
 
-from common.convolution import Conv2d
+from common.convolution import Conv2d, take_over
 
 CASES = [  # inputs, outputs, kernel, stride, padding, height, width
     (8, 16, 3, 1, 1, 1, 1), (8, 16, 3, 2, 1, 2, 2), (8, 16, 3, 1, 1, 2, 2), (8, 16, 3, 2, 1, 3, 4),
@@ -54,3 +56,19 @@ def test_without_gradients_it_is_torchs_own():
     module.weight.requires_grad_(False)
     module(images.requires_grad_()).sum().backward()
     assert images.grad is not None and module.weight.grad is None
+
+
+def test_a_network_that_is_taken_over_computes_the_same():
+    torchvision = pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    theirs = torchvision.models.get_model("regnet_y_400mf", num_classes=5).double()  # with groups
+    ours = copy.deepcopy(theirs)
+    take_over(ours)
+    kinds = {type(module) for module in ours.modules()}
+    assert Conv2d in kinds and torch.nn.Conv2d in kinds
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    images = torch.randn(4, 3, 64, 64, dtype=torch.float64)
+    for model in (theirs, ours):
+        model(images).square().sum().backward()
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-8, atol=1e-8)

@@ -1,0 +1,66 @@
+"""train_fast.py learns what train.py learns: same data, losses within bfloat16's reach, exact restarts."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from datasets import receipt
+from tests.conftest import finish, records, run, start
+from tests.jobs.test_resume import DATA, figures, same_weights, wait_for, weights
+
+FAST = ("jobs/train_fast.py", *DATA)
+FIFTY = ("--dataset=digits", "--batch_size=64", "--lr=0.02", "--max_steps=50", "--report_every=1")
+TOLERANCE = 0.1  # of a loss that begins at 2.5, in each of the first 50 steps
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    output = tmp_path_factory.mktemp("fast")
+    run(*FAST, f"--output_dir={output}")
+    return output
+
+
+def test_same_data_and_losses_as_in_float32(tmp_path):
+    losses = []
+    for job in ("train.py", "train_fast.py"):
+        run(f"jobs/{job}", *FIFTY, f"--output_dir={tmp_path / job}")
+        losses.append([record["loss"] for record in records(tmp_path / job) if "loss" in record])
+    files = [(tmp_path / job / receipt.FILE).read_bytes() for job in ("train.py", "train_fast.py")]
+    assert files[0] == files[1]
+    assert len(losses[0]) == 50 and losses[0][0] - losses[0][-1] > 0.5, "something was learned"
+    differences = [abs(one - other) for one, other in zip(*losses, strict=True)]
+    assert max(differences) < TOLERANCE, differences
+    assert max(differences) > 0, "it computes in float32"
+
+
+def test_a_restart_is_exact(whole, tmp_path):
+    """With a fused optimizer a request to stop is heard one step later; no step is lost."""
+    stopped = start(*FAST, f"--output_dir={tmp_path}")
+    wait_for(stopped, r"^epoch=2 step=6 ")
+    os.kill(stopped.pid, signal.SIGTERM)
+    output = finish(stopped, 143).stdout
+    last = int(re.search(r"stopped as asked after step (\d+); the newest checkpoint is that", output)[1])
+    assert 6 <= last < 15
+    assert f"step_{last}.pt: epoch " in run(*FAST, f"--output_dir={tmp_path}").stdout
+    assert figures(tmp_path) == figures(whole)
+    assert same_weights(weights(tmp_path), weights(whole))
+    assert (tmp_path / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
+
+
+def test_a_run_that_diverges_ends(tmp_path):
+    result = run(*FAST, f"--output_dir={tmp_path}", "--lr=1e38", "--max_bad_steps=3", code=7)
+    assert result.stdout.count("skipped a step: loss ") == 3
+    assert "error: 3 steps in a row without a finite loss and gradient (--max_bad_steps)" in result.stderr
+
+
+@pytest.mark.faults  # compiling takes a minute or more
+def test_compiled_it_learns_the_same(whole, tmp_path):
+    result = run(*FAST, "--compile=true", f"--output_dir={tmp_path}", timeout=900)
+    assert "not compiled" not in result.stdout and re.search(r"^compilation +\d", result.stdout, re.MULTILINE)
+    assert (tmp_path / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
+    losses = [
+        [record["loss"] for record in records(output) if "loss" in record] for output in (tmp_path, whole)
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=0.2)
