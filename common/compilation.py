@@ -1,4 +1,4 @@
-"""Compiling before training instead of in its first step: the time is known, and nothing waits for it later."""
+"""Compiling before training, not in its first step: the time is known, and nothing waits for it later."""
 
 from collections.abc import Callable
 

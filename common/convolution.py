@@ -33,10 +33,10 @@ def take_over(model: nn.Module) -> nn.Module:
     """Make every convolution of the model that may be one a Conv2d of ours, parameters and names kept.
     Returns the model."""
     for module in model.modules():
-        plain = type(module) is nn.Conv2d and module.bias is None and module.groups == 1
-        if plain and module.dilation == (1, 1) and module.padding_mode == "zeros":
-            if not isinstance(module.padding, str):
-                module.__class__ = Conv2d
+        if type(module) is not nn.Conv2d or module.bias is not None or isinstance(module.padding, str):
+            continue
+        if (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros"):
+            module.__class__ = Conv2d
     return model
 
 
