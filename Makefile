@@ -31,7 +31,12 @@ compat: $(COMPAT)/installed
 # On a machine with a GPU: correctness first, then the figures. DATA=FOLDER holds Fashion-MNIST and CIFAR-10.
 gpu: setup
 	@$(RUN) -m pytest -m gpu
-	@$(RUN) -m tests.benchmarks.accuracy --gpu $(if $(DATA),--data_url $(DATA))
+	@$(RUN) -m launch bench train
+	@$(RUN) -m launch bench train --arch resnet50
+	@$(RUN) -m tests.benchmarks.blocks --blocks 1,2,3,4,5 --compile true --images 51200
+	@$(RUN) -m tests.benchmarks.resident
+	@$(if $(DATA),$(RUN) -m tests.benchmarks.time_to_accuracy --dataset cifar10 --target 0.94 --data_url $(DATA))
+	@$(if $(DATA),$(RUN) -m tests.benchmarks.time_to_accuracy --dataset fashion_mnist --seeds 3 --data_url $(DATA))
 	@$(RUN) jobs/imagenet.py --data_backend synthetic --prof 100
 	@$(RUN) jobs/imagenet.py --custom_data true --max_steps 1 --batch_size 64 --training_only --cache_dir output_dir/index
 	@$(RUN) -m launch bench loaders --data_url output_dir/index/generated --pack output_dir/packs
@@ -40,7 +45,10 @@ gpu: setup
 
 benchmark: setup
 	@$(RUN) -m tests.benchmarks.order
-	@$(RUN) -m tests.benchmarks.accuracy
+	@$(RUN) -m tests.benchmarks.time_to_accuracy
+	@$(RUN) -m launch bench train
+	@$(RUN) -m launch bench train --arch resnet50
+	@$(RUN) -m tests.benchmarks.blocks
 	@$(RUN) -m tests.benchmarks.checkpoint
 	@$(RUN) -m tests.benchmarks.containers
 	@$(RUN) -m tests.benchmarks.loaders

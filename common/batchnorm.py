@@ -38,37 +38,46 @@ class _SyncBatchNorm2d(nn.BatchNorm2d):
 
 class _Normalize(torch.autograd.Function):
     """S. Ioffe and C. Szegedy, arXiv:1502.03167, Algorithm 1 and its gradients, with sums over all
-    processes."""
+    processes. Both passes are torch's own for fixed statistics, which is one over the memory each."""
 
     @staticmethod
     def forward(ctx, features, weight, bias, eps):
         # Local moments in the features' precision, combined in float64: no cancellation, few bytes to send.
-        variance, mean = torch.var_mean(features, dim=(0, 2, 3), correction=0)
-        mean, variance = mean.double(), variance.double()
-        count = mean.new_full((1,), features.numel() // features.shape[1])
-        sums = torch.cat([count * mean, count * (variance + mean.square()), count])
+        # Not torch.var_mean, which takes ten times as long over this dimension.
+        rows = features.permute(0, 2, 3, 1).reshape(-1, features.shape[1]).to(weight.dtype)
+        mean = rows.sum(0) / len(rows)
+        square = (rows - mean).square_().sum(0)
+        mean, square = mean.double(), square.double()
+        count = mean.new_full((1,), len(rows))
+        sums = torch.cat([count * mean, square + count * mean.square(), count])
         torch.distributed.all_reduce(sums)
         count = sums[-1]
         mean, square = sums[:-1].div(count).chunk(2)
         variance = square - mean.square()
-        mean, scale = _column(mean, features), _column((variance + eps).rsqrt(), features)
-        normalized = (features - mean) * scale
-        ctx.save_for_backward(normalized, weight, scale, count)
-        output = normalized * _column(weight, features) + _column(bias, features)
-        statistics = mean.flatten(), variance.to(features.dtype), count.to(features.dtype)
-        ctx.mark_non_differentiable(*statistics)
-        return output, *statistics
+        count, mean, variance = (each.to(weight.dtype) for each in (count, mean, variance))
+        ctx.save_for_backward(features, weight, mean, variance, count)
+        ctx.eps = eps
+        output = torch.nn.functional.batch_norm(features, mean, variance, weight, bias, eps=eps)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return output, mean, variance, count
 
     @staticmethod
     def backward(ctx, gradient, *_):
-        normalized, weight, scale, count = ctx.saved_tensors
-        bias_gradient = gradient.sum(dim=(0, 2, 3))
-        weight_gradient = (gradient * normalized).sum(dim=(0, 2, 3))
-        sums = torch.cat([bias_gradient, weight_gradient]).double()
+        features, weight, mean, variance, count = ctx.saved_tensors
+        fixed, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, features, weight, mean, variance, None, None, False, ctx.eps, (True, True, True)
+        )
+        sums = torch.cat([of_bias, of_weight]).double()
         torch.distributed.all_reduce(sums)
         first, second = sums.div(count).chunk(2)
-        features_gradient = gradient - _column(first, gradient) - normalized * _column(second, gradient)
-        return features_gradient * (scale * _column(weight, gradient)), weight_gradient, bias_gradient, None
+        # What is missing where the statistics depend on the features: a line in them, for each channel.
+        mean, scale = mean.double(), (variance.double() + ctx.eps).rsqrt()
+        slope = weight.double() * scale.square() * second
+        level = weight.double() * scale * first - slope * mean
+        of_features = fixed.sub_(_column(level, features)).addcmul_(
+            features, _column(slope, features), value=-1
+        )
+        return of_features, of_weight, of_bias, None
 
 
 def _column(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
