@@ -2,9 +2,9 @@
 
 python -m tests.benchmarks.blocks [--blocks 1,2,3,4] [--dataset digits] [--rounds 5] [--batch_size 128]
 
-Ratios of images/s in the same round, median and range. Block 1 sets the batch size, so it is measured where
---batch_size leaves it alone; block 5 compiles, which is off on the CPU: --compile true. Block 6 is about
-evaluation and does not change a step. The last row is train.py.
+Ratios of images/s in the same round, median and range. Block 1 sets the batch size: "without" is with
+train.py's, and --batch_size must be left alone. Block 5 compiles, which is off on the CPU: --compile true.
+Block 6 is about evaluation and does not change a step. The last row is train.py.
 """
 
 import argparse
@@ -29,8 +29,9 @@ def main():
     print(f"{datetime.date.today()}, {describe()}", flush=True)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         jobs = {}
-        for name, text in _texts(options.blocks):
-            jobs[name] = stack.enter_context(_runner(name, text, os.path.join(folder, name), options))
+        for name, text, extra in _texts(options.blocks):
+            place = os.path.join(folder, name)
+            jobs[name] = stack.enter_context(_runner(name, text, place, [*extra, *_arguments(options)]))
             jobs[name].turn(images=1, timeout=_START)
             print(f"{name} has begun", file=sys.stderr, flush=True)
         rates = {name: [] for name in jobs}
@@ -70,13 +71,27 @@ def _parsed() -> argparse.Namespace:
 
 def _texts(blocks: list[int]):
     whole = (ROOT / "jobs" / JOB).read_text(encoding="utf-8")
-    yield "whole", whole
+    yield "whole", whole, []
     for block in blocks:
-        yield f"without block {block}", without_block(whole, block)
-    yield "train.py", (ROOT / "jobs" / "train.py").read_text(encoding="utf-8")
+        if block == 1:  # defines an argument that another block reads
+            yield "without block 1", whole, ["--batch_size=128", "--lr=0.1"]
+        else:
+            yield f"without block {block}", without_block(whole, block), []
+    yield "train.py", (ROOT / "jobs" / "train.py").read_text(encoding="utf-8"), []
 
 
-def _runner(name: str, text: str, folder: str, options: argparse.Namespace) -> Runner:
+def _arguments(options: argparse.Namespace) -> list[str]:
+    found = [
+        "--custom_data=true",
+        f"--dataset={options.dataset}",
+        "--epochs=100000",
+        f"--report_every={_REPORT}",
+    ]
+    found += [f"--batch_size={options.batch_size}"] if options.batch_size else []
+    return [*found, f"--compile={options.compile}"]  # those who do not know it say so and go on
+
+
+def _runner(name: str, text: str, folder: str, extra: list[str]) -> Runner:
     """The job as a file of its own, beside links to what it imports."""
     os.makedirs(os.path.join(folder, "jobs"))
     for package in ("common", "datasets"):
@@ -84,14 +99,7 @@ def _runner(name: str, text: str, folder: str, options: argparse.Namespace) -> R
     path = os.path.join(folder, "jobs", JOB)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
-    command = [
-        sys.executable, path, "--custom_data=true", f"--dataset={options.dataset}", "--epochs=100000",
-        f"--report_every={_REPORT}", f"--output_dir={folder}/output",
-    ]  # fmt: skip
-    if options.batch_size:
-        command.append(f"--batch_size={options.batch_size}")
-    if options.compile == "true" and "--compile" in text:
-        command.append("--compile=true")
+    command = [sys.executable, path, *extra, f"--output_dir={folder}/output"]
     return Runner(name, command, f"{folder}/output")
 
 
