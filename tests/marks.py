@@ -79,10 +79,8 @@ def strip(text: str, tag: str) -> str:
 def without_block(text: str, k: int) -> str:
     """The text without its k-th block, the lines that it replaced restored: what the block gains can be
     measured so. The others keep their numbers. Raises MarksError."""
-    lines, places = text.split("\n"), []
-    for number, line in enumerate(lines):
-        if "###" in line:
-            places.append(number)
+    lines = text.split("\n")
+    places = [number for number, line in enumerate(lines) if "###" in line]
     if not 0 < 2 * k <= len(places):
         raise MarksError(f"there are {len(places) // 2} blocks, no block {k}")
     first, last = places[2 * k - 2], places[2 * k - 1]

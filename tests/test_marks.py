@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.marks import ROOT, MarksError, base_of, check, strip, tag_of
+from tests.marks import ROOT, MarksError, base_of, check, strip, tag_of, without_block
 
 PAIRS = [(path, base) for path in sorted((ROOT / "jobs").glob("*.py")) if (base := base_of(path))]
 
@@ -109,3 +109,16 @@ def test_replaced_lines_are_restored_and_their_mutant_refused():
             base_of(path).read_text("utf-8"),
             tag_of(path),
         )
+
+
+@pytest.mark.parametrize("path, base", PAIRS, ids=lambda path: path.name)
+def test_without_one_block_after_the_other_nothing_is_left(path, base):
+    """What a block gains is measured on such texts (tests/benchmarks/blocks.py)."""
+    text = path.read_text(encoding="utf-8")
+    blocks = len(_marks(text)) // 2
+    for block in range(blocks, 0, -1):
+        assert (shorter := without_block(text, block)) != text
+        text = shorter
+    assert text == strip(path.read_text(encoding="utf-8"), tag_of(path))
+    with pytest.raises(MarksError, match="there are 0 blocks, no block 1"):
+        without_block(text, 1)
