@@ -17,12 +17,11 @@ def compiled(module: torch.nn.Module, images: torch.Tensor, say: Callable[[str],
     itself, its weights and its buffers stay as they are. Source: J. Ansel et al., "PyTorch 2", ASPLOS 2024.
     """
     mode = "reduce-overhead" if images.is_cuda else None
-    fast = torch.compile(module, mode=mode, dynamic=False)
     try:
+        fast = torch.compile(module, mode=mode, dynamic=False)  # raises where Python is too new for torch
         backward_without_trace(fast, module, images, _PASSES)
     except Exception as error:  # of any of its parts: training goes on without it
         say(f"not compiled: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
         torch._dynamo.reset()
-        module.zero_grad()
         return module
     return fast

@@ -20,7 +20,7 @@ class Conv2d(nn.Conv2d):
     rounding."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if images.device.type != "cpu" or not torch.is_grad_enabled():
+        if images.device.type != "cpu" or images.dim() != 4 or not torch.is_grad_enabled():
             return super().forward(images)
         sizes = zip(images.shape[2:], self.kernel_size, self.stride, self.padding, strict=True)
         rows, columns = ((size + 2 * pad - kernel) // stride + 1 for size, kernel, stride, pad in sizes)
@@ -45,7 +45,7 @@ class _SmallMap(torch.autograd.Function):
     def forward(ctx, images, weight, stride, padding, size):
         if size[0] * size[1] <= _ALL:
             product = _patches(images, weight, stride, padding) @ _rows(weight).t()
-            output = product.view(len(images), *size, -1).permute(0, 3, 1, 2)
+            output = product.view(len(images), *size, len(weight)).permute(0, 3, 1, 2)
         else:
             output = nn.functional.conv2d(images, weight, None, stride, padding)
         # Under autocast the output says in which precision all is computed.

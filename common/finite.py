@@ -89,10 +89,12 @@ def _flag(value: bool, like: torch.Tensor) -> torch.Tensor:
 
 
 def _fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer is fused: by the user's wish, or now."""
+    """Whether the optimizer is fused, by the user's wish or now, and leaves out steps by itself."""
     groups = optimizer.param_groups
     if "fused" not in optimizer.defaults:  # another kind; SGD before torch 2.3
         return False
+    if any(group.get("momentum") and group.get("dampening") for group in groups):
+        return False  # where torch's first step is left out, momentum stays unset, and 0 is not the same here
     if all(group["fused"] for group in groups):
         _begin(optimizer)
         return True
@@ -101,8 +103,11 @@ def _fused(optimizer: torch.optim.Optimizer) -> bool:
         return False
     if not all(parameter.is_cuda and parameter.is_floating_point() for parameter in parameters):
         return False
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        return False
     for group in groups:
         group["fused"] = True
+    optimizer.load_state_dict(optimizer.state_dict())  # Adam's counts of steps go to the GPU
     _begin(optimizer)
     return True
 
@@ -111,7 +116,7 @@ def _begin(optimizer: torch.optim.Optimizer) -> None:
     """Momentum that begins at 0: torch leaves it unset where the very first step is left out. A first step of
     momentum 0 is the same: momentum x 0 + gradient."""
     for group in optimizer.param_groups:
-        if not isinstance(optimizer, torch.optim.SGD) or not group["momentum"] or group["dampening"]:
+        if not isinstance(optimizer, torch.optim.SGD) or not group["momentum"]:
             continue
         for parameter in group["params"]:
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))

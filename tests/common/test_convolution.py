@@ -58,6 +58,17 @@ def test_without_gradients_it_is_torchs_own():
     assert images.grad is not None and module.weight.grad is None
 
 
+@pytest.mark.parametrize("shape", [(0, 8, 1, 1), (0, 8, 4, 4), (8, 2, 2)], ids=str)
+def test_no_images_and_one_without_a_batch(shape):
+    module = Conv2d(8, 16, 3, padding=1, bias=False)
+    images = torch.randn(shape, requires_grad=True)
+    output = module(images)
+    expected = torch.nn.functional.conv2d(images, module.weight, padding=1)
+    torch.testing.assert_close(output, expected)
+    output.sum().backward()
+    assert images.grad.shape == images.shape and module.weight.grad.shape == module.weight.shape
+
+
 def test_a_network_that_is_taken_over_computes_the_same():
     torchvision = pytest.importorskip("torchvision")
     torch.manual_seed(0)

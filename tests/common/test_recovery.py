@@ -10,12 +10,15 @@ from common.exits import BadInput
 from common.interval import Interval, interval
 from common.recovery import Recovery
 
+_FUSED = "fused" in torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults
+_needs_fused = pytest.mark.skipif(not _FUSED, reason="this torch has no fused SGD")
+
 
 @pytest.fixture(params=[None, True], ids=["unfused", "fused"])
 def recovery(request, tmp_path, monkeypatch):
     """(Recovery, model) of a job with a secret among its arguments; resumed, at step 0 of 20. With a fused
     optimizer the verdict on a step comes with the next."""
-    if request.param and "fused" not in torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults:
+    if request.param and not _FUSED:
         pytest.skip("this torch has no fused SGD")
     monkeypatch.setattr("common.preemption.watch", lambda grace: None)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
@@ -138,6 +141,7 @@ def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys, first_is_ba
     assert error.value.code == 7
 
 
+@_needs_fused
 def test_weights_of_both_kinds_of_optimizer_agree():
     """Also where a step was left out, the very first among them."""
     found = []
@@ -162,6 +166,59 @@ def test_weights_of_both_kinds_of_optimizer_agree():
         found.append(model.state_dict())
     for name, tensor in found[0].items():
         torch.testing.assert_close(tensor, found[1][name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+@_needs_fused
+@pytest.mark.parametrize("dampening", [0, 0.5])
+def test_a_first_step_that_is_left_out_leaves_no_momentum(dampening):
+    found = []
+    for fused in (None, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(64, 64)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, dampening=dampening, fused=fused)
+        guard = finite.Guard(model, optimizer)
+        for step in range(4):
+            optimizer.zero_grad()
+            torch.full((64, 64), float("nan"))  # what memory that is not set may hold
+            loss = model(torch.randn(4, 64) if step else torch.full((4, 64), float("nan"))).square().mean()
+            loss.backward()
+            verdict = guard.check(loss, asked=False, late=False)
+            if guard.ahead or not verdict.bad:
+                optimizer.step()
+        found.append(model.weight.detach())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
+def test_an_optimizer_that_went_on_from_a_checkpoint_may_become_fused(kind):
+    """Adam's counts of steps are on the host before, and on the GPU after."""
+    found = []
+    for fused in (False, None):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2).cuda()
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
+        for step in range(6):
+            if step == 3 and fused is None:
+                optimizer.load_state_dict(optimizer.state_dict())
+                guard = finite.Guard(model, optimizer)
+            optimizer.zero_grad()
+            poisoned = step == 4
+            if poisoned and fused is False:
+                continue
+            generator = torch.Generator().manual_seed(step)
+            images = torch.full((4, 3), float("nan")) if poisoned else torch.randn(4, 3, generator=generator)
+            loss = model(images.cuda()).square().mean()
+            loss.backward()
+            if step < 3 or fused is False:
+                optimizer.step()
+                continue
+            verdict = guard.check(loss, asked=False, late=False)
+            if guard.ahead or not verdict.bad:
+                optimizer.step()
+        found.append(model.weight.detach())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
