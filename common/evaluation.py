@@ -7,7 +7,7 @@ from common import preemption
 
 def sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """[loss_sum, correct, count] of one batch, float64 [3] on the batch's device, without synchronising:
-    zeros where the loss is not finite, as of a step that is left out.
+    zeros where the loss is not finite.
 
     loss: mean over the batch (scalar). logits: [N, classes]. labels: int64 [N].
     """

@@ -1,8 +1,8 @@
 """Steps whose loss or gradient is not finite: noticed on any process, left out on all.
 
 With a fused optimizer the device itself leaves such a step out, as torch's own gradient scaler has it do
-(`found_inf`), and the host hears of it one step later: it never waits for the device. With any other the host
-decides before the step, which costs one synchronisation.
+(`found_inf`), and the host hears of it one step later, so the device always has a step's work ahead of it.
+With any other the host decides before the step, and the device waits for it.
 """
 
 from typing import NamedTuple

@@ -93,11 +93,12 @@ def main():
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
 
-    ### 新增 (new) 3/6, one kernel for all weights, no waiting for the device: 1.01x to 1.15x ###
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=True
-    )
-    ### 新增 (new) 3/6, one kernel for all weights, no waiting for the device: 1.01x to 1.15x ###
+    ### 新增 (new) 3/6, one kernel for all weights, the host a step ahead: 1.01x to 1.15x on a CPU ###
+    if torch.__version__ >= (2, 4):  # before, there is none for every device
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=True
+        )
+    ### 新增 (new) 3/6, one kernel for all weights, the host a step ahead: 1.01x to 1.15x on a CPU ###
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, total_steps=steps, cycle_momentum=False
     )
@@ -108,7 +109,8 @@ def main():
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": train_loader.receipt}
 
     ### 新增 (new) 4/6, half the bytes, matrix units for bfloat16: 2.82x ###
-    mixed = torch.autocast(device.type, dtype=torch.bfloat16)(model.forward)
+    able = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)  # else: train_amp.py
+    mixed = torch.autocast(device.type, dtype=torch.bfloat16, enabled=able)(model.forward)
     model.forward = lambda images: mixed(images).float()  # for evaluation, too
     ### 新增 (new) 4/6, half the bytes, matrix units for bfloat16: 2.82x ###
     keeper = recovery.Recovery(args, state)
@@ -150,10 +152,10 @@ def main():
             window.zero_()
             keeper.save(step)
 
-        ### 新增 (new) 6/6, the mean of an image and its mirror image: GAIN6 ###
+        ### 新增 (new) 6/6, an image and its mirror image: loss 0.763 to 0.759, for twice the work ###
         # - totals = evaluation.evaluate(model, test_loader)
         totals = evaluation.evaluate(model, test_loader, mirrored=train_set.flip)
-        ### 新增 (new) 6/6, the mean of an image and its mirror image: GAIN6 ###
+        ### 新增 (new) 6/6, an image and its mirror image: loss 0.763 to 0.759, for twice the work ###
         keeper.leave_if_asked(step)
 
         keeper.save_weights(epoch, totals)
