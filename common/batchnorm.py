@@ -74,7 +74,7 @@ class _Normalize(torch.autograd.Function):
         mean, scale = mean.double(), (variance.double() + ctx.eps).rsqrt()
         slope = weight.double() * scale.square() * second
         level = weight.double() * scale * first - slope * mean
-        # In the weights' precision: rounded to the features' first, gradients of a channel would not add up to 0.
+        # In the weights' precision: rounded to the features' first, a channel's would not add up to 0.
         line = torch.addcmul(_column(level, weight), features, _column(slope, weight))
         of_features = fixed.sub_(line)
         return of_features, of_weight, of_bias, None
