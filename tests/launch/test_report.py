@@ -145,7 +145,8 @@ def test_a_run_that_was_killed_and_one_that_was_not(runs, tmp_path):
             f"{each['val_loss']:.5g}" for each in ends
         ]
     marked = [attributes for tag, attributes in page.tags if attributes.get("class", "").startswith("mark ")]
-    assert len(marked) == 5  # loss, accuracy, images per second, learning rate, steps over time
+    # loss, accuracy, images per second, learning rate, memory, steps over time
+    assert len(marked) == 6
 
 
 def test_seconds_are_those_of_the_run(runs, tmp_path):
