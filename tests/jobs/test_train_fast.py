@@ -7,10 +7,10 @@ import signal
 import pytest
 
 from datasets import receipt
-from tests.conftest import finish, records, run, start
+from tests.conftest import environment, finish, records, run, start
 from tests.jobs.test_resume import DATA, figures, same_weights, wait_for, weights
 
-FAST = ("jobs/train_fast.py", *DATA)
+FAST = ("jobs/train_fast.py", *DATA, "--lr=0.02")
 FIFTY = ("--dataset=digits", "--batch_size=128", "--lr=0.005", "--max_steps=50", "--report_every=1")
 # of a loss that begins at 2.5: of one step, and of the mean of ten; measured: 0.12 and 0.012
 ONE_STEP, TEN_STEPS = 0.3, 0.05
@@ -59,7 +59,9 @@ def test_a_run_that_diverges_ends(tmp_path):
 
 @pytest.mark.faults  # compiling takes a minute or more
 def test_compiled_it_learns_the_same(whole, tmp_path):
-    result = run(*FAST, "--compile=true", f"--output_dir={tmp_path}", timeout=900)
+    env = environment(TORCH_LOGS="recompiles")
+    result = run(*FAST, "--compile=true", f"--output_dir={tmp_path}", timeout=900, env=env)
+    assert "ecompil" not in result.stderr, "the batches of training are not those it was compiled for"
     assert "not compiled" not in result.stdout and re.search(r"^compilation +\d", result.stdout, re.MULTILINE)
     assert (tmp_path / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
     losses = [
