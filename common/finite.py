@@ -29,7 +29,10 @@ class Guard:
         self.model, self.optimizer = model, optimizer
         self.ahead = _fused(optimizer)  # whether the host decides nothing, and hears one step later
         self._outstanding: tuple | None = None
-        self._known()
+        self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
+        for buffer in model.buffers():
+            self._buffers.setdefault(buffer.dtype, []).append(buffer)
+        self._good = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
 
     def check(self, loss: torch.Tensor, asked: bool, late: bool) -> Verdict | None:
         """After backward(), on every process: the verdict on this step; if `ahead`, that on the step before
@@ -61,13 +64,6 @@ class Guard:
         if heard:
             heard.synchronize()
         return Verdict(*(sign > 0 for sign in signs.tolist()), loss, norm)
-
-    def _known(self) -> None:
-        """Take the statistics as they are for good ones."""
-        self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
-        for buffer in self.model.buffers():
-            self._buffers.setdefault(buffer.dtype, []).append(buffer)
-        self._good = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
 
     @torch.no_grad()
     def _keep(self, bad: torch.Tensor) -> None:

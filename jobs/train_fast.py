@@ -1,7 +1,7 @@
 """Train a ResNet-18 as fast as it goes: train.py plus the fenced blocks, each one means with what it gained.
 
+    python jobs/train_fast.py --dataset digits --epochs 8 --batch_size 128 --lr 0.03    98 % in 7 s, 2 cores
     python jobs/train_fast.py --dataset cifar10 --data_url FOLDER
-    python jobs/train_fast.py --dataset digits --epochs 12 --batch_size 128 --lr 0.1
 
 With the same --batch_size it sees train.py's data: the receipts are equal. A gain is the time of a step (or
 what the reason says) without the block over that with it, all others there, on 2 CPU cores with AMX

@@ -27,7 +27,7 @@ import torch
 
 from common import arguments, starts
 from common.exits import BadInput
-from launch import bench_train_jobs, bench_train_peak, bench_train_table
+from launch import bench_train_jobs, bench_train_peak, bench_train_table, turns
 from launch.bench_train_jobs import ROOT, Contestant
 from launch.turns import Runner
 
@@ -136,14 +136,14 @@ def _measured(args, contestants: dict[str, Contestant], device) -> tuple[list[di
             warm = runner.turn(images, args.timeout)
             rows[-1] |= _start(runner, contestant, warm, device)
             _say(f"{name}: first report after {rows[-1]['start_s']:.1f} s")
-        for turn in range(args.rounds):
+        for number in range(args.rounds):
             for name, dtype in dtypes.items():
                 peaks[name]["tflop_per_s"].append(bench_train_peak.product_peak(device, dtype))
             pairs = list(zip(rows, runners, strict=True))
-            for row, runner in pairs[:: -1 if turn % 2 else 1]:  # what drifts favours nobody
+            for row, runner in pairs[:: -1 if number % 2 else 1]:  # what drifts favours nobody
                 row["reports"].append(runner.turn(images, args.timeout))
-                rate = _rate(row["reports"][-1])
-                _say(f"round {turn + 1} of {args.rounds}: {row['name']} {rate:.1f} images/s")
+                rate = turns.rate(row["reports"][-1])
+                _say(f"round {number + 1} of {args.rounds}: {row['name']} {rate:.1f} images/s")
     return rows, peaks
 
 
@@ -155,8 +155,7 @@ def _start(runner: Runner, contestant: Contestant, warm: list[dict], device) -> 
     compiling = start.get("laps", {}).get("compilation")
     first = runner.first
     if contestant.compiled and compiling is None:
-        seconds = first["data_time"] + first["compute_time"]
-        compiling = seconds * (1 - first["images_per_s"] / _rate(warm))
+        compiling = turns.seconds([first]) * (1 - turns.rate([first]) / turns.rate(warm))
     processes = start.get("environment", {}).get("world size", 1)
     return {
         "start_s": first["time"] - runner.started, "compile_s": compiling,
@@ -164,30 +163,20 @@ def _start(runner: Runner, contestant: Contestant, warm: list[dict], device) -> 
     }  # fmt: skip
 
 
-def _seconds(reports: list[dict]) -> float:
-    return sum(report["data_time"] + report["compute_time"] for report in reports)
-
-
-def _rate(reports: list[dict]) -> float:
-    """images/s over all of them."""
-    images = sum(each["images_per_s"] * (each["data_time"] + each["compute_time"]) for each in reports)
-    return images / _seconds(reports)
-
-
 def _relate(found: dict) -> None:
     """Make figures of the reports: [median, least, most] over the rounds."""
-    base = [_rate(reports) for reports in found["rows"][0]["reports"]]
+    base = [turns.rate(reports) for reports in found["rows"][0]["reports"]]
     for row in found["rows"]:
         rounds = row.pop("reports")
         reports = [report for each in rounds for report in each]
-        rates = [_rate(each) for each in rounds]
+        rates = [turns.rate(each) for each in rounds]
         speeds = [rate * found["gflop_per_image"] / 1e3 for rate in rates]
         limits = [row["devices"] * peak for peak in found["peaks"][row["precision"]]["tflop_per_s"]]
         row["images_per_s"] = _spread(rates)
         row["ratio"] = _spread([rate / other for rate, other in zip(rates, base, strict=True)])
         row["tflop_per_s"] = _spread(speeds)
         row["share_of_peak"] = _spread([speed / limit for speed, limit in zip(speeds, limits, strict=True)])
-        row["waiting"] = sum(report["data_time"] for report in reports) / _seconds(reports)
+        row["waiting"] = sum(report["data_time"] for report in reports) / turns.seconds(reports)
         row["memory_mb"] = max(report["memory_mb"] for report in reports)
     for peak in found["peaks"].values():
         peak["tflop_per_s"] = _spread(peak["tflop_per_s"])

@@ -65,10 +65,9 @@ class Runner:
             while True:
                 ended = self._process.poll()
                 for report in self._reports():
-                    seconds = report["data_time"] + report["compute_time"]
-                    if skipped and report["time"] - seconds >= begin:
+                    if skipped and report["time"] - seconds([report]) >= begin:
                         kept.append(report)
-                        covered += report["images_per_s"] * seconds
+                        covered += _images([report])
                     skipped = True
                 if covered > images - 0.5:  # rates are rounded
                     return kept
@@ -137,3 +136,17 @@ class Runner:
         size = os.fstat(handle).st_size
         lines = os.pread(handle, _TAIL, max(0, size - _TAIL)).decode(errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def seconds(reports: list[dict]) -> float:
+    """That these reports of turn() cover."""
+    return sum(report["data_time"] + report["compute_time"] for report in reports)
+
+
+def rate(reports: list[dict]) -> float:
+    """images/s over all of these reports."""
+    return _images(reports) / seconds(reports)
+
+
+def _images(reports: list[dict]) -> float:
+    return sum(report["images_per_s"] * seconds([report]) for report in reports)

@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 
+from launch import turns
 from launch.turns import Runner
 from tests.benchmarks.machine import describe
 from tests.marks import ROOT, without_block
@@ -37,13 +38,7 @@ def main():
         rates = {name: [] for name in jobs}
         for _ in range(options.rounds):
             for name, job in jobs.items():
-                reports = job.turn(images=options.images, timeout=_TURN)
-                seconds = sum(report["data_time"] + report["compute_time"] for report in reports)
-                count = sum(
-                    report["images_per_s"] * (report["data_time"] + report["compute_time"])
-                    for report in reports
-                )
-                rates[name].append(count / seconds)
+                rates[name].append(turns.rate(job.turn(images=options.images, timeout=_TURN)))
     print("| job | images/s | the whole job is so many times as fast |\n|---|---|---|")
     for name, found in rates.items():
         ratios = [whole / each for whole, each in zip(rates["whole"], found, strict=True)]

@@ -14,6 +14,17 @@ from datasets.order import Order, Sequential
 from datasets.receipt import batch_sums
 
 
+class _OnAnyDevice(ResidentLoader):
+    """Gathers on the CPU, too, where a ResidentLoader would be a MemoryLoader."""
+
+    def _hold(self):
+        padding = self.data.padding if self.augment else 0
+        self._gather = Gather(self.data.images, self.data.labels, padding, self.to_device.device)
+
+    def _cut(self):
+        return self._gathered()
+
+
 def _set(channels=3, height=12, width=9, count=300, padding=2, flip=True):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, channels, height, width), dtype=torch.uint8, generator=generator)
@@ -56,10 +67,11 @@ def test_sums_pass_two_to_the_64th_in_either_arithmetic():
 
 
 @pytest.mark.parametrize(
-    "device",
+    "kind, device",
     [
-        "cpu",
+        (_OnAnyDevice, "cpu"),
         pytest.param(
+            ResidentLoader,
             "cuda",
             marks=[
                 pytest.mark.gpu,
@@ -68,13 +80,13 @@ def test_sums_pass_two_to_the_64th_in_either_arithmetic():
         ),
     ],
 )
-def test_the_same_loader_whatever_holds_the_images(device):
+def test_the_same_loader_whatever_holds_the_images(kind, device):
     data = _set(count=5000)
     cases = [(Order(len(data), 48, 9), True), (Sequential(len(data), 999), False)]
     for order, augment in cases:
         theirs = MemoryLoader(data, order, torch.device("cpu"), augment)
         found = []
-        for loader in (theirs, ResidentLoader(data, order, torch.device(device), augment)):
+        for loader in (theirs, kind(data, order, torch.device(device), augment)):
             if augment:
                 loader.set_epoch(2, start_step=7)
             batches = [(images.cpu(), labels.cpu()) for images, labels in loader]
