@@ -22,8 +22,8 @@ class Log:
     """Reports of one run into `output_dir`, made when the first is written.
 
     Call lap(name) at the end of each part of the set-up, training(...) before the first step, train(...) and
-    validation(...) as figures come in, finish() at the end. Sums are float64 [loss_sum, correct, count] over
-    all processes; reading them here is the only synchronisation with the device.
+    validation(...) as figures come in, finish() at the end. Sums are those of evaluation.sums() over all
+    processes; reading them here is the only synchronisation with the device.
     """
 
     def __init__(self, output_dir: str):
@@ -32,7 +32,7 @@ class Log:
         self._lap_start = _process_start()
         self._file = self._events = self._bar = None
         self._said: set[str] = set()
-        self._accuracy = float("nan")
+        self._result = "test_accuracy=nan"
 
     def lap(self, name: str) -> None:
         """Everything since the last lap (at first: since the process began) was spent on `name`, too."""
@@ -73,7 +73,7 @@ class Log:
             epoch=epoch,
             step=step,
             loss=loss_sum / (count or math.nan),  # no step was taken: all were skipped
-            acc=correct / (count or math.nan),
+            **_accuracy("acc", correct, count),
             lr=lr,
             images_per_s=count / elapsed,
             data_time=data_time,
@@ -100,10 +100,9 @@ class Log:
         now = time.time()
         self._evaluating += now - self._since
         self._since = now
-        self._accuracy = correct / count
-        self._write(
-            epoch=epoch, step=step, val_loss=loss_sum / count, val_acc=self._accuracy, val_count=int(count)
-        )
+        loss, accuracy = loss_sum / (count or math.nan), _accuracy("val_acc", correct, count)
+        self._result = f"test_accuracy={accuracy['val_acc']:.4f}" if accuracy else f"test_loss={loss:.6g}"
+        self._write(epoch=epoch, step=step, val_loss=loss, **accuracy, val_count=int(count))
         with self._suppressed():
             if self._events:
                 self._events.flush()
@@ -127,7 +126,8 @@ class Log:
         return time.time() - self._lap_start - self._evaluating
 
     def finish(self) -> None:
-        """Print the last accuracy and the TIME COST table, and close the files."""
+        """Print the last accuracy (the last loss if the job has none) and the TIME COST table, and close the
+        files."""
         if not _speaks():
             return
         if self._bar:
@@ -142,8 +142,7 @@ class Log:
         for name, seconds in rows:
             print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
         print(
-            f"\ntest_accuracy={self._accuracy:.4f} training_seconds={self._laps['training']:.1f} "
-            f"receipt={self._loader.receipt}",
+            f"\n{self._result} training_seconds={self._laps['training']:.1f} receipt={self._loader.receipt}",
             flush=True,
         )
         with self._suppressed():
@@ -230,6 +229,11 @@ def _keep_lines(path: str, step: int) -> dict[str, float] | None:
         file.writelines(kept)
     os.replace(partial, path)
     return last
+
+
+def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
+    """Return the accuracy under this name; nothing if the job is not a classification (evaluation.sums)."""
+    return {} if math.isnan(correct) else {name: correct / (count or math.nan)}
 
 
 def _short(value: float | str) -> str:

@@ -161,12 +161,14 @@ class Recovery:
             self.save(step)
 
     def save_weights(self, epoch: int, totals: torch.Tensor, model: torch.nn.Module | None = None) -> None:
-        """On rank 0, after an epoch: epoch_<epoch>.pth, and best.pth where its accuracy is the best so far.
+        """On rank 0, after an epoch: write epoch_<epoch>.pth, and best.pth if its accuracy is the highest so
+        far; its loss the lowest if the job has no accuracy.
 
         totals: [loss_sum, correct, count] of the test set. model: what was evaluated, where it is not the one
         that is trained.
         """
-        accuracy = (totals[1] / totals[2]).item()
+        loss_sum, correct, count = totals.tolist()
+        score = (-loss_sum if math.isnan(correct) else correct) / (count or math.nan)
 
         def write(state: dict) -> None:
             self._ready(self.args.output_dir, state)
@@ -176,9 +178,9 @@ class Recovery:
                 os.path.join(self.args.output_dir, f"epoch_{epoch}.pth"),
             )
             checkpoint.write_weights(path, weights)
-            if accuracy > self.best:
+            if score > self.best:
                 checkpoint.write_weights(os.path.join(self.args.output_dir, "best.pth"), weights)
-                self.best = accuracy  # once it is there
+                self.best = score  # once it is there
 
         own = {"objects": {"model": (model or self.objects["model"]).state_dict()}}
         self._submit(f"epoch_{epoch}.pth", lambda: own, write)

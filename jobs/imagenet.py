@@ -216,7 +216,7 @@ def main():
     def validated():
         process_group.share_buffers(evaluated)
         with mixed:
-            totals = evaluation.evaluate(evaluated, val_loader)
+            totals = evaluation.evaluate(evaluated, val_loader, loss_function)
         if not args.evaluate:
             keeper.leave_if_asked(step)
         if world_size > 1:

@@ -133,7 +133,7 @@ def main():
             window.zero_()
             keeper.save(step)
 
-        totals = evaluation.evaluate(model, test_loader)
+        totals = evaluation.evaluate(model, test_loader, loss_function)
         keeper.leave_if_asked(step)
 
         keeper.save_weights(epoch, totals)

@@ -159,7 +159,7 @@ def main():
             window.zero_()
             keeper.save(step)
 
-        totals = evaluation.evaluate(model, test_loader)
+        totals = evaluation.evaluate(model, test_loader, loss_function)
         keeper.leave_if_asked(step)
 
         ### 分布式改造 (distributed) 6/6, every test sample counted once; one process writes ###

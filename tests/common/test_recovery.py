@@ -265,3 +265,16 @@ def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys)
         keeper.finish()
     assert error.value.code == 6 and (tmp_path / "best.pth").read_bytes() == kept
     assert not (tmp_path / "epoch_2.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("correct", "best"), [((5.0, 8.0, 7.0), 2), ((torch.nan,) * 3, 3)], ids=["accuracy", "loss"]
+)
+def test_best_is_the_highest_accuracy_or_the_lowest_loss(recovery, tmp_path, correct, best):
+    keeper, model = recovery()
+    for epoch in (1, 2, 3):
+        with torch.no_grad():
+            model[0].bias.fill_(epoch)
+        keeper.save_weights(epoch, torch.tensor([(0, 4.0, 5.0, 3.0)[epoch], correct[epoch - 1], 10.0]))
+    keeper.finish()
+    assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [best, best]

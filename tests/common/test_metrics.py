@@ -1,0 +1,40 @@
+"""What a job reports, without a job around it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from common.metrics import Log
+from datasets.receipt import Receipt
+from launch import report, report_data
+from tests.conftest import records
+
+
+@pytest.mark.parametrize("correct", [6.0, torch.nan], ids=["classification", "regression"])
+def test_figures_of_jobs_with_and_without_accuracy(tmp_path_factory, capsys, correct):
+    """In lines, metrics.jsonl, TensorBoard, the last line and the page; never as 0 or NaN."""
+    tmp_path = tmp_path_factory.mktemp("run")  # its name is on the page
+    log, loader = Log(str(tmp_path)), SimpleNamespace(waited=0.0, receipt=Receipt())
+    log.training(loader, 0, 4)
+    for step in (2, 4):
+        loader.receipt.add(np.arange(8), np.zeros(8, np.int64))
+        loader.receipt.add(np.arange(8), np.zeros(8, np.int64))
+        sums = torch.tensor([12.0, correct, 8.0], dtype=torch.float64)
+        log.train(1, step, sums, loader.receipt.take(), 0.1)
+    log.validation(1, 4, sums)
+    log.finish()
+    printed, lines = capsys.readouterr().out, records(tmp_path)
+    page = report.page([report_data.read(str(tmp_path), "run")])
+    assert [line["loss"] for line in lines[:2]] == [1.5, 1.5] and lines[2]["val_loss"] == 1.5
+    scalars = set(EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"])
+    assert {"loss", "val_loss"} <= scalars
+    if correct == 6:
+        assert (lines[0]["acc"], lines[2]["val_acc"]) == (0.75, 0.75) and "test_accuracy=0.7500 " in printed
+        assert {"acc", "val_acc"} <= scalars and "ccuracy" in page
+    else:
+        assert not any({"acc", "val_acc"} & line.keys() for line in lines) and "test_loss=1.5 " in printed
+        assert not {"acc", "val_acc"} & scalars and "acc=" not in printed
+        assert "accuracy" not in printed and "ccuracy" not in page
