@@ -14,10 +14,10 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 
 import torch
 
+from common import temporary
 from common.exits import BadInput
 
 LATEST = "latest"
@@ -69,13 +69,12 @@ def write_weights(path: str, weights: dict) -> None:
 
 def write_text(path: str, text: str) -> None:
     """Make a small file appear, whole. Raises OSError."""
-    handle, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=os.path.dirname(path))
+    handle, partial = temporary.make_file(_PARTIAL, os.path.dirname(path))
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
         os.replace(partial, path)
     except BaseException:
         _remove(partial)
@@ -201,7 +200,7 @@ def _run_of(path: str) -> str | None:
 def _save(state: dict, folder: str, record) -> str:
     """torch.save into a temporary file of the folder, on the disk when this returns; the path. record is
     called with every chunk that is written."""
-    handle, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=folder)
+    handle, partial = temporary.make_file(_PARTIAL, folder)
     try:
         with os.fdopen(handle, "wb") as file:
             target = _Recorded(file, record)
@@ -213,7 +212,6 @@ def _save(state: dict, folder: str, record) -> str:
                 raise target.error
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
     except BaseException:
         _remove(partial)
         raise

@@ -200,7 +200,7 @@ def _decode_folder(folder: str, classes: list[str]) -> tuple[torch.Tensor, torch
 
     def decode(index: int) -> None:
         try:
-            with Image.open(paths[index]) as image:
+            with Image.open(paths[index], formats=["JPEG", "PNG"]) as image:
                 if image.size != (32, 32):
                     width, height = image.size
                     raise BadInput(f"{paths[index]} is {width}x{height} pixels, expected 32x32")

@@ -7,13 +7,12 @@ import hashlib
 import http.client
 import os
 import ssl
-import tempfile
 import urllib.error
 import urllib.request
 
 from tqdm import tqdm
 
-from common import object_store, staging
+from common import object_store, staging, temporary
 from common.exits import BadInput
 
 _TIMEOUT = 20  # seconds without a byte
@@ -131,7 +130,7 @@ def _fetch(url: str, path: str, md5: str) -> None:
     with opener.open(url, timeout=_TIMEOUT) as response:
         size = int(response.headers.get("Content-Length") or 0)
         digest, received = hashlib.md5(usedforsecurity=False), 0
-        handle, partial = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        handle, partial = temporary.make_file(f".{name}.", folder)
         try:
             with os.fdopen(handle, "wb") as file, _progress(name, size) as bar:
                 while block := response.read(_BLOCK):
@@ -146,7 +145,6 @@ def _fetch(url: str, path: str, md5: str) -> None:
                     f"{url} sent {received} of {size or 'unknown'} bytes with md5 {digest.hexdigest()}, "
                     f"expected {md5}"
                 )
-            os.chmod(partial, 0o644)
             os.replace(partial, path)
         except BaseException:
             os.unlink(partial)

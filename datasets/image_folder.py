@@ -11,20 +11,20 @@ import itertools
 import json
 import os
 import shutil
-import tempfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from common import object_store
+from common import object_store, temporary
 from common.exits import BadInput
 from datasets import files, images, remote
 from datasets.listing import SHOWN, THREADS, TOGETHER, Listing, look, progress
 
-_FORMAT = 1  # another one where the columns or the judgement of images.inspect() change
+_FORMAT = 2  # another one where the columns or the judgement of images.inspect() change
 _COLUMNS = {  # a memory-mapped file each, one row an image
     "labels": "<i8", "widths": "<i4", "heights": "<i4", "channels": "|u1", "plain": "|b1",
+    "misnamed": "|u1",  # 0, or the place of the content's kind in images.KINDS, from 1
     "bytes": "<i8", "crc32": "<u4", "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
 }  # fmt: skip
 
@@ -44,9 +44,10 @@ class Index:
     """The good images of a split by id, 0..len-1. Every array has one entry an image and is memory-mapped.
 
     labels int64; widths and heights int32 (pixels, upright); channels uint8 (as stored); plain bool (see
-    images.Header); bytes int64, crc32 uint32 and mtimes int64 (nanoseconds) of the files. classes: names by
-    label. excluded: (path, reason) of the bad images. fingerprint: of classes, relative paths, labels, sizes
-    and contents, the same for every copy of the data. Pickles as the name of its folder.
+    images.Header); misnamed uint8 (0, or the content's place in images.KINDS, from 1); bytes int64, crc32
+    uint32 and mtimes int64 (nanoseconds) of the files. classes: names by label. excluded: (path, reason) of
+    the bad images. fingerprint: of classes, relative paths without their endings, labels, sizes and contents,
+    the same for every copy of the data. Pickles as the name of its folder.
     """
 
     def __init__(self, folder: str):
@@ -156,7 +157,19 @@ def scanned(listing: Listing, cache: str, tell) -> Index:
             raise BadInput(
                 f"cannot write the index of {root} to {cache}: {error.strerror or error}"
             ) from error
+    warn_of_names(index, tell)
     return index
+
+
+def warn_of_names(index: Index, tell) -> None:
+    """Report, in one line, the images whose ending belongs to another kind of content."""
+    rows = np.flatnonzero(index.misnamed)
+    if len(rows):
+        kind = images.KINDS[index.misnamed[rows[0]] - 1]
+        tell(
+            f"warning: {len(rows)} of {len(index)} images of {index.base} are not what their ending says: "
+            f"{index.path(rows[0])} is a {kind}. They are decoded by their content"
+        )
 
 
 def _intact(folder: str, say=None) -> Index | None:
@@ -196,7 +209,8 @@ def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> 
     """Read what the old index does not know, and write a new one."""
     count = len(listing.paths)
     columns = {
-        name: np.zeros(count, _COLUMNS[name]) for name in ("widths", "heights", "channels", "plain", "crc32")
+        name: np.zeros(count, _COLUMNS[name])
+        for name in ("widths", "heights", "channels", "plain", "misnamed", "crc32")
     }
     bad, unread = {}, {}  # row -> reason
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, say)
@@ -227,6 +241,8 @@ def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> 
             else:
                 columns["widths"][row], columns["heights"][row] = header.width, header.height
                 columns["channels"][row], columns["plain"][row] = header.channels, header.plain
+                if header.misnamed:
+                    columns["misnamed"][row] = 1 + images.KINDS.index(header.misnamed)
         return len(rows[first : first + together])
 
     with ThreadPoolExecutor(THREADS) as pool, progress(len(rows), f"scanning {listing.base}") as bar:
@@ -283,22 +299,25 @@ def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> Index:
     """Put an index in its place, or in that of an older one, whole or not at all; the caller holds the lock.
 
     columns: those of Index; names: uint8, the relative paths one after another; offsets: where each begins
-    and the last ends. meta: root, base, split, classes, stamp and bad (path, size, mtime, reason). Raises
-    OSError.
+    and the last ends; misnamed: default zeros. meta: root, base, split, classes, stamp and bad (path, size,
+    mtime, reason). Raises OSError.
     """
     cache, name = os.path.split(folder)
     for left in os.listdir(cache):
         if left.startswith(f".{name}."):  # of a process that was killed
             shutil.rmtree(os.path.join(cache, left), ignore_errors=True)
-    columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in _COLUMNS.items()}
     count = len(columns["labels"])
+    columns = {"misnamed": np.zeros(count, np.uint8)} | columns
+    columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in _COLUMNS.items()}
     digest = hashlib.blake2b(json.dumps([meta["classes"], count]).encode(), digest_size=16)
-    for column in ("offsets", "names", "labels", "bytes", "crc32"):
+    for column in _without_endings(columns["names"], columns["offsets"]):
+        digest.update(column)
+    for column in ("labels", "bytes", "crc32"):
         digest.update(columns[column])
     meta |= {"format": _FORMAT, "fingerprint": digest.hexdigest()}
     meta["lengths"] = {name: len(column) for name, column in columns.items()}
     meta["checksums"] = {name: zlib.crc32(column) for name, column in columns.items()}
-    partial = tempfile.mkdtemp(prefix=f".{name}.", dir=cache)
+    partial = temporary.make_folder(f".{name}.", cache)
     try:
         for column, content in columns.items():
             with open(os.path.join(partial, f"{column}.npy"), "wb") as file:
@@ -307,7 +326,6 @@ def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> Index:
         with open(os.path.join(partial, "index.json"), "w", encoding="utf-8") as file:
             json.dump(meta, file, indent=1)
             _flush(file)
-        os.chmod(partial, 0o755)
         if os.path.exists(folder):
             os.rename(folder, f"{partial}.old")  # who has it open keeps it
         os.rename(partial, folder)
@@ -316,6 +334,24 @@ def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> Index:
         raise
     shutil.rmtree(f"{partial}.old", ignore_errors=True)
     return open_index(folder)
+
+
+def _without_endings(names: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lengths int64 [n], the paths one after another) without their endings: .JPEG and .png are the same
+    data. Arguments: as in write_index()."""
+    starts, ends = offsets[:-1], offsets[1:]
+
+    def last(letter: str) -> np.ndarray:
+        """The place of the last one in each path; the place before the path if there is none."""
+        places = np.append(-1, np.flatnonzero(names == ord(letter)))
+        return np.maximum(places[np.searchsorted(places, ends) - 1], starts - 1)
+
+    dots = last(".")
+    stops = np.where(dots > last("/") + 1, dots, ends)
+    marks = np.zeros(len(names) + 1, np.int8)
+    marks[stops] += 1
+    marks[ends] -= 1
+    return stops - starts, names[np.cumsum(marks[:-1], dtype=np.int8) == 0]
 
 
 def _flush(file) -> None:

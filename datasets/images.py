@@ -17,11 +17,12 @@ import simplejpeg
 from PIL import Image
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
-_KINDS = {  # name ending -> kind of content, as Pillow calls it
+_ENDINGS = {  # name ending -> kind of content, as Pillow calls it
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".ppm": "PPM", ".bmp": "BMP", ".pgm": "PPM",
     ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP",
 }  # fmt: skip
-EXTENSIONS = tuple(_KINDS)  # those of torchvision's ImageFolder, to compare with a name in lower case
+KINDS = ("JPEG", "PNG", "TIFF", "WEBP", "PPM", "BMP", "GIF")  # of content, as Pillow calls them
+EXTENSIONS = tuple(_ENDINGS)  # those of torchvision's ImageFolder, to compare with a name in lower case
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # colour type -> channels
 _JPEG_CHANNELS = {"Gray": 1, "YCbCr": 3, "RGB": 3}
 _JPEG_FRAMES = {0xC0, 0xC1, 0xC2}  # start of frame: Huffman-coded, baseline, extended or progressive
@@ -49,23 +50,24 @@ class Header(NamedTuple):
     channels: int  # as stored: 1, 2 (grey with alpha), 3 or 4; a palette counts as 1
     orientation: int  # Exif's 1..8; 1: upright (also a TIFF, which Pillow turns by itself)
     plain: bool  # an upright 8-bit JPEG or PNG, grey or RGB: every decoder gives the same pixels
+    misnamed: str = ""  # one of KINDS if the ending of the name belongs to another kind
 
 
 def inspect(content: bytes, name: str) -> Header:
-    """Judge a whole file, in microseconds where it is a JPEG or PNG. name: only its ending is looked at.
+    """Judge a whole file, in microseconds where it is a JPEG or PNG. name: for Header.misnamed only.
 
     A JPEG is taken as whole where it ends in its end marker, and is decoded otherwise. Raises BadImage where
-    it is empty, cut, no image, of another kind than its name says, or larger than MAX_PIXELS.
+    it is empty, cut, no image, or larger than MAX_PIXELS.
     """
     kind = _kind(content)
-    ending = os.path.splitext(name)[1].lower()
-    if _KINDS.get(ending, kind) != kind:
-        raise BadImage(f"is a {kind}, but its name ends in {ending}")
     if kind == "JPEG":
-        return _inspect_jpeg(content)
-    if kind == "PNG":
-        return _inspect_png(content)
-    return _inspect_decoded(content, kind)
+        header = _inspect_jpeg(content)
+    elif kind == "PNG":
+        header = _inspect_png(content)
+    else:
+        header = _inspect_decoded(content, kind)
+    fits = _ENDINGS.get(os.path.splitext(name)[1].lower(), kind) == kind
+    return header if fits else header._replace(misnamed=kind)
 
 
 def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -> np.ndarray:

@@ -223,4 +223,4 @@ class KSpeedCallable:
 
 
 def _rgb(file) -> Image.Image:
-    return Image.open(file).convert("RGB")
+    return Image.open(file, formats=images.KINDS).convert("RGB")

@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import tempfile
 
 import numpy as np
 from PIL import Image
 
+from common import temporary
 from datasets import files
 
 CLASSES, TRAIN, VAL = 10, 64, 16  # images a class
@@ -20,10 +20,9 @@ def make(folder: str, write=None) -> str:
     with files.locked(f"{folder}.lock"):
         if os.path.isdir(folder):
             return folder
-        partial = tempfile.mkdtemp(dir=os.path.dirname(folder))
+        partial = temporary.make_folder(".partial-", os.path.dirname(folder))
         try:
             (write or _write_classes)(partial)
-            os.chmod(partial, 0o755)
             os.rename(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 
 from common import arguments, models
 from common.cores import available
-from datasets import image_folder, random_folder
+from datasets import image_folder, images, random_folder
 from datasets.loaders import measure, ray_cluster
 from datasets.loaders.folder import FolderLoader
 from datasets.loaders.ray import RayDataLoader
@@ -55,7 +55,7 @@ class Samples(Dataset):
         return len(self.paths)
 
     def __getitem__(self, id: int):
-        with Image.open(self.paths[id]) as image:
+        with Image.open(self.paths[id], formats=images.KINDS) as image:
             return self.transform(image.convert("RGB")), self.labels[id]
 
 

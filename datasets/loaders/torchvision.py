@@ -109,7 +109,8 @@ class _Images(Dataset):
         if self.store.form == "decoded":
             return Image.fromarray(self.store.image(id, None, *fetched))
         try:
-            return Image.open(io.BytesIO(self.store.encoded(id, *fetched))).convert("RGB")
+            content = io.BytesIO(self.store.encoded(id, *fetched))
+            return Image.open(content, formats=["JPEG", "PNG"]).convert("RGB")
         except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises
             raise BadInput(f"cannot decode {self.store.index.path(id)}: {error}") from error
 

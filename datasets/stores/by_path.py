@@ -65,6 +65,7 @@ class ByPath:
             self.reason = error
             say(f"{error}; the files are read without a cache")
         for index in self.indexes:
+            image_folder.warn_of_names(index, image_folder.one_line(say))
             self._tiers.append(_tier(index, servers, place, mode, say, opened))
 
     def read(self, paths: list[str]) -> list[bytes]:

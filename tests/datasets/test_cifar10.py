@@ -4,7 +4,9 @@ import hashlib
 import io
 import os
 import pickle
+import shutil
 import struct
+import subprocess
 import tarfile
 
 import numpy as np
@@ -143,6 +145,17 @@ def test_class_folders(tmp_path):
     assert train.labels.tolist() == [label for label in range(10) for _ in range(2)]
     assert [int(image[0, 0, 0]) for image in test.images] == [10 * label for label in range(10)]
     assert "copy" in train.source
+    shutil.copy(tmp_path / "train" / "cat" / "0.png", tmp_path / "train" / "cat" / "0.jpg")
+    assert len(cifar10.load(str(tmp_path), custom_data=False)[0]) == 21, "a PNG may be named .jpg"
+    (tmp_path / "test" / "cat" / "0.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "check_call", lambda *_, **__: pytest.fail("Ghostscript was started"))
+        patch.setattr("PIL.EpsImagePlugin.gs_binary", "gs")
+        patch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
+        with pytest.raises(BadInput, match=r"cannot decode .*0\.png"):
+            cifar10.load(str(tmp_path), custom_data=False)
     write_png(torch.zeros(3, 16, 32, dtype=torch.uint8), str(tmp_path / "test" / "cat" / "0.png"))
     with pytest.raises(BadInput, match=r"cat.0\.png is 32x16 pixels, expected 32x32"):
         cifar10.load(str(tmp_path), custom_data=False)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import http.server
+import os
 import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -67,8 +68,12 @@ def server(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", ["/file", "/to-https"])
 def test_download(server, tmp_path, path):
     target = tmp_path / "data" / "archive"
-    download(server.url + path, str(target), MD5)
-    assert target.read_bytes() == CONTENT
+    before = os.umask(0o077)
+    try:
+        download(server.url + path, str(target), MD5)
+    finally:
+        os.umask(before)
+    assert target.read_bytes() == CONTENT and target.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in target.parent.iterdir()] == ["archive"]
 
 

@@ -388,6 +388,25 @@ def test_fingerprint_is_that_of_the_data(data, tmp_path, start):
     assert len(fingerprints) == 1 + len(changes)
 
 
+def test_a_wrong_ending_is_a_warning(data, tmp_path, start, lines):
+    """The pixels, the fingerprint and the numbers are those of the rightly named files."""
+    for name, kind in (("cat/0", "PNG"), ("cat/2", "WEBP"), ("dog/1", "JPEG")):
+        (data / "train" / f"{name}.jpg").write_bytes(photo(7, kind))
+    (data / "train" / "dog" / "1.jpg").rename(data / "train" / "dog" / "1.png")
+    right = shutil.copytree(data, tmp_path / "right")
+    for name, ending in (("cat/0.jpg", "png"), ("cat/2.jpg", "webp"), ("dog/1.png", "jpeg")):
+        (right / "train" / name).rename(right / "train" / f"{name[:-4]}.{ending}")
+    expected = start(right)
+    assert lines == [] and not expected.misnamed.any()
+    for read in (5, 0):  # the second start reads nothing, and warns again
+        index = start(data)
+        (line,) = lines
+        assert line.startswith(f"warning: 3 of 5 images of {data}/train are not what their ending says: ")
+        assert f"{data}/train/cat/0.jpg is a PNG" in line and len(start.read) == read
+    assert index.fingerprint == expected.fingerprint and index.excluded == []
+    assert np.array_equal(index.plain, expected.plain) and np.array_equal(index.labels, expected.labels)
+
+
 def spoil(data):
     (data / "train" / "cat" / "1.jpg").write_bytes(b"<html>404")
     (data / "train" / "dog" / "1.jpg").write_bytes(photo(11)[:-50])

@@ -374,6 +374,17 @@ def test_a_source_is_right_at_the_ends_of_epochs(good, cache_dir):
     assert paths == sorted(whole(good))
 
 
+def test_a_png_that_is_named_jpg(good, cache_dir, capsys):
+    """It is a warning, and the bytes are those of the file: DALI decodes by content."""
+    path = good / "class_1" / "001.jpg"
+    Image.open(path).save(path, "PNG")
+    (source,) = sources(good, cache_dir, 1, 28, shuffle=False)
+    warning = f"warning: 1 of 28 images of {good} are not what their ending says: {path} is a PNG"
+    assert warning in capsys.readouterr().out
+    id = [source.index.path(id) for id in range(28)].index(str(path))
+    assert batches_of(source, 0)[0][id][0] == path.read_bytes()
+
+
 def test_a_source_that_does_not_fit_its_pipeline(good, images, cache_dir):
     (source,) = sources(good, cache_dir, 1, 6)
     with pytest.raises(BadInput, match="another batch_size than 6"):

@@ -151,6 +151,32 @@ def test_pixels_are_those_of_pillow(backend, form, index, packs):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
+    """From files, packs of either form, and by the content: ImageNet has a PNG that is named .JPEG."""
+    whole = Image.fromarray(load_sample_images().images[0])
+    found = []
+    for endings in (
+        ("png", "webp", "gif", "bmp", "jpeg", "jpg", "tif"),
+        ("JPEG", "jpg", "JPG", "png", "png", "bmp", "jpg"),
+    ):
+        root = tmp_path / endings[0]
+        root.mkdir()
+        kinds = ("PNG", "WEBP", "GIF", "BMP", "JPEG", "JPEG", "TIFF")
+        for number, (kind, ending) in enumerate(zip(kinds, endings, strict=True)):
+            image = whole.crop((0, 0, 90 + number, 70)).convert("CMYK" if number == 5 else "RGB")
+            image.save(root / f"{number}.{ending}", kind)
+        (root / "train.txt").write_text("".join(f"{path.name} 0\n" for path in root.iterdir()))
+        index = image_folder.load(str(root), "train", str(tmp_path / "cache"))
+        stores = [FileStore(index), *(pack.build(index, str(root / form), form) for form in pack.FORMS)]
+        for store in stores:
+            with loaders.build(backend, store, plan_of(index, batch=7), CPU, 1) as loader:
+                [(images, _)], sums = epoch_of(loader)
+                found.append((index.fingerprint, images, sums))
+    for one, other in zip(found[:3], found[3:], strict=True):
+        assert one[0] == other[0] and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_processes_deliver_the_parts_of_one(backend, world_size, index, packs, reference):
     total = torch.zeros_like(reference)

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from common.exits import BadInput
@@ -365,6 +366,8 @@ next(batches); print("begun", flush=True); time.sleep(600)
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
     folder = random_folder.make(str(tmp_path_factory.mktemp("images") / "images"))
+    misnamed = Path(folder) / "train" / "class_0" / "000.jpg"
+    Image.open(misnamed).save(misnamed, "PNG")
     return image_folder.load(folder, "train", str(tmp_path_factory.mktemp("cache")))
 
 
