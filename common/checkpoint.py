@@ -162,17 +162,52 @@ def found(folder: str) -> list[str]:
     return [os.path.join(folder, name) for name in sorted(names, key=rank, reverse=True)]
 
 
-def keep(folder: str, run: str, count: int) -> None:
-    """Remove the checkpoints of other runs, all but the last `count` of this one, and what killed writers
-    left. The one that `latest` names stays."""
-    paths = found(folder)
-    own = [path for path in paths if _run_of(path) == run]
-    stays = {*own[:count], os.path.join(folder, _latest(folder))}
-    for path in paths:
-        if path not in stays:
-            _remove(path)
-            _remove(f"{path}.json")
+def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
+    """Remove the checkpoints of other runs, all but the last `count` whole ones of this run, and what killed
+    writers left. The one that `latest` names was written last, and stays. A damaged one does not count, and
+    is removed only if there are `count` whole ones.
+
+    whole: what is known to be whole, path -> identity of the file; updated, so each file is read once.
+    """
+    latest = os.path.join(folder, _latest(folder))
+    whole[latest] = _identity(latest)
+    own, stays = [], {latest}
+    for path in found(folder):
+        if _run_of(path) in (run, None):
+            own.append(path)
+        else:
+            _discard(path)
+    for path in own:
+        if len(stays) < count and path not in stays and _is_whole(path, whole):
+            stays.add(path)
+    if len(stays) >= count:
+        for path in own:
+            if path not in stays:
+                _discard(path)
     sweep(folder)
+
+
+def _is_whole(path: str, known: dict[str, tuple]) -> bool:
+    if known.get(path) != _identity(path):
+        try:
+            verify(path)
+        except Refused:
+            return False
+        known[path] = _identity(path)
+    return True
+
+
+def _identity(path: str) -> tuple:
+    """Another one whenever the file is replaced, cut or written to."""
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    return ()
+
+
+def _discard(path: str) -> None:
+    _remove(path)
+    _remove(f"{path}.json")
 
 
 def sweep(folder: str) -> None:

@@ -55,6 +55,7 @@ class Log:
         self._loader, self._step, self._steps = loader, step, steps
         self._since, self._waited, self._evaluating = time.time(), loader.waited, 0.0
         self._start = {"time": round(self._since, 3), "step": step, "steps": steps, "laps": {**self._laps}}
+        self._start["training data"] = loader.receipt.fingerprint
 
     def train(self, epoch: int, step: int, window: torch.Tensor, delivered: torch.Tensor, lr: float) -> None:
         """One line on the steps since the last report. step counts optimizer steps since the start of

@@ -23,13 +23,21 @@ import torch
 from common import arguments, checkpoint, exits, interval, mirror, preemption, resume
 from common.exits import BadInput
 from common.finite import Guard, Verdict
+from common.schedule_state import ScheduleState, plain
 from common.writer import BackgroundWriter, describe, is_finite, size_of
 
-FORMAT = 1
+FORMAT = 2
 # arguments that decide what is learned
 _IDENTITY = (
-    "dataset", "custom_data", "fingerprint", "image_size", "arch", "batch_size", "bn_weight_decay", "seed",
+    "dataset", "custom_data", "image_size", "arch", "batch_size", "bn_weight_decay", "seed",
 )  # fmt: skip
+# arguments that decide where and how, and not what is learned
+_OPERATION = {
+    "output_dir", "output_url", "resume", "save_every", "keep", "grace", "max_bad_steps", "report_every",
+    "print_freq", "enable_gpu", "data_url", "stage", "cache_dir", "pack", "cache", "cache_mode", "workers",
+    "data_backend", "ray_address", "init_method", "rank", "world_size", "local_rank", "processes_per_node",
+    "rank_level", "timeout",
+}  # fmt: skip
 _LAST_WRITE = 4.0  # seconds
 
 
@@ -74,14 +82,21 @@ class Recovery:
     """What stands between a run and its loss.
 
     args: those of add_arguments(), output_dir, and what identifies the run. objects: name -> what has a
-    state_dict() and belongs into a checkpoint; "model" and "optimizer" must be there. A learning-rate
-    schedule must be a function of the step.
+    state_dict() and belongs into a checkpoint; "model" and "optimizer" must be there. "scheduler": any
+    schedule of torch, or a class of your own whose state is plain (common/schedule_state.py). "receipt": its
+    `fingerprint` says which training data the run belongs to. Raises BadInput if the scheduler cannot be
+    resumed exactly.
     """
 
     def __init__(self, args: argparse.Namespace, objects: dict):
         self.args, self.objects = args, objects
         self.folder = os.path.join(args.output_dir, "checkpoints")
-        self.identity = {name: getattr(args, name) for name in _IDENTITY if hasattr(args, name)}
+        self.identity = {f"--{name}": getattr(args, name) for name in _IDENTITY if hasattr(args, name)}
+        if fingerprint := getattr(objects.get("receipt"), "fingerprint", ""):
+            self.identity["training data"] = fingerprint
+        settings = arguments.settings(args)
+        learned = {name: value for name, value in settings.items() if name not in _OPERATION}
+        self._schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned)
         self.run = uuid.uuid4().hex[:16]
         self.bad_steps = self.bad_in_a_row = 0
         self.best = -math.inf
@@ -89,6 +104,7 @@ class Recovery:
         self._pending = ""  # what is being written: "step_400.pt"
         self._saved = 0  # the step of the last checkpoint that is on the disk or on its way
         self._durable = 0  # that of the last one known to be on the disk
+        self._whole: dict[str, tuple] = {}  # checkpoints that were read or written by this process
         self._unsaved: dict[str, str] = {}  # kind of file -> why its last write failed
         self._since = time.monotonic()
         self._stop = self._save = False
@@ -108,7 +124,7 @@ class Recovery:
             state, trouble = found
         if trouble:
             raise BadInput(trouble)
-        if state:
+        if state and not _first():
             self._load(state)
         self._guard = Guard(self.objects["model"], self.objects["optimizer"])
         preemption.watch(self.args.grace)
@@ -202,32 +218,38 @@ class Recovery:
                 _say(f"--resume never: this run's checkpoints will replace {len(earlier)} in {self.folder}")
             return None, None
         try:
-            path, state = resume.choose(wanted, self.folder, self._check)
+            path, state = resume.choose(wanted, self.folder, self._take)
         except BadInput as error:
             return None, str(error)
         if state:
             if wanted == "auto":
                 self.run = state["run"]
             epoch = max(1, math.ceil(state["step"] / self.steps_per_epoch))
+            if "training data" not in self.identity:
+                _say("warning: the training data are not compared: the receipt has no fingerprint")
             _say(f"resumed from {path}: epoch {epoch}, step {state['step']} of {self.steps}")
         return state, None
 
-    def _check(self, state: dict) -> None:
+    def _take(self, state: dict) -> None:
+        """Load a checkpoint on rank 0. Raises Refused, or what a state that is not one of ours makes
+        load_state_dict raise: then the next one is loaded over it."""
         resume.check(state, FORMAT, self.identity, self.objects["model"].state_dict(), self.steps)
+        self._load(state)
 
     def _load(self, state: dict) -> None:
         for name, own in self.objects.items():
+            if name == "scheduler":
+                continue
             saved = state["objects"].get(name)
             if not saved and name == "scaler":  # only some jobs have one
                 continue
             if not saved:
-                raise BadInput(f"the checkpoint of step {state['step']} has no {name!r}: leave --{name} out")
-            if name == "optimizer":  # what the arguments say stays: rates, decay
+                raise checkpoint.Refused(f"it has no {name!r}: leave --{name} out")
+            if name == "optimizer":  # its hyperparameters belong to the schedule
+                _check_optimizer(own, saved)
                 saved = own.state_dict() | {"state": saved["state"]}
-            if name == "scheduler":
-                _move(own, state["step"])
-            else:
-                own.load_state_dict(saved)
+            own.load_state_dict(saved)
+        self._schedule.load(state["schedule"])
         torch.set_rng_state(state["random"]["cpu"])
         if "cuda" in state["random"] and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(state["random"]["cuda"])
@@ -254,10 +276,8 @@ class Recovery:
             "step_of_epoch": (step - 1) % self.steps_per_epoch + 1,
             "run": self.run,
             "identity": self.identity,
-            "objects": {
-                name: {"last_epoch": step} if name == "scheduler" else own.state_dict()
-                for name, own in self.objects.items()
-            },
+            "objects": self._objects(),
+            "schedule": self._schedule.state(),
             "random": random,
             "bad_steps": self.bad_steps,
             "bad_in_a_row": self.bad_in_a_row,
@@ -269,6 +289,18 @@ class Recovery:
             },
             "arguments": arguments.settings(self.args),
         }
+
+    def _objects(self) -> dict[str, dict]:
+        states = {name: own.state_dict() for name, own in self.objects.items() if name != "scheduler"}
+        optimizer = states["optimizer"]
+        groups = [
+            plain(group, "a checkpoint cannot hold the optimizer's ") for group in optimizer["param_groups"]
+        ]
+        states["optimizer"] = optimizer | {
+            "class": type(self.objects["optimizer"]).__name__,
+            "param_groups": groups,
+        }
+        return states
 
     def _submit(self, name: str, state: Callable[[], dict], write: Callable[[dict], None]) -> None:
         """state is called when the write before has ended: what that brought about belongs to it."""
@@ -285,7 +317,7 @@ class Recovery:
         checkpoint.write(path, state, step=state["step"], run=self.run)
         checkpoint.write_text(os.path.join(self.folder, checkpoint.LATEST), f"{os.path.basename(path)}\n")
         self._durable = state["step"]
-        checkpoint.keep(self.folder, self.run, self.args.keep)
+        checkpoint.keep(self.folder, self.run, self.args.keep, self._whole)
         if self._mirror:
             self._mirror.saved()
 
@@ -355,12 +387,15 @@ class Recovery:
         exits.leave(preemption.EXIT_CODE)
 
 
-def _move(scheduler: torch.optim.lr_scheduler.LRScheduler, step: int) -> None:
-    """Set a schedule that is a function of the step to that step."""
-    if step:
-        place = {"last_epoch": step - 1, "_step_count": step + 1}
-        torch.optim.lr_scheduler.LRScheduler.load_state_dict(scheduler, place)
-        scheduler.step()
+def _check_optimizer(own: torch.optim.Optimizer, saved: dict) -> None:
+    """Its state belongs to the parameters by their places in the groups."""
+    if saved["class"] != type(own).__name__:
+        raise checkpoint.Refused(f"its optimizer is {saved['class']}, this run's is {type(own).__name__}")
+    there, here = (
+        [len(group["params"]) for group in groups] for groups in (saved["param_groups"], own.param_groups)
+    )
+    if there != here:
+        raise checkpoint.Refused(f"its optimizer has groups of {there} parameters, this run's has {here}")
 
 
 def _any_process(sign: bool, device: torch.device) -> bool:

@@ -5,7 +5,8 @@
 
 time: when training began or went on, seconds of time.time(), after `step` of `steps`; laps: the seconds
 before it, by what they were spent on; lost: the last report of the start before, where that came after
-`step`; settings: the job's arguments, without credentials; environment: versions, device, nodes.
+`step`; training data: their fingerprint; settings: the job's arguments, without credentials; environment:
+versions, device, nodes.
 """
 
 import json

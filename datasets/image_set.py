@@ -1,5 +1,7 @@
 """A data set that fits in memory, as every in-memory source returns it."""
 
+import functools
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -29,3 +31,13 @@ class ImageSet:
     @property
     def channels(self) -> int:
         return self.images.shape[1]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of the images, the labels and how they are normalised and augmented, 32 hex digits."""
+        images, labels = (each.contiguous().numpy() for each in (self.images, self.labels))
+        digest = hashlib.sha256(images.data)
+        digest.update(labels.data)
+        facts = (images.shape, self.classes, self.mean, self.std, self.padding, self.flip)
+        digest.update(repr(facts).encode())
+        return digest.hexdigest()[:32]

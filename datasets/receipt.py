@@ -24,9 +24,14 @@ _RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("sums", "<u8", (len(PART
 
 class Receipt:
     """The digest of one run. A loader calls add() for every batch that it hands out; at each report, take()
-    gives this process's sums and extend() chains the sums of all processes."""
+    gives this process's sums and extend() chains the sums of all processes.
 
-    def __init__(self):
+    fingerprint: a digest of the training data, any text that changes if a sample or a label does. A
+    checkpoint stores it, and a run on other data does not resume from that checkpoint.
+    """
+
+    def __init__(self, fingerprint: str = ""):
+        self.fingerprint = fingerprint
         self.digest = bytes(8)
         self.step = 0  # the last step that is in the digest
         self._delivered: list[np.ndarray | torch.Tensor] = []
@@ -78,7 +83,7 @@ class Receipt:
         return {"digest": str(self), "step": self.step}
 
     def load_state_dict(self, state: dict) -> None:
-        self.digest, self.step = bytes.fromhex(state["digest"]), state["step"]
+        self.digest, self.step = bytes.fromhex(state["digest"]), int(state["step"])
         self._delivered.clear()
 
 

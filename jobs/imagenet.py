@@ -118,7 +118,6 @@ def loaded(args, device, rank, world_size, log):
         val_index = train_index
         if not args.training_only:
             val_index = read("val", classes)
-    args.fingerprint = train_index.fingerprint
     local_batch = args.batch_size // world_size
     if local_batch % args.accumulate:
         raise exits.BadInput(

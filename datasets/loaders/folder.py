@@ -35,7 +35,7 @@ class FolderLoader:
     ):
         self.engine, self.plan = engine, plan
         self.to_device = ToDevice(device, mean, std, dtype, pinned)
-        self.waited, self.receipt = 0.0, Receipt()
+        self.waited, self.receipt = 0.0, Receipt(plan.index.fingerprint)
         self._ahead = 1 if device.type == "cuda" else 0  # on the CPU it would only take memory
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:

@@ -113,7 +113,7 @@ class Head:
 
     def __init__(self, plan: Plan):
         plan.set_epoch(1)
-        self.size, self.largest = plan.size, plan.largest
+        self.index, self.size, self.largest = plan.index, plan.size, plan.largest
         self.batches = list(itertools.islice(plan, HEAD))
 
     def __len__(self) -> int:

@@ -37,7 +37,7 @@ class MemoryLoader:
     def __init__(self, data: ImageSet, order, device: torch.device, augment: bool = False):
         self.data, self.order, self.augment = data, order, augment
         self.to_device = ToDevice(device, data.mean, data.std)
-        self.waited, self.receipt = 0.0, Receipt()
+        self.waited, self.receipt = 0.0, Receipt(data.fingerprint)
         self._hold()
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:

@@ -140,7 +140,7 @@ def test_the_last_ones_of_the_run_stay(tmp_path):
         _write(tmp_path, step)
     (tmp_path / ".partial-left").write_text("of a killed writer")
     (tmp_path / "notes.txt").write_text("of the user")
-    checkpoint.keep(str(tmp_path), "a", 2)
+    checkpoint.keep(str(tmp_path), "a", 2, {})
     names = {"latest", "notes.txt", "step_3.pt", "step_3.pt.json", "step_10.pt", "step_10.pt.json"}
     assert set(os.listdir(tmp_path)) == names
 
@@ -190,3 +190,26 @@ def test_a_full_disk_is_named_and_costs_nothing(tmp_path):
         checkpoint.read(kept)
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("damaged", [(), (2,), (2, 3), (3, 4), (1, 2, 3, 4)])
+def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
+    """The newest was just written. What is damaged is removed only if enough whole ones are there."""
+    for step in (1, 2, 3, 4, 5):
+        _write(tmp_path, step)
+    for step in damaged:
+        path = tmp_path / f"step_{step}.pt"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    known = {}
+    checkpoint.keep(str(tmp_path), "a", 3, known)
+    whole = [step for step in (5, 4, 3, 2, 1) if step not in damaged][:3]
+    there = {int(path.stem[5:]) for path in tmp_path.glob("step_*.pt")}
+    assert there == set(whole) | (set(damaged) if len(whole) < 3 else set())
+    (tmp_path / "step_5.pt").write_bytes(b"cut")  # known to be whole, but another file since
+    _write(tmp_path, 6)
+    checkpoint.keep(str(tmp_path), "a", 2, known)
+    assert [step for step in (6, 5) if (tmp_path / f"step_{step}.pt").exists()] == [6] + [5] * (
+        len(whole) < 2
+    )

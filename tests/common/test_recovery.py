@@ -245,11 +245,11 @@ def test_another_run_is_refused_with_both_values(recovery):
             recovery(**{name: value})
     state = checkpoint.read(checkpoint.found(keeper.folder)[0])
     with pytest.raises(checkpoint.Refused, match=r"it has done 4 steps, and this run ends at 3 "):
-        resume.check(state, 1, state["identity"], model.state_dict(), 3)
+        resume.check(state, 2, state["identity"], model.state_dict(), 3)
     with pytest.raises(checkpoint.Refused, match=r"another: 0.weight is \[2, 3\] there and \[2, 4\] here"):
-        resume.check(state, 1, state["identity"], model.state_dict() | {"0.weight": torch.zeros(2, 4)}, 20)
-    with pytest.raises(checkpoint.Refused, match="its format is 1, this program reads 2"):
-        resume.check(state, 2, state["identity"], model.state_dict(), 20)
+        resume.check(state, 2, state["identity"], model.state_dict() | {"0.weight": torch.zeros(2, 4)}, 20)
+    with pytest.raises(checkpoint.Refused, match="its format is 2, this program reads 3"):
+        resume.check(state, 3, state["identity"], model.state_dict(), 20)
 
 
 def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys):

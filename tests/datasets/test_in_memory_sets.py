@@ -1,5 +1,6 @@
 """Fashion-MNIST, digits and generated images."""
 
+import dataclasses
 import gzip
 import hashlib
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from common.exits import BadInput
 from datasets import cifar10, digits, fashion_mnist
+from datasets.image_set import ImageSet
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 KINDS = [("train", 30), ("t10k", 7)]
@@ -90,3 +92,17 @@ def test_generated_images(module, shape):
     means = torch.stack([train.images[train.labels == label].float().mean(0) for label in range(10)])
     nearest = torch.cdist(test.images.float().flatten(1), means.flatten(1)).argmin(1)
     assert (nearest == test.labels).float().mean() > 0.5
+
+
+def test_a_fingerprint_is_that_of_samples_labels_and_normalisation():
+    images, labels = torch.arange(48, dtype=torch.uint8).view(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
+    first = ImageSet(images, labels, 3, (0.5,) * 3, (0.2,) * 3, 1, True, "here")
+    prints = {first.fingerprint, dataclasses.replace(first, source="elsewhere").fingerprint}
+    assert len(prints) == 1 and len(first.fingerprint) == 32
+    pixel, label = images.clone(), labels.clone()
+    pixel[3, 2, 1, 1] ^= 1
+    label[3] = 1
+    others = [{"images": pixel}, {"labels": label}, {"images": images.view(4, 3, 1, 4)}, {"flip": False}]
+    others += [{"images": images[:3], "labels": labels[:3]}, {"mean": (0.4,) * 3}]
+    prints |= {dataclasses.replace(first, **change).fingerprint for change in others}
+    assert len(prints) == 1 + len(others)

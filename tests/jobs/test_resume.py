@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from common import checkpoint
-from datasets import receipt
-from tests.conftest import finish, processes_of, records, run, start
+from datasets import digits, receipt
+from tests.conftest import ROOT, finish, processes_of, records, run, start
 
 # 5 steps an epoch, 3 epochs
 DATA = ("--dataset=digits", "--batch_size=240", "--epochs=3", "--report_every=1", "--save_every=2")
@@ -138,7 +138,9 @@ def test_the_files_of_a_run(whole):
     assert same_weights(weights(whole[1], "best.pth"), weights(whole[1], f"epoch_{best['epoch']}.pth"))
     state = checkpoint.read(str(whole[1] / "checkpoints" / "step_15.pt"))
     assert same_weights(state["objects"]["model"], weights(whole[1]))
-    assert state["identity"] == {"dataset": "digits", "custom_data": False, "batch_size": 240, "seed": 0}
+    identity = {"--dataset": "digits", "--custom_data": False, "--batch_size": 240, "--seed": 0}
+    data = digits.load(None, False)[0].fingerprint
+    assert state["identity"] == identity | {"training data": data}
     assert state["step"], state["epoch"] == (15, 3)
     assert state["objects"]["receipt"]["digest"] == figures(whole[1])[-2]["receipt"]
 
@@ -165,6 +167,60 @@ def test_another_run_is_an_error_with_both_values(started, change, error):
     line, = (line for line in result.stderr.splitlines() if line.startswith("error: "))  # fmt: skip
     assert error in line
     assert sorted(os.listdir(started / "checkpoints")) == before
+
+
+def changed(tmp_path, *changes: tuple[str, str]) -> Path:
+    """train.py with other lines, as a user changes it."""
+    text = (ROOT / "jobs" / "train.py").read_text()
+    for old, new in (
+        ("os.path.dirname(os.path.dirname(os.path.abspath(__file__)))", repr(str(ROOT))),
+        *changes,
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = tmp_path / "changed.py"
+    path.write_text(text)
+    return path
+
+
+def test_another_label_is_another_run(started, tmp_path):
+    job = changed(
+        tmp_path,
+        ("    train_order = ", "    train_set.labels[7] = 9 - train_set.labels[7]\n    train_order = "),
+    )
+    error = run(job, *DATA, f"--output_dir={started}", code=2).stderr
+    fingerprint = digits.load(None, False)[0].fingerprint
+    assert f"its training data is {fingerprint}, this run's is " in error
+
+
+def test_a_schedule_that_follows_the_validation_loss_resumes_exactly(tmp_path):
+    """Stopped in the middle, and killed when the rate had changed once."""
+    old = "OneCycleLR(\n        optimizer, args.lr, total_steps=steps, cycle_momentum=False\n    )"
+    job = changed(
+        tmp_path,
+        (old, "ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)"),
+        ("            scheduler.step()\n", ""),
+        ("scheduler.get_last_lr()[0]", 'optimizer.param_groups[0]["lr"]'),
+        ("        log.validation(", "        scheduler.step(totals[0] / totals[2])\n        log.validation("),
+    )
+    arguments = ("--dataset=digits", "--batch_size=480", "--epochs=4", "--report_every=1", "--save_every=2")
+    run(job, *arguments, f"--output_dir={tmp_path / 'whole'}")
+    output = f"--output_dir={tmp_path / 'again'}"
+    first = start(job, *arguments, output)
+    wait_for(first, "^epoch=2 step=3 ")
+    first.send_signal(signal.SIGTERM)
+    finish(first, 143)
+    second = start(job, *arguments, output)
+    wait_for(second, "^epoch=4 step=7 ")
+    second.kill()
+    finish(second, -signal.SIGKILL)
+    run(job, *arguments, output)
+    whole, again = (figures(tmp_path / name) for name in ("whole", "again"))
+    assert again == whole and len({line["lr"] for line in whole if "lr" in line}) > 2
+    names = ("epoch_4.pth", "best.pth")
+    assert all(
+        same_weights(weights(tmp_path / "whole", name), weights(tmp_path / "again", name)) for name in names
+    )
 
 
 def test_damaged_files_are_named_and_the_one_before_is_taken(started, whole):
