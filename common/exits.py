@@ -7,6 +7,7 @@
 5        contact with another process was lost
 6        the last results could not be written
 7        training diverged: too many steps in a row without a finite loss and gradient
+130      interrupted by Ctrl-C (SIGINT), after a last checkpoint if training had begun
 128 + n  a process of this node was ended by signal n
 """
 
@@ -16,6 +17,7 @@ import os
 import sys
 
 BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT, NOT_SAVED, DIVERGED = 2, 4, 5, 6, 7
+INTERRUPTED = 130
 # file descriptor: the process that started this one prints a shared error once
 ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 
@@ -73,12 +75,20 @@ def leave(code: int) -> None:
 
 
 def entry(main):
-    """Decorate a job's main(): BadInput becomes one line `error: ...` on stderr and its exit code."""
+    """Decorate a job's main(): BadInput and Ctrl-C become one line `error: ...` and an exit code."""
 
     @functools.wraps(main)
     def run():
+        from common import preemption  # which imports this module
+
         try:
+            preemption.end_on_interrupt()
             main()
+        except KeyboardInterrupt:
+            say_error("interrupted")
+            for function in _before_leaving:
+                function()
+            leave(INTERRUPTED)
         except BadInput as error:
             say_error(str(error))
             for function in _before_leaving:

@@ -1,4 +1,5 @@
-"""A platform takes the machine away: SIGTERM, or SIGUSR2, noticed whatever the process is doing.
+"""Stop when asked to: SIGTERM or SIGUSR2 of a platform, SIGINT (Ctrl-C) of a user, noticed whatever the
+process is doing.
 
 A Python signal handler waits until the interpreter runs again, which it does not while a collective blocks on
 a lost peer. So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_fd) and a thread
@@ -9,16 +10,22 @@ import contextlib
 import os
 import signal
 import threading
+import time
 
-from common.exits import leave, say_error
+from common.exits import INTERRUPTED, leave, say_error
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
-EXIT_CODE = 128 + signal.SIGTERM
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+SAME_PRESS = 0.5  # seconds: a terminal and a launcher both send SIGINT for one Ctrl-C
 
 _KEY = "stop"
 _POLL = 0.5  # seconds
+_UNWIND = 3.0  # seconds for the main thread to end by itself during set-up
 
 _asked = threading.Event()
+_watching = threading.Event()
+_grace = 25.0
+_code = 128 + signal.SIGTERM
+_reader: int | None = None  # of the pipe
 _store = None
 
 
@@ -34,22 +41,36 @@ def share(store) -> None:
     _store = store
 
 
-def watch(grace: float) -> None:
-    """From now on SIGTERM and SIGUSR2 only make asked() true; the job stops at its next step.
+def exit_code() -> int:
+    """With which a process leaves that was asked to stop: 130 after SIGINT, else 143."""
+    return _code
 
-    Where it has not left `grace` seconds after that, the process ends with EXIT_CODE. Call it in the main
-    thread, once. A forked child (a DataLoader's worker) has nothing to save and does not react: its parent
-    ends it.
+
+def end_on_interrupt() -> None:
+    """From now on SIGINT raises KeyboardInterrupt in the main thread, and ends the process soon after if that
+    thread does not run Python code. Call it in the main thread."""
+    if _interruptible():
+        _start()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by processes.start()
+
+
+def watch(grace: float) -> None:
+    """From now on SIGTERM, SIGUSR2 and SIGINT only make asked() true; the job stops at its next step.
+
+    If it has not left `grace` seconds after that, the process ends with exit_code(); a second SIGINT ends it
+    at once. Call it in the main thread, once. A forked child (a DataLoader's worker) has nothing to save and
+    does not react: its parent ends it.
     """
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    global _grace
+    _grace = grace
+    _start()
+    _watching.set()
     for number in SIGNALS:
-        signal.signal(number, _note)
-        signal.siginterrupt(number, False)  # system calls of libraries go on
-    os.register_at_fork(after_in_child=ignore)
+        if number != signal.SIGINT or _interruptible():
+            signal.signal(number, _note)
+            signal.siginterrupt(number, False)  # system calls of libraries go on
     threading.Thread(target=_bound, args=(grace,), name="grace", daemon=True).start()
-    threading.Thread(target=_listen, args=(reader, grace), name="signals", daemon=True).start()
     if _store:
         threading.Thread(target=_follow, name="others' signals", daemon=True).start()
 
@@ -57,27 +78,84 @@ def watch(grace: float) -> None:
 def ignore(worker: int = 0) -> None:
     """Do not react to the signals: for processes that a job starts. As a DataLoader's worker_init_fn, too:
     the loader gives its workers handlers of its own after the fork."""
-    signal.set_wakeup_fd(-1)
+    forget()
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def forget() -> None:
+    """Undo end_on_interrupt(): the caller handles the signals itself."""
+    signal.set_wakeup_fd(-1)
+
+
+def _interruptible() -> bool:
+    """A shell starts background jobs with SIGINT ignored."""
+    return signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+
+
+def _start() -> None:
+    """Start the thread that reads the numbers of signals."""
+    global _reader
+    if _reader is not None:
+        return
+    _reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_after_fork)
+    threading.Thread(target=_listen, args=(_reader,), name="signals", daemon=True).start()
+
+
+def _after_fork() -> None:
+    if _watching.is_set():
+        ignore()
+    else:
+        forget()
 
 
 def _note(number, frame):
     """The handler that Python calls when it can; the thread was told before."""
 
 
-def _listen(reader: int, grace: float) -> None:
-    while number := os.read(reader, 1):
-        if number[0] in SIGNALS:
-            break
+def _listen(reader: int) -> None:
+    interrupted = None
+    while number := os.read(reader, 1)[0]:
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if interrupted is not None and now - interrupted > SAME_PRESS:
+                _end_soon(0.0, "interrupted again: ending without another checkpoint")
+            elif interrupted is None and not _watching.is_set():
+                _end_soon(_UNWIND, "interrupted")
+            interrupted = interrupted or now
+        if number in SIGNALS and _watching.is_set() and not _asked.is_set():
+            _ask(number)
+
+
+def _ask(number: int) -> None:
+    global _code
+    if number == signal.SIGINT:
+        _code = INTERRUPTED
     _asked.set()  # before anything that could block or fail: a log may be gone
     if _store:
         with contextlib.suppress(RuntimeError):  # the store's process is gone, and so are the others soon
             _store.add(_KEY, 1)
     with contextlib.suppress(OSError, ValueError):
-        print(
-            f"{signal.Signals(number[0]).name}: stopping at the next step, within {grace:.0f} s", flush=True
-        )
+        name = signal.Signals(number).name
+        print(f"{name}: stopping at the next step, within {_grace:.0f} s", flush=True)
+
+
+def _end_soon(seconds: float, text: str) -> None:
+    """End with INTERRUPTED after so many seconds, whatever the other threads do."""
+
+    def end() -> None:
+        last = threading.Timer(1, os._exit, (INTERRUPTED,))  # should the message block, as on a full pipe
+        last.daemon = True
+        last.start()
+        say_error(text)
+        leave(INTERRUPTED)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _follow() -> None:
@@ -90,8 +168,8 @@ def _follow() -> None:
 def _bound(grace: float) -> None:
     _asked.wait()
     threading.Event().wait(grace)
-    last = threading.Timer(1, os._exit, (EXIT_CODE,))  # should the message block, as on a full pipe
+    last = threading.Timer(1, os._exit, (exit_code(),))  # should the message block, as on a full pipe
     last.daemon = True
     last.start()
     say_error(f"asked to stop {grace:.0f} s ago and not ready: leaving without another checkpoint")
-    leave(EXIT_CODE)
+    leave(exit_code())

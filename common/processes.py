@@ -6,12 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import torch
 
-from common import cores, preemption
+from common import cores, exits, preemption
 from common.exits import ERROR_PIPE
 from common.topology import STARTED_BY, Topology
 
@@ -58,32 +57,41 @@ def start(topology: Topology, grace: float) -> int:
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores.available() // count)))
     children: list[subprocess.Popen] = []
-    asked = threading.Event()
+    asked: list[tuple[int, float]] = []  # signals and when they came
 
     def forward(number, frame):
-        asked.set()
+        asked.append((number, time.monotonic()))
+        presses = [at for each, at in asked if each == number == signal.SIGINT]
+        again = bool(presses) and presses[-1] - presses[0] > preemption.SAME_PRESS
         for child in children:
-            child.send_signal(number)
+            child.send_signal(signal.SIGKILL if again else number)
 
-    for number in (*preemption.SIGNALS, signal.SIGINT):
-        signal.signal(number, forward)
+    preemption.forget()
+    for number in preemption.SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, forward)
+    # A child imports torch before it can handle Ctrl-C: it unblocks the signal when it can.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     for local_rank in range(count):
         own = {"LOCAL_RANK": str(local_rank), "RANK": str(topology.rank + local_rank)}
         command = [sys.executable, *sys.orig_argv[1:]]
-        if not asked.is_set():
+        if not asked:
             children.append(subprocess.Popen(command, env=environment | own, pass_fds=[send_errors]))
-    if asked.is_set():  # one that was being started when the signal came has not seen it
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if asked:  # one that was being started when the signal came has not seen it
         for child in children:
-            child.terminate()
+            child.send_signal(asked[0][0])
     os.close(send_errors)
-    code = _wait(children, topology.rank, asked, grace) if children else preemption.EXIT_CODE
+    code = _wait(children, topology.rank, asked, grace) if children else 128 + asked[0][0]
     with os.fdopen(receive_errors) as lines:
         sys.stderr.writelines(dict.fromkeys(lines))  # all processes read the same data: the same error once
     del store
     return code
 
 
-def _wait(children: list[subprocess.Popen], first_rank: int, asked: threading.Event, grace: float) -> int:
+def _wait(
+    children: list[subprocess.Popen], first_rank: int, asked: list[tuple[int, float]], grace: float
+) -> int:
     while True:
         codes = [child.poll() for child in children]
         failed = next((index for index, code in enumerate(codes) if code), None)
@@ -93,10 +101,12 @@ def _wait(children: list[subprocess.Popen], first_rank: int, asked: threading.Ev
     if failed is None:
         return 0
     code = codes[failed]
+    if code < 0 and asked and asked[0][0] == signal.SIGINT:
+        code = exits.INTERRUPTED  # killed by a second Ctrl-C, or in a library that was interrupted
     if code < 0:
         name = signal.Signals(-code).name
         print(f"rank {first_rank + failed} (pid {children[failed].pid}) was ended by {name}", file=sys.stderr)
-    if asked.is_set():
+    if asked:
         _end(children, grace + _GRACE)
     else:
         for child in children:

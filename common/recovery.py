@@ -384,7 +384,7 @@ class Recovery:
                 _say(self._mirror.finish() or f"all of it is at {self._mirror.url}")
         if _world_size() > 1:
             torch.distributed.barrier()  # rank 0 has saved: a parent ends the others when one has left
-        exits.leave(preemption.EXIT_CODE)
+        exits.leave(preemption.exit_code())
 
 
 def _check_optimizer(own: torch.optim.Optimizer, saved: dict) -> None:

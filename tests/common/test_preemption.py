@@ -20,8 +20,10 @@ STUCK = textwrap.dedent(f"""
 """)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_a_process_that_is_stuck_leaves_after_its_grace(number):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR2, 143), (signal.SIGINT, 130)]
+)
+def test_a_process_that_is_stuck_leaves_after_its_grace(number, code):
     """In C code that never returns to the interpreter: a lock, as inside a collective."""
     stuck = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
     process = start("-c", STUCK.format(wait=stuck))
@@ -29,10 +31,78 @@ def test_a_process_that_is_stuck_leaves_after_its_grace(number):
     begin = time.monotonic()
     process.send_signal(number)
     process.send_signal(number)
-    result = finish(process, 143)
+    result = finish(process, code)
     assert 0.9 < time.monotonic() - begin < 3
     assert f"{number.name}: stopping at the next step, within 1 s" in result.stdout
     assert "error: asked to stop 1 s ago and not ready" in result.stderr
+
+
+def test_a_second_interrupt_ends_a_stuck_process_at_once():
+    stuck = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    process = start("-c", STUCK.format(wait=stuck).replace("watch(1.0)", "watch(1000)"))
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline().startswith("SIGINT: stopping at the next step")
+    time.sleep(0.6)  # longer than one press of the keys
+    process.send_signal(signal.SIGINT)
+    result = finish(process, 130, timeout=20)
+    assert result.stderr == "error: interrupted again: ending without another checkpoint\n"
+
+
+@pytest.mark.parametrize("stuck", ["time.sleep(60)", "lock.acquire()"])
+def test_an_interrupt_during_set_up_is_one_line(stuck):
+    """In Python code, and in C code that never returns to the interpreter."""
+    job = textwrap.dedent(f"""
+        import sys, threading, time
+        sys.path.insert(0, {str(ROOT)!r})
+        from common import exits
+        @exits.entry
+        def main():
+            lock = threading.Lock()
+            lock.acquire()
+            print("ready", flush=True)
+            {stuck}
+        main()
+    """)
+    process = start("-c", job)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert finish(process, 130, timeout=20).stderr == "error: interrupted\n"
+
+
+DIGITS = ("--dataset=digits", "--batch_size=240", "--report_every=1")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("moment", ["^topology ", "^epoch=1 step=2 ", "^evaluating"])
+def test_ctrl_c_of_a_job(tmp_path, processes, moment):
+    """A terminal signals the whole process group. In training and evaluation a checkpoint is saved."""
+    slow = (
+        "import runpy, sys, time; sys.path.insert(0, '.'); from common import evaluation\n"
+        "original = evaluation.evaluate\n"
+        "def evaluate(*given, **more):\n"
+        "    print('evaluating', flush=True)\n"
+        "    time.sleep(1)\n"
+        "    return original(*given, **more)\n"
+        "evaluation.evaluate = evaluate\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    job = start(
+        "-c", slow, "jobs/train_ddp.py", *DIGITS, f"--processes_per_node={processes}",
+        f"--output_dir={tmp_path}", start_new_session=True,
+    )  # fmt: skip
+    for line in job.stdout:
+        if re.search(moment, line):
+            break
+    os.killpg(job.pid, signal.SIGINT)
+    result = finish(job, 130)
+    assert "Traceback" not in result.stderr + result.stdout, result.stderr
+    if moment == "^topology ":
+        assert result.stderr.count("error: ") == 1 and "error: interrupted" in result.stderr
+        assert not (tmp_path / "checkpoints").exists()
+        return
+    step, = re.findall(r"stopped as asked after step (\d+); .* that of step \1\n", result.stdout)  # fmt: skip
+    assert (tmp_path / "checkpoints" / f"step_{step}.pt").exists()
 
 
 def test_workers_of_a_dataloader_do_not_die_of_it():
@@ -48,7 +118,7 @@ def test_workers_of_a_dataloader_do_not_die_of_it():
             )
             seen = []
             for batch in loader:
-                if not seen: os.killpg(0, signal.SIGTERM)
+                if not seen: os.killpg(0, signal.SIGTERM), os.killpg(0, signal.SIGINT)
                 seen += batch.tolist()
             print(seen, preemption.asked(), flush=True)
     """)
