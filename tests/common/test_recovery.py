@@ -234,6 +234,40 @@ def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"random": None}, {"random": {"cpu": torch.zeros(3, dtype=torch.uint8)}}, {"step": 1.5}, {"step": -8},
+        {"step": True}, {"schedule": {}}, {"objects": {"model": {}}}, {"best": "x"}, {"identity": []},
+        {"schedule": {"class": "OneCycleLR", "calls": "x", "began": {"state": {}, "groups": []}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(recovery, capsys, damage):
+    keeper, model = recovery(keep=3)
+    for step in range(1, 9):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.finish()
+    path = checkpoint.found(keeper.folder)[0]
+    state = checkpoint.read(path)
+    checkpoint.write(path, state | damage, step=8, run=keeper.run)
+    again, _ = recovery(keep=3)
+    said = capsys.readouterr().out
+    assert (
+        f"checkpoint refused: {path}: " in said and again._saved == 4 and "step_4.pt: epoch 1, step 4" in said
+    )
+    for keys in (["objects", "optimizer"], ["schedule"], ["objects", "model", "0.weight"], ["random", "cpu"]):
+        part = state
+        for key in keys[:-1]:
+            part = part[key]
+        left = part.pop(keys[-1])
+        checkpoint.write(path, state, step=8, run=keeper.run)
+        part[keys[-1]] = left
+        again, _ = recovery(keep=3)
+        assert again._saved == 4, keys
+
+
 def test_another_run_is_refused_with_both_values(recovery):
     keeper, model = recovery()
     for step in range(1, 5):
