@@ -54,6 +54,10 @@ def parse(parser: Parser) -> argparse.Namespace:
         print(f"ignored arguments: {' '.join(ignored)}", flush=True)
     if getattr(args, "resume", "") is None:
         args.resume = "auto" if args.output_dir else "never"
+    if getattr(args, "evaluate", False):
+        named = args.resume not in ("auto", "never")
+        if named == bool(args.weights):
+            raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: what to evaluate")
     url = args.output_dir if object_store.is_url(args.output_dir) else None
     if url:
         args.output_dir, args.output_url = scratch.folder("outputs", url), url

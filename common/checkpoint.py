@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pickle
 import re
 
 import torch
@@ -24,6 +25,8 @@ LATEST = "latest"
 _NAME = re.compile(r"step_(\d+)\.pt")
 _PARTIAL = ".partial-"
 _TAIL = 4096  # bytes
+_ZIP = b"PK\3\4"
+_PAGE = "it is an HTML or XML page, as a failed download leaves it"
 
 
 class Refused(Exception):
@@ -90,7 +93,7 @@ def verify(path: str) -> dict:
             if not size:
                 raise Refused("it is empty")
             if start.lstrip()[:1] == b"<":
-                raise Refused("it is an HTML or XML page, as a failed download leaves it")
+                raise Refused(_PAGE)
             if size != facts["size"]:
                 kind = "truncated" if size < facts["size"] else "too long"
                 raise Refused(f"it is {kind}: {size} bytes instead of {facts['size']}")
@@ -136,9 +139,29 @@ def _sealed(facts: dict) -> str:
 def read(path: str) -> dict:
     """The state in a checkpoint, on the CPU, after verify(); nothing in it is executed. Raises Refused."""
     verify(path)
+    return load(path)
+
+
+def load(path: str) -> dict:
+    """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed. Raises
+    Refused, also for the formats of torch before 1.6: torch.load may execute these (CVE-2025-32434)."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise Refused(f"it cannot be read: {error.strerror}") from error
+    if not start.startswith(_ZIP):
+        if start.lstrip()[:1] == b"<":
+            raise Refused(_PAGE)
+        raise Refused(f"it begins with {start[:8]!r}, expected {_ZIP!r}: torch.save writes a zip file")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a file that is none makes torch raise
+    except pickle.UnpicklingError as error:
+        raise Refused(
+            "torch cannot load it: it is damaged, or holds objects that are not tensors or plain types (save "
+            "model.state_dict(), not the model)"
+        ) from error
+    except Exception as error:  # whatever a damaged file makes torch raise
         raise Refused(f"torch cannot load it: {_first_line(error)}") from error
     if not isinstance(state, dict):
         raise Refused(f"it holds a {type(state).__name__}, not a dictionary")

@@ -15,7 +15,7 @@ import time
 import torch
 from tqdm import tqdm
 
-from common import mirror, starts
+from common import arguments, mirror, starts, weights
 
 
 class Log:
@@ -33,6 +33,8 @@ class Log:
         self._file = self._events = self._bar = None
         self._said: set[str] = set()
         self._result = "test_accuracy=nan"
+        self._classes: tuple[str, ...] = ()
+        self._only_evaluates = False
 
     def lap(self, name: str) -> None:
         """Everything since the last lap (at first: since the process began) was spent on `name`, too."""
@@ -41,8 +43,10 @@ class Log:
         self._lap_start = now
 
     def data(self, train_set, test_set) -> None:
-        """Say which source was used, and end the lap "data loading"."""
+        """Say which source was used, and end the lap "data loading". A data set with `class_names` (a tuple
+        of text, in the order of labels) has them written to classes.json."""
         self.lap("data loading")
+        self._classes = getattr(train_set, "class_names", ())
         self.say(f"data train={len(train_set)} test={len(test_set)} source={train_set.source}")
 
     def training(self, loader, step: int, steps: int) -> None:
@@ -52,6 +56,12 @@ class Log:
         earlier start of the run reported after `step` is dropped from the files: it will be reported again.
         """
         self.lap("model")
+        given = arguments.settings()
+        self._only_evaluates = bool(given.get("evaluate"))
+        if self._only_evaluates or (given.get("weights") and step == 0):
+            path = given.get("weights") or given["resume"]
+            if line := weights.compare_classes(path, self._classes):
+                self.say(line)
         self._loader, self._step, self._steps = loader, step, steps
         self._since, self._waited, self._evaluating = time.time(), loader.waited, 0.0
         self._start = {"time": round(self._since, 3), "step": step, "steps": steps, "laps": {**self._laps}}
@@ -94,7 +104,7 @@ class Log:
 
     def validation(self, epoch: int, step: int, totals: torch.Tensor) -> None:
         """One line on the test set after an epoch; the time since the last report went into evaluating and
-        saving."""
+        saving. With --evaluate it is printed, and nothing is written."""
         if not _speaks():
             return
         loss_sum, correct, count = totals.tolist()
@@ -103,7 +113,11 @@ class Log:
         self._since = now
         loss, accuracy = loss_sum / (count or math.nan), _accuracy("val_acc", correct, count)
         self._result = f"test_accuracy={accuracy['val_acc']:.4f}" if accuracy else f"test_loss={loss:.6g}"
-        self._write(epoch=epoch, step=step, val_loss=loss, **accuracy, val_count=int(count))
+        figures = {"val_loss": loss, **accuracy, "val_count": int(count)}
+        if self._only_evaluates:
+            self.say(_line(figures))
+            return
+        self._write(epoch=epoch, step=step, **figures)
         with self._suppressed():
             if self._events:
                 self._events.flush()
@@ -129,7 +143,7 @@ class Log:
     def finish(self) -> None:
         """Print the last accuracy (the last loss if the job has none) and the TIME COST table, and close the
         files."""
-        if not _speaks():
+        if not _speaks() or self._only_evaluates:
             return
         if self._bar:
             self._bar.close()
@@ -160,7 +174,7 @@ class Log:
             if self._events:
                 for name in figures.keys() - {"epoch", "step", "val_count", "receipt"}:
                     self._events.add_scalar(name, figures[name], figures["step"])
-        self.say(" ".join(f"{name}={_short(value)}" for name, value in figures.items()))
+        self.say(_line(figures))
 
     def _open(self) -> None:
         """Open the files, again where somebody removed them."""
@@ -173,6 +187,8 @@ class Log:
                 lost = _keep_lines(path, self._step)
                 self._start |= {"lost": lost} if lost else {}
                 starts.write(self.output_dir, **self._start)
+                if self._classes:
+                    weights.write_classes(self.output_dir, self._classes)
             self._file = open(path, "a", buffering=1)  # noqa: SIM115
             mirror.watch(self.output_dir)
             from torch.utils.tensorboard import SummaryWriter
@@ -235,6 +251,10 @@ def _keep_lines(path: str, step: int) -> dict[str, float] | None:
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
     """Return the accuracy under this name; nothing if the job is not a classification (evaluation.sums)."""
     return {} if math.isnan(correct) else {name: correct / (count or math.nan)}
+
+
+def _line(figures: dict[str, float | str]) -> str:
+    return " ".join(f"{name}={_short(value)}" for name, value in figures.items())
 
 
 def _short(value: float | str) -> str:

@@ -13,8 +13,8 @@ def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
     """ResNet-18 for small images: a 3x3 stem without pooling, widths 64-64-128-256-512, two blocks a stage.
 
     Input float [N, channels, H, W], output logits [N, classes]. 11,173,962 parameters for 3 channels and 10
-    classes; their names are those of the ModelArts sample, so its checkpoints load. Source: K. He et al.,
-    "Deep Residual Learning for Image Recognition", CVPR 2016, with the stem of its CIFAR networks.
+    classes. Their names are those of the ModelArts sample, so --weights loads its files. Source: K. He et
+    al., "Deep Residual Learning for Image Recognition", CVPR 2016, with the stem of its CIFAR networks.
     """
     return _ResNet(channels, classes, blocks=2)
 

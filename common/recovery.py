@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy
 import torch
 
-from common import arguments, checkpoint, exits, interval, mirror, preemption, resume
+from common import arguments, checkpoint, exits, interval, mirror, preemption, resume, weights
 from common.exits import BadInput
 from common.finite import Guard, Verdict
 from common.schedule_state import ScheduleState, plain
@@ -36,7 +36,7 @@ _OPERATION = {
     "output_dir", "output_url", "resume", "save_every", "keep", "grace", "max_bad_steps", "report_every",
     "print_freq", "enable_gpu", "data_url", "stage", "cache_dir", "pack", "cache", "cache_mode", "workers",
     "data_backend", "ray_address", "init_method", "rank", "world_size", "local_rank", "processes_per_node",
-    "rank_level", "timeout",
+    "rank_level", "timeout", "weights", "evaluate",
 }  # fmt: skip
 _LAST_WRITE = 4.0  # seconds
 
@@ -58,6 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         metavar="{auto,never,PATH}",
         help="checkpoint to go on from (default: auto, the newest in --output_dir; without one, never)",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="initial weights: best.pth, epoch_<n>.pth, step_<n>.pt (default: none)",
+    )
+    parser.add_argument(
+        "--evaluate", action="store_true", help="only evaluate what --weights or --resume names"
     )
     parser.add_argument(
         "--save_every",
@@ -97,6 +105,8 @@ class Recovery:
         settings = arguments.settings(args)
         learned = {name: value for name, value in settings.items() if name not in _OPERATION}
         self._schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned)
+        self._weights, self._evaluate = getattr(args, "weights", None), getattr(args, "evaluate", False)
+        self._began = self._weights  # the file that gave the initial weights of the run
         self.run = uuid.uuid4().hex[:16]
         self.bad_steps = self.bad_in_a_row = 0
         self.best = -math.inf
@@ -113,9 +123,16 @@ class Recovery:
         """Load the checkpoint that --resume asks for, on every process; the number of steps that it has done,
         0 without one. From here on, a signal that asks to stop is obeyed at the next step.
 
+        Without a checkpoint, the file that --weights names gives the initial weights. With --evaluate only
+        weights are loaded, and the result is `steps`: nothing is left to train.
+
         steps: of the whole training. Raises BadInput where there are checkpoints and none can be used.
         """
         self.steps, self.steps_per_epoch = steps, steps_per_epoch
+        if self._evaluate:  # the batch size, the seed and the training data may be others
+            self._load_weights(self._weights or resume.newest(self.args.resume), complete=True)
+            preemption.watch(self.args.grace)
+            return steps
         self._mirror = mirror.opened(self.args, _first())
         state, trouble = self._choose() if _first() else (None, None)
         if _world_size() > 1:
@@ -126,6 +143,11 @@ class Recovery:
             raise BadInput(trouble)
         if state and not _first():
             self._load(state)
+        if state and self._weights:
+            began = self._began or "random weights"
+            _say(f"--weights {self._weights} is not used: the run continues, it began with {began}")
+        elif self._weights:
+            self._load_weights(self._weights)
         self._guard = Guard(self.objects["model"], self.objects["optimizer"])
         preemption.watch(self.args.grace)
         exits.before_leaving(lambda: self._writer.wait(_LAST_WRITE))  # what is in flight is not lost
@@ -173,7 +195,9 @@ class Recovery:
         """Outside the loop of steps, on every process: save and leave where any was asked to stop."""
         device = next(self.objects["model"].parameters()).device
         self._stop = _any_process(preemption.asked(), device)
-        if self._stop:
+        if self._stop and self._evaluate:
+            self._leave(step)
+        elif self._stop:
             self.save(step)
 
     def save_weights(self, epoch: int, totals: torch.Tensor, model: torch.nn.Module | None = None) -> None:
@@ -181,21 +205,20 @@ class Recovery:
         far; its loss the lowest if the job has no accuracy.
 
         totals: [loss_sum, correct, count] of the test set. model: what was evaluated, where it is not the one
-        that is trained.
+        that is trained. With --evaluate nothing is written.
         """
+        if self._evaluate:
+            return
         loss_sum, correct, count = totals.tolist()
         score = (-loss_sum if math.isnan(correct) else correct) / (count or math.nan)
 
         def write(state: dict) -> None:
             self._ready(self.args.output_dir, state)
             checkpoint.sweep(self.args.output_dir)
-            weights, path = (
-                state["objects"]["model"],
-                os.path.join(self.args.output_dir, f"epoch_{epoch}.pth"),
-            )
-            checkpoint.write_weights(path, weights)
+            tensors = state["objects"]["model"]
+            checkpoint.write_weights(os.path.join(self.args.output_dir, f"epoch_{epoch}.pth"), tensors)
             if score > self.best:
-                checkpoint.write_weights(os.path.join(self.args.output_dir, "best.pth"), weights)
+                checkpoint.write_weights(os.path.join(self.args.output_dir, "best.pth"), tensors)
                 self.best = score  # once it is there
 
         own = {"objects": {"model": (model or self.objects["model"]).state_dict()}}
@@ -230,6 +253,11 @@ class Recovery:
             _say(f"resumed from {path}: epoch {epoch}, step {state['step']} of {self.steps}")
         return state, None
 
+    def _load_weights(self, path: str, complete: bool = False) -> None:
+        _say(weights.load(path, self.objects["model"], complete))
+        if "ema" in self.objects:  # the average begins at, or consists of, these weights
+            self.objects["ema"].module.load_state_dict(self.objects["model"].state_dict())
+
     def _take(self, state: dict) -> None:
         """Load a checkpoint on rank 0. Raises Refused, or what a state that is not one of ours makes
         load_state_dict raise: then the next one is loaded over it."""
@@ -254,7 +282,7 @@ class Recovery:
         if "cuda" in state["random"] and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(state["random"]["cuda"])
         self.bad_steps, self.bad_in_a_row = state["bad_steps"], state["bad_in_a_row"]
-        self.best = state["best"]
+        self.best, self._began = state["best"], state.get("weights")
         if self.args.resume == "auto":  # another's checkpoint is not in this run's folder
             self._saved = self._durable = state["step"]
 
@@ -282,6 +310,7 @@ class Recovery:
             "bad_steps": self.bad_steps,
             "bad_in_a_row": self.bad_in_a_row,
             "best": self.best,
+            "weights": self._began,
             "versions": {
                 "python": platform.python_version(),
                 "torch": str(torch.__version__),
@@ -377,7 +406,7 @@ class Recovery:
         )
 
     def _leave(self, step: int) -> None:
-        if _first():
+        if _first() and not self._evaluate:
             self._report(wait=True)
             _say(f"stopped as asked after step {step}; the newest checkpoint is that of step {self._durable}")
             if self._mirror:  # as long as --grace lasts

@@ -41,9 +41,16 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
             refused.append(f"{path}: it does not hold the state of this job: {_first_line(error)}")
         print(f"checkpoint refused: {refused[-1]}", flush=True)
+    if refused and os.path.isfile(wanted) and not os.path.exists(f"{wanted}.json"):
+        raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")
     if refused:
         raise BadInput(f"no checkpoint can be used: {'; '.join(refused)} (--resume never starts anew)")
     return "", None
+
+
+def newest(path: str) -> str:
+    """Return the path of the newest checkpoint in a folder; a path that is no folder's as it is."""
+    return next(iter(checkpoint.found(path) or checkpoint.found(os.path.join(path, "checkpoints"))), path)
 
 
 def check(state: dict, version: int, identity: dict, weights: dict, steps: int) -> None:

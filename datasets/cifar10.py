@@ -38,6 +38,9 @@ MD5 = {  # https://www.cs.toronto.edu/~kriz/cifar.html and torchvision's table o
     "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
 }
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 _RECORD = 1 + 3 * 32 * 32  # the binary version: label, then the red, green and blue planes
 _BATCH = 10_000  # images in each official file
 _SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -181,7 +184,8 @@ def _class_folders(folder: str):
     if len(classes) != 10:
         raise BadInput(f"{train} has {len(classes)} class folders, CIFAR-10 has 10")
     source = f"class folders, a copy without published checksums: {folder}"
-    return tuple(_image_set(*_decode_folder(part, classes), source) for part in (train, test))
+    names = tuple(classes)
+    return tuple(_image_set(*_decode_folder(part, classes), source, names) for part in (train, test))
 
 
 def _decode_folder(folder: str, classes: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -258,7 +262,9 @@ def _sets(read, source: str) -> tuple[ImageSet, ImageSet]:
     return gather(TRAIN_FILES), gather(TEST_FILES)
 
 
-def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
+def _image_set(
+    images: torch.Tensor, labels: torch.Tensor, source: str, class_names: tuple[str, ...] = CLASSES
+) -> ImageSet:
     # One normalisation for every source, generated images included: a checkpoint means the same everywhere.
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    return ImageSet(images, labels, 10, mean, std, padding=4, flip=True, source=source)
+    return ImageSet(images, labels, 10, mean, std, 4, True, source, class_names)

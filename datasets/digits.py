@@ -33,4 +33,7 @@ def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
 
 def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
     # A digit mirrored is another digit, or none.
-    return ImageSet(images, labels, 10, mean=(0.3047,), std=(0.3756,), padding=1, flip=False, source=source)
+    return ImageSet(
+        images, labels, 10, mean=(0.3047,), std=(0.3756,), padding=1, flip=False, source=source,
+        class_names=tuple(map(str, range(10))),
+    )  # fmt: skip

@@ -25,6 +25,9 @@ MD5 = {
     "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
     "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
 }
+CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 _HEADER = {"images": 16, "labels": 8}  # bytes before the data in the IDX format
 
 
@@ -70,4 +73,7 @@ def _read(folder: str, part: str, kind: str) -> np.ndarray:
 
 
 def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
-    return ImageSet(images, labels, 10, mean=(0.2860,), std=(0.3530,), padding=2, flip=True, source=source)
+    return ImageSet(
+        images, labels, 10, mean=(0.2860,), std=(0.3530,), padding=2, flip=True, source=source,
+        class_names=CLASSES,
+    )  # fmt: skip

@@ -83,6 +83,10 @@ class Index:
         return self.base
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.classes
+
+    @property
     def excluded(self) -> list[tuple[str, str]]:
         return [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
 

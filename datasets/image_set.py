@@ -13,7 +13,7 @@ class ImageSet:
     255.
 
     padding (pixels) and flip say which crops and mirror images still show the same class. source: where it
-    came from.
+    came from. class_names: by label, if the classes have names.
     """
 
     images: torch.Tensor
@@ -24,6 +24,7 @@ class ImageSet:
     padding: int
     flip: bool
     source: str
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)

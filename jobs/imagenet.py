@@ -80,7 +80,6 @@ def parsed():
     add("--max_steps", type=positive_int, help="end after this many steps (default: no limit)")
     # what to do
     add("--prof", type=positive_int, metavar="N", help="print images/s of N batches after 10, and stop")
-    add("--evaluate", action="store_true", help="only evaluate what --resume names")
     add("--training_only", action="store_true", help="do not evaluate")
     # output
     add("--output_dir", "--train_url", help="folder for results (default: output_dir/ beside jobs/)")
@@ -89,8 +88,8 @@ def parsed():
     process_group.add_arguments(parser)
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
     args = arguments.parse(parser)
-    if args.evaluate and args.resume in ("auto", "never"):
-        raise exits.BadInput("--evaluate needs --resume PATH: the checkpoint to evaluate")
+    if args.evaluate and args.training_only:
+        raise exits.BadInput("--evaluate and --training_only exclude each other")
     for name in ("ema", "momentum", "label_smoothing"):
         if (getattr(args, name) or 0) > 1:
             raise exits.BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
@@ -216,18 +215,10 @@ def main():
         process_group.share_buffers(evaluated)
         with mixed:
             totals = evaluation.evaluate(evaluated, val_loader, loss_function)
-        if not args.evaluate:
-            keeper.leave_if_asked(step)
+        keeper.leave_if_asked(step)
         if world_size > 1:
             torch.distributed.all_reduce(totals)
         return totals
-
-    if args.evaluate:  # prints, and leaves the folder as it is
-        loss_sum, correct, count = validated().tolist()
-        log.say(
-            f"step={step} val_loss={loss_sum / count:.6g} val_acc={correct / count:.6g} val_count={count:g}"
-        )
-        return
 
     for epoch in range(max(1, math.ceil(step / steps_per_epoch)), math.ceil(steps / steps_per_epoch) + 1):
         train_loader.set_epoch(epoch, step - (epoch - 1) * steps_per_epoch)
@@ -289,7 +280,7 @@ def main():
         torch.distributed.all_reduce(waited, torch.distributed.ReduceOp.MAX)
     log.finish()
     keeper.finish()
-    if rank == 0:
+    if rank == 0 and not args.evaluate:
         backend, waited = args.data_backend, waited.item()
         log.say(measure.advice(train_loader, backend, waited, seconds, args.workers, args.antialias))
 

@@ -1,6 +1,7 @@
 """What a checkpoint holds and when it is due, without a job around it."""
 
 import argparse
+import os
 
 import pytest
 import torch
@@ -312,3 +313,72 @@ def test_best_is_the_highest_accuracy_or_the_lowest_loss(recovery, tmp_path, cor
         keeper.save_weights(epoch, torch.tensor([(0, 4.0, 5.0, 3.0)[epoch], correct[epoch - 1], 10.0]))
     keeper.finish()
     assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [best, best]
+
+
+def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, capsys):
+    (tmp_path / "given").mkdir()
+    given = str(tmp_path / "given" / "best.pth")
+    keeper, model = recovery()
+    torch.save({name: tensor + 1 for name, tensor in model.state_dict().items()}, given)
+    expected = model[0].weight + 1
+    keeper, model = recovery(weights=given)
+    assert (
+        torch.equal(model[0].weight, expected) and f"weights from {given}: 7 of 7" in capsys.readouterr().out
+    )
+    for step in range(1, 5):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.finish()
+    trained = model[0].weight.detach().clone()
+    os.remove(given)  # a restart does not need it
+    recovery()
+    for option in (given, "other.pth"):
+        _, model = recovery(weights=option)
+        assert torch.equal(model[0].weight, trained)
+        line = f"--weights {option} is not used: the run continues, it began with {given}\n"
+        assert line in capsys.readouterr().out
+    with pytest.raises(BadInput, match=rf"weights {given}: it cannot be read: No such file"):
+        recovery(weights=given, resume="never", output_dir=str(tmp_path / "another"))
+
+
+def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, capsys):
+    """Of another batch size, seed and data set, with fewer steps here than there; and writes nothing."""
+    keeper, model = recovery()
+    for step in range(1, 5):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.save_weights(1, torch.tensor([1.0, 5.0, 10.0]))
+    keeper.finish()
+    trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    files = sorted(str(path) for path in tmp_path.rglob("*"))
+    capsys.readouterr()
+    for option, named in (
+        ("weights", "best.pth"), ("weights", "epoch_1.pth"), ("weights", "checkpoints/step_4.pt"),
+        ("resume", "checkpoints/step_4.pt"), ("resume", "checkpoints"), ("resume", "."),
+    ):  # fmt: skip
+        for tensor in model.state_dict().values():
+            tensor.zero_()
+        other = {"resume": "auto", "batch_size": 3, "seed": 9, "dataset": "cifar10", "evaluate": True}
+        evaluating, model = recovery(**other | {option: str(tmp_path / named)})
+        assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items()), named
+        assert ": 7 of 7 tensors" in capsys.readouterr().out
+        assert evaluating.resume(2, 1) == 2
+        evaluating.leave_if_asked(2)
+        evaluating.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
+        evaluating.finish()
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == files
+    with pytest.raises(BadInput, match=rf"best.pth.json is missing.*: --weights {tmp_path / 'best.pth'}"):
+        recovery(resume=str(tmp_path / "best.pth"))
+
+
+def test_averaged_weights_begin_at_the_given_ones(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    ema = torch.optim.swa_utils.AveragedModel(model)
+    given = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    torch.save(given, tmp_path / "best.pth")
+    args = argparse.Namespace(
+        output_dir=str(tmp_path), weights=str(tmp_path / "best.pth"), evaluate=True, grace=25.0
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Recovery(args, {"model": model, "optimizer": optimizer, "ema": ema}).resume(4, 2)
+    assert torch.equal(ema.module.weight, given["weight"]) and torch.equal(model.weight, given["weight"])

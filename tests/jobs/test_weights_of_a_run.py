@@ -1,0 +1,87 @@
+"""best.pth and the names of the classes after a run: evaluated, trained from, loaded in a script, refused."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from common.models import resnet18
+from tests.conftest import ROOT, environment, records, run
+
+JOB = ("--dataset=digits", "--epochs=1", "--batch_size=240")
+TWO = ("jobs/train_ddp.py", "--processes_per_node=2", "--dataset=digits")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The output folder of a run; its weights are there with the names of DistributedDataParallel, too."""
+    output = tmp_path_factory.mktemp("trained")
+    run("jobs/train.py", *JOB, "--lr=0.02", f"--output_dir={output}")
+    weights = torch.load(output / "best.pth", weights_only=True)
+    resnet18(channels=1).load_state_dict(weights)
+    torch.save({f"module.{name}": tensor for name, tensor in weights.items()}, output / "ddp.pth")
+    return output
+
+
+def test_evaluation_gives_the_figures_of_the_training(trained, tmp_path):
+    """In two processes, with another batch size and seed, and nothing is written."""
+    output = tmp_path / "output"
+    printed = run(
+        *TWO, "--evaluate", f"--weights={trained / 'ddp.pth'}", "--batch_size=64", "--seed=5", "--epochs=9",
+        f"--output_dir={output}",
+    ).stdout  # fmt: skip
+    loss, accuracy = re.search(r"\nval_loss=(\S+) val_acc=(\S+) val_count=359\n", printed).groups()
+    said = records(trained)[-1]
+    assert float(loss) == pytest.approx(said["val_loss"], rel=1e-4)
+    assert float(accuracy) == pytest.approx(said["val_acc"], abs=1e-6)
+    assert f"weights from {trained / 'ddp.pth'}: 122 of 122 tensors\n" in printed
+    assert not output.exists() or not any(output.iterdir())
+
+
+def test_training_from_weights_of_another_head(trained, tmp_path):
+    """A folder with fewer classes and its names: the head begins anew, and the line says so."""
+    weights = torch.load(trained / "best.pth", weights_only=True)
+    weights["dense_layer.weight"], weights["dense_layer.bias"] = torch.zeros(7, 512), torch.zeros(7)
+    torch.save(weights, tmp_path / "seven.pth")
+    (tmp_path / "classes.json").write_text('["a", "b", "c", "d", "e", "f", "g"]')
+    printed = run(
+        "jobs/train.py", *JOB, "--max_steps=1", "--report_every=1", f"--weights={tmp_path / 'seven.pth'}",
+        f"--output_dir={tmp_path / 'out'}",
+    ).stdout  # fmt: skip
+    assert (
+        ": 120 of 122 tensors; another shape: dense_layer.weight [7, 512] in the file, [10, 512]" in printed
+    )
+    assert "the weights know 7 classes, the data set has 10\n" in printed
+    assert records(tmp_path / "out")[0]["step"] == 1
+
+
+def test_a_file_that_no_process_can_load(trained, tmp_path):
+    """One line, exit code 2, and no process waits for another."""
+    (tmp_path / "page.pth").write_text("<html>404</html>")
+    output = ("--output_dir", tmp_path / "out")
+    result = run(*TWO, f"--weights={tmp_path / 'page.pth'}", *output, code=2)
+    line, = result.stderr.splitlines()  # fmt: skip
+    assert line.startswith("error: weights ") and "it is an HTML or XML page" in line
+    result = run(*TWO, f"--resume={trained / 'best.pth'}", *output, code=2)
+    line, = result.stderr.splitlines()  # fmt: skip
+    assert line.endswith(f"--weights {trained / 'best.pth'}")
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_the_script_of_the_readme(trained, name):
+    """It names the class of the first digit of the test set."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    script, = re.findall(r"```python\n((?:(?!```).)*OUT/classes\.json.*?)```", text, re.DOTALL)  # fmt: skip
+    script = script.replace("OUT/", f"{trained}/")
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(r"\d", result.stdout.strip())
