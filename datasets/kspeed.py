@@ -9,12 +9,13 @@ A script that was written for KSpeed changes its import:
 iplist: hosts, "host[:port]" in a list or in one text with commas (several are nodes of a Cluster of Redis or
 Valkey); a URL, redis:// or rediss://; a folder of packs, "/..."; None or "": a pack in this node's memory or
 on its disk. The bytes are those of the files, whoever gives them; whatever fails is a miss, read from the
-file and counted.
+file and counted. `folder.counts` and `folder.hit_rate` are of the process and all its workers.
 
 user and password: of the servers. What the URL or the environment says (BOOTFILE_CACHE_PASSWORD,
-BOOTFILE_CACHE_PASSWORD_FILE) goes before them. A password that stands only in the script is put into the
-environment of its process, for worker processes; it is in no pickle and no message. workers: taken for
-KSpeed's sake, and not used: who needs many files asks for a batch.
+BOOTFILE_CACHE_PASSWORD_FILE) goes before them. If a server refuses the user, the user "default" is tried with
+the same password: so "admin", "admin" opens a server without users, too. A password that stands only in the
+script is put into the environment of its process, for worker processes; it is in no pickle and no message.
+workers: taken for KSpeed's sake, and not used: who needs many files asks for a batch.
 """
 
 import io
@@ -89,8 +90,15 @@ class KSpeedFolder:
 
     @property
     def counts(self) -> dict[str, int]:
-        """hits, misses, bad and errors of this process."""
+        """How many files were read from the cache (hits), and from the folder: misses, bad (damaged in the
+        cache) and errors. Of this process and of its workers, forked or spawned; not of other machines."""
         return self.files.counts
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the files read so far that the cache gave, 0 to 1."""
+        counts = self.counts
+        return counts["hits"] / max(1, sum(counts.values()))
 
     def close(self) -> None:
         """Let go of the cache; else the end of the process does."""

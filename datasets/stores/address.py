@@ -23,7 +23,8 @@ _PORT = 6379
 
 class Address(NamedTuple):
     """hosts: (name, port) of a server, or of several nodes of a Cluster. ca: file of certificates, None for
-    the system's. prefix: what keys begin with. form: of the samples."""
+    the system's. prefix: what keys begin with. form: of the samples. or_default: if the server refuses the
+    user, the user "default" is tried with the same password."""
 
     hosts: tuple[tuple[str, int], ...]
     user: str | None = None
@@ -32,6 +33,7 @@ class Address(NamedTuple):
     database: int = 0
     prefix: str = "bootfile"
     form: str = "decoded"
+    or_default: bool = False
 
     def __str__(self) -> str:
         return ",".join(named(*host) for host in self.hosts)
@@ -48,30 +50,33 @@ def parse(text: str) -> Address:
             f"--cache: a password does not belong into the URL, where everybody on the machine can read it; "
             f"change it, and put it into the environment, {PASSWORD}, or into a file, {PASSWORD_FILE}"
         )
-    shown = text.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
     scheme, _, rest = text.partition("://")
     if scheme not in ("redis", "rediss") or not rest:
-        raise BadInput(f"--cache ...{shown} is not redis://[user@]host[:port][,host[:port]...] or rediss://")
+        raise BadInput("--cache is not redis://[user@]host[:port][,host[:port]...] or rediss://")
     rest = rest.replace(f",{scheme}://", ",")
     user, hosts = _user(rest), []
     *first, last = rest.split(",")
     host, tail = re.fullmatch(r"([^/?]*)(.*)", last).groups()
-    for item in (*first, host):
+    for number, item in enumerate((*first, host), start=1):
         if "@" in item and _user(item) != user:
-            raise BadInput(f"--cache ...{shown} names several users")
+            raise BadInput("--cache names several users")
         try:
             part = urllib.parse.urlsplit(f"//{item.rpartition('@')[2]}")
             found, port = part.hostname, part.port or _PORT
         except ValueError:
             found = None
         if not found or part.path or part.query:
-            raise BadInput(f"--cache ...{shown}: no host[:port] stands between two commas")
+            raise BadInput(f"--cache: number {number} of its hosts is not host[:port]")
         hosts.append((found, port))
+    where = f"--cache {','.join(named(*each) for each in hosts)}"
     query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(tail).query, keep_blank_values=True))
-    unknown = sorted(query.keys() - {"ca", "form"})
     form = query.get("form", "decoded")
-    if unknown or form not in FORMS:
-        raise BadInput(f"--cache ...{shown}: after ? stand ca=FILE and form={'|'.join(FORMS)} only")
+    if query.keys() - {"ca", "form"} or form not in FORMS:
+        wrong = [key for key in re.findall(r"[?&]([a-z_]+)=[^&]", tail) if key != "ca"]
+        raise BadInput(
+            f"{where}: only ca=FILE and form={'|'.join(FORMS)} are valid after the question mark"
+            + (f", not this value of {', '.join(wrong)}=" if wrong else "")
+        )
     ca = query.get("ca") or os.environ.get(CA)
     if ca and not os.path.isfile(ca):
         raise BadInput(f"--cache: the file of certificates {ca} does not exist")
@@ -79,7 +84,7 @@ def parse(text: str) -> Address:
     database = int(folders.pop(0)) if folders and folders[0].isdecimal() else 0
     prefix = folders.pop(0) if folders else "bootfile"
     if folders or not re.fullmatch(r"[\w.:-]+", prefix):
-        raise BadInput(f"--cache ...{shown}: after the hosts stand [/database][/prefix] only")
+        raise BadInput(f"{where}: only [/database][/prefix] is valid after the hosts")
     return Address(tuple(hosts), user, scheme == "rediss", ca, database, prefix, form)
 
 

@@ -5,7 +5,6 @@ Whatever fails in a tier is a miss, and counted.
 """
 
 import bisect
-import collections
 import os
 import urllib.parse
 import weakref
@@ -18,7 +17,12 @@ from datasets import image_folder
 from datasets.listing import SPLITS
 from datasets.stores import address, pack
 from datasets.stores.files import FileStore
+from datasets.stores.shared_counts import SharedCounts
 
+_CURE = (
+    "the users {} and default were tried: pass a user and a password that it knows, or None, None if it has "
+    f"neither; a password in the environment ({address.PASSWORD}) goes before that of the call"
+)
 _handed_on = [None]  # the password that this process has put into its environment
 
 
@@ -27,8 +31,9 @@ class ByPath:
 
     place: "host[:port],...", a URL of servers, a folder of packs that begins with "/", or "": a pack in this
     node's memory or on its disk. user, password: of the servers; what the URL or the environment says goes
-    before them. mode: "active" or "offline". cache_dir: for the index. max_bad: the share of images that may
-    be bad; they are read from the folder. say: takes a line of text.
+    before them, and a server that refuses this user is asked as the user default. mode: "active" or
+    "offline". cache_dir: for the index. max_bad: the share of images that may be bad; they are read from the
+    folder. say: takes a line of text.
 
     `indexes`: of the splits; none where they cannot be made, `reason` says why. Threads may share one; goes
     into worker processes, forked or pickled, without the password. Raises BadInput for arguments, and where
@@ -49,7 +54,8 @@ class ByPath:
         self.root = os.path.abspath(root)
         if not os.path.isdir(self.root):
             raise BadInput(f"{self.root} does not exist or is not a folder")
-        self.indexes, self.reason, self._tiers, self._unasked = [], None, [], 0
+        self.indexes, self.reason, self._tiers = [], None, []
+        self._reads = SharedCounts("hits", "misses", "bad", "errors")
         opened = []
         self._finalizer = weakref.finalize(self, _close, opened, os.getpid())
         servers = None
@@ -57,7 +63,8 @@ class ByPath:
             from datasets.stores.servers import Servers
 
             _hand_on(password)
-            servers = Servers(_address(place, user), say)
+            where = _address(place, user)
+            servers = Servers(where, say, *([_CURE.format(user)] if where.or_default else []))
             opened.append(servers)
         try:
             self.indexes = _scanned(self.root, cache_dir, max_bad)
@@ -66,7 +73,7 @@ class ByPath:
             say(f"{error}; the files are read without a cache")
         for index in self.indexes:
             image_folder.warn_of_names(index, image_folder.one_line(say))
-            self._tiers.append(_tier(index, servers, place, mode, say, opened))
+            self._tiers.append(_tier(index, servers, place, mode, say, opened, self._reads))
 
     def read(self, paths: list[str]) -> list[bytes]:
         """What lies under absolute paths, asked for together. Raises OSError."""
@@ -78,7 +85,8 @@ class ByPath:
                 asked += len(ids)
                 for place, content in zip(ids, tier.contents(list(ids.values())), strict=True):
                     found[place] = content
-        self._unasked += len(paths) - asked
+        if asked < len(paths):
+            self._reads.add(misses=len(paths) - asked)
         for place, path in enumerate(paths):
             if found[place] is None:
                 with open(path, "rb", buffering=0) as file:
@@ -94,11 +102,9 @@ class ByPath:
 
     @property
     def counts(self) -> dict[str, int]:
-        """hits, misses, bad (not what was put) and errors, of this process."""
-        total = collections.Counter(hits=0, misses=self._unasked, bad=0, errors=0)
-        for tier in filter(None, self._tiers):
-            total.update({name: number for name, number in tier.counts.items() if name in total})
-        return dict(total)
+        """How many reads were hits, misses, bad (not what was put) and errors: of this process and of all
+        workers that it has given this to."""
+        return self._reads.read()
 
     def close(self) -> None:
         """Let go of the tiers; else the end of the process does. The files can still be read."""
@@ -106,7 +112,7 @@ class ByPath:
         self._finalizer()
 
     def __getstate__(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name != "_finalizer"} | {"_unasked": 0}
+        return {name: value for name, value in vars(self).items() if name != "_finalizer"}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
@@ -132,31 +138,30 @@ class _Shared:
         except BadInput:
             return None
 
-    @property
-    def counts(self) -> dict[str, int]:
-        return self._tiers.cache.counts
-
 
 class _Packed:
     """Of a pack."""
 
-    def __init__(self, store: pack.PackStore):
-        self._store, self.counts = store, collections.Counter()
+    def __init__(self, store: pack.PackStore, reads: SharedCounts):
+        self._store, self._reads = store, reads
 
     def contents(self, ids: list[int]) -> list[bytes | None]:
         """None where the pack is damaged."""
-        return [self._content(id) for id in ids]
+        counts = {"hits": 0, "bad": 0, "errors": 0}
+        found = [self._content(id, counts) for id in ids]
+        self._reads.add(**counts)
+        return found
 
-    def _content(self, id: int) -> bytes | None:
+    def _content(self, id: int, counts: dict[str, int]) -> bytes | None:
         try:
             content = bytes(self._store.sample(id).content)
         except (BadInput, LookupError, ValueError):
-            self.counts["errors"] += 1
+            counts["errors"] += 1
             return None
         if zlib.crc32(content) != self._store.index.crc32[id]:
-            self.counts["bad"] += 1
+            counts["bad"] += 1
             return None
-        self.counts["hits"] += 1
+        counts["hits"] += 1
         return content
 
 
@@ -177,24 +182,26 @@ def _scanned(root: str, cache: str, max_bad: float) -> list[image_folder.Index]:
     return found
 
 
-def _tier(index, servers, place: str, mode: str, say, opened: list):
-    """What gives the contents of an index's files, or None. opened: takes what is to be closed."""
+def _tier(index, servers, place: str, mode: str, say, opened: list, reads: SharedCounts):
+    """What gives the contents of an index's files, or None. opened: takes what is to be closed. reads: counts
+    what is read."""
     if servers:
         from datasets.stores.redis import RedisStore
         from datasets.stores.tiers import Tiers
 
-        opened.append(Tiers(RedisStore(servers, index, mode, "encoded"), FileStore(index, verified=True)))
+        cache = RedisStore(servers, index, mode, "encoded", reads)
+        opened.append(Tiers(cache, FileStore(index, verified=True)))
         return _Shared(opened[-1])
     if place:
         try:
-            return _Packed(pack.build(index, pack.place(place, index, "encoded"), "encoded"))
+            return _Packed(pack.build(index, pack.place(place, index, "encoded"), "encoded"), reads)
         except BadInput as error:
             say(f"{error}; the files are read without it")
             return None
     from datasets.stores.local import Local
 
     opened.append(Local(index, mode, say, form="encoded"))
-    return _Packed(opened[-1].store) if opened[-1].store else None
+    return _Packed(opened[-1].store, reads) if opened[-1].store else None
 
 
 def _id(index, path: str) -> int | None:
@@ -207,9 +214,10 @@ def _address(place: str, user: str | None) -> address.Address:
     scheme, found, rest = place.replace(" ", "").partition("://")
     if not found:
         scheme, rest = "redis", scheme
-    if user and "@" not in rest:
+    given = bool(user) and "@" not in rest
+    if given:
         rest = f"{urllib.parse.quote(user, safe='')}@{rest}"
-    return address.parse(f"{scheme}://{rest}")
+    return address.parse(f"{scheme}://{rest}")._replace(or_default=given)
 
 
 def _hand_on(password: str | None) -> None:

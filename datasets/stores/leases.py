@@ -35,6 +35,15 @@ class Held(NamedTuple):
     counts: dict[str, int]
 
 
+@contextlib.contextmanager
+def _answers():
+    """Turn an answer of another form than that of Redis into Unavailable."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        raise Unavailable(f"this is not an answer of Redis: {error}") from error
+
+
 class Lease:
     """title: what people call the data set. mode: "active", "offline", or "" to hold no lease."""
 
@@ -105,6 +114,7 @@ def sample_key(servers: Servers, name: str, id: int) -> bytes:
     return f"{servers.address.prefix}:{name}:{{{TAGS[id % GROUPS]}}}:{id}".encode()
 
 
+@_answers()
 def held(servers: Servers) -> list[Held]:
     """The data sets on the servers. Raises Unavailable."""
     sets = _sets(servers)
@@ -135,6 +145,7 @@ def sweep(servers: Servers) -> None:
                 _take_away_unused(servers, each.name)
 
 
+@_answers()
 def _take_away_unused(servers: Servers, name: str) -> None:
     server, leases = servers.at(name), key(servers, name, "leases")
     now = _now(server)
@@ -149,6 +160,7 @@ def _take_away_unused(servers: Servers, name: str) -> None:
         remove(servers, name)
 
 
+@_answers()
 def _held(servers: Servers, name: str) -> Held:
     server = servers.at(name)
     now = _now(server)
@@ -168,6 +180,7 @@ def _held(servers: Servers, name: str) -> Held:
     )
 
 
+@_answers()
 def _now(server) -> float:
     """The server's clock, seconds: those of the nodes may differ."""
     seconds, microseconds = _checked(server.execute(("TIME",))[0])

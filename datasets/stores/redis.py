@@ -39,11 +39,12 @@ class RedisStore:
 
     mode: "active" takes its part in putting what was missed, and the last job that lets go takes all away;
     "offline" reads what was put by a preload, which stays; "" neither puts nor holds a lease (to preload and
-    look after it). `counts`: hits, misses, bad, errors and put of this process so far.
+    look after it). `counts`: hits, misses, bad, errors and put of this process so far. reads: SharedCounts
+    that the first four of what is read are added to, too.
     """
 
-    def __init__(self, servers: Servers, index, mode: str = "", form: str | None = None):
-        self.servers, self.index, self.mode = servers, index, mode
+    def __init__(self, servers: Servers, index, mode: str = "", form: str | None = None, reads=None):
+        self.servers, self.index, self.mode, self.reads = servers, index, mode, reads
         self._owner = os.getpid()
         self.form = form or servers.address.form
         label = self.form if self.form == "encoded" else f"{self.form}{forms.SHORT_SIDE}"
@@ -73,7 +74,7 @@ class RedisStore:
         outcomes = list((self._pool().map if len(parts) > 1 else map)(read, parts.items()))
         bad, errors = (sum(column) for column in zip((0, lost), *outcomes, strict=True))
         missing = sum(value is None for value in found)
-        self._count(hits=len(ids) - missing, misses=missing - bad - errors, bad=bad, errors=errors)
+        self._count_reads(hits=len(ids) - missing, misses=missing - bad - errors, bad=bad, errors=errors)
         return found
 
     def checked(self, id: int, raw: np.ndarray | None) -> Sample | None:
@@ -86,7 +87,7 @@ class RedisStore:
         right = (magic, len(content)) == (_MAGIC, size) and (height, width, size) == expected
         if right and zlib.crc32(content, self._seed(id, height, width, size)) == checksum:
             return Sample(height, width, content)
-        self._count(hits=-1, bad=1)
+        self._count_reads(hits=-1, bad=1)
         return None
 
     def put(self, ids, samples: list[Sample]) -> int:
@@ -157,7 +158,8 @@ class RedisStore:
             self._threads = None
 
     def __getstate__(self) -> dict:
-        return {name: getattr(self, name) for name in ("servers", "index", "mode", "form", "name", "lease")}
+        kept = ("servers", "index", "mode", "reads", "form", "name", "lease")
+        return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -253,7 +255,7 @@ class RedisStore:
                 answer = server.execute(("INFO", "memory"))[0]
             except Unavailable:
                 return False
-            if isinstance(answer, wire.Refused):
+            if not isinstance(answer, bytes):
                 answer = b""
             known = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
             evicts = known.get("maxmemory_policy", "noeviction") != "noeviction"
@@ -291,6 +293,11 @@ class RedisStore:
         with self._lock:
             for name, number in counts.items():
                 self.counts[name] += number
+
+    def _count_reads(self, **counts: int) -> None:
+        self._count(**counts)
+        if self.reads:
+            self.reads.add(**counts)
 
     def _tick(self, last: bool = False) -> None:
         """In the background: put what waits; now and then send figures and a sign of life."""

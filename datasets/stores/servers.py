@@ -28,6 +28,12 @@ _TOGETHER = 500  # commands sent at a time
 _CONNECTIONS = 8  # kept for each server
 
 
+_CURE = (
+    f"the user stands in --cache redis://USER@..., the password in the environment, {addresses.PASSWORD} or "
+    f"{addresses.PASSWORD_FILE}"
+)
+
+
 class Unavailable(Exception):
     """The server cannot be asked now. The message says why."""
 
@@ -75,6 +81,13 @@ class Server:
             part = pieces[first : first + _TOGETHER]
             answers += self._ask(lambda connection, part=part: connection.ask(part))
         return answers
+
+    def slots(self) -> list[tuple[int, int, str, int]] | wire.Refused:
+        """(first, last, host, port) of each range of slots; Refused if the server is not part of a Cluster.
+
+        Raises Unavailable, also if the answer has another form: then the server is not Redis.
+        """
+        return self._ask(_slots, _slots)
 
     def values(self, groups: list[list[bytes]], lengths: list[int], buffer: bytearray) -> list:
         """As Wire.values(). Raises Unavailable."""
@@ -155,20 +168,17 @@ class Servers:
     Threads may share one. After a fork, and after it was pickled, it connects anew. Raises BadInput where the
     user or the password is wrong, or where several hosts are no Cluster; anything else that does not work is
     said, and tried again in the background. `cluster`: keys may be asked for together only where they share a
-    hash tag.
+    hash tag. cure: what to do about a wrong user or password, the end of that message.
     """
 
-    def __init__(self, address: addresses.Address, say=print):
+    def __init__(self, address: addresses.Address, say=print, cure: str = _CURE):
         self.address, self._say, self._owner = address, say, os.getpid()
         self._begin()
         with ThreadPoolExecutor(len(self._all)) as pool:  # each may take its time-outs
             list(pool.map(self._first, list(self._all.values())))
         for server in self._all.values():
             if server.refused:
-                raise BadInput(
-                    f"cache {server.name}: {server.down}; the user stands in --cache redis://USER@..., the "
-                    f"password in the environment, {addresses.PASSWORD} or {addresses.PASSWORD_FILE}"
-                )
+                raise BadInput(f"cache {server.name}: {server.down}; {cure}")
         self._look_around(start=True)
 
     def __len__(self) -> int:
@@ -257,10 +267,21 @@ class Servers:
         return Server(host, port, self._connect, self.say)
 
     def _connect(self, host: str, port: int) -> wire.Wire:
+        try:
+            return self._connect_as(self.address.user, host, port)
+        except _errors() as error:
+            if not (self.address.or_default and _is_about_the_password(error)):
+                raise
+        connection = self._connect_as("default", host, port)
+        self.address = self.address._replace(user="default", or_default=False)
+        self.say(f"cache {addresses.named(host, port)}: it refuses the user, so the user default is used")
+        return connection
+
+    def _connect_as(self, user: str | None, host: str, port: int) -> wire.Wire:
         redis = _redis()
         options = {
             "host": host, "port": port, "db": self.address.database, "protocol": 2,
-            "username": self.address.user, "password": self._password,
+            "username": user, "password": self._password,
             "socket_connect_timeout": wire.CONNECT, "socket_timeout": wire.READ, "socket_keepalive": True,
         }  # fmt: skip
         if not self.address.tls:
@@ -279,7 +300,7 @@ class Servers:
         self._look_at, self._stale = time.monotonic() + 1, False
         for server in self:
             try:
-                answer = server.execute(("CLUSTER", "SLOTS"))[0]
+                answer = server.slots()
             except Unavailable:
                 continue
             self._known = True
@@ -294,9 +315,8 @@ class Servers:
             self.cluster = True
             found = {}
             ranges = []
-            for first, last, main, *_ in answer:
-                host = (main[0] or b"").decode(), main[1]
-                host = (server.host if host[0] in ("", "?") else host[0]), host[1]
+            for first, last, name, port in answer:
+                host = (server.host if name in ("", "?") else name), port
                 found[host] = self._all.get(host) or self._server(*host)
                 ranges.append((first, last, found[host]))
             ranges.sort(key=lambda each: each[0])
@@ -342,6 +362,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: [each._renew() for each in list(_every)])
 
 
+def _slots(connection: wire.Wire) -> list[tuple[int, int, str, int]] | wire.Refused:
+    """As Server.slots()."""
+    (answer,) = connection.ask([wire.packed("CLUSTER", "SLOTS")])
+    if isinstance(answer, wire.Refused):
+        return answer
+    try:
+        found = [(int(a), int(b), (main[0] or b"").decode(), int(main[1])) for a, b, main, *_ in answer]
+    except (TypeError, ValueError, AttributeError, LookupError):
+        found = []
+    if not found or not all(0 <= a <= b < _SLOTS and 0 < port < 65536 for a, b, _, port in found):
+        raise ConnectionError(f"this is not Redis: the answer to CLUSTER SLOTS is {answer!r:.60}")
+    return found
+
+
 def _redis():
     try:
         import redis
@@ -351,13 +385,14 @@ def _redis():
 
 
 def _errors() -> tuple:
-    return _redis().RedisError, OSError, wire.Refused, ValueError
+    return _redis().RedisError, OSError, wire.Refused, ValueError, RecursionError
 
 
 def _is_about_the_password(error: Exception) -> bool:
     if isinstance(error, wire.Refused):
         return error.code in ("NOAUTH", "WRONGPASS")
-    return isinstance(error, _redis().AuthenticationError)
+    # redis-py's own text: AUTH was answered neither by OK nor by an error, so this is not Redis
+    return isinstance(error, _redis().AuthenticationError) and "Invalid Username" not in str(error)
 
 
 def _text(error: Exception) -> str:

@@ -135,6 +135,11 @@ def test_in_the_workers_of_a_data_loader(method, images, cache_dir, tmp_path):
             assert torch.cat(labels).tolist() == found.targets
             until(lambda: client.execute_command("INFO", "keyspace")["db0"]["keys"] >= 6 + 1)
         assert client.execute_command("INFO", "stats")["keyspace_hits"] >= 6
+        assert found.folder.counts == {"hits": 6, "misses": 6, "bad": 0, "errors": 0}
+        del loader
+        for _ in DataLoader(found, 2, num_workers=2, multiprocessing_context=method):
+            pass
+        assert found.folder.counts["hits"] == 12 and found.folder.hit_rate == 12 / 18
         found.folder.close()
 
 
@@ -168,7 +173,8 @@ def test_the_calls_of_a_folder(images, cache_dir, monkeypatch, tmp_path):
         with pytest.raises(FileNotFoundError):
             call("val/class_1/nothing.jpg")
     copy = pickle.loads(pickle.dumps(folder))
-    assert right(copy, names) and copy.counts["errors"] == 0
+    before = folder.counts["hits"]
+    assert right(copy, names) and copy.counts == folder.counts and folder.counts["hits"] == before + 34
 
 
 def test_a_file_changed_or_added(images, cache_dir, tmp_path):
@@ -248,7 +254,7 @@ def test_without_an_index(images, tmp_path):
 
 def test_arguments_that_are_none(images, cache_dir):
     for iplist, reason in (
-        (["a:b"], "iplist .*no host"),
+        (["a:b"], "iplist: number 1 of its hosts is not host"),
         ("redis://u:SECRET@h", "password"),
         ("http://h", "is not"),
     ):
@@ -260,6 +266,56 @@ def test_arguments_that_are_none(images, cache_dir):
 
 
 # the password
+
+
+@needed
+def test_the_documented_call_with_every_kind_of_server(images, cache_dir, tmp_path, capsys):
+    """KSpeedImageFolder(traindir, None, workers, iplist, "admin", "admin", transforms), as it is printed."""
+    admin = "user admin on >{} " + RIGHTS
+    for number, (options, line) in enumerate((
+        ((), "it refuses the user, so the user default is used"),
+        (("requirepass admin",), "it refuses the user, so the user default is used"),
+        (("user default off", admin.format("admin")), ""),
+        (("requirepass other", admin.format("admin")), ""),
+        (("requirepass other",), None),
+        (("user default off", admin.format("other")), None),
+    )):  # fmt: skip
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        os.environ.pop(address.PASSWORD, None)
+        with RedisServer(folder, *options) as server:
+            iplist = [f"127.0.0.1:{server.port}"]
+
+            def call(iplist=iplist):
+                return KSpeedImageFolder(
+                    images / "val", None, 2, iplist, "admin", "admin", TO_TENSOR, cache_dir=cache_dir
+                )
+
+            if line is None:
+                with pytest.raises(BadInput, match=r"users admin and default were tried: pass .* None, None"):
+                    call()
+                continue
+            found = call()
+            copy = pickle.loads(pickle.dumps(found))
+            for each in (found, found, copy):
+                assert right(each.folder, whole(images / "val"))
+                until(lambda cache=found.folder.files._tiers[0]._tiers.cache: cache.counts["put"] == 6)
+            assert found.folder.counts["hits"] >= 6 and found.folder.counts["errors"] == 0
+            assert [text for text in capsys.readouterr().out.splitlines() if "cache" in text] == [
+                f"cache {iplist[0]}: {line}"
+            ] * bool(line)
+            found.folder.close()
+    dead = KSpeedImageFolder(
+        images / "val",
+        None,
+        2,
+        [f"127.0.0.1:{server.port}"],
+        "admin",
+        "admin",
+        TO_TENSOR,
+        cache_dir=cache_dir,
+    )
+    assert right(dead.folder, whole(images / "val")) and "Connection refused" in capsys.readouterr().out
 
 
 @needed
@@ -429,6 +485,7 @@ def test_a_source_in_dali(method, batch, good, cache_dir):
         with pytest.raises(StopIteration):
             pipeline.run()
         pipeline.reset()
+    assert source.folder.counts["hits"] >= 2 * 4 * 6 and source.folder.hit_rate == 1
     del pipeline
 
 

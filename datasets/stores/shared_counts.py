@@ -1,0 +1,83 @@
+"""Counters in shared memory: a process and its workers, forked or spawned, add to the same numbers."""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import tempfile
+import threading
+
+import numpy as np
+
+
+class SharedCounts:
+    """Numbers by name, from 0. Threads and processes may add at the same time.
+
+    A forked process shares the memory. A pickle holds the process and the descriptor of the memory (Linux's
+    /proc), so a worker that gets it shares the memory while that process lives; any other copy starts at 0.
+    """
+
+    def __init__(self, *names: str):
+        self._names = names
+        self._open(_anonymous(8 * len(names)))
+
+    def add(self, **numbers: int) -> None:
+        with self._locked():
+            for name, number in numbers.items():
+                self._values[self._names.index(name)] += number
+
+    def read(self) -> dict[str, int]:
+        with self._locked():
+            return dict(zip(self._names, self._values.tolist(), strict=True))
+
+    def __getstate__(self) -> dict:
+        descriptor = self._file.fileno()
+        identity = _id(os.fstat(descriptor))
+        return {"names": self._names, "process": os.getpid(), "file": descriptor, "id": identity}
+
+    def __setstate__(self, state: dict) -> None:
+        self._names, descriptor = state["names"], None
+        path = f"/proc/{state['process']}/fd/{state['file']}"
+        with contextlib.suppress(OSError):
+            if _id(os.stat(path)) == state["id"]:  # else that process has ended, and another has its number
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._open(_anonymous(8 * len(self._names)) if descriptor is None else descriptor)
+
+    def _open(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        self._values = np.frombuffer(mmap.mmap(descriptor, 8 * len(self._names)), np.int64)
+
+    @contextlib.contextmanager
+    def _locked(self):
+        with _lock:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)  # the end of a process releases it
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+
+def _renew() -> None:
+    """Make a new lock: another thread may have held it when this process was forked."""
+    global _lock
+    _lock = threading.Lock()
+
+
+_renew()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
+def _id(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _anonymous(size: int) -> int:
+    """A descriptor of so much memory, which is freed with its last user."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("counts", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor
