@@ -5,7 +5,7 @@ PyTorch data loading", so its users change the import and go on. What is differe
 own part, the order and the crops follow from a seed and go on at any step, the validation counts every image
 once at any batch size, and memory is given back without loading a module again.
 
-    dataset = Dataset(data_dir, batch_size=256, workers=10, use_dali=True, dali_cpu=False, fp16=True)
+    dataset = Dataset(data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16)
     for epoch in range(epochs):
         for images, labels in dataset.get_train_loader(): ...
         dataset.prep_for_val()
@@ -13,6 +13,7 @@ once at any batch size, and memory is given back without loading a module again.
         dataset.reset()
 """
 
+import numbers
 import os
 
 import torch
@@ -25,6 +26,11 @@ from datasets.plan import Plan
 from datasets.receipt import Receipt
 from datasets.stores import pack as packs
 from datasets.stores.files import FileStore
+
+_ORDER = (
+    "the positional arguments are data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16; "
+    "give size= and all others by name"
+)
 
 
 class Loader:
@@ -91,29 +97,30 @@ class Dataset:
     the CPU alone; the GPU then only converts and normalises. fp16: float16 images. mean, std: of the pixels
     0..255, or of pixels / 255 where every std is below 1. pin_memory: copy to a GPU from pinned memory.
 
-    backend: one of loaders.BACKENDS instead of use_dali and dali_cpu. rank: default that of
-    torch.distributed. pack: a folder for decoded images, made once. cache_dir: for the index. max_bad_images,
-    antialias: as in image_folder.load() and loaders.build(). Raises BadInput.
+    The positional arguments are those that the article prints; the others are given by name. backend: one of
+    loaders.BACKENDS instead of use_dali and dali_cpu. rank: default that of torch.distributed. pack: a folder
+    for decoded images, made once. cache_dir: for the index. max_bad_images, antialias: as in
+    image_folder.load() and loaders.build(). Raises BadInput.
     """
 
     def __init__(
         self,
         data_dir: str,
         batch_size: int,
-        size: int = 224,
         val_batch_size: int | None = None,
-        val_size: int = 256,
-        min_crop_size: float = 0.08,
         workers: int = 4,
-        world_size: int = 1,
-        cuda: bool = True,
         use_dali: bool = False,
         dali_cpu: bool = True,
         fp16: bool = False,
+        *,
+        size: int = 224,
+        val_size: int = 256,
+        min_crop_size: float = 0.08,
+        world_size: int = 1,
+        cuda: bool = True,
         mean: tuple[float, ...] = tuple(255 * each for each in MEAN),
         std: tuple[float, ...] = tuple(255 * each for each in STD),
         pin_memory: bool = True,
-        *,
         backend: str | None = None,
         rank: int | None = None,
         seed: int = 0,
@@ -122,11 +129,19 @@ class Dataset:
         max_bad_images: float = 0.0,
         antialias: bool = True,
     ):
-        counts = {"batch_size": batch_size, "val_batch_size": val_batch_size or batch_size, "size": size}
+        val_batch_size = batch_size if val_batch_size is None else val_batch_size
+        counts = {"batch_size": batch_size, "val_batch_size": val_batch_size, "size": size}
         counts |= {"workers": workers, "world_size": world_size}
         for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+                raise BadInput(f"{name} {value!r} is not a number; {_ORDER}")
             if value < 1:
                 raise BadInput(f"{name} {value} is not above 0")
+        for name, value in {"use_dali": use_dali, "dali_cpu": dali_cpu, "fp16": fp16}.items():
+            if not isinstance(value, bool):
+                raise BadInput(f"{name} {value!r} is not True or False; {_ORDER}")
+        if use_dali and backend and not backend.startswith("dali"):
+            raise BadInput(f"use_dali=True and backend={backend!r} contradict each other")
         if not 0 < min_crop_size <= 1:
             raise BadInput(f"min_crop_size {min_crop_size} is not a share of an image: above 0, at most 1")
         if val_size < size:
@@ -156,7 +171,7 @@ class Dataset:
             )
 
         self._train = Loader(self._train_plan(batch_size), built(self._train_index), kept=True)
-        order = Sequential(len(self._val_index), val_batch_size or batch_size, self._rank, world_size)
+        order = Sequential(len(self._val_index), val_batch_size, self._rank, world_size)
         val_plan = Plan(self._val_index, order, size, share=size / val_size)
         self._val = Loader(val_plan, built(self._val_index), kept=False)
 

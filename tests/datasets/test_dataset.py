@@ -103,6 +103,32 @@ def test_epochs_with_everything_that_may_happen_between_them(engine, folder, cac
         dataset.close()
 
 
+@pytest.mark.parametrize("engine", ENGINES[:2])
+def test_the_calls_that_the_article_prints(engine, folder, monkeypatch, tmp_path):
+    """Dataset(data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16), and every method."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data_dir, batch_size, val_batch_size, workers = str(folder), 8, 9, 2
+    use_dali, dali_cpu, fp16 = engine["use_dali"], True, True
+    dataset = Dataset(data_dir,
+                      batch_size,
+                      val_batch_size,
+                      workers,
+                      use_dali,
+                      dali_cpu,
+                      fp16)  # fmt: skip
+    assert dataset.backend == ("dali" if use_dali else "pytorch")
+    train_loader = dataset.get_train_loader()
+    val_loader = dataset.get_val_loader()
+    images, labels = next(iter(train_loader))
+    assert images.shape == (8, 3, 224, 224) and images.dtype == torch.float16 and labels.shape == (8,)
+    dataset.set_train_batch_size(5)
+    assert [len(labels) for _, labels in train_loader] == [5] * 10
+    dataset.prep_for_val()
+    assert [len(labels) for _, labels in val_loader] == [9, 9, 5]
+    dataset.reset()
+    dataset.close()
+
+
 def _receipts(dataset) -> tuple[list, list]:
     train, val = dataset.get_train_loader(), dataset.get_val_loader()
     for loader in (train, val):
@@ -192,7 +218,7 @@ def test_precision_and_the_two_scales_of_mean_and_std(folder, cache):
         {"mean": (102.0, 127.5, 153.0), "std": (51.0, 63.75, 76.5), "fp16": True, "pin_memory": False},
     ):
         dataset = Dataset(
-            str(folder), 8, 32, val_size=32, workers=2, backend="threads", cache_dir=cache, **options
+            str(folder), 8, size=32, val_size=32, workers=2, backend="threads", cache_dir=cache, **options
         )
         images = torch.cat([images for images, _ in dataset.get_val_loader()])
         assert images.dtype == (torch.float16 if options.get("fp16") else torch.float32)
@@ -256,6 +282,13 @@ def test_an_image_that_went_bad_is_named_and_the_next_epoch_lives(engine, folder
         ({"world_size": 2}, "which rank"),
         ({"world_size": 2, "rank": 2}, r"rank 2 is not in 0\.\.1"),
         ({"backend": "fast"}, "data_backend fast"),
+        ({"val_batch_size": 0}, "val_batch_size 0"),
+        ({"backend": "threads", "use_dali": True}, "use_dali=True and backend='threads' contradict"),
+        ({"workers": True}, "workers True is not a number; the positional arguments are data_dir, batch"),
+        (
+            {"use_dali": 256},
+            "use_dali 256 is not True or False; the positional arguments are data_dir, batch",
+        ),
     ],
 )
 def test_bad_arguments(options, reason, folder, cache):
