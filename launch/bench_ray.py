@@ -24,12 +24,13 @@ from torchvision.transforms import v2
 
 from common import arguments, models
 from common.cores import available
+from common.exits import BadInput
 from datasets import image_folder, images, random_folder
 from datasets.loaders import measure, ray_cluster
 from datasets.loaders.folder import FolderLoader
 from datasets.loaders.ray import RayDataLoader
 from datasets.loaders.ray_engine import RayEngine
-from datasets.loaders.ray_pool import Pool
+from datasets.loaders.ray_pool import CURE, Pool, no_cluster
 from datasets.loaders.threads import Threads
 from datasets.order import Order
 from datasets.plan import Plan
@@ -107,7 +108,11 @@ def _found(args: argparse.Namespace) -> dict:
     args.batch_size = min(args.batch_size, len(index))
     import ray
 
-    ray.init(os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, logging_level="error")
+    where = os.environ.get("RAY_ADDRESS", "auto")
+    try:
+        ray.init(where, log_to_driver=False, logging_level="error")
+    except ConnectionError as error:
+        raise BadInput(f"--ray_address: {no_cluster(where, str(error), CURE)}") from error
     try:
         nodes, cpus = len(ray.nodes()), ray.cluster_resources().get("CPU", 0.0)
         naive = _naive_transport(ray, args)

@@ -7,6 +7,7 @@ so a batch that was lost with a worker, a node or the cluster comes out the same
 
 import collections
 import itertools
+import os
 import random
 
 import numpy as np
@@ -14,21 +15,25 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from common.exits import BadInput
-from datasets.loaders.ray_pool import Pool
+from datasets.loaders import ray_cluster
+from datasets.loaders.ray_pool import Pool, is_address
 
+_CURE = "leave head_address= and RAY_ADDRESS out: a cluster is then started on this machine"
 _END = "end of this worker's data"
 
 
 class RayDataLoader(DataLoader):
     """A DataLoader whose workers are actors on the nodes of a Ray cluster where distribute_mode is true.
 
-    distribute_mode: false is the plain DataLoader, and so is num_workers=0. head_address: of the cluster;
-    "auto": that of RAY_ADDRESS, or of this machine, which is a node of it. num_workers: actors, each with
-    `cpus_per_worker` CPUs; they live until close(), until the loader is garbage or its process ends. All
-    other arguments are those of torch.utils.data.DataLoader; multiprocessing_context does not count, and
-    batches always keep their order. Batches arrive as the tensors and arrays that collate_fn made, of the
-    same types: uint8 is a quarter of float32's way. say: takes a line of text about workers that were lost
-    (default: print).
+    distribute_mode: false is the plain DataLoader, and so is num_workers=0. head_address: HOST:PORT of the
+    cluster; "auto": that of RAY_ADDRESS, or of this machine, which is a node of it; if there is none, one is
+    started on this machine, which ends with the process that started it and is shared by all loaders of the
+    process, or of the job's ranks on this machine. num_workers: actors, each with `cpus_per_worker` CPUs (if
+    the cluster has fewer CPUs, fewer run); they live until close(), until the loader is garbage or its
+    process ends. All other arguments are those of torch.utils.data.DataLoader; multiprocessing_context does
+    not count, and batches always keep their order. Batches arrive as the tensors and arrays that collate_fn
+    made, of the same types: uint8 is a quarter of float32's way. say: takes a line of text about workers that
+    were lost (default: print).
 
     A data set that draws random numbers of torch, NumPy or random is seeded for every batch. The data set
     is sent to the workers when it has changed since the last epoch; with persistent_workers nobody looks.
@@ -69,6 +74,8 @@ class RayDataLoader(DataLoader):
             generator, prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers, **others,
         )  # fmt: skip
+        if self.distribute_mode and head_address != "auto" and not is_address(head_address):
+            raise BadInput(f"head_address {head_address} is not auto or HOST:PORT")
         if self.distribute_mode and self.prefetch_factor < 1:
             raise BadInput(f"prefetch_factor {self.prefetch_factor} is not above 0")
 
@@ -106,7 +113,12 @@ class RayDataLoader(DataLoader):
             self.batch_sampler is not None, self.drop_last, self.persistent_workers,
         )  # fmt: skip
         if self._pool is None:
-            self._pool = Pool(fetcher, self.num_workers, self.head_address, self.cpus_per_worker, self.say)
+            if self.head_address == "auto" and "RAY_ADDRESS" not in os.environ:
+                ray_cluster.find_own()
+            self._pool = Pool(
+                fetcher, self.num_workers, self.head_address, self.cpus_per_worker, self.say, _CURE,
+                ray_cluster.start_own, isinstance(self.dataset, IterableDataset),
+            )  # fmt: skip
         else:
             self._pool.replace(fetcher)
         return self._pool

@@ -44,7 +44,8 @@ class _Handle:
 
 
 class Broker:
-    """Serves one loader until its end of the channel closes. options: workers, cpus of each, paths, node."""
+    """Serves one loader until its end of the channel closes. options: workers, how many of them are started,
+    cpus of each, paths, node."""
 
     def __init__(self, channel: Channel, options: dict):
         import ray
@@ -60,7 +61,7 @@ class Broker:
         self._slots: dict[int, tuple] = {}  # number -> (memory, whether it is free)
         self._slot_numbers = itertools.count()
         self._began, self._alone_since, self._said_alone = time.monotonic(), time.monotonic(), False
-        self._any_ready = False
+        self._any_ready, self._said_fewer, self._checked_room = False, False, False
         self._later: list[tuple[float, int]] = []  # (when, number) of workers to be started again
         ray.cloudpickle.register_pickle_by_value(ray_workers)
         self._actor = ray.remote(ray_workers.Worker)
@@ -68,7 +69,7 @@ class Broker:
     def serve(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
         parent = os.getppid()
-        for number in range(self._options["workers"]):
+        for number in range(self._options["started"]):
             self._start(number)
         while True:
             try:
@@ -124,7 +125,9 @@ class Broker:
             self._lost(handle, future.exception())
             return
         handle.ready = True
-        self._any_ready = True
+        if not self._any_ready:
+            self._any_ready = True
+            self._say_fewer()
         if self._said_alone:
             self._said_alone = False
             self._channel.send(("accompanied", f"worker {handle.number} on {future.result()}"))
@@ -211,6 +214,9 @@ class Broker:
             self._start(due[1])
         if any(handle.ready for handle in self._handles.values()):
             self._alone_since = now
+            if now - self._began > _PATIENCE and not self._checked_room:
+                self._checked_room = True
+                self._check_room()
             return
         if self._any_ready:
             if now - self._alone_since > _LONELY and not self._said_alone:
@@ -223,6 +229,27 @@ class Broker:
         free = self._ray.available_resources().get("CPU", 0.0)
         if free < wanted or waited > _SLOW:
             raise Refused(self._full(free) if free < wanted else f"no worker has started within {_SLOW:g} s")
+
+    def _say_fewer(self) -> None:
+        """Say so if the cluster has not enough CPUs for all workers at a time."""
+        count, each = self._options["started"], self._options["cpus"]
+        total = self._ray.cluster_resources().get("CPU", 0.0)
+        if total < count * each:
+            self._said_fewer = True
+            text = f"{int(total / each)} of {count} workers run: the cluster has {total:g} CPUs"
+            self._channel.send(("say", f"{text}, and each takes {each:g}"))
+
+    def _check_room(self) -> None:
+        """Say so if some workers found no room; an error if tasks wait for one of them."""
+        missing = [handle.number for handle in self._handles.values() if not handle.ready]
+        free = self._ray.available_resources().get("CPU", 0.0)
+        if not missing or free >= self._options["cpus"]:
+            return
+        if any(self._lanes[number] for number in missing):
+            raise Refused(self._full(free))
+        count = len(self._handles)
+        if not self._said_fewer:
+            self._channel.send(("say", f"{count - len(missing)} of {count} workers run: the cluster is full"))
 
     def _full(self, free: float) -> str:
         count, each = self._options["workers"], self._options["cpus"]

@@ -7,7 +7,9 @@ started here asks for a token (Ray's documentation, "Token authentication"), and
 
 import contextlib
 import ctypes
+import fcntl
 import json
+import multiprocessing
 import os
 import secrets
 import select
@@ -18,16 +20,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 
 import psutil
+import torch
 
 from common import cores, interfaces
 from common.exits import BadInput
-from datasets.loaders.ray_pool import NODE, available
+from datasets.loaders.ray_pool import CURE, NODE, OWN, available, brief, is_address, no_cluster
 
 HELP = "of Ray: auto (default: this machine is a node), start (of the job's own nodes), or HOST:PORT"
 PORT = 6379  # Ray's own, where it is free
 _UP = 90.0  # seconds for a node to start
+_REACHED = 5.0  # seconds for the head to take a connection
 _DRAINED = 5.0  # seconds for it to end by itself: Ray would give its workers 30, but the job has ended
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _KEEP = "import sys; sys.path.insert(0, {!r}); from datasets.loaders import ray_cluster; ray_cluster.keep()"
@@ -66,22 +71,99 @@ def join(address: str, from_first=None, rank: int = 0, world_size: int = 1, say=
         elif local_rank == 0:
             _start_node(address, token)
     else:
-        host, separator, port = address.rpartition(":")
-        if not (separator and host and port.isdecimal()):
+        if not is_address(address):
             raise BadInput(f"--ray_address {address} is not auto, start or HOST:PORT")
         if local_rank == 0 and not _is_node_of(address):
-            _start_node(address, os.environ.get("RAY_AUTH_TOKEN"), "--num-cpus=0")
+            host, _, port = address.rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), _REACHED).close()
+                _start_node(address, os.environ.get("RAY_AUTH_TOKEN"), "--num-cpus=0")
+            except (OSError, OverflowError, BadInput) as error:
+                raise BadInput(f"--ray_address: {no_cluster(address, str(error), CURE)}") from error
     os.environ["RAY_ADDRESS"] = address
     if own := _own_address(address):
         os.environ[NODE] = own
 
 
+def find_own() -> bool:
+    """Make "auto" mean the cluster that start_own() has started here for this job, if there is one."""
+    if not os.path.exists(_record_path()):
+        return False
+    with _record() as file:
+        return _take(file)
+
+
+def start_own(reason: str, say=print) -> None:
+    """Start a cluster of this machine alone, and make "auto" mean it. It ends with this process.
+
+    The ranks of a job and the workers of a DataLoader share the one that the first of them starts. reason:
+    why no other cluster is used. Raises BadInput.
+    """
+    with _record() as file:
+        if _take(file):
+            return
+        try:
+            address, token = _start_head(False, file.name)
+        except BadInput:
+            os.unlink(file.name)
+            raise
+        process = psutil.Process()
+        entry = {"address": address, "token": token, "pid": process.pid, "began": process.create_time()}
+        file.seek(0)
+        file.truncate()
+        file.write(json.dumps(entry))
+        file.flush()
+        _take(file)
+    say(f"ray: {brief(reason)}; a cluster is started at {address}, which ends with this process")
+
+
+def _record_path() -> str:
+    """Of the file that says which cluster start_own() has started."""
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    world_size = torch.distributed.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", 1))
+    shared = world_size > 1 or multiprocessing.parent_process() is not None
+    owner = os.getppid() if shared else os.getpid()  # ranks and workers of a machine have one parent
+    return os.path.join(tempfile.gettempdir(), f"bootfile-ray-{os.getuid()}-{owner}")
+
+
+@contextlib.contextmanager
+def _record():
+    """That file, locked. Only this user can read it: it has the token."""
+
+    def opened(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+    path = _record_path()
+    try:
+        file = open(path, "r+", opener=opened)  # noqa: SIM115
+    except OSError as error:
+        raise BadInput(f"cannot write the address of a Ray cluster to {path}: {error}") from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def _take(file) -> bool:
+    """Whether a file of _record() names a cluster whose process lives; then "auto" means it."""
+    file.seek(0)
+    text = file.read()
+    with contextlib.suppress(ValueError, psutil.Error):
+        entry = json.loads(text)
+        if psutil.Process(entry["pid"]).create_time() == entry["began"]:
+            os.environ |= {
+                "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": entry["token"],
+                "RAY_ADDRESS": entry["address"], OWN: entry["address"],
+            }  # fmt: skip
+            return True
+    return False
+
+
 def leave() -> None:
-    """End the nodes that join() has started on this machine, and wait for it."""
+    """End the nodes that this process has started on this machine, and wait for it."""
     while _kept:
         _end(_kept.pop())
-    os.environ.pop("RAY_ADDRESS", None)
-    os.environ.pop(NODE, None)
+    for name in ("RAY_ADDRESS", NODE, OWN):
+        os.environ.pop(name, None)
 
 
 def keep() -> None:
@@ -125,14 +207,19 @@ def keep() -> None:
                 process.kill()
         psutil.wait_procs(left, 5)
         shutil.rmtree(folder, ignore_errors=True)
+        if told["record"]:
+            with contextlib.suppress(OSError):
+                text = Path(told["record"]).read_text()
+                if told["environment"]["RAY_AUTH_TOKEN"] in text:  # else it is already that of another job
+                    os.unlink(told["record"])
 
 
 def _drain(stream) -> None:
     threading.Thread(target=stream.read, daemon=True).start()
 
 
-def _start_head(open_to_others: bool) -> tuple[str, str]:
-    """(address, token) of a new cluster whose head is this node."""
+def _start_head(open_to_others: bool, record: str | None = None) -> tuple[str, str]:
+    """(address, token) of a new cluster whose head is this node. record: a file that is deleted with it."""
     token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     if len(token) < 16:
         raise BadInput(f"RAY_AUTH_TOKEN has {len(token)} characters: take at least 16")
@@ -143,12 +230,12 @@ def _start_head(open_to_others: bool) -> tuple[str, str]:
     port = PORT if _is_free(host, PORT) else _free(host)
     _start(
         ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false",
-         "--disable-usage-stats"], token,
+         "--disable-usage-stats"], token, record,
     )  # fmt: skip
     return f"{host}:{port}", token
 
 
-def _start(arguments: list[str], token: str | None) -> None:
+def _start(arguments: list[str], token: str | None, record: str | None = None) -> None:
     """A node on this machine, in the care of a keeper. Raises BadInput with what Ray says."""
     if not any(argument.startswith("--num-cpus") for argument in arguments):
         arguments = [*arguments, f"--num-cpus={cores.available()}"]
@@ -162,7 +249,8 @@ def _start(arguments: list[str], token: str | None) -> None:
         start_new_session=True, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     _kept.append(keeper)
-    keeper.stdin.write(json.dumps({"arguments": arguments, "environment": environment}) + "\n")
+    told = {"arguments": arguments, "environment": environment, "record": record}
+    keeper.stdin.write(json.dumps(told) + "\n")
     keeper.stdin.flush()
     readable, _, _ = select.select([keeper.stdout], [], [], _UP)
     said = keeper.stdout.readline().strip() if readable else f"it has not started within {_UP:g} s"

@@ -20,6 +20,7 @@ import weakref
 import numpy as np
 import torch
 
+from common import cores
 from common.exits import BadInput
 from datasets.loaders import RAY
 from datasets.loaders.ray_channel import Channel, mapped
@@ -28,6 +29,7 @@ from datasets.loaders.ray_transport import anonymous, pack_code, places, unpack
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _START = "import sys; sys.path.insert(0, {!r}); from datasets.loaders import ray_broker; ray_broker.main({})"
 NODE = "BOOTFILE_RAY_NODE"  # environment: the address under which this node has joined, where one is known
+OWN = "BOOTFILE_RAY_OWN"  # environment: the address of the cluster that a loader has started on this machine
 _END = 10.0  # seconds for the process between to leave the cluster
 
 
@@ -41,27 +43,77 @@ def available() -> str | None:
     return None
 
 
+CURE = "give --ray_address start"
+
+
+def is_address(text: str) -> bool:
+    """Whether it is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and "/" not in host
+
+
+def no_cluster(address: str, reason: str, cure: str) -> str:
+    """The message that no Ray cluster can be used there. cure: what to do, beside `ray start --head`."""
+    where = "on this machine" if address == "auto" else f"at {address}"
+    if address == os.environ.get("RAY_ADDRESS"):
+        where += " (RAY_ADDRESS)"
+    return f"no Ray cluster {where}: {brief(reason)}; run `ray start --head` there, or {cure}"
+
+
+def brief(reason: str) -> str:
+    """What Ray says, without its advice: that names options of Ray."""
+    return reason.partition(" Please ")[0].rstrip(".")
+
+
 class Pool:
     """Runs function(task) on workers of a Ray cluster. Results come in any order, and are taken by key.
 
     function: an object with begin(worker, workers) and __call__(task); all that it needs goes with it. The
     result of a task must follow from the function and the task alone: those of a worker that is lost are
     computed again. workers: actors, each with so many `cpus`. address: of the cluster, "auto": this machine
-    is a node of it, or RAY_ADDRESS names it. say: takes a line of text. Raises BadInput without Ray.
+    is a node of it, or RAY_ADDRESS names it. say: takes a line of text. cure: what to do if there is no
+    cluster. start: start(reason, say) is called if "auto" finds none; RAY_ADDRESS names one after it. lanes:
+    tasks name their worker, so all must run. On a cluster that is started so (OWN), loaders share the cores:
+    each has at most one actor for `cpus` cores, and Ray reserves nothing. Raises BadInput without Ray.
     """
 
-    def __init__(self, function, workers: int, address: str = "auto", cpus: float = 1.0, say=None):
+    def __init__(
+        self,
+        function,
+        workers: int,
+        address: str = "auto",
+        cpus: float = 1.0,
+        say=None,
+        cure: str = CURE,
+        start=None,
+        lanes: bool = False,
+    ):
         reason = available()
         if reason:
             raise BadInput(reason)
-        self.workers, self._say = workers, say or _print
+        self.workers, self._given, self._cpus, self._say = workers, address, cpus, say or _print
+        self._cure, self._start, self._lanes = cure, start, lanes
         self._tasks: dict[tuple, tuple] = {}  # key -> (lane, task), until it is taken or forgotten
         self._results: dict[tuple, tuple] = {}
         self._maps: dict[int, object] = {}
         self._freed: collections.deque = collections.deque()
         self._connected, self._alone, self._here, self._refused = False, False, {}, None
-        self._address = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
         self._version, self._digest = 0, None
+        self._connect()
+        self.replace(function)
+
+    def _connect(self) -> None:
+        """Start the process between, which connects to the cluster."""
+        auto = self._given == "auto"
+        self._address = os.environ.get("RAY_ADDRESS", "auto") if auto else self._given
+        started, cpus = self.workers, self._cpus
+        if os.environ.get(OWN) == self._address and 0 < cpus <= cores.available():
+            if not self._lanes:
+                started = min(started, int(cores.available() / cpus))
+            cpus = 0.0
+        if started < self.workers:
+            text = f"{started} of {self.workers} workers run: this machine has {cores.available()} CPUs"
+            self._say(f"ray: {text}")
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -75,10 +127,9 @@ class Pool:
         paths = [_ROOT, *(path for path in map(os.path.abspath, sys.path) if path != _ROOT)]
         environment = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
         self._channel.send(({
-            "address": self._address, "node": os.environ.get(NODE),
-            "workers": workers, "cpus": cpus, "paths": paths, "environment": environment,
+            "address": self._address, "node": os.environ.get(NODE), "workers": self.workers,
+            "started": started, "cpus": cpus, "paths": paths, "environment": environment,
         },))  # fmt: skip
-        self.replace(function)
 
     def replace(self, function) -> bool:
         """From now on this function, if its pickle differs from that of the one before."""
@@ -199,9 +250,26 @@ class Pool:
         self._connected = True
 
     def _on_refused(self, text: str) -> None:
-        if not self._refused:
-            where = "on this machine" if self._address == "auto" else f"at {self._address}"
-            self._refused = text if self._connected else f"no Ray cluster {where}: {text}"
+        if self._connected:
+            self._refused = self._refused or text
+        elif self._start and self._address == "auto":
+            self._begin_own(text)
+        else:
+            self._refused = self._refused or no_cluster(self._address, text, self._cure)
+
+    def _begin_own(self, reason: str) -> None:
+        """Start a cluster, and give it everything that the one that was not found was asked for."""
+        self._finalizer()
+        try:
+            self._start(reason, self._say)
+        except BadInput as error:
+            self._refused = str(error)
+            return
+        self._connect()
+        self._digest = None
+        self.replace(self._function)
+        for key, (lane, task) in sorted(self._tasks.items()):
+            self._send("task", key, lane, pickle.dumps(task, 5))
 
     def _run_here(self, key: tuple):
         lane, task = self._tasks.pop(key)

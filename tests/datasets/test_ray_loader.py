@@ -295,12 +295,31 @@ def test_a_cluster_without_room_is_named(cluster):
         epoch(loader)
 
 
+def test_that_fewer_workers_run_is_said_once(cluster):
+    said = []
+    with RayDataLoader(Squares(), True, batch_size=4, num_workers=7, say=said.append) as loader:
+        assert same(epoch(loader) + epoch(loader), 2 * plain(Squares(), batch_size=4))
+    assert said == ["ray: 5 of 7 workers run: the cluster has 5 CPUs, and each takes 1"]
+
+
+@pytest.mark.faults
+def test_a_cluster_without_room_for_all_workers_of_an_iterable_data_set(cluster):
+    with (
+        RayDataLoader(Count(), True, batch_size=4, num_workers=7, say=str) as loader,
+        pytest.raises(BadInput, match=r"the Ray cluster is full: 7 workers of 1 CPU"),
+    ):
+        epoch(loader)
+
+
 def test_no_cluster_is_named():
     with (
         RayDataLoader(Squares(), True, "127.0.0.1:9", num_workers=1) as loader,
-        pytest.raises(BadInput, match=r"no Ray cluster at 127.0.0.1:9"),
+        pytest.raises(BadInput, match=r"no Ray cluster at 127.0.0.1:9: .*`ray start --head`.* head_address="),
     ):
         epoch(loader)
+    for address in ("nowhere", "a:b", "http://a:1"):
+        with pytest.raises(BadInput, match=f"head_address {address} is not auto or HOST:PORT"):
+            RayDataLoader(Squares(), True, address, num_workers=1)
 
 
 def test_without_ray_the_command_is_named():
