@@ -60,6 +60,10 @@ def parse(parser: Parser) -> argparse.Namespace:
             raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: what to evaluate")
     url = args.output_dir if object_store.is_url(args.output_dir) else None
     if url:
+        if not object_store.parse(url).prefix:
+            raise BadInput(
+                f"{url} is a whole bucket: give every job a folder of its own, {url.rstrip('/')}/NAME"
+            )
         args.output_dir, args.output_url = scratch.folder("outputs", url), url
     args.output_dir = local_output(args.output_dir or os.path.join(_ROOT, "output_dir"))
     if url:

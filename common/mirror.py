@@ -1,28 +1,28 @@
-"""--train_url s3://...: the job writes to a folder of this node, and a thread of rank 0 brings what is there
-to the URL.
+"""--train_url s3://...: the job writes to a folder of this node, and a thread of rank 0 uploads it.
 
     <train_url>/checkpoints/step_400.pt step_400.pt.json latest    epoch_<n>.pth best.pth metrics.jsonl ...
-    <train_url>/.bootfile-outputs.json    what is whole: {"format", "files": [{path, size, sha256}], "step"}
+    <train_url>/.bootfile-outputs.json    the whole files with size and sha256 (common/output_list.py)
 
-The list is written last, so a job that is killed at any moment leaves the list of before, and what that names
-is what a restart goes on from. Older checkpoints go only after the list that no longer names them. Files
-below other folders (an index, packs) stay on the node.
+At any moment, every file that the list names is at the URL with that sha256. Before a file is overwritten,
+the list is written without it; after new files have arrived, the list is written with them. A checkpoint
+stays in the list, and at the URL, until a newer one is in the list. A restart continues from the newest
+checkpoint in the list. Files in other folders (an index, packs) stay on the node.
 """
 
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import threading
 import time
 
-from common import arguments, checkpoint, exits, meeting, restoring
+from common import arguments, checkpoint, exits, meeting, output_list, restoring
 from common.exits import BadInput
 from common.object_store import ObjectStore, StoreError
-from common.restoring import CHECKPOINTS, MARKER, File
+from common.output_list import File
+from common.restoring import CHECKPOINTS, HISTORY
 from common.url_lease import Lease
 from common.writer import describe
 
@@ -31,6 +31,10 @@ _TRIES = 2  # for the last upload
 _LAST = 10.0  # seconds for it where the job ends with an error
 _BUSY = 10.0  # seconds for the last moments of the job before, after a restart in place
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json)")  # appear by a rename, and are never written to again
+_LATEST = f"{CHECKPOINTS}/{checkpoint.LATEST}"
+_SNAPSHOTS = ".mirror"  # in the folder: files as they are sent
+# the files that a job sends in parts: unfinished uploads of other names belong to other programs
+_IN_PARTS = re.compile(r"checkpoints/step_\d+\.pt|epoch_\d+\.pth|best\.pth|metrics\.jsonl|receipt\.bin")
 
 _mirrors: dict[str, "Mirror"] = {}
 
@@ -59,11 +63,13 @@ def opened(args, first: bool) -> "Mirror | None":
         return None
     mirror, trouble = None, None
     if first:
-        mirror = of(args.output_dir)
         try:
+            mirror = of(args.output_dir)
             mirror.open(args.resume, args.keep)
         except BadInput as error:
             trouble = error
+        except OSError as error:
+            trouble = BadInput(f"cannot restore into {args.output_dir}: {error.strerror} ({error.filename})")
     meeting.everybody("restoring", "to restore the outputs", trouble)
     return mirror
 
@@ -74,11 +80,15 @@ class Mirror:
     def __init__(self, folder: str, url: str):
         self.folder, self.url, self.error = folder, url, ""
         self.store, self.lease, self.keep = ObjectStore(url, threads=4), None, 1
-        self._listed: dict[str, File] = {}  # what the list there says, by path
-        self._files: dict[str, File] = {}  # what the next list will say
+        self._listed: dict[str, File] = {}  # what the list at the URL names
+        self._sure = True  # of that: an attempt to write the list has not failed
+        self._files: dict[str, File] = {}  # what lies at the URL, whole
+        self._sent: dict[str, tuple] = {}  # path -> the file's state when it was sent
+        self._saved = False  # whether this start has saved a checkpoint
+        self._resumed = 0  # the step that training continues from
+        self._replaced = True  # the last checkpoint that was sent has replaced the older ones
         self._doomed: set[str] = set()  # what the next checkpoint replaces
-        self._garbage: set[str] = set()  # what no list names any more
-        self._sent: dict[str, tuple] = {}  # path -> what the file was like when it was sent
+        self._garbage: set[str] = set()  # what the list does not name any more
         self._wake, self._ending, self._asked = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         exits.before_leaving(lambda: self.finish(_LAST))
@@ -100,7 +110,7 @@ class Mirror:
                         f"{self.folder}): give every job a train_url of its own"
                     ) from None
                 time.sleep(0.2)
-        shutil.rmtree(os.path.join(self.folder, ".mirror"), ignore_errors=True)
+        shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
         self.lease = Lease(self.store, self.folder)
         try:
             self._look(resume)
@@ -109,25 +119,26 @@ class Mirror:
             raise
 
     def _look(self, resume: str) -> None:
-        marker = restoring.read_marker(self.store)
-        self._listed = dict(marker.files) if marker else {}
+        self._listed = restoring.read_list(self.store) or {}
         self._files = self._listed.copy()
         there = {entry.key for entry in self.store.list(CHECKPOINTS)}
-        self._doomed = there - self._files.keys()
+        self._doomed = {path for path in there - self._files.keys() if restoring.step_of(path) is not None}
         with contextlib.suppress(
             StoreError
-        ):  # a job need not have the right to; `launch clean` takes them, too
-            for key, upload, _ in self.store.uploads():  # of a job that was killed: they are billed for ever
-                self.store.abort(key, upload)
+        ):  # a job need not have the permission; `launch clean` aborts them
+            for key, upload, _ in self.store.uploads():  # of a job that was killed: billed until aborted
+                if _IN_PARTS.fullmatch(key):
+                    self.store.abort(key, upload)
         if resume == "auto":
-            self._doomed |= restoring.restore(self.store, self.folder, marker, there)
+            self._doomed |= restoring.restore(self.store, self.folder, self._listed, there)
 
     @property
     def started(self) -> bool:
         return self._thread.ident is not None
 
     def start(self, step: int) -> None:
-        """Training begins, or goes on after `step`: upload from now on."""
+        """Training begins, or continues after `step`: upload from now on."""
+        self._resumed = step
         for path in self._files:
             number = restoring.step_of(path)
             if number is not None and (step == 0 or number > step):
@@ -135,7 +146,8 @@ class Mirror:
         self._thread.start()
 
     def saved(self) -> None:
-        """There is a new checkpoint."""
+        """There is a new checkpoint; those that the run does not need are gone."""
+        self._saved = True
         self._asked.set()
         self._wake.set()
 
@@ -201,77 +213,116 @@ class Mirror:
                 _say(f"warning: {self.error}; training goes on, the next save tries again")
 
     def _upload(self) -> None:
-        if self.lease.lost:
-            raise BadInput(self.lease.lost)
-        for name in restoring.HISTORY:  # reaches as far as the checkpoint that comes after it
-            self._send(name)
-        if newest := next(iter(checkpoint.found(os.path.join(self.folder, CHECKPOINTS))), None):
-            self._upload_checkpoint(f"{CHECKPOINTS}/{os.path.basename(newest)}")
-        for name in sorted(os.listdir(self.folder)):
-            path = os.path.join(self.folder, name)
-            if os.path.isfile(path) and not (name.startswith(".") or name.endswith(".partial")):
-                self._send(name)
-        if self._files != self._listed:
-            self._write_marker()
-        self.store.delete(sorted(self._garbage))
-        self._garbage.clear()
-
-    def _upload_checkpoint(self, path: str) -> None:
-        """The file and its checksum, then the list; what it replaces is garbage from there on."""
-        checksum = f"{path}.json"
-        known = self._files.copy()
+        self.lease.check()
+        # The checkpoint is chosen first: the history then reaches as far, or further.
+        step = self._newest()
+        pair = restoring.names_of(step) if step is not None else ()
+        results = [*HISTORY, *pair, *([_LATEST] if pair else [])]
+        others = [name for name in self._plain_files() if name not in HISTORY]
         try:
-            self._send(path)
-            self._send(checksum)
-        except BaseException:
-            self._files = known  # one without the other is none
-            raise
-        if all(self._files.get(each) == self._listed.get(each) for each in (path, checksum)):
-            return
-        number, latest = restoring.step_of(path), f"{CHECKPOINTS}/{checkpoint.LATEST}"
+            changed = {name: file for name in (*results, *others) if (file := self._snapshot(name, step))}
+            self._replaced = self._replaced and changed.keys().isdisjoint(pair)
+            self._withdraw(changed)
+            for name in results:
+                self._send(name, changed)
+            if pair and not self._replaced and set(pair) <= self._files.keys():
+                self._retire(step)
+                self._write_list()
+                self._replaced = True
+            for name in others:
+                self._send(name, changed)
+            self._write_list()
+        finally:
+            shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
+        if self._garbage:
+            self.lease.check()
+            self.store.delete(sorted(self._garbage))
+            self._garbage.clear()
+
+    def _newest(self) -> int | None:
+        """The step of the newest whole checkpoint of this run on the node."""
+        for path in checkpoint.found(os.path.join(self.folder, CHECKPOINTS)):
+            name = f"{CHECKPOINTS}/{os.path.basename(path)}"
+            step = restoring.step_of(name)
+            if not self._saved and step != self._resumed:  # may be another run's
+                continue
+            with contextlib.suppress(checkpoint.Refused, OSError):
+                if name not in self._files or self._sent.get(name) != _state(path):
+                    checkpoint.verify(path)
+                return step
+        return None
+
+    def _plain_files(self) -> list[str]:
+        """Names of the files directly in the folder."""
+        names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
+        return sorted(
+            name
+            for name in names
+            if os.path.isfile(os.path.join(self.folder, name)) and not name.endswith(".partial")
+        )
+
+    def _snapshot(self, name: str, step: int | None) -> File | None:
+        """What a file is now, whatever is written to it while it is sent; None if it is at the URL.
+
+        step: of the newest checkpoint, which LATEST names.
+        """
+        snapshot = self._make(os.path.join(_SNAPSHOTS, name))
+        state = None
+        if name == _LATEST:
+            with open(snapshot, "w", encoding="utf-8") as file:
+                file.write(f"{checkpoint.name_of(step)}\n")
+        else:
+            path = os.path.join(self.folder, name)
+            try:
+                state = _state(path)
+                if name in self._files and self._sent.get(name) == state:
+                    return None
+                _copy(path, snapshot)
+            except FileNotFoundError:  # another one takes its place, and is sent next time
+                return None
+        self._sent[name] = state
+        own = File(os.path.getsize(snapshot), _sha256(snapshot))
+        return None if self._files.get(name) == own else own
+
+    def _withdraw(self, names) -> None:
+        """Take files off the list before others are written over them."""
+        for name in names:
+            self._files.pop(name, None)
+        self._write_list()
+
+    def _send(self, name: str, changed: dict[str, File]) -> None:
+        if name in changed:
+            self.lease.check()
+            self.store.send(os.path.join(self.folder, _SNAPSHOTS, name), name, sha256=changed[name].sha256)
+            self._files[name] = changed[name]
+            self._garbage.discard(name)
+
+    def _retire(self, step: int) -> None:
+        """Take off the list what a new checkpoint replaces."""
         steps = {restoring.step_of(each) for each in self._files.keys() - self._doomed} - {None}
-        for old in sorted(steps | {number})[: -self.keep]:
+        for old in sorted(steps | {step})[: -self.keep]:
             self._doomed |= set(restoring.names_of(old))
-        self._doomed -= {path, checksum, latest}
-        content = f"{os.path.basename(path)}\n".encode()
-        self.store.write(latest, content)
-        self._files[latest] = File(len(content), hashlib.sha256(content).hexdigest())
+        self._doomed -= {*restoring.names_of(step), _LATEST}
         for each in self._doomed:
             self._files.pop(each, None)
-            self._sent.pop(each, None)
-        self._write_marker()
         self._garbage |= self._doomed
         self._doomed.clear()
 
-    def _send(self, name: str) -> None:
-        """Bring a file to the URL, where another one is there; it is in the next list."""
-        path = os.path.join(self.folder, name)
-        snapshot = self._make(os.path.join(".mirror", name.replace("/", "-")))
-        try:
-            status = os.stat(path)
-            state = status.st_ino, status.st_size, status.st_mtime_ns
-            if self._sent.get(name) == state:
-                return
-            _copy(path, snapshot)
-        except FileNotFoundError:  # another took its place meanwhile, and will be sent
-            return
-        try:
-            own = File(os.path.getsize(snapshot), _sha256(snapshot))
-            if self._files.get(name) != own:
-                self.store.send(snapshot, name, sha256=own.sha256)
-            self._files[name], self._sent[name] = own, state
-        finally:
-            os.unlink(snapshot)
-
-    def _write_marker(self) -> None:
-        steps = [step for step in map(restoring.step_of, self._files) if step is not None]
-        marker = {
-            "format": restoring.FORMAT,
-            "files": [{"path": path, **file._asdict()} for path, file in sorted(self._files.items())],
-            "step": max(steps, default=None),
+    def _write_list(self) -> None:
+        """Name what is whole at the URL: a checkpoint only together with its checksum."""
+        steps = {path: restoring.step_of(path) for path in self._files}
+        files = {
+            path: file
+            for path, file in self._files.items()
+            if steps[path] is None or set(restoring.names_of(steps[path])) <= self._files.keys()
         }
-        self.store.write(MARKER, json.dumps(marker, indent=1).encode())
-        self._listed = self._files.copy()
+        if files == self._listed and self._sure:
+            return
+        self.lease.check()
+        self._sure = False
+        newest = max((steps[path] for path in files if steps[path] is not None), default=None)
+        self.store.write(output_list.NAME, output_list.text(files, newest))
+        self._listed, self._sure = files, True
 
     def _make(self, name: str) -> str:
         """Where a file of ours lies."""
@@ -280,8 +331,13 @@ class Mirror:
         return path
 
 
+def _state(path: str) -> tuple:
+    """Changes when the file does."""
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def _copy(path: str, snapshot: str) -> None:
-    """What the file is now, whatever is written to it while it is sent."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(snapshot)
     if _FOREVER.fullmatch(path):

@@ -1,8 +1,10 @@
 """boto3's client as S3, OBS and a server on this machine need it: where, by whom, how long to wait."""
 
+import functools
 import ipaddress
 import os
 import re
+import sys
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -10,6 +12,8 @@ from common.exits import BadInput
 
 CONNECT_TIMEOUT = 10.0  # seconds
 _HOST = re.compile(r"[a-z0-9._:-]+")
+_USE_HTTPS = "S3_USE_HTTPS"
+_NEEDS_HTTPS = f"https:// is needed for any other machine ({_USE_HTTPS}=0 allows http)"
 
 
 class Endpoint(NamedTuple):
@@ -28,7 +32,8 @@ def endpoint(scheme: str) -> Endpoint:
     """Where s3:// or obs:// is, by the environment: S3_ENDPOINT (as ModelArts sets it), AWS_ENDPOINT_URL_S3,
     AWS_ENDPOINT_URL, or OBS in OBS_REGION or AWS_DEFAULT_REGION. Raises BadInput.
 
-    Where S3_ENDPOINT names no protocol, S3_USE_HTTPS=0 means http. Certificates are always checked.
+    Certificates are always checked. S3_USE_HTTPS=0 allows http to other machines, and means it for an address
+    without a protocol: connect() then prints a warning.
     """
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
     if scheme == "obs":
@@ -55,7 +60,7 @@ def endpoint(scheme: str) -> Endpoint:
 def _checked(name: str, text: str) -> str:
     """The endpoint as scheme://host[:port]. Raises BadInput, without a password that stands in it."""
     if "://" not in text:
-        text = f"{'http' if os.environ.get('S3_USE_HTTPS') == '0' else 'https'}://{text}"
+        text = f"{'http' if os.environ.get(_USE_HTTPS) == '0' else 'https'}://{text}"
     try:
         parts = urlsplit(text)
         fine = (
@@ -69,7 +74,20 @@ def _checked(name: str, text: str) -> str:
         raise BadInput(f"{name} is no address of an object store: https://HOST[:PORT] is expected")
     if "@" in parts.netloc:
         raise BadInput(f"{name} holds a user name or a password: credentials have variables of their own")
-    return f"{parts.scheme}://{parts.netloc}"
+    url = f"{parts.scheme}://{parts.netloc}"
+    if _in_clear_text(url) and os.environ.get(_USE_HTTPS) != "0":
+        raise BadInput(f"{name}={url} is not encrypted: {_NEEDS_HTTPS}")
+    return url
+
+
+def _in_clear_text(url: str) -> bool:
+    """Whether data and session tokens leave this machine without encryption."""
+    parts = urlsplit(url)
+    try:
+        local = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname).is_loopback
+    except ValueError:
+        local = False
+    return parts.scheme == "http" and not local
 
 
 def _is_bare(host: str) -> bool:
@@ -103,7 +121,7 @@ def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float)
             "aws_secret_access_key": os.environ.get("OBS_SECRET_ACCESS_KEY"),
             "aws_session_token": os.environ.get("OBS_SECURITY_TOKEN") or None,
         }
-    return boto3.session.Session().client(
+    client = boto3.session.Session().client(
         "s3",
         endpoint_url=where.url,
         region_name=where.region,
@@ -119,3 +137,14 @@ def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float)
         ),
         **keys,
     )
+    if _in_clear_text(client.meta.endpoint_url):  # boto3's files may name an endpoint, too
+        if os.environ.get(_USE_HTTPS) != "0":
+            raise BadInput(f"the endpoint {client.meta.endpoint_url} is not encrypted: {_NEEDS_HTTPS}")
+        _warn_of_clear_text(client.meta.endpoint_url)
+    return client
+
+
+@functools.cache
+def _warn_of_clear_text(url: str) -> None:
+    """Once per process."""
+    print(f"warning: {url} is not encrypted: others on the network can read data and tokens", file=sys.stderr)

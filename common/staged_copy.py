@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 
 from common.object_store import Object
 from common.object_store_paths import is_partial
@@ -19,11 +20,11 @@ class StagedCopy:
     def entries(self) -> dict[str, tuple]:
         """key -> (size, etag, sha256, mtime); a last line that was cut is left out."""
         found = {}
-        with contextlib.suppress(OSError), open(self.journal, encoding="utf-8") as file:
+        with contextlib.suppress(OSError), open(self.journal, encoding="utf-8", errors="replace") as file:
             for text in file:
-                with contextlib.suppress(ValueError):
-                    key, *entry = json.loads(text)
-                    found[key] = tuple(entry) if len(entry) == 4 else (-1, "", "", 0)
+                with contextlib.suppress(ValueError, TypeError, OverflowError, RecursionError):
+                    key, size, etag, sha256, mtime = json.loads(text)
+                    found[key] = int(size), str(etag), str(sha256), int(mtime)
         return found
 
     def has(self, folder: str, entry: Object, entries: dict[str, tuple], sha256: str | None) -> bool:
@@ -50,7 +51,7 @@ class StagedCopy:
                 return False
             os.utime(path, ns=(mtime, mtime))
             return True
-        except OSError:
+        except (OSError, OverflowError):
             return False
 
     def others(self, folder: str, objects: list[Object]) -> tuple[list[str], int]:
@@ -67,13 +68,15 @@ class StagedCopy:
                     found.append(os.path.join(self.hidden, key))
         return found, begun
 
-    def listed_at(self) -> float:
-        """When the store was looked at for what is here, seconds of time.time(); -1 before the first time."""
+    def listed_at(self) -> float | None:
+        """When the store was last listed for this copy, seconds of clock(); None if not since this machine
+        was started."""
         try:
             with open(os.path.join(self.place, "state.json"), encoding="utf-8") as file:
-                return float(json.load(file)["listed"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return -1.0
+                state = json.load(file)
+            return float(state["listed"]) if boot() and state["boot"] == boot() else None
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return None
 
     def write(self, name: str, text: str) -> None:
         """Make a file of ours appear, whole."""
@@ -83,6 +86,20 @@ class StagedCopy:
             file.flush()
             os.fsync(file.fileno())
         os.replace(f"{path}.partial", path)
+
+
+def clock() -> float:
+    """Seconds since this machine was started, the same in all processes. The wall clock may be set back."""
+    return time.monotonic()
+
+
+def boot() -> str:
+    """Names this start of the machine; "" if the system does not."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:  # not Linux
+        return ""
 
 
 def line(key: str, *entry) -> str:

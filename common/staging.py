@@ -20,21 +20,21 @@ import shutil
 import threading
 import time
 
-from common import meeting, scratch
+from common import meeting, output_list, scratch
 from common.exits import BadInput
 from common.object_store import Object, ObjectStore
 from common.object_store_errors import shown
 from common.object_store_paths import check_keys, is_partial
-from common.staged_copy import StagedCopy, line, sync, time_of
+from common.staged_copy import StagedCopy, boot, clock, line, sync, time_of
 
 THREADS = 16
-MANIFESTS = ("manifest.json", ".bootfile-outputs.json")  # with sizes and sha256 of what was uploaded
+MANIFESTS = ("manifest.json", output_list.NAME)  # with sizes and sha256 of what was uploaded
 _SAY_EVERY = 30.0  # seconds: a silent job is taken for a hung one
 _IN_USE = 60.0  # seconds for another job to end
 _LARGEST_MANIFEST = 2**30  # bytes
 _SLACK = 4096  # bytes a file may take on the disk beyond its own
 
-_began = time.time()
+_began = clock()
 _staged: dict[str, str] = {}
 _leases = []  # files that are locked as long as this process lives
 
@@ -69,7 +69,8 @@ class _Staging:
 
     def run(self) -> str:
         with self.store, self._alone("lock", "another process of this node stages it"):
-            if not (self.copy.listed_at() >= _began and os.path.isdir(self.copy.data)):
+            listed = self.copy.listed_at()
+            if listed is None or listed < _began or not os.path.isdir(self.copy.data):
                 self._update()
             lease = self._open("lease")
             fcntl.lockf(lease, fcntl.LOCK_SH)
@@ -77,7 +78,7 @@ class _Staging:
         return self.copy.data
 
     def _update(self) -> None:
-        listed = time.time()
+        listed = clock()
         objects = []
         for entry in self.store.list():
             objects.append(entry)
@@ -106,7 +107,8 @@ class _Staging:
             )
         else:
             self._change(objects, missing, gone, begun, entries, checksums)
-        self.copy.write("state.json", json.dumps({"url": self.url, "files": len(objects), "listed": listed}))
+        state = {"url": self.url, "files": len(objects), "boot": boot(), "listed": listed}
+        self.copy.write("state.json", json.dumps(state))
 
     def _change(self, objects, missing, gone, begun, entries, checksums) -> None:
         with self._alone("lease", "another job of this node reads the copy of before", _IN_USE):
@@ -207,13 +209,13 @@ class _Staging:
         for name in MANIFESTS:
             if not 0 < sizes.get(name, 0) <= _LARGEST_MANIFEST:
                 continue
+            content = self.store.read(name)
             try:
-                manifest = json.loads(self.store.read(name))
-                listed = {each["path"]: (each["size"], each["sha256"]) for each in manifest["files"]}
-            except (ValueError, KeyError, TypeError, RecursionError):  # somebody else's file of that name
+                _, listed = output_list.parse(content)
+            except ValueError:  # another program's file of that name
                 continue
             for key, (size, sha256) in listed.items():
-                if key in sizes and isinstance(sha256, str) and len(sha256) == 64:
+                if key in sizes:
                     if name == MANIFESTS[0] and sizes[key] != size:
                         raise BadInput(
                             f"{self.url}: {shown(key)!r} has {sizes[key]} bytes, {name} says {size}: it was "

@@ -13,6 +13,7 @@ import uuid
 
 from common.exits import BadInput
 from common.object_store import ObjectStore, StoreError
+from common.object_store_errors import shown
 
 KEY = ".bootfile-lease.json"
 RENEW, WATCH = 10.0, 25.0  # seconds
@@ -32,21 +33,27 @@ class Lease:
         if other and other.get("id") != self.id:
             self._watch(other)
         self._write()
-        self._check()
+        self.check()
+        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise BadInput if the lease is another job's by now: this one was paused for too long."""
+        if not self.lost and (found := self._read() or {}).get("id") != self.id:
+            self.lost = _in_use(self.url, found)
         if self.lost:
             raise BadInput(self.lost)
-        threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
     def release(self) -> None:
         self._ended.set()
-        if not self.lost:
-            self.store.delete([KEY])
+        self.check()
+        self.store.delete([KEY])
 
     def _watch(self, other: dict) -> None:
-        if time.time() - other.get("time", 0.0) > _OLD:
+        when = other.get("time")
+        if isinstance(when, int | float) and time.time() - when > _OLD:
             return
         print(
-            f"{self.url} was last written to by another job, on {other.get('host')}: watching for "
+            f"{self.url} was last written to by another job, on {_text(other, 'host')}: watching for "
             f"{WATCH:.0f} s whether it is alive",
             flush=True,
         )
@@ -62,26 +69,21 @@ class Lease:
     def _renew(self) -> None:
         while not self._ended.wait(RENEW) and not self.lost:
             try:
-                self._check()
-                if not (self.lost or self._ended.is_set()):
+                self.check()
+                if not self._ended.is_set():
                     self._write()
-            except StoreError:
-                pass  # who uploads says so
-
-    def _check(self) -> None:
-        found = self._read()
-        if found and found.get("id") != self.id:
-            self.lost = _in_use(self.url, found)
+            except BadInput:
+                pass  # the next upload reports it
 
     def _read(self) -> dict | None:
         try:
             found = json.loads(self.store.read(KEY))
-            return found if isinstance(found, dict) else {"id": None}
+            return found if isinstance(found, dict) and found else {"id": None}
         except StoreError as error:
             if error.reason in _GONE:
                 return None
             raise
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"id": None}
 
     def _write(self) -> None:
@@ -90,10 +92,16 @@ class Lease:
 
 
 def _in_use(url: str, other: dict) -> str:
+    if not other:
+        return f"{url} has belonged to another job, or its sign of life was removed: nothing more is uploaded"
     return (
-        f"{url} belongs to another job that is running (process {other.get('pid')} on {other.get('host')}): "
-        "its results and these would be mixed; give every job a train_url of its own"
+        f"{url} belongs to another job that is running (process {_text(other, 'pid')} on "
+        f"{_text(other, 'host')}): the results would be mixed; give every job a train_url of its own"
     )
+
+
+def _text(other: dict, name: str) -> str:
+    return shown(str(other.get(name)))
 
 
 def _identity(folder: str) -> str:
@@ -102,7 +110,7 @@ def _identity(folder: str) -> str:
         with open(path, encoding="utf-8") as file:
             if known := file.read().strip():
                 return known
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         pass
     own = uuid.uuid4().hex
     with open(path, "w", encoding="utf-8") as file:

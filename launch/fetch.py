@@ -1,19 +1,21 @@
 """Fetch the outputs of a job, or any folder, from an object store.
 
-    python -m launch fetch s3://bucket/outputs | obs://... | RECORD --to FOLDER [--latest_checkpoint]
+    python -m launch fetch s3://bucket/outputs | obs://... | RECORD --to FOLDER [--latest_checkpoint] [--yes]
 
 RECORD: of a job that `submit` has sent; its output train_url is meant.
 Every file appears whole or not at all, and is compared with the sha256 that its upload left. Files that are
 there already are not fetched again, and a fetch that was ended goes on when it is started again. Nothing in
-FOLDER is removed. Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and
-OBS_SECRET_ACCESS_KEY, or boto3's usual files. Place: AWS_ENDPOINT_URL_S3, or OBS_REGION.
+FOLDER is removed. Files in FOLDER that have another content are shown, and replaced only after a yes; without
+a terminal to ask on, only with --yes.
 
-Exit codes: 0 all is here, 1 something that the job listed is not in the store, 2 bad input or a store that
-refuses, 130 interrupted.
+Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or
+boto3's usual files. Place: AWS_ENDPOINT_URL_S3, or OBS_REGION.
+
+Exit codes: 0 all is here, 1 something that the job listed is not in the store, or the answer was no, 2 bad
+input or a store that refuses, 130 interrupted.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -22,16 +24,17 @@ import time
 from functools import partial
 from typing import NamedTuple
 
+from common import output_list
 from common.arguments import Parser
 from common.exits import BadInput
-from common.object_store import Object, ObjectStore, parse
+from common.object_store import Object, ObjectStore, StoreError, parse
 from common.object_store_errors import of_the_disk, shown
 from common.object_store_paths import check_keys, is_partial, local_path, make_folder_of, sweep
-from launch import job_records, manifests, transfers
+from launch import consent, job_records, manifests, transfers
 
-OUTPUTS = ".bootfile-outputs.json"  # what a job has written last: its files with their sha256
-_CHECKPOINT = re.compile(r"(?:.*/)?checkpoints/step_(\d+)\.pt")
+_CHECKPOINT = re.compile(r"(?P<folder>(?:.*/)?)checkpoints/step_(?P<step>\d+)\.pt")
 _METRICS = "metrics.jsonl"
+_SHOWN = 10  # files that would be replaced
 
 
 class _Listed(NamedTuple):
@@ -53,31 +56,39 @@ def main(arguments: list[str]) -> int:
         action="store_true",
         help=f"only the newest whole checkpoint, and {_METRICS}",
     )
+    parser.add_argument("--yes", action="store_true", help="replace files of another content without asking")
     args = parser.parse_args(arguments)
     url = args.url if "://" in args.url else _output_of(args.url)
     parse(url)
     try:
-        return fetch(url, args.to, args.latest_checkpoint)
+        return fetch(url, args.to, args.latest_checkpoint, args.yes)
     except KeyboardInterrupt:
         print("interrupted: start it again to go on", file=sys.stderr)
         return transfers.INTERRUPTED
 
 
-def _output_of(record: str) -> str:
-    outputs = job_records.find(record).get("outputs") or {}
-    if "train_url" not in outputs:
-        raise BadInput(f"{record}: no output train_url is known of that job (outputs: {', '.join(outputs)})")
+def _output_of(text: str) -> str:
+    record = job_records.known(text)
+    if not record:
+        raise BadInput(
+            f"{text} is not s3://bucket/prefix or obs://bucket/prefix, and not the id or the record of a job "
+            f"that was sent from here ({job_records.FOLDER})"
+        )
+    outputs = record.get("outputs")
+    outputs = outputs if isinstance(outputs, dict) else {}
+    if not isinstance(outputs.get("train_url"), str):
+        raise BadInput(f"{text}: no output train_url is known of that job (outputs: {', '.join(outputs)})")
     return outputs["train_url"]
 
 
-def fetch(url: str, to: str, latest_checkpoint: bool) -> int:
+def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
     begin = time.monotonic()
     with ObjectStore(url, transfers.THREADS) as store:
+        listed = _listed(store)  # before the listing: files that a job replaces meanwhile are newer
         there = {entry.key: entry for entry in store.list()}
         if not there:
             raise BadInput(f"there is nothing below {url}")
-        listed = _markers(store, there)
-        wanted = _newest(store, there, listed) if latest_checkpoint else _without_ours(there)
+        wanted = _newest(store, there) if latest_checkpoint else _without_ours(there)
         check_keys(wanted, url)
         for key in wanted:
             make_folder_of(local_path(to, key), key)
@@ -90,6 +101,10 @@ def fetch(url: str, to: str, latest_checkpoint: bool) -> int:
             [partial(_is_here, store, to, entry, expected[entry.key]) for entry in entries],
         )
         missing = [entry for entry, here in zip(entries, known, strict=True) if not here]
+        others = sorted(entry.key for entry in missing if os.path.isfile(local_path(to, entry.key)))
+        if others and not _may_replace(others, to, yes):
+            print("nothing was fetched")
+            return 1
         size = sum(entry.size for entry in missing)
         _check_room(to, missing)
         tasks = [partial(_fetch, store, to, entry, expected[entry.key]) for entry in missing]
@@ -106,22 +121,36 @@ def fetch(url: str, to: str, latest_checkpoint: bool) -> int:
     return int(bool(gone))
 
 
-def _markers(store: ObjectStore, there: dict[str, Object]) -> dict[str, _Listed]:
-    """Path -> what the markers of jobs and of uploads say; somebody else's files of these names: nothing."""
-    listed = {}
-    for name in (manifests.NAME, OUTPUTS):
-        if name not in there:
+def _may_replace(others: list[str], to: str, yes: bool) -> bool:
+    """Show the files that would be replaced, and ask. Raises BadInput without a terminal to ask on."""
+    for key in others[:_SHOWN]:
+        print(f"replace {shown(os.path.join(to, key))}")
+    if len(others) > _SHOWN:
+        print(f"replace {len(others) - _SHOWN} more")
+    question = f"replace {len(others)} files in {to} that have another content"
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise BadInput(f"there is no terminal to ask on: --yes to {question}, {shown(others[0])} the first")
+    return consent.agreed(f"{question}?")
+
+
+def _listed(store: ObjectStore, folder: str = "") -> dict[str, _Listed]:
+    """Path -> what the lists of jobs and of uploads in a folder say; nothing for other programs' files of
+    these names."""
+    found = {}
+    for name in (manifests.NAME, output_list.NAME):
+        entry = store.head(folder + name)
+        if not entry:
             continue
-        content, when = store.read(name), there[name].modified
         try:
-            files = json.loads(content)["files"]
-            found = {file["path"]: _Listed(file["size"], file["sha256"], when) for file in files}
-        except (ValueError, KeyError, TypeError, RecursionError):
+            _, files = output_list.parse(store.read(folder + name))
+        except StoreError:
+            raise
+        except ValueError:
             continue
-        listed |= {
-            path: each for path, each in found.items() if re.fullmatch("[0-9a-f]{64}", str(each.sha256))
-        }
-    return listed
+        found |= {folder + path: _Listed(*file, entry.modified) for path, file in files.items()}
+    return found
 
 
 def _without_ours(there: dict[str, Object]) -> dict[str, Object]:
@@ -142,13 +171,19 @@ def _expected(entry: Object, listed: dict[str, _Listed]) -> str | None:
     return marker.sha256
 
 
-def _newest(store: ObjectStore, there: dict[str, Object], listed: dict[str, _Listed]) -> dict[str, Object]:
-    """The checkpoint of the highest step that is whole, its checksum, and the metrics."""
-    steps = {int(match[1]): key for key in there if (match := _CHECKPOINT.fullmatch(key))}
-    outputs = OUTPUTS in there  # a checkpoint that the job's marker does not list is not finished
-    for _, key in sorted(steps.items(), reverse=True):
-        if f"{key}.json" in there and (key in listed or not outputs):
-            folder = key.rpartition("checkpoints/")[0]
+def _newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Object]:
+    """The checkpoint of the highest step that is whole, its checksum, and the metrics. Raises BadInput if
+    there is none, or if there are several runs."""
+    found = [match for key in there if (match := _CHECKPOINT.fullmatch(key))]
+    folders = {match["folder"] for match in found}
+    if "" not in folders and len(folders) > 1:
+        urls = ", ".join(store.location.url(folder.rstrip("/")) for folder in sorted(folders)[:_SHOWN])
+        raise BadInput(f"{store.location.url()} holds {len(folders)} runs: fetch from one of {urls}")
+    folder = min(folders, default="")
+    steps = {int(match["step"]): match[0] for match in found if match["folder"] == folder}
+    listed, job = _listed(store, folder), f"{folder}{output_list.NAME}" in there
+    for _, key in sorted(steps.items(), reverse=True):  # one that the job's list does not name is not whole
+        if f"{key}.json" in there and (key in listed or not job):
             names = [key, f"{key}.json", f"{folder}{_METRICS}"]
             return {name: there[name] for name in names if name in there}
     raise BadInput(f"there is no whole checkpoint below {store.location.url()}: checkpoints/step_<n>.pt")

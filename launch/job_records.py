@@ -63,6 +63,15 @@ def all_records() -> list[dict[str, Any]]:
 def find(text: str) -> dict[str, Any]:
     """The record that a user means: a file, the name of one in FOLDER, or an id; an id without a record
     takes the place and the project from the environment. Raises BadInput."""
+    if record := known(text):
+        return record
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", text):
+        raise BadInput(f"{text} is no file, and no id of a job")
+    return {"id": text, "endpoint": modelarts.endpoint(), "project_id": modelarts.project()}
+
+
+def known(text: str) -> dict[str, Any] | None:
+    """The record of a job that was sent from here; None if there is none. Raises BadInput."""
     for path in (text, os.path.join(FOLDER, text), os.path.join(FOLDER, f"{text}.json")):
         if os.path.isfile(path):
             record = read(path)
@@ -72,12 +81,7 @@ def find(text: str) -> dict[str, Any]:
                     "in the console"
                 )
             return record
-    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", text):
-        raise BadInput(f"{text} is no file, and no id of a job")
-    for record in all_records():
-        if record.get("id") == text:
-            return record
-    return {"id": text, "endpoint": modelarts.endpoint(), "project_id": modelarts.project()}
+    return next((record for record in all_records() if record.get("id") == text), None)
 
 
 def service(record: dict[str, Any]) -> modelarts.ModelArts:

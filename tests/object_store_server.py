@@ -18,7 +18,17 @@ CREDENTIALS = {  # moto takes any
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "NO_PROXY": "127.0.0.1",
 }
-_SERVER = "import sys; from moto.server import main; main(sys.argv[1:])"
+_SERVER = """
+import ctypes, os, signal, sys
+parent = int(sys.argv.pop(1))
+if sys.platform == "linux":  # it ends with the test, even if that is killed
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+from moto.server import main
+main(sys.argv[1:])
+"""
 
 
 class ObjectStoreServer:
@@ -30,7 +40,7 @@ class ObjectStoreServer:
     def __init__(self, *buckets: str):
         self.port = free_port()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, "-H", "127.0.0.1", "-p", str(self.port)],
+            [sys.executable, "-c", _SERVER, str(os.getpid()), "-H", "127.0.0.1", "-p", str(self.port)],
             env=environment(**CREDENTIALS),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import select
 import subprocess
 import sys
 import threading
@@ -10,10 +11,10 @@ import time
 
 import pytest
 
-from common import object_store, object_store_errors, object_store_paths
+from common import object_store, object_store_client, object_store_errors, object_store_paths
 from common.exits import BadInput
 from common.object_store import Location, ObjectStore, StoreError, is_url, parse
-from tests.conftest import environment, free_port, run
+from tests.conftest import environment, free_port, run, start
 from tests.fault_proxy import FaultProxy
 from tests.object_store_server import CREDENTIALS, ObjectStoreServer
 
@@ -118,6 +119,46 @@ def test_the_environment_says_where(monkeypatch, variables, url, style):
     )
     if "OBS" in str(variables) or "obs." in host:
         assert opened.requests.endpoint.region in host
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT"])
+def test_clear_text_to_another_machine_is_refused_or_said(monkeypatch, tmp_path, capsys, name):
+    for each in ("S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_USE_HTTPS"):
+        monkeypatch.delenv(each, raising=False)
+    for each, value in CREDENTIALS.items():
+        monkeypatch.setenv(each, value)
+    for url in ("http://obs.example.com", "http://192.0.2.1:9000", "http://localhost.example"):
+        monkeypatch.setenv(name, url)
+        with pytest.raises(BadInput, match=rf"{name}={url} is not encrypted.*S3_USE_HTTPS"):
+            ObjectStore("s3://bucket")
+    monkeypatch.setenv("S3_USE_HTTPS", "0")
+    object_store_client._warn_of_clear_text.cache_clear()
+    for _ in range(2):
+        assert ObjectStore("s3://bucket").requests.client.meta.endpoint_url == url
+    assert capsys.readouterr().err.count(f"warning: {url} is not encrypted") == 1
+    monkeypatch.delenv("S3_USE_HTTPS")
+    for local in ("http://127.0.0.2:1", "http://localhost:1", "http://[::1]:1"):
+        monkeypatch.setenv(name, local)
+        assert ObjectStore("s3://bucket").requests.client.meta.endpoint_url == local
+    assert capsys.readouterr().err == ""
+    monkeypatch.delenv(name)
+    (tmp_path / "config").write_text(f"[default]\nendpoint_url = {url}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(BadInput, match="not encrypted"):
+        _ = ObjectStore("s3://bucket").requests.client
+
+
+def test_a_killed_test_takes_its_server_with_it():
+    script = (
+        "from tests.object_store_server import ObjectStoreServer as S\n"
+        "print(S().process.pid, flush=True); input()"
+    )
+    test = start("-c", script, stdin=subprocess.PIPE)
+    server = os.pidfd_open(int(test.stdout.readline()))
+    test.kill()
+    test.communicate()
+    assert select.select([server], [], [], 20)[0], "moto is still there"
+    os.close(server)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What is below a URL arrives once, whole, and only that; against a real server."""
 
 import http.server
+import json
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common import scratch, staging
+from common import scratch, staged_copy, staging
 from common.exits import BadInput
 from tests.conftest import environment, finish, free_port, start
 from tests.fault_proxy import FaultProxy
@@ -50,7 +51,7 @@ def here(server, monkeypatch, tmp_path):
 
     def stage(url: str) -> Path:
         monkeypatch.setattr(staging, "_staged", {})
-        monkeypatch.setattr(staging, "_began", time.time())
+        monkeypatch.setattr(staging, "_began", staged_copy.clock())
         return Path(staging.stage(url))
 
     return stage
@@ -119,6 +120,37 @@ def test_a_copy_that_was_damaged_is_mended(server, here, capsys):
     capsys.readouterr()
     assert found(here("s3://data/damage")) == files
     assert "2 files, 1 fetched" in capsys.readouterr().out
+
+
+def test_a_copy_is_compared_with_the_store_whatever_the_clock_says(server, here, monkeypatch):
+    put(server, "clock", a=b"1", b=b"2")
+    folder = here("s3://data/clock")
+    now, state = time.time, folder.parent / "state.json"
+    files = put(server, "clock", a=b"3", b=b"4")
+    monkeypatch.setattr(time, "time", lambda: now() - 7200)
+    assert found(here("s3://data/clock")) == files
+    said = json.loads(state.read_text())
+    for damaged in (
+        said | {"listed": 1e300, "boot": "another"},
+        said | {"listed": None},
+        said | {"listed": "x"},
+        5,
+    ):
+        state.write_text(json.dumps(damaged))
+        files = put(server, "clock", a=os.urandom(9))
+        files["b"] = b"4"
+        assert found(here("s3://data/clock")) == files
+
+
+def test_a_damaged_journal_means_fetching_again(server, here, capsys):
+    files = put(server, "journal", a=b"1", b=b"2")
+    folder = here("s3://data/journal")
+    journal, state = folder.parent / "journal.jsonl", folder.parent / "state.json"
+    for line in ("5", "null", "[[], 1, 2, 3, 4]", "[" * 100_000, '["a", 1, 2]', '["a", 1e999, "x", "y", 1]'):
+        journal.write_text(f"{line}\n")
+        state.write_text("[" * 100_000)
+        assert found(here("s3://data/journal")) == files
+    assert capsys.readouterr().out.count("2 files, 2 fetched") == 7
 
 
 @pytest.mark.parametrize("key", ["../out", "a/../../out", "/out", "a//b", "a\\b", "train/x/y"])

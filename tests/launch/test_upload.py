@@ -121,7 +121,7 @@ def test_data_go_there_and_come_back(server, url, tmp_path):
     here.pop("manifest.json")
     assert here == FILES | {"a": b"3" * 1000, "new": b"4"}
     folder_of(back, {"a": b"5" * 1000, "own": b"6"})
-    said = launch(server, "fetch", url, "--to", back)
+    said = launch(server, "fetch", url, "--to", back, "--yes")
     assert "fetched 1 file, 1.0 kB" in said.stdout
     assert (back / "a").read_bytes() == b"3" * 1000 and (back / "own").exists()
 
@@ -247,6 +247,40 @@ def test_outputs_that_are_not_as_listed(server, url, tmp_path):
     said = launch(server, "fetch", url, "--to", tmp_path / "back", code=1)
     assert "listed, but not in the store: 1 files, gone.pth the first" in said.stdout
     assert contents(tmp_path / "back") == files | {"metrics.jsonl": b'{"step": 3}\n'}
+    deep, none = b"[" * 100_000, b'{"files": [{"path": 5, "size": 1, "sha256": "%s"}]}' % (b"0" * 64)
+    put(server, url, {".bootfile-outputs.json": none, "manifest.json": deep})
+    assert "2 files" not in launch(server, "fetch", url, "--to", tmp_path / "back").stderr
+
+
+def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp_path):
+    files = outputs([1])
+    put(server, url, files)
+    own = {"metrics.jsonl": b"my own", "best.pth": b"mine", "notes": b"stay"}
+    folder_of(tmp_path, own)
+    said = launch(server, "fetch", url, "--to", tmp_path, code=2)
+    assert "there is no terminal to ask on: --yes to replace 2 files" in said.stderr
+    assert contents(tmp_path) == own
+    answered = on_a_terminal(server, "n", "fetch", url, "--to", tmp_path)
+    assert answered[0] == 1 and f"replace {tmp_path}/best.pth" in answered[1]
+    assert contents(tmp_path) == own
+    launch(server, "fetch", url, "--to", tmp_path, "--yes")
+    assert contents(tmp_path) == files | {"notes": b"stay"}
+    assert on_a_terminal(server, "", "fetch", url, "--to", tmp_path)[0] == 0, "no question"
+
+
+def test_the_newest_checkpoint_of_one_run(server, url, tmp_path):
+    runs = {f"{name}/{path}": content for name in ("old", "new") for path, content in outputs([9]).items()}
+    put(server, url, runs)
+    said = launch(server, "fetch", url, "--to", tmp_path / "no", "--latest_checkpoint", code=2)
+    assert f"{url} holds 2 runs: fetch from one of {url}/new, {url}/old" in said.stderr
+    put(server, url, outputs([2]))
+    said = launch(server, "fetch", url, "--to", tmp_path / "own", "--latest_checkpoint")
+    assert "checkpoint checkpoints/step_2.pt\n" in said.stdout
+    put(server, f"{url}/old", listed({"checkpoints/step_9.pt": b"another"}))
+    said = launch(
+        server, "fetch", f"{url}/old/", "--to", tmp_path / "one", "--latest_checkpoint", "--yes", code=2
+    )
+    assert "checkpoints/step_9.pt" in said.stderr
 
 
 def test_a_fetch_that_was_killed_goes_on(server, url, tmp_path):
@@ -363,4 +397,7 @@ def test_a_job_s_record_stands_for_its_output(server, url, tmp_path):
         assert (to / "metrics.jsonl").read_bytes() == b"{}\n"
     said = launch(server, "fetch", "run-2", "--to", tmp_path / "no", code=2, BOOTFILE_JOBS=str(place)).stderr
     assert "run-2: no output train_url is known of that job (outputs: other)" in said
-    assert "no file, and no id" in launch(server, "fetch", "../x", "--to", tmp_path / "no", code=2).stderr
+    job_records.write(str(place / "run-3.json"), record | {"id": "19", "outputs": ["train_url"]})
+    for name in ("../x", "nosuch", "run-3"):
+        said = launch(server, "fetch", name, "--to", tmp_path / "no", code=2, BOOTFILE_JOBS=str(place)).stderr
+        assert name in said and "MODELARTS" not in said
