@@ -560,9 +560,10 @@ def test_leases_that_are_none_are_taken_over(server, tmp_path, monkeypatch, caps
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-@pytest.mark.parametrize("facts", [b"null", DEEP, b'{"seal": 1}', None])
+@pytest.mark.parametrize("facts", [b"null", DEEP, b'{"seal": 1}', {"step": 1.5}, {"size": "x"}, None])
 def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
-    """facts: beside a checkpoint at the URL, and in the list; None: the list does not name them."""
+    """facts: beside a checkpoint at the URL, and in the list, or what is wrong in them; None: the list does not
+    name them."""
     url = "s3://runs/facts"
     _put_checkpoint(server, url, tmp_path / "theirs", 1)
     _put_checkpoint(server, url, tmp_path / "theirs", 2)
@@ -571,6 +572,9 @@ def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
     if facts is None:
         marker["files"].remove(entry)
     else:
+        if isinstance(facts, dict):
+            known = checkpoint.facts_of(str(tmp_path / "theirs" / "step_2.pt"))
+            facts = checkpoint._sealed(known | facts).encode()
         _write(server, url, entry["path"], facts)
         entry |= {"size": len(facts), "sha256": hashlib.sha256(facts).hexdigest()}
     _write(server, url, ".bootfile-outputs.json", json.dumps(marker).encode())
