@@ -562,8 +562,7 @@ def test_leases_that_are_none_are_taken_over(server, tmp_path, monkeypatch, caps
 
 @pytest.mark.parametrize("facts", [b"null", DEEP, b'{"seal": 1}', {"step": 1.5}, {"size": "x"}, None])
 def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
-    """facts: beside a checkpoint at the URL, and in the list, or what is wrong in them; None: the list does not
-    name them."""
+    """facts: beside a checkpoint and in the list, or what is wrong in them; None: the list does not name them."""
     url = "s3://runs/facts"
     _put_checkpoint(server, url, tmp_path / "theirs", 1)
     _put_checkpoint(server, url, tmp_path / "theirs", 2)
