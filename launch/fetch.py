@@ -27,7 +27,7 @@ from typing import NamedTuple
 from common import output_list
 from common.arguments import Parser
 from common.exits import BadInput
-from common.object_store import Object, ObjectStore, StoreError, parse
+from common.object_store import Object, ObjectStore, parse
 from common.object_store_errors import of_the_disk, shown
 from common.object_store_paths import check_keys, is_partial, local_path, make_folder_of, sweep
 from launch import consent, job_records, manifests, transfers
@@ -84,10 +84,10 @@ def _output_of(text: str) -> str:
 def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
     begin = time.monotonic()
     with ObjectStore(url, transfers.THREADS) as store:
-        listed = _listed(store)  # before the listing: files that a job replaces meanwhile are newer
         there = {entry.key: entry for entry in store.list()}
         if not there:
             raise BadInput(f"there is nothing below {url}")
+        listed = _listed(store, there)
         wanted = _newest(store, there) if latest_checkpoint else _without_ours(there)
         check_keys(wanted, url)
         for key in wanted:
@@ -135,18 +135,17 @@ def _may_replace(others: list[str], to: str, yes: bool) -> bool:
     return consent.agreed(f"{question}?")
 
 
-def _listed(store: ObjectStore, folder: str = "") -> dict[str, _Listed]:
+def _listed(store: ObjectStore, there: dict[str, Object], folder: str = "") -> dict[str, _Listed]:
     """Path -> what the lists of jobs and of uploads in a folder say; nothing for other programs' files of
     these names."""
     found = {}
     for name in (manifests.NAME, output_list.NAME):
-        entry = store.head(folder + name)
+        entry = there.get(folder + name)
         if not entry:
             continue
+        content = store.read(entry.key)
         try:
-            _, files = output_list.parse(store.read(folder + name))
-        except StoreError:
-            raise
+            _, files = output_list.parse(content)
         except ValueError:
             continue
         found |= {folder + path: _Listed(*file, entry.modified) for path, file in files.items()}
@@ -181,7 +180,7 @@ def _newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Object]:
         raise BadInput(f"{store.location.url()} holds {len(folders)} runs: fetch from one of {urls}")
     folder = min(folders, default="")
     steps = {int(match["step"]): match[0] for match in found if match["folder"] == folder}
-    listed, job = _listed(store, folder), f"{folder}{output_list.NAME}" in there
+    listed, job = _listed(store, there, folder), f"{folder}{output_list.NAME}" in there
     for _, key in sorted(steps.items(), reverse=True):  # one that the job's list does not name is not whole
         if f"{key}.json" in there and (key in listed or not job):
             names = [key, f"{key}.json", f"{folder}{_METRICS}"]

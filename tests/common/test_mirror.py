@@ -116,7 +116,7 @@ class Job:
         path = str(folder / checkpoint.name_of(step))
         checkpoint.write(path, {"step": step, "x": torch.rand(1000)}, step=step, run=run)
         checkpoint.write_text(str(folder / "latest"), checkpoint.name_of(step))
-        checkpoint.keep(str(folder), run, self.mirror.keep)
+        checkpoint.keep(str(folder), run, self.mirror.keep, {})
         self.mirror.saved()
         return path
 
@@ -562,7 +562,7 @@ def test_leases_that_are_none_are_taken_over(server, tmp_path, monkeypatch, caps
 
 @pytest.mark.parametrize("facts", [b"null", DEEP, b'{"seal": 1}', {"step": 1.5}, {"size": "x"}, None])
 def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
-    """facts: beside a checkpoint and in the list, or what is wrong in them; None: the list does not name them."""
+    """facts: beside a checkpoint and in the list, or what is wrong in them; None: not in the list."""
     url = "s3://runs/facts"
     _put_checkpoint(server, url, tmp_path / "theirs", 1)
     _put_checkpoint(server, url, tmp_path / "theirs", 2)
