@@ -116,10 +116,21 @@ def _only_one(folder: str):
 
 @contextlib.contextmanager
 def locked(path: str):
-    """Hold a lock on a file of our own that is made for it and stays: also against other nodes, over NFS."""
-    with open(path, "a") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        yield
+    """Hold a lock on a file of our own that is made for it: also against other nodes, over NFS."""
+    while True:
+        with open(path, "a") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            if is_at(file, path):  # else it was deleted by the process that had the lock
+                yield
+                return
+
+
+def is_at(file, path: str) -> bool:
+    """Whether an open file is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _fetch(url: str, path: str, md5: str) -> None:

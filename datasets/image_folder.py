@@ -98,7 +98,7 @@ def open_index(folder: str) -> Index:
     """An index as it lies in a cache folder, whatever became of the images since. Raises BadInput."""
     try:
         return Index(folder)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"the index {folder} is damaged or of another version: {error!r}") from error
 
 

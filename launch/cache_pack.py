@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 
 from common.exits import BadInput
-from datasets.stores import pack
+from datasets.stores import pack, pack_lease
 from datasets.stores.forms import Sample
 from launch.cache_check import DAMAGED, MISSING
 from launch.cache_sets import DataSet, Room
@@ -34,17 +34,19 @@ class Packs:
     def reader(self, index, form: str, short_side: int):
         """read(ids) -> list[Sample | MISSING | DAMAGED], for threads."""
         path = self._path(index, form, short_side)
-        if pack.described(path).get("whole"):
+        meta, store = pack.described(path), None
+        if wrong := pack.damage(path, meta):
+            self._say(f"{index.split}: the pack is damaged: {wrong}; `preload` makes its damaged parts again")
+        elif meta.get("whole"):
             store = pack.PackStore(path, index)
         else:
-            store = None
             self._say(f"{index.split}: there is no finished pack {path}")
 
         def read(ids: np.ndarray) -> list[Sample | str]:
             found = []
             for id in ids.tolist():
                 try:
-                    found.append(store.sample(id) if store else MISSING)
+                    found.append(store.sample(id) if store else DAMAGED if wrong else MISSING)
                 except (BadInput, LookupError, ValueError):
                     found.append(DAMAGED)
             return found
@@ -65,19 +67,19 @@ class Packs:
         for name in names:
             path = os.path.join(self.folder, name)
             meta = pack.described(path)
-            if "fingerprint" in meta:
-                found.append(_data_set(path, meta))
+            if meta or (name.endswith(".pack") and os.path.isdir(path)):
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    found.append(_data_set(path, meta))
         return found
 
     def remove(self, each: DataSet) -> None:
         """What others have mapped they may read to its end. Raises BadInput."""
         path = os.path.join(self.folder, each.name)
         try:
-            os.unlink(os.path.join(path, pack.META))  # from now on it is no pack, whatever comes between
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, pack.META))  # from now on it is no pack, whatever comes between
             shutil.rmtree(path)
-            for ending in (".lock", ".lease"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path + ending)
+            pack_lease.forget(path)
         except OSError as error:
             raise BadInput(f"cannot remove {path}: {error.strerror}") from error
 
@@ -90,13 +92,16 @@ class Packs:
 
 
 def _data_set(path: str, meta: dict) -> DataSet:
+    """Raises FileNotFoundError if the pack is being deleted."""
     name = os.path.basename(path)
-    form = meta["form"] + (str(meta["short_side"]) if meta["form"] == "decoded" else "")
-    sizes = [entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".arrow")]
-    there = meta["count"] if meta["whole"] else min(meta["count"], len(sizes) * pack.TOGETHER)
-    mode = "offline" if meta["whole"] else "unfinished"
-    users = [(who, None) for who in _users(path)]
     split = name.partition("-")[0]
+    users = [(who, None) for who in _users(path)]
+    sizes = [entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".arrow")]
+    if not meta:  # its meta.json cannot be read: shown, so that `rm` can delete it
+        return DataSet(name, "", split, "?", 0, 0, sum(sizes), "damaged", users, {})
+    form = meta["form"] + (str(meta["short_side"]) if meta["form"] == "decoded" else "")
+    mode = "damaged" if pack.damage(path, meta) else "offline" if meta["whole"] else "unfinished"
+    there = meta["count"] if mode == "offline" else min(meta["count"], len(sizes) * pack.TOGETHER)
     return DataSet(name, meta["fingerprint"], split, form, meta["count"], there, sum(sizes), mode, users, {})
 
 

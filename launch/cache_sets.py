@@ -8,9 +8,9 @@ from common.exits import BadInput
 
 class DataSet(NamedTuple):
     """A data set in a form. name: what rm takes. samples: of the data set; there: those that are in, None
-    where they were not counted; bytes: of these. mode: "active" or "offline"; "unfinished" of a pack. users:
-    (who, seconds until the lease ends, None where there is no such end). counts: hits, misses, bad, errors
-    and put since it was begun; {} where nobody counts."""
+    where they were not counted; bytes: of these. mode: "active" or "offline"; of a pack also "unfinished" or
+    "damaged". users: (who, seconds until the lease ends, None where there is no such end). counts: hits,
+    misses, bad, errors and put since it was begun; {} where nobody counts."""
 
     name: str
     fingerprint: str

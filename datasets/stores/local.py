@@ -1,8 +1,7 @@
-"""A pack in the memory or on the scratch disk of the node, made for a job and taken away by the last one that
-used it."""
+"""A pack in the memory or on the scratch disk of the node, made for a job and deleted by its last user."""
 
 import contextlib
-import fcntl
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from common.exits import BadInput
-from datasets.stores import forms, pack
+from datasets.stores import forms, pack, pack_lease
 
 PLACES = ("/dev/shm", "/cache")  # memory, and ModelArts' local disk
 _OF_MEMORY = 0.6  # share of what is free: training needs some, too
@@ -21,49 +20,41 @@ _LIMITS = (  # of the container and what it uses, control groups version 2 and 1
 
 
 class Local:
-    """The pack of a data set, where there is room on the node: in `store`, None where there is none.
+    """The pack of a data set, if there is room on the node: in `store`, or None.
 
-    mode: "active", so that the last process that lets go takes it away (what a killed job leaves, the next
-    one uses); "offline" leaves it. source: as in pack.build().
+    mode: "active": the last process that uses the pack deletes it, and the pack of a killed job is used or
+    deleted by the next job; "offline": the pack stays. source: as in pack.build().
     """
 
     def __init__(
         self, index, mode: str, say, source=None, places: tuple[str, ...] | None = None, form: str = "decoded"
     ):
         self.store, self._lease, reasons = None, None, []
-        needed = pack.size_of(index, form, forms.SHORT_SIDE)
         for place in places or PLACES:
             folder = os.path.join(place, f"bootfile-{os.getuid()}")
-            self._path = pack.place(folder, index, form)
-            begun = os.path.exists(f"{self._path}.lock")  # by another process of this node, perhaps
-            free = _free(place)
-            if not begun and needed > free:
-                reasons.append(f"{max(0, free) / 1e9:.2f} GB are free in {place}")
-                continue
+            path = pack.place(folder, index, form)
             try:
+                if not os.access(place, os.W_OK):
+                    raise BadInput(f"0.00 GB are free in {place}")
                 _make(folder)
-                if mode == "active":
-                    self._lease = open(f"{self._path}.lease", "a")  # noqa: SIM115
-                    fcntl.flock(self._lease, fcntl.LOCK_SH)
-                self.store = pack.build(index, self._path, form, source=source)
+                self._lease = pack_lease.Lease(path)
+                pack_lease.sweep(folder)
+                room = functools.partial(_free, place)
+                self.store = pack.build(index, path, form, source=source, room=room, named=False)
+                if mode == "offline":
+                    pack_lease.keep(path)
                 return
             except (BadInput, OSError) as error:
                 reasons.append(str(error))
-                self._drop()
+                self.close()
+        needed = pack.size_of(index, form, forms.SHORT_SIDE)
         say(f"no pack of {needed / 1e9:.2f} GB on the node: {'; '.join(reasons)}")
 
     def close(self) -> None:
         if self.store:
             self.store.close()
         if self._lease:
-            with contextlib.suppress(OSError):  # others use it still
-                fcntl.flock(self._lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(self._path, ignore_errors=True)
-            self._drop()
-
-    def _drop(self) -> None:
-        if self._lease:
-            self._lease.close()
+            self._lease.release()
             self._lease = None
 
 
@@ -76,9 +67,7 @@ def _make(folder: str) -> None:
 
 
 def _free(place: str) -> int:
-    """Bytes."""
-    if not os.path.isdir(place) or not os.access(place, os.W_OK):
-        return 0
+    """Bytes that a pack may take now."""
     free = shutil.disk_usage(place).free
     return min(free, int(_OF_MEMORY * _memory())) if place == "/dev/shm" else free
 

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import zlib
 
 import numpy as np
@@ -21,11 +22,12 @@ from tqdm import tqdm
 from common import cores
 from common.exits import BadInput
 from datasets import files
-from datasets.stores import forms
+from datasets.stores import forms, pack_lease
 from datasets.stores.files import origin
 from datasets.stores.forms import FORMS, SHORT_SIDE, Sample
 
 META = "meta.json"
+_PARTIAL = ".partial"
 _VERSION = 1
 TOGETHER = 512  # samples a file: what a kill may cost, and 100 MB of memory while building
 _THREADS_PER_CORE = 2  # while some read, others decode
@@ -34,7 +36,9 @@ _THREADS_PER_CORE = 2  # while some read, others decode
 class PackStore:
     """The images of a pack that build() made. index: of the same data set.
 
-    Raises BadInput where there is none, it is not whole, or it holds another data set.
+    Each process checks a sample when it reads it for the first time (on every read it would cost a third of
+    the work of cutting it: tests/benchmarks/containers.py). A damaged sample is made from its file.
+    Raises BadInput if there is no pack, if it is not whole, or if it holds another data set.
     """
 
     def __init__(self, path: str, index):
@@ -42,6 +46,8 @@ class PackStore:
         self.meta = described(path)
         if not self.meta.get("whole"):
             raise BadInput(f"{path} is no finished pack of version {_VERSION}: build it again")
+        if found := damage(path, self.meta):
+            raise BadInput(f"the pack {path} is damaged: {found}; delete it, and build it again")
         self.form = self.meta["form"]
         if self.meta["fingerprint"] != index.fingerprint:
             raise BadInput(
@@ -49,15 +55,17 @@ class PackStore:
                 f"that of {index.root} is {index.fingerprint}"
             )
 
+        self._checked, self._said = bytearray(len(index)), False
+
     def image(self, id: int, scratch: np.ndarray | None = None) -> np.ndarray:
         """Without a copy where the form is "decoded": it cannot be written to."""
-        return forms.image(self.index, id, self.form, self.sample(id), scratch, self.path)
+        return forms.image(self.index, id, self.form, self._intact(id), scratch, self.path)
 
     def encoded(self, id: int) -> bytes:
-        return forms.encoded(self.index, id, self.sample(id))
+        return forms.encoded(self.index, id, self._intact(id))
 
     def sample(self, id: int) -> Sample:
-        """As it is kept, without a copy."""
+        """As it is kept, without a copy and without a check."""
         height, width, _, content = self._sample(id)
         return Sample(height, width, content)
 
@@ -77,6 +85,27 @@ class PackStore:
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_parts": {}}
 
+    def _intact(self, id: int) -> Sample:
+        """The sample, from its file if it is damaged. Raises BadInput if the file cannot be used either."""
+        with contextlib.suppress(BadInput, LookupError, ValueError):
+            height, width, checksum, content = self._sample(id)
+            if self._checked[id]:
+                return Sample(height, width, content)
+            size = forms.size(self.index, id, self.form, self.meta["short_side"] or SHORT_SIDE)
+            if (height, width, len(content)) == size and zlib.crc32(content) == checksum:
+                self._checked[id] = 1
+                return Sample(height, width, content)
+        if not self._said:
+            self._said = True
+            print(
+                f"warning: the pack {self.path} is damaged: {self.index.path(id)} is read from its file "
+                "(`python -m launch cache check` names all damaged samples)",
+                file=sys.stderr,
+                flush=True,
+            )
+        files = origin(self.index, verified=True)
+        return forms.make(files, id, self.form, self.meta["short_side"] or SHORT_SIDE)
+
     def _sample(self, id: int) -> tuple[int, int, int, np.ndarray]:
         """(height, width, crc32, content: uint8 [bytes])."""
         part = self._parts.get(id // TOGETHER)
@@ -94,27 +123,55 @@ def build(
     short_side: int = SHORT_SIDE,
     threads: int | None = None,
     source=None,
+    room=None,
+    named: bool = True,
 ) -> PackStore:
-    """The pack at the folder `path`, made from the files where it is not there or holds something else.
+    """The pack at the folder `path`, made from the files if it is not there or holds something else.
 
     form: "decoded" scales images whose short side is longer down to short_side pixels; "encoded" keeps the
-    files' bytes. source: a Tiers of this form to take samples from, else the files. One that was interrupted
-    goes on where it stopped, and what is not whole is never read. Of several processes one builds and the
-    others wait. Raises BadInput where there is no room, with the sizes.
+    files' bytes. source: a Tiers of this form to take samples from, else the files. room: returns the bytes
+    that the pack may still take (default: those that are free). named: the user named the place, so the pack
+    stays. An interrupted pack is continued, and of a damaged one the damaged parts are made again. Of several
+    processes one builds and the others wait. Raises BadInput if there is no room, with the sizes.
     """
     if form not in FORMS:
         raise BadInput(f"form {form!r} is none of {', '.join(FORMS)}")
     wanted = {"version": _VERSION, "fingerprint": index.fingerprint, "form": form, "count": len(index)}
     wanted["short_side"] = short_side if form == "decoded" else 0
-    parent = os.path.dirname(os.path.abspath(path))
     try:
-        os.makedirs(parent, exist_ok=True)
-        with files.locked(f"{path}.lock"):
-            if described(path) != wanted | {"whole": True}:
-                _fill(index, path, wanted, threads or _THREADS_PER_CORE * cores.available(), source)
+        if not _is_there(path, wanted):
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            with files.locked(f"{path}.lock"):
+                if not _is_there(path, wanted):
+                    _fill(index, path, wanted, threads or _THREADS_PER_CORE * cores.available(), source, room)
     except OSError as error:
-        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}") from error
+        found = damage(path, described(path))
+        remedy = f"; the pack there is damaged ({found}): delete it, or name another folder" if found else ""
+        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}{remedy}") from error
+    if named:
+        pack_lease.keep_if_leased(path)
     return PackStore(path, index)
+
+
+def _is_there(path: str, wanted: dict) -> bool:
+    """Whether the pack is the one that is wanted, and whole."""
+    meta = described(path)
+    return meta | wanted | {"whole": True} == meta and not damage(path, meta)
+
+
+def damage(path: str, meta: dict) -> str | None:
+    """What is wrong with the sizes of the parts of a finished pack. Earlier packs do not list them."""
+    if not meta.get("whole"):
+        return None
+    count = -(-meta["count"] // TOGETHER)
+    for number, expected in enumerate(meta.get("sizes", [None] * count)):
+        try:
+            size = os.path.getsize(_part(path, number))
+        except OSError as error:
+            return f"{_part(path, number)}: {error.strerror}"
+        if size != expected and (expected is not None or size == 0):
+            return f"{_part(path, number)} has {size} bytes, expected {expected or 'more'}"
+    return None
 
 
 def place(folder: str, index, form: str = "decoded", short_side: int = SHORT_SIDE) -> str:
@@ -130,19 +187,28 @@ def size_of(index, form: str, short_side: int) -> int:
     return int(forms.sizes(index, slice(None), form, short_side)[2].sum())
 
 
-def _fill(index, path: str, wanted: dict, threads: int, source) -> None:
-    if described(path) != wanted | {"whole": False}:
+def _fill(index, path: str, wanted: dict, threads: int, source, room) -> None:
+    count, meta = -(-len(index) // TOGETHER), described(path)
+    same = meta | wanted == meta
+    missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
+    size = size_of(index, wanted["form"], wanted["short_side"]) / max(1, count)
+
+    def check_room(parts: int) -> None:
+        free = room() if room else shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
+        if size * parts > free:
+            raise BadInput(
+                f"a pack of {len(index)} images needs {size * parts / 1e9:.2f} GB at {path}, "
+                f"{free / 1e9:.2f} GB are free"
+            )
+
+    check_room(len(missing))
+    if not same:
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(path)
-        _write_meta(path, wanted | {"whole": False})
-    count = -(-len(index) // TOGETHER)
-    missing = [part for part in range(count) if not os.path.exists(_part(path, part))]
-    size = size_of(index, wanted["form"], wanted["short_side"]) * len(missing) / max(1, count)
-    free = shutil.disk_usage(path).free
-    if size > free:
-        raise BadInput(
-            f"a pack of {len(index)} images needs {size / 1e9:.2f} GB at {path}, {free / 1e9:.2f} GB are free"
-        )
+    for name in os.listdir(path):
+        if name.endswith(_PARTIAL):  # of a process that was killed: this one has the lock
+            os.unlink(os.path.join(path, name))
+    _write_meta(path, wanted | {"whole": False})
     bar = tqdm(
         total=len(index), initial=min(len(index), (count - len(missing)) * TOGETHER), unit="image",
         desc=f"packing {index.split}", mininterval=10 * (not os.isatty(2)) or 0.1,
@@ -153,14 +219,25 @@ def _fill(index, path: str, wanted: dict, threads: int, source) -> None:
     if source:
         make = source.sample
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
-        for part in missing:
+        for done, part in enumerate(missing):
+            check_room(len(missing) - done)  # others take memory, too
             ids = range(part * TOGETHER, min((part + 1) * TOGETHER, len(index)))
             rows, fetched = [], [source.fetch(ids)] if source else []
             for height, width, content in pool.map(make, ids, *fetched):
                 rows.append((height, width, zlib.crc32(content), bytes(content)))
                 bar.update()
             _write(_part(path, part), rows)
-    _write_meta(path, wanted | {"whole": True})
+    sizes = [os.path.getsize(_part(path, part)) for part in range(count)]
+    _write_meta(path, wanted | {"whole": True, "sizes": sizes})
+
+
+def _is_part(path: str, number: int, count: int) -> bool:
+    """Whether a part of a pack of `count` samples can be read to its end."""
+    try:
+        heights, *_ = _mapped(_part(path, number))
+    except BadInput:
+        return False
+    return len(heights) == min(TOGETHER, count - number * TOGETHER)
 
 
 def _part(path: str, number: int) -> str:
@@ -181,20 +258,34 @@ def _mapped(path: str) -> tuple[np.ndarray, ...]:
     arrow = _arrow()
     try:
         batch = arrow.ipc.open_file(arrow.memory_map(path)).get_batch(0)
-    except (OSError, arrow.ArrowInvalid) as error:
+        _, offsets, contents = batch.column("content").buffers()
+        columns = [batch.column(name).to_numpy() for name in ("height", "width", "crc32")]
+        return *columns, np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
+    except (OSError, ValueError, LookupError, TypeError, arrow.ArrowException) as error:
         raise BadInput(f"{path} is no part of a pack: {error}") from error
-    _, offsets, contents = batch.column("content").buffers()
-    columns = (batch.column(name).to_numpy() for name in ("height", "width", "crc32"))
-    return *columns, np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
 
 
 def described(path: str) -> dict:
-    """meta.json of a pack: version, fingerprint, form, count, short_side, whole; {} where there is none."""
+    """meta.json of a pack: version, fingerprint, form, count, short_side, whole, and sizes (bytes of each
+    part) if it is whole; {} if there is none that can be used."""
     try:
         with open(os.path.join(path, META), encoding="utf-8") as file:
-            return json.load(file)
-    except (OSError, ValueError):
+            meta = json.load(file)
+        sizes = meta.get("sizes", [])
+        usable = (
+            isinstance(meta["fingerprint"], str)
+            and meta["form"] in FORMS
+            and isinstance(meta["whole"], bool)
+            and all(
+                type(meta[name]) is int and meta[name] >= 0 for name in ("version", "count", "short_side")
+            )
+            and isinstance(sizes, list)
+            and all(type(size) is int for size in sizes)
+            and ("sizes" not in meta or len(sizes) == -(-meta["count"] // TOGETHER))
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
+    return meta if usable else {}
 
 
 def _write_meta(path: str, meta: dict) -> None:
@@ -205,7 +296,7 @@ def _write_meta(path: str, meta: dict) -> None:
 @contextlib.contextmanager
 def _whole(path: str):
     """Open for writing a file that appears under its name when it is whole and on the disk."""
-    partial = f"{path}.{socket.gethostname()}.{os.getpid()}.partial"
+    partial = f"{path}.{socket.gethostname()}.{os.getpid()}{_PARTIAL}"
     try:
         with open(partial, "wb") as file:
             yield file

@@ -6,6 +6,7 @@ The same images, uint8 of 320x256 pixels, in three containers that are in the pa
 
 - plain: one mapped file, the images one after another, and an array of offsets. Nothing could do less.
 - Arrow: datasets/stores/pack.py, through PackStore itself.
+- Arrow, checked: the same, and the CRC-32 of the content on every read.
 - LMDB: read-only, without locks, values not copied, one transaction for a whole round.
 
 Read in random order by one thread, in two ways: each image copied whole, and cut and resized to 224 pixels as
@@ -19,6 +20,7 @@ import os
 import statistics
 import tempfile
 import time
+import zlib
 
 import numpy as np
 import torch
@@ -46,6 +48,16 @@ class Plain:
     def image(self, id: int) -> np.ndarray:
         pixels = self.content[self.offsets[id] : self.offsets[id + 1]]
         return pixels.reshape(self.heights[id], self.widths[id], 3)
+
+
+class Checked:
+    def __init__(self, store: pack.PackStore):
+        self.store = store
+
+    def image(self, id: int) -> np.ndarray:
+        image = self.store.image(id)
+        zlib.crc32(image)
+        return image
 
 
 class LMDB:
@@ -104,7 +116,11 @@ def main():
         write_images(f"{folder}/images", (WIDTH, HEIGHT), 30, count)
         index = image_folder.load(f"{folder}/images", "train", f"{folder}/index")
         store = pack.build(index, f"{folder}/pack")
-        containers = {"plain": Plain(f"{folder}/plain", store), "Arrow": store}
+        containers = {
+            "plain": Plain(f"{folder}/plain", store),
+            "Arrow": store,
+            "Arrow, checked": Checked(store),
+        }
         try:
             containers["LMDB"] = LMDB(f"{folder}/lmdb", store)
         except ImportError:

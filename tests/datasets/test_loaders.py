@@ -1,7 +1,10 @@
 """Every engine and store: the same samples and boxes, nearly the same pixels, nothing left behind."""
 
+import errno
 import io
+import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -384,6 +387,60 @@ def test_a_flipped_bit_in_a_pack_is_found(index, tmp_path):
     part.write_bytes(content)
     with pytest.raises(BadInput, match=r"1 of 40 images in .* are damaged: \['"):
         pack.PackStore(path, index).verify()
+
+
+def test_a_damaged_sample_is_read_from_its_file(index, tmp_path, capfd):
+    for form in pack.FORMS:
+        path = str(tmp_path / form)
+        expected = [pack.build(index, path, form).image(id).copy() for id in range(len(index))]
+        part = Path(path) / "000000.arrow"
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 4
+        part.write_bytes(content)
+        store = pickle.loads(pickle.dumps(pack.build(index, path, form)))
+        capfd.readouterr()
+        for _ in range(2):
+            assert all(np.array_equal(store.image(id), expected[id]) for id in range(len(index)))
+        said = capfd.readouterr().err
+        assert len(re.findall(rf"^warning: the pack {path} is damaged: {index.base}", said, re.M)) == 1
+
+
+def test_a_pack_whose_parts_have_other_sizes_is_mended(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "TOGETHER", 8)
+    path = tmp_path / "pack"
+    expected = pack.build(index, str(path)).image(9).copy()
+    parts = sorted(path.glob("*.arrow"))
+    content = parts[1].read_bytes()
+    damages = {
+        "empty": lambda: parts[1].write_bytes(b""),
+        "cut": lambda: parts[1].write_bytes(content[:-100]),
+        "missing": parts[1].unlink,
+        "trailing": lambda: parts[1].write_bytes(content + b"x"),
+    }
+    for name, damage in damages.items():
+        damage()
+        made = [os.stat(part).st_mtime_ns for part in parts if part != parts[1]]
+        with pytest.raises(BadInput, match=rf"the pack {path} is damaged: {parts[1]}.*delete it"):
+            pack.PackStore(str(path), index)
+        with monkeypatch.context() as patch:
+            patch.setattr(pack.files, "locked", read_only)
+            with pytest.raises(
+                BadInput, match=r"Read-only file system; .* is damaged .*: delete it, or name"
+            ):
+                pack.build(index, str(path))
+        (path / "000001.arrow.host.1.partial").touch()  # of a process that was killed
+        assert np.array_equal(pack.build(index, str(path)).image(9), expected), name
+        assert [os.stat(part).st_mtime_ns for part in parts if part != parts[1]] == made
+        assert sorted(path.iterdir()) == [*parts, path / "meta.json"]
+    meta = json.loads((path / "meta.json").read_text())
+    meta.pop("sizes")  # as earlier packs have it
+    (path / "meta.json").write_text(json.dumps(meta))
+    monkeypatch.setattr(pack.files, "locked", read_only)
+    assert np.array_equal(pack.build(index, str(path)).image(9), expected)
+
+
+def read_only(path):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def test_a_pack_without_room_is_refused_with_sizes(index, tmp_path, monkeypatch):

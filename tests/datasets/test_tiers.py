@@ -1,7 +1,9 @@
 """Engines that are fed by a cache: the same data from every tier, form and world size, whatever fails."""
 
 import contextlib
+import fcntl
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -276,10 +278,10 @@ def test_a_pack_on_the_node_goes_with_the_last_one(index, uncached, tmp_path):
     first.close()
     assert [path.suffix for path in sorted(folder.iterdir())] == [".pack", ".lease", ".lock"]
     second.close()
-    assert [path.suffix for path in sorted(folder.iterdir())] == [".lease", ".lock"]
-    stays = local.Local(index, "offline", print, places=places)
-    stays.close()
-    assert [path for path in folder.iterdir() if path.suffix == ".pack"]
+    assert list(folder.iterdir()) == []
+    for mode in ("offline", "active", "active"):  # made to stay, it stays
+        local.Local(index, mode, print, places=places).close()
+        assert [path for path in folder.iterdir() if path.suffix == ".pack"]
 
 
 def test_a_pack_that_a_killed_process_left_is_used_and_taken_away(index, tmp_path):
@@ -294,6 +296,109 @@ def test_a_pack_that_a_killed_process_left_is_used_and_taken_away(index, tmp_pat
     assert part.stat().st_mtime_ns == made
     after.close()
     assert not part.exists()
+
+
+@contextlib.contextmanager
+def in_a_process(work):
+    """work() in a child, which keeps what it returns until the end of the block and is then killed."""
+    ready, child_end = os.pipe()
+    child = os.fork()
+    if not child:
+        kept = work()
+        os.write(child_end, b"1")
+        signal.pause()
+        os._exit(bool(kept))
+    try:
+        assert os.read(ready, 1) == b"1"
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(child_end)
+
+
+def test_packs_of_killed_jobs_make_room_for_other_data(index, tmp_path):
+    """Those that are used, built or made to stay remain, and so does what the user has named."""
+    others = {}
+    for name in ("killed", "used", "built", "stays", "preloaded", "named"):
+        images = pictures.make(tmp_path / f"{name}-images", 2 + len(others), 1)
+        others[name] = image_folder.load(str(images), "train", str(tmp_path / "cache"))
+    places, folder = (str(tmp_path / "shm"),), tmp_path / "shm" / f"bootfile-{os.getuid()}"
+    (tmp_path / "shm").mkdir()
+    path_of = {name: Path(pack.place(str(folder), each)) for name, each in others.items()}
+
+    def opened(name, mode="active"):
+        return local.Local(others[name], mode, print, places=places)
+
+    with in_a_process(lambda: opened("named")):
+        pass
+    pack.build(others["named"], str(path_of["named"]))
+    opened("stays", "offline").close()
+    pack.build(others["preloaded"], str(path_of["preloaded"]))
+    opened("preloaded").close()
+    (folder / "earlier.pack.lock").touch()
+    with in_a_process(lambda: opened("used")):
+        with in_a_process(lambda: opened("killed")), in_a_process(lambda: opened("built")):
+            pass
+        assert all(path.exists() for path in path_of.values())
+        with in_a_process(lambda: locked(f"{path_of['built']}.lock")):
+            local.Local(index, "active", print, places=places).close()
+            assert {name for name, path in path_of.items() if path.exists()} == others.keys() - {"killed"}
+            assert not (folder / "earlier.pack.lock").exists()
+    local.Local(index, "active", print, places=places).close()
+    assert {name for name, path in path_of.items() if path.exists()} == {"stays", "preloaded", "named"}
+
+
+def locked(path: str):
+    file = open(path, "a")  # noqa: SIM115
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    return file
+
+
+def test_what_earlier_jobs_left_does_not_lift_the_limit_of_memory(index, tmp_path, monkeypatch):
+    folder = tmp_path / f"bootfile-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    Path(f"{pack.place(str(folder), index)}.lock").touch()
+    said, size = [], pack.size_of(index, "decoded", forms.SHORT_SIDE)
+    monkeypatch.setattr(local, "PLACES", (str(tmp_path),))
+    monkeypatch.setattr(pack, "TOGETHER", 8)
+    free = iter([size, size, size // 4, 0, 0])  # another process takes memory meanwhile
+    monkeypatch.setattr(local, "_free", lambda place: next(free))
+    assert local.Local(index, "active", said.append).store is None
+    assert "a pack of 40 images needs" in said[0] and list(folder.iterdir()) == []
+    monkeypatch.setattr(local, "_free", lambda place: 0)
+    assert local.Local(index, "offline", said.append).store is None and list(folder.iterdir()) == []
+    monkeypatch.setattr(local, "_free", lambda place: size)
+    first = local.Local(index, "active", said.append)
+    monkeypatch.setattr(local, "_free", lambda place: 0)
+    second = local.Local(index, "active", said.append)  # it is there: nothing more is taken
+    assert first.store and second.store and len(said) == 2
+    first.close()
+    second.close()
+
+
+def test_processes_that_come_and_go_at_a_time(tmp_path):
+    """None uses a pack that another one is deleting, and the last one leaves nothing."""
+    images = pictures.make(tmp_path / "images", 2, 1)
+    index = image_folder.load(str(images), "train", str(tmp_path / "cache"))
+    expected = FileStore(index).image(1).sum()
+    (tmp_path / "shm").mkdir()
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if not child:
+            code = 1
+            with contextlib.suppress(BaseException):
+                for _ in range(25):
+                    each = local.Local(index, "active", print, places=(str(tmp_path / "shm"),))
+                    assert each.store.image(1).sum() == expected
+                    each.close()
+                code = 0
+            os._exit(code)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0, 0]
+    assert list((tmp_path / "shm" / f"bootfile-{os.getuid()}").iterdir()) == []
 
 
 def test_without_room_on_the_node_the_files_are_read(index, tmp_path, monkeypatch):

@@ -167,6 +167,29 @@ def test_a_damaged_pack_is_named(images, cache_dir, launch, tmp_path):
     assert launch("check", tmp_path, images, "--split", "train")[0] == 1
 
 
+@pytest.mark.parametrize("content", ["5", "null", "[]", '{"fingerprint": "x"}', "{", "[" * 100_000])
+def test_a_pack_that_cannot_be_described_hides_no_other(content, images, cache_dir, launch, tmp_path):
+    assert launch("preload", tmp_path, images)[0] == 0
+    index = loaded(images, cache_dir)
+    bad = Path(pack.place(str(tmp_path), index))
+    (bad / "meta.json").write_text(content)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "meta.json").write_text(content)
+    code, printed = launch("ls", tmp_path)
+    assert code == 0 and len(printed.splitlines()) == 3 and re.search(r" 12/12 .* offline ", printed)
+    assert re.search(rf"^{bad.name} .* damaged ", printed, re.M)
+    assert launch("stat", tmp_path)[0] == launch("stat", tmp_path, images, "--json")[0] == 0
+    assert launch("check", tmp_path, images, "--split", "train")[0] == 1
+    assert launch("rm", tmp_path, None, bad.name)[0] == 0 and not bad.exists()
+    assert launch("preload", tmp_path, images)[0] == 0
+    (bad / "000000.arrow").write_bytes(b"")
+    assert launch("check", tmp_path, images, "--split", "train")[0] == 1
+    assert re.search(rf"^{bad.name} .* damaged ", launch("ls", tmp_path)[1], re.M)
+    assert "40 of 40 samples are in" in launch("preload", tmp_path, images, "--split", "train")[1]
+    assert launch("check", tmp_path, images, "--split", "train")[0] == 0
+    assert launch("rm", tmp_path, None, "--all")[0] == 0 and [*tmp_path.iterdir()] == [tmp_path / "other"]
+
+
 def test_a_pack_that_is_used_stays(images, cache_dir, launch, tmp_path):
     assert launch("preload", tmp_path, images, "--split", "val")[0] == 0
     index = loaded(images, cache_dir, "val")
