@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import socket
 import tempfile
 import threading
 
@@ -68,8 +69,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
-def _id(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+def _id(status: os.stat_result) -> tuple[str, int, int]:
+    return socket.gethostname(), status.st_dev, status.st_ino
 
 
 def _anonymous(size: int) -> int:
