@@ -5,6 +5,7 @@ memory-mapped arrays. A file whose size or time of change is another is read aga
 """
 
 import argparse
+import contextlib
 import decimal
 import hashlib
 import itertools
@@ -19,7 +20,7 @@ import numpy as np
 from common import object_store, temporary
 from common.exits import BadInput
 from datasets import files, images, remote
-from datasets.listing import SHOWN, THREADS, TOGETHER, Listing, look, progress
+from datasets.listing import SHOWN, THREADS, TOGETHER, VAL_SHARE, Listing, look, progress
 
 _FORMAT = 2  # another one where the columns or the judgement of images.inspect() change
 _COLUMNS = {  # a memory-mapped file each, one row an image
@@ -38,6 +39,15 @@ def fraction(text: str) -> float:
     except ArithmeticError:
         pass
     raise argparse.ArgumentTypeError(f"{text!r} is not a share like 0.1% or 0.001, in 0..1")
+
+
+def val_share(text: str) -> float:
+    """The type of an argument: "10%" and "0.1" are 0.1. Raises ArgumentTypeError outside 0..1, or at its
+    ends."""
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        if 0 < (value := fraction(text)) < 1:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share like 10% or 0.1, above 0 and below 1")
 
 
 class Index:
@@ -117,20 +127,22 @@ def load(
     classes: tuple[str, ...] | None = None,
     say=print,
     staged: bool = True,
+    val_share: float = VAL_SHARE,
 ) -> Index:
     """The index of a split, "train" or "val": from `cache` where no file was changed since, else scanned.
 
     max_bad: the share of images that may be bad and is left out. classes: those of the train split, whose
     numbers "val" must use. say: takes a line of text. staged: what is below a URL is copied to this node;
-    else it stays there, and each object is read once for the index. Of several processes one scans and the
-    others wait.
+    else it stays there, and each object is read once for the index. val_share: of a folder of classes without
+    splits, the share that is "val" (listing.in_val()); 0: the whole folder is each split. Of several
+    processes one scans and the others wait.
     Raises BadInput where there is nothing to learn from, where files cannot be read, for too many bad images.
     """
     tell = one_line(say)
     if object_store.is_url(root) and not staged:
-        listing = remote.look(root, split, classes, tell)
+        listing = remote.look(root, split, classes, tell, val_share)
     else:
-        listing = look(os.path.abspath(files.local_folder(root)), split, classes, tell)
+        listing = look(os.path.abspath(files.local_folder(root)), split, classes, tell, val_share)
     index = scanned(listing, cache, tell)
     _judge(index, max_bad, tell)
     return index
@@ -147,7 +159,8 @@ def scanned(listing: Listing, cache: str, tell) -> Index:
     Raises BadInput where files cannot be read or the index cannot be written.
     """
     root, stamp = listing.root, listing.stamp()
-    name = f"{listing.split}-{hashlib.blake2b(os.fsencode(root), digest_size=6).hexdigest()}"
+    place = os.fsencode(root) + (f"\0{listing.val_share}".encode() if listing.val_share else b"")
+    name = f"{listing.split}-{hashlib.blake2b(place, digest_size=6).hexdigest()}"
     folder = os.path.join(os.path.abspath(cache), name)
     index = _intact(folder)
     if index is None or index.stamp != stamp:

@@ -13,13 +13,14 @@ once at any batch size, and memory is given back without loading a module again.
         dataset.reset()
 """
 
+import argparse
 import numbers
 import os
 
 import torch
 
 from common.exits import BadInput
-from datasets import image_folder, loaders
+from datasets import image_folder, listing, loaders
 from datasets.loaders.folder import MEAN, STD
 from datasets.order import Order, Sequential
 from datasets.plan import Plan
@@ -87,7 +88,7 @@ class Loader:
 
 
 class Dataset:
-    """Loaders for <data_dir>/train/<class>/* and <data_dir>/val/<class>/*.
+    """Loaders for <data_dir>/train/<class>/* and <data_dir>/val/<class>/*, or for <data_dir>/<class>/*.
 
     batch_size, val_batch_size (default: batch_size): images of one process; world_size processes share an
     epoch, and the training leaves its incomplete last batch out. size: pixels of the square images.
@@ -99,7 +100,8 @@ class Dataset:
 
     The positional arguments are those that the article prints; the others are given by name. backend: one of
     loaders.BACKENDS instead of use_dali and dali_cpu. rank: default that of torch.distributed. pack: a folder
-    for decoded images, made once. cache_dir: for the index. max_bad_images, antialias: as in
+    for decoded images, made once. cache_dir: for the index. val_share: of <data_dir>/<class>/*, the share for
+    validation, 0.1 or "10%". max_bad_images, antialias: as in
     image_folder.load() and loaders.build(). Raises BadInput.
     """
 
@@ -128,6 +130,7 @@ class Dataset:
         cache_dir: str | None = None,
         max_bad_images: float = 0.0,
         antialias: bool = True,
+        val_share: float | str = listing.VAL_SHARE,
     ):
         val_batch_size = batch_size if val_batch_size is None else val_batch_size
         counts = {"batch_size": batch_size, "val_batch_size": val_batch_size, "size": size}
@@ -146,6 +149,10 @@ class Dataset:
             raise BadInput(f"min_crop_size {min_crop_size} is not a share of an image: above 0, at most 1")
         if val_size < size:
             raise BadInput(f"val_size {val_size} is smaller than size {size}, which is cut out of it")
+        try:
+            share = image_folder.val_share(str(val_share))
+        except argparse.ArgumentTypeError as error:
+            raise BadInput(f"val_share {error}") from None
         self.device = torch.device("cpu")
         if cuda and torch.cuda.is_available():
             self.device = torch.device("cuda", torch.cuda.current_device())
@@ -154,9 +161,10 @@ class Dataset:
         self._rank, self._world_size = _rank(rank, world_size), world_size
         self._size, self._scale, self._seed = size, (min_crop_size, 1.0), seed
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
-        self._train_index = image_folder.load(data_dir, "train", cache, max_bad_images)
-        classes = self._train_index.classes
-        self._val_index = image_folder.load(data_dir, "val", cache, max_bad_images, classes)
+        options = {"max_bad": max_bad_images, "val_share": share}
+        self._train_index = image_folder.load(data_dir, "train", cache, **options)
+        options["classes"] = self._train_index.classes
+        self._val_index = image_folder.load(data_dir, "val", cache, **options)
 
         unit = 1 if all(each < 1 for each in std) else 255
         delivery = {

@@ -6,7 +6,8 @@ test):
 1. <root>/train.txt: a list of lines `relative/path label`, relative to the root or else to <root>/train. The
    label is a class name or a number;
 2. <root>/train/<class>/**: class folders of any depth, or images of one class directly in <root>/train;
-3. <root>/<class>/**: no folders of splits; then every split is the whole of it.
+3. <root>/<class>/**: no folders of splits; then the path of an image decides to which split it belongs
+   (in_val()).
 
 Classes are numbered in the order of their names, images in the order of their paths. Links are followed.
 """
@@ -30,6 +31,7 @@ from datasets import images
 THREADS = 16  # more than cores: on a network file system most of them wait
 TOGETHER = 64  # files that a thread takes at a time
 SHOWN = 10  # of a long list in a message
+VAL_SHARE = 0.1  # of the images of a folder without splits
 SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
 
 
@@ -44,6 +46,7 @@ class Listing(NamedTuple):
     labels: np.ndarray  # int64, as are the next
     sizes: np.ndarray
     mtimes: np.ndarray
+    val_share: float = 0.0  # if the path of an image decides to which split it belongs
 
     def stamp(self) -> str:
         """Of all that can be seen without reading the files."""
@@ -55,12 +58,12 @@ class Listing(NamedTuple):
         return digest.hexdigest()
 
 
-def look(root: str, split: str, classes, say) -> Listing:
+def look(root: str, split: str, classes, say, val_share: float = 0.0) -> Listing:
     """What a split of a root folder holds, without reading a file. Arguments: those of image_folder.load().
     Raises BadInput."""
     if not os.path.isdir(root):
         raise BadInput(f"{root} does not exist or is not a folder")
-    base, source, spelling = layout(root, split, say)
+    base, source, spelling = layout(root, split)
     listed = source != base
     if listed:
         try:
@@ -74,14 +77,69 @@ def look(root: str, split: str, classes, say) -> Listing:
     else:
         paths, names = by_class(base, *walk(base), classes, say)
     classes, labels = number(names, classes, source, listed)
+    val_share = 0.0 if spelling else val_share
+    if val_share:
+        paths, labels = divide(root, split, paths, labels, val_share, say)
     sizes, mtimes = stat_files(base, paths)
-    return Listing(root, split, base, classes, paths, labels, sizes, mtimes)
+    return Listing(root, split, base, classes, paths, labels, sizes, mtimes, val_share)
 
 
-def layout(
-    root: str, split: str, say, is_file=os.path.isfile, is_folder=os.path.isdir
-) -> tuple[str, str, str]:
-    """(base folder, the list or the same folder, the split's spelling)."""
+def in_val(paths: list[str], labels: np.ndarray, share: float) -> np.ndarray:
+    """Which images are for validation: bool [n], those whose hash is below the share.
+
+    The hash is that of the path without its ending, so an image stays in its split when others come or go,
+    and on every machine. Two exceptions: a class whose images would all be for validation keeps the one with
+    the highest hash for training; if there is no image for validation, the one with the lowest hash is
+    taken, out of the classes that have several.
+
+    paths: relative, with /. labels: int64 [n]. share: above 0, below 1.
+    """
+    hashes = np.array([_hash(path) for path in paths], np.uint64)
+    val = hashes < np.uint64(int(share * 2**64))
+    counts = np.bincount(labels)
+    kept = np.bincount(labels[~val], minlength=len(counts))
+    for label in np.flatnonzero((counts > 0) & (kept == 0)):
+        rows = np.flatnonzero(labels == label)
+        val[rows[hashes[rows].argmax()]] = False
+    several = np.flatnonzero(counts[labels] > 1)
+    if not val.any() and len(several):
+        val[several[hashes[several].argmin()]] = True
+    return val
+
+
+def _hash(path: str) -> int:
+    """In 0..2^64-1."""
+    name = os.fsencode(os.path.splitext(path)[0])
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")
+
+
+def divide(
+    root: str,
+    split: str,
+    paths: list[str],
+    labels: np.ndarray,
+    val_share: float,
+    say,
+) -> tuple[list[str], np.ndarray]:
+    """(paths, labels) of a split of a folder without splits. Raises BadInput if none remains for "val"."""
+    val = in_val(paths, labels, val_share)
+    many = int(val.sum())
+    if split == "train":
+        say(
+            f"train={len(val) - many} test={many} split of {root} by path, --val_share {100 * val_share:g}%"
+            + ": no image for validation, for each class has one" * (not many)
+        )
+    elif not many:
+        raise BadInput(
+            f"{root} has {len(paths)} images in as many classes: none remains for validation. "
+            "Add val/ beside train/, or more images"
+        )
+    rows = np.flatnonzero(val if split == "val" else ~val)
+    return [paths[row] for row in rows.tolist()], labels[rows]
+
+
+def layout(root: str, split: str, is_file=os.path.isfile, is_folder=os.path.isdir) -> tuple[str, str, str]:
+    """(base folder, the list or the same folder, the split's spelling: "" if there are no splits)."""
     for name in SPLITS[split]:
         folder, source = os.path.join(root, name), os.path.join(root, f"{name}.txt")
         if is_file(source):
@@ -92,7 +150,6 @@ def layout(
     for name in (*SPLITS["train"], *SPLITS["val"]):
         if is_folder(os.path.join(root, name)) or is_file(os.path.join(root, f"{name}.txt")):
             raise BadInput(f"{root} has {name}, but no {expected}")
-    say(f"{root} has no {expected}: {split} is the whole folder")
     return root, root, ""
 
 

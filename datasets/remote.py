@@ -9,10 +9,10 @@ from common.object_store import ObjectStore
 from common.object_store_paths import check_keys
 from common.staged_copy import time_of
 from datasets import images
-from datasets.listing import SHOWN, Listing, by_class, layout, number, read_list
+from datasets.listing import SHOWN, Listing, by_class, divide, layout, number, read_list
 
 
-def look(url: str, split: str, classes, say) -> Listing:
+def look(url: str, split: str, classes, say, val_share: float = 0.0) -> Listing:
     """What a split holds, without reading an image. Arguments: those of image_folder.load(). Raises
     BadInput."""
     with ObjectStore(url) as store:
@@ -23,7 +23,6 @@ def look(url: str, split: str, classes, say) -> Listing:
         base, source, spelling = layout(
             root,
             split,
-            say,
             lambda path: _below(path, root) in entries,
             lambda path: _below(path, root) in folders,
         )
@@ -35,6 +34,9 @@ def look(url: str, split: str, classes, say) -> Listing:
         else:
             paths, names = by_class(base, *_walk(base, root, entries), classes, say)
     classes, labels = number(names, classes, source, source != base)
+    val_share = 0.0 if spelling else val_share
+    if val_share:
+        paths, labels = divide(root, split, paths, labels, val_share, say)
     keys = [_below(os.path.join(base, path), root) for path in paths]
     missing = [path for path, key in zip(paths, keys, strict=True) if key not in entries]
     if missing:
@@ -42,7 +44,7 @@ def look(url: str, split: str, classes, say) -> Listing:
         raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {shown}")
     sizes = np.array([entries[key].size for key in keys], dtype=np.int64)
     mtimes = np.array([time_of(entries[key]) for key in keys], dtype=np.int64)
-    return Listing(root, split, base, classes, paths, labels, sizes, mtimes)
+    return Listing(root, split, base, classes, paths, labels, sizes, mtimes, val_share)
 
 
 def reader(root: str):

@@ -7,7 +7,8 @@
     python jobs/imagenet.py --data_url IMAGENET --cache redis://user@host    read once, for all nodes
     python jobs/imagenet.py --data_url IMAGENET --prof 100                       images/s, then stop
 
-IMAGENET holds train/<class>/* and val/<class>/*. The recipe, and so the defaults, are those of NVIDIA's
+IMAGENET holds train/<class>/* and val/<class>/*, or <class>/* alone, which --val_share splits. The recipe,
+and so the defaults, are those of NVIDIA's
 ResNet-50 v1.5 (DeepLearningExamples): SGD with momentum 0.875, weight decay 1/32768 without BatchNorm and
 biases, --lr 0.256 for 256 samples, cosine after a warm-up, label smoothing 0.1. Every --data_backend delivers
 the same samples and crops, so it may change at any restart.
@@ -27,7 +28,7 @@ from torchvision.transforms import v2
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
 from common import arguments, evaluation, exits, metrics, models, process_group, recovery, schedule
 from common.arguments import boolean, positive_int
-from datasets import image_folder, loaders, random_folder, stores
+from datasets import image_folder, listing, loaders, random_folder, stores
 from datasets.loaders import measure, ray_cluster
 from datasets.loaders.synthetic import SyntheticIndex
 from datasets.order import Order, Sequential
@@ -41,6 +42,8 @@ def parsed():
     add, number = parser.add_argument, arguments.non_negative_float
     # data
     add("--data_url", help="folder with train/<class>/* and val/<class>/*")
+    share = {"type": image_folder.val_share, "default": listing.VAL_SHARE, "metavar": "SHARE"}
+    add("--val_share", **share, help="for validation, of a folder without train/ and val/ (default: 10%%)")
     add("--stage", type=boolean, default=True, help="false: read an s3:// --data_url as it is needed")
     add("--custom_data", type=boolean, default=False, help="true: generated images instead")
     add("--data_backend", default="auto", help=f"auto (default): measured; {', '.join(loaders.BACKENDS)}")
@@ -107,7 +110,9 @@ def loaded(args, device, rank, world_size, log):
 
     def read(split, classes):
         bad = args.max_bad_images
-        return image_folder.load(args.data_url, split, cache, bad, classes, log.say, args.stage)
+        return image_folder.load(
+            args.data_url, split, cache, bad, classes, log.say, args.stage, args.val_share
+        )
 
     if backend == "synthetic" and not args.data_url:
         train_index, val_index = SyntheticIndex(1_281_167, "train"), SyntheticIndex(50_000, "val")

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from common import arguments, cores, topology
 from common.exits import BAD_INPUT, BadInput
-from datasets import image_folder
+from datasets import image_folder, listing
 from datasets.stores import address, forms
 from datasets.stores.servers import Unavailable
 from launch import cache_check, cache_sets
@@ -129,6 +129,7 @@ def _parsed(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--split", choices=("train", "val"), help="default: both")
         add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
         add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
+        add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="as in the job")
     if verb in ("preload", "check"):
         add("--form", choices=forms.FORMS, help="default: that of the URL, else decoded")
         add("--short_side", type=number, default=forms.SHORT_SIDE, help="of a pack; jobs use the default")
@@ -179,7 +180,9 @@ def _indexes(args) -> list[image_folder.Index]:
     """Of the splits that are meant. The classes of "val" are numbered as those of "train", as in a job."""
 
     def load(split: str, classes=None):
-        return image_folder.load(args.data_url, split, args.cache_dir, args.max_bad_images, classes, _say)
+        return image_folder.load(
+            args.data_url, split, args.cache_dir, args.max_bad_images, classes, _say, val_share=args.val_share
+        )
 
     train = load("train")
     if args.split == "train":

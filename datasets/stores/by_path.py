@@ -178,7 +178,7 @@ def _scanned(root: str, cache: str, max_bad: float) -> list[image_folder.Index]:
     found = []
     for split in splits:
         classes = found[0].classes if found else None
-        found.append(image_folder.load(root, split, cache, max_bad, classes, lambda text: None))
+        found.append(image_folder.load(root, split, cache, max_bad, classes, lambda text: None, val_share=0))
     return found
 
 

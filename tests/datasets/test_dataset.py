@@ -289,6 +289,7 @@ def test_an_image_that_went_bad_is_named_and_the_next_epoch_lives(engine, folder
             {"use_dali": 256},
             "use_dali 256 is not True or False; the positional arguments are data_dir, batch",
         ),
+        ({"val_share": 1}, "val_share '1' is not a share like 10%"),
     ],
 )
 def test_bad_arguments(options, reason, folder, cache):
@@ -311,6 +312,17 @@ def test_dali_is_not_installed(folder, cache, tmp_path):
     script = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; {call}"
     result = run("-c", script, code=None)
     assert result.returncode and "DALI is not installed: pip install nvidia-dali-cuda120" in result.stderr
+
+
+def test_class_folders_alone_are_divided(folder, cache, capsys):
+    dataset = dataset_of(folder / "train", cache, val_share="30%")
+    train, val = dataset.get_nb_train(), dataset.get_nb_val()
+    assert train + val == TRAIN and 5 <= val <= 25 and dataset.get_nb_classes() == CLASSES
+    assert (
+        f"train={train} test={val} split of {folder}/train by path, --val_share 30%"
+        in capsys.readouterr().out
+    )
+    assert dataset_of(folder / "train", cache, val_share=0.3).get_nb_val() == val
 
 
 def test_an_empty_folder(tmp_path):

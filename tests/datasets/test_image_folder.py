@@ -139,21 +139,74 @@ def test_val_uses_the_numbers_of_train(data, start):
         start(data, "val", classes=train.classes)
 
 
-def test_no_folders_of_splits(tmp_path, start, lines):
-    write(tmp_path / "data", cat=2, dog=1)
-    train = start(tmp_path / "data")
-    assert lines == [f"{tmp_path / 'data'} has no train/ or train.txt: train is the whole folder"]
-    val = start(tmp_path / "data", "val", classes=train.classes)
-    assert "val is the whole folder" in lines[0]
-    assert names(train) == names(val) == ["cat/0.jpg", "cat/1.jpg", "dog/0.jpg"]
-    assert train.fingerprint == val.fingerprint
+def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines):
+    """Each image in one split; it stays there in another place, when others come or go, when it is renamed
+    to another ending, and with a larger share."""
+    root = write(tmp_path / "data", cat=30, dog=20)
+    train = start(root, val_share=0.2)
+    many = 50 - len(train)
+    assert lines == [f"train={len(train)} test={many} split of {root} by path, --val_share 20%"]
+    val = start(root, "val", classes=train.classes, val_share=0.2)
+    assert lines == [] and 4 <= len(val) == many <= 16 and train.classes == val.classes == ("cat", "dog")
+    assert sorted(names(train) + names(val)) == sorted(
+        str(path.relative_to(root)) for path in root.glob("*/*")
+    )
+    assert names(val)[:4] == ["cat/0.jpg", "cat/1.jpg", "cat/2.jpg", "cat/3.jpg"], "on every machine"
+
+    copy = shutil.copytree(root, tmp_path / "elsewhere" / "copy")
+    assert start(copy, val_share=0.2).fingerprint == train.fingerprint
+    assert start(copy, "val", val_share=0.2).fingerprint == val.fingerprint
+    write(copy, ape=40)
+    for path in [copy / "cat" / "17.jpg", copy / "dog" / "3.jpg"]:
+        path.unlink()
+    (copy / "cat" / "5.jpg").rename(copy / "cat" / "5.jpeg")
+    here = [name for name in names(val) if (copy / name).exists()]
+    assert [
+        name for name in names(start(copy, "val", val_share=0.2)) if "ape" not in name and "5.j" not in name
+    ] == [name for name in here if "5.j" not in name]
+    assert set(names(val)) < set(names(start(root, "val", val_share=0.5)))
+    assert start(root, val_share=0.5).fingerprint != train.fingerprint
+
+
+def test_a_split_by_path_of_few_images(tmp_path, start, lines):
+    """Each class keeps an image for training, and there is one for validation if there can be."""
+    root = write(tmp_path / "data", cat=3, dog=1)
+    for share in (1e-6, 0.999999):
+        train, val = (start(root, split, val_share=share) for split in ("train", "val"))
+        assert sorted(names(train) + names(val)) == ["cat/0.jpg", "cat/1.jpg", "cat/2.jpg", "dog/0.jpg"]
+        assert set(train.labels) == {0, 1} and len(val) == (1 if share < 0.5 else 2)
+    root = write(tmp_path / "single", cat=1, dog=1)
+    assert len(start(root)) == 2
+    assert lines == [
+        f"train=2 test=0 split of {root} by path, --val_share 10%: no image for validation, for each class has one"
+    ]
+    with pytest.raises(BadInput, match="2 images in as many classes: none remains for validation"):
+        start(root, "val")
+
+
+def test_a_share_has_no_effect_on_folders_of_splits(data, start, lines):
+    fingerprint = start(data).fingerprint
+    assert start(data, val_share=0.5).fingerprint == fingerprint and start.read == [] and lines == []
+
+
+@pytest.mark.parametrize("text, value", [("10%", 0.1), ("0.1", 0.1), ("99.9%", 0.999), ("1e-3", 0.001)])
+def test_val_share(text, value):
+    assert image_folder.val_share(text) == value
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "1", "100%", "10", "-1%", "nan", "", "a tenth"])
+def test_no_val_share(text):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match=r"is not a share like 10% or 0\.1, above 0 and below 1"
+    ):
+        image_folder.val_share(text)
 
 
 def test_images_without_class_folders(tmp_path, start, lines):
     write(tmp_path, data=3)
     (tmp_path / "data" / "notes").mkdir()
     (tmp_path / "data" / "notes" / "a.txt").touch()
-    index = start(tmp_path / "data")
+    index = start(tmp_path / "data", val_share=0)
     assert index.classes == ("",) and names(index) == ["0.jpg", "1.jpg", "2.jpg"]
     assert index.labels.tolist() == [0, 0, 0]
 

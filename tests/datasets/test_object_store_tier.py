@@ -89,12 +89,14 @@ def test_the_index_is_that_of_the_folder(indexes, folder, tmp_path):
     said = []
     again = image_folder.load(f"{URL}/", "train", str(tmp_path / "cache"), say=said.append, staged=False)
     assert again.fingerprint == far.fingerprint
-    for split in ("val",):
+    for split, below, count in (("val", "", 2), ("train", "/train", 4), ("val", "/train", 2)):
         one, other = (
-            image_folder.load(str(root), split, str(tmp_path / "cache"), 0, far.classes, said.append, False)
+            image_folder.load(
+                f"{root}{below}", split, str(tmp_path / "cache"), 0, far.classes, said.append, False, 0.3
+            )
             for root in (folder, URL)
         )
-        assert one.fingerprint == other.fingerprint and len(one) == 2
+        assert one.fingerprint == other.fingerprint and len(one) == len(other) == count
 
 
 @pytest.mark.parametrize("backend", ["threads", "pytorch"])

@@ -178,6 +178,21 @@ def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
     assert printed.count(f"{victims[2]} is a PNG. They are decoded by their content") == 1
 
 
+def test_class_folders_alone_are_split_by_path(generated, tmp_path):
+    """The share belongs to the identity of a run."""
+    root = tmp_path / "flat"
+    shutil.copytree(Path(generated[0].removeprefix("--data_url=")) / "val", root)
+    arguments = (*JOB, f"--data_url={root}", "--batch_size=16", "--max_steps=2", "--save_every=1",
+                 "--data_backend=threads", f"--output_dir={tmp_path / 'out'}")  # fmt: skip
+    printed = run(*arguments, "--val_share=0.25").stdout
+    train, test = map(int, re.search(
+        rf"train=(\d+) test=(\d+) split of {root} by path, --val_share 25%\n", printed).groups())  # fmt: skip
+    assert train + test == 160 and f"data train={train} test={test} " in printed
+    assert [line["val_count"] for line in records(tmp_path / "out") if "val_count" in line] in ([], [test])
+    assert "fingerprint" in run(*arguments, "--max_steps=3", code=2).stderr
+    assert "'0' is not a share like 10%" in run(*arguments, "--val_share=0", code=2).stderr
+
+
 def test_without_data_at_all(tmp_path):
     printed = run(*JOB, "--data_backend=syntetic", "--max_steps=2", "--batch_size=4", "--training_only",
                   f"--output_dir={tmp_path}").stdout  # fmt: skip

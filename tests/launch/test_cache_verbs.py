@@ -149,6 +149,18 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty, launch, tmp_pa
     assert not list(to.iterdir()) if kind == "pack" else empty.client().dbsize() == 0
 
 
+def test_class_folders_alone_are_divided_as_in_a_job(images, cache_dir, launch, tmp_path):
+    code, printed = launch("preload", tmp_path, images / "train", "--val_share", "30%")
+    splits = [
+        image_folder.load(str(images / "train"), split, str(cache_dir), val_share=0.3)
+        for split in ("train", "val")
+    ]
+    assert code == 0 and sum(map(len, splits)) == 40
+    for index in splits:
+        assert f"{index.split}: {len(index)} of {len(index)} samples are in\n" in printed
+        assert Path(pack.place(str(tmp_path), index)).is_dir()
+
+
 def test_a_damaged_pack_is_named(images, cache_dir, launch, tmp_path):
     assert launch("preload", tmp_path, images, "--split", "train")[0] == 0
     index = loaded(images, cache_dir)
