@@ -123,6 +123,18 @@ def local_output(path: str) -> str:
     return path
 
 
+def check_folder(option: str, path: str | None) -> None:
+    """Raise BadInput unless the folder is there and can be written, or can be made."""
+    if path is None:
+        return
+    parent = os.path.abspath(path)
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if "://" in path or not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
+        reason = "is a URL" if "://" in path else f"cannot be written: {parent}"
+        raise BadInput(f"{option} {path} {reason} (expected a folder of this machine)")
+
+
 def boolean(text: str) -> bool:
     """ "true" or "false" (also 1/0, yes/no), as a platform's console sends it."""
     value = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower())

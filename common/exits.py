@@ -21,6 +21,8 @@ INTERRUPTED = 130
 # file descriptor: the process that started this one prints a shared error once
 ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 
+_ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
+
 _on_failure, _on_success, _before_leaving = [], [], []
 
 
@@ -74,6 +76,21 @@ def leave(code: int) -> None:
         os._exit(code)
 
 
+@contextlib.contextmanager
+def _batch_of_one():
+    """Turn BatchNorm's refusal of a single sample into BadInput with the arguments that decide the batch."""
+    try:
+        yield
+    except ValueError as error:
+        if _ONE_VALUE not in str(error):
+            raise
+        from common import arguments  # which imports this module
+
+        names, given = ("batch_size", "accumulate", "processes_per_node", "world_size"), arguments.settings()
+        batch = " ".join(f"--{name} {given[name]}" for name in names if given.get(name) is not None)
+        raise BadInput(f"{batch}: {error}: BatchNorm needs at least 2 samples in each process") from error
+
+
 def entry(main):
     """Decorate a job's main(): BadInput and Ctrl-C become one line `error: ...` and an exit code."""
 
@@ -83,7 +100,8 @@ def entry(main):
 
         try:
             preemption.end_on_interrupt()
-            main()
+            with _batch_of_one():
+                main()
         except KeyboardInterrupt:
             say_error("interrupted")
             for function in _before_leaving:

@@ -28,12 +28,40 @@ def arch(text: str) -> str:
     return text
 
 
+def check(name: str, image_size: int, batch: int | None) -> None:
+    """Raise BadInput if torchvision's network cannot take images of that size, or cannot be trained on
+    `batch` images at a time; None: it is not trained."""
+    try:
+        with torch.device("meta"):  # no memory, no arithmetic
+            _trial(name, image_size, batch)
+    except (BadInput, RuntimeError):  # some networks cannot be made there
+        _trial(name, image_size, batch)
+
+
+def _trial(name: str, image_size: int, batch: int | None) -> None:
+    model = _made(name, 10, image_size)
+    if batch != 1:
+        return
+    try:
+        with torch.no_grad():
+            model.train()(torch.zeros(1, 3, image_size, image_size))
+    except ValueError as error:
+        raise BadInput(
+            f"--arch {name} cannot be trained on 1 image of --image_size {image_size} at a time: {error}. "
+            "Raise --batch_size, or lower --accumulate"
+        ) from error
+
+
 def classifier(name: str, classes: int, image_size: int) -> nn.Module:
     """torchvision's network of this name, untrained.
 
     Input float [N, 3, image_size, image_size], output logits [N, classes]. Raises BadInput where it
     cannot take images of that size.
     """
+    return take_over(_made(name, classes, image_size).train())
+
+
+def _made(name: str, classes: int, image_size: int) -> nn.Module:
     import torchvision
 
     extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
@@ -46,7 +74,7 @@ def classifier(name: str, classes: int, image_size: int) -> nn.Module:
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"--arch {name} cannot take images of --image_size {image_size}: {reason}") from error
-    return take_over(model.train())
+    return model
 
 
 class _ResNet(nn.Module):

@@ -3,8 +3,8 @@
 A split of a root folder is the first of these that is there ("val" may also be spelled validation, valid or
 test):
 
-1. <root>/train.txt: a list of lines `relative/path label`, relative to the root or else to <root>/train. The
-   label is a class name or a number;
+1. <root>/train.txt: a list of lines `relative/path label`, relative to the root or else to <root>/train, and
+   below it. The label is a class name or a number;
 2. <root>/train/<class>/**: class folders of any depth, or images of one class directly in <root>/train;
 3. <root>/<class>/**: no folders of splits; then the path of an image decides to which split it belongs
    (in_val()).
@@ -30,6 +30,7 @@ from datasets import images
 
 THREADS = 16  # more than cores: on a network file system most of them wait
 TOGETHER = 64  # files that a thread takes at a time
+_LONGEST, _LABEL = 4096, 255  # characters of a path and of a label in a list
 SHOWN = 10  # of a long list in a message
 VAL_SHARE = 0.1  # of the images of a folder without splits
 SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
@@ -219,8 +220,13 @@ def read_list(lines: Iterable[str], source: str) -> tuple[list[str], list[str]]:
     """(paths, the label of each as it is written) of a list. source: for messages."""
     lines = [line.strip().rsplit(maxsplit=1) for line in lines]  # from the right: a path may hold spaces
     for number, words in enumerate(lines, 1):
-        if len(words) == 1:
-            raise BadInput(f"{source}, line {number}: expected `path label`, found {words[0]!r}")
+        path, label = words if len(words) == 2 else ("", "")
+        if words and (not path or "\0" in path + label or len(path) > _LONGEST or len(label) > _LABEL):
+            found = " ".join(words)
+            shown = repr(found[:60]) + f"... ({len(found)} characters)" * (len(found) > 60)
+            raise BadInput(f"{source}, line {number}: expected `path label`, found {shown}")
+        if os.path.isabs(path) or ".." in path.split("/"):
+            raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
     lines = sorted(filter(None, lines))
     if not lines:
         raise BadInput(f"{source} lists no image")

@@ -8,10 +8,9 @@
     python jobs/imagenet.py --data_url IMAGENET --prof 100                       images/s, then stop
 
 IMAGENET holds train/<class>/* and val/<class>/*, or <class>/* alone, which --val_share splits. The recipe,
-and so the defaults, are those of NVIDIA's
-ResNet-50 v1.5 (DeepLearningExamples): SGD with momentum 0.875, weight decay 1/32768 without BatchNorm and
-biases, --lr 0.256 for 256 samples, cosine after a warm-up, label smoothing 0.1. Every --data_backend delivers
-the same samples and crops, so it may change at any restart.
+and so the defaults, are those of NVIDIA's ResNet-50 v1.5 (DeepLearningExamples): SGD with momentum 0.875,
+weight decay 1/32768 without BatchNorm and biases, --lr 0.256 for 256 samples, cosine after a warm-up, label
+smoothing 0.1. Every --data_backend delivers the same samples and crops, so it may change at any restart.
 """
 
 import contextlib
@@ -103,7 +102,25 @@ def parsed():
 
 def loaded(args, device, rank, world_size, log):
     """(index, loader) for training, and (index, loader) for evaluation, in one tuple."""
+    # What the arguments alone decide comes first: the scan of the images may take hours, and leaves an index.
     backend = args.data_backend if args.data_backend == "auto" else loaders.named(args.data_backend, device)
+    local_batch = Order(args.batch_size, args.batch_size, args.seed, rank, world_size).largest
+    if local_batch % args.accumulate:
+        raise exits.BadInput(
+            f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a process"
+        )
+    models.check(args.arch, args.image_size, None if args.evaluate else local_batch // args.accumulate)
+    for name in ("pack", "cache_dir"):
+        arguments.check_folder(f"--{name}", getattr(args, name))
+    if process_group.from_first(args.resume not in ("auto", "never") and not os.path.exists(args.resume)):
+        raise exits.BadInput(f"--resume {args.resume}: there is no such file or folder")
+    if backend == "ray":
+        ray_cluster.join(args.ray_address, process_group.from_first, rank, world_size, log.say)
+        exits.on_success(ray_cluster.leave)
+    if backend == "synthetic":
+        args.pack = args.cache = None
+    opened = stores.Stores(args.pack, args.cache, args.cache_mode, backend in loaders.CACHED, log.say)
+    exits.on_success(opened.close)
     cache = args.cache_dir or os.path.join(args.output_dir, "index")
     if args.custom_data:
         args.data_url = random_folder.make(os.path.join(cache, "generated"))
@@ -122,19 +139,7 @@ def loaded(args, device, rank, world_size, log):
         val_index = train_index
         if not args.training_only:
             val_index = read("val", classes)
-    local_batch = args.batch_size // world_size
-    if local_batch % args.accumulate:
-        raise exits.BadInput(
-            f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a process"
-        )
-    if backend == "ray":
-        ray_cluster.join(args.ray_address, process_group.from_first, rank, world_size, log.say)
-        exits.on_success(ray_cluster.leave)
     order = Order(len(train_index), args.batch_size, args.seed, rank, world_size)
-    if backend == "synthetic":
-        args.pack = args.cache = None
-    opened = stores.Stores(args.pack, args.cache, args.cache_mode, backend in loaders.CACHED, log.say)
-    exits.on_success(opened.close)
     train_store, val_store = opened.open(train_index), opened.open(val_index)
     process_group.meet_again()
     prints = {index.split: index.fingerprint for index in (train_index, val_index)}

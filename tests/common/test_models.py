@@ -1,8 +1,10 @@
+import contextlib
+
 import pytest
 import torch
 
 from common.exits import BadInput
-from common.models import classifier, resnet18
+from common.models import check, classifier, resnet18
 
 
 def test_parameters_of_the_seed():
@@ -37,6 +39,20 @@ def test_classifiers_take_images_of_that_size(name, size):
 def test_a_size_that_a_classifier_cannot_take(name, size):
     with pytest.raises(BadInput, match=f"--arch {name} cannot take images of --image_size {size}: "):
         classifier(name, 3, size)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "batch", "message"),
+    [
+        ("resnet18", 32, None, None), ("resnet18", 32, 2, None), ("resnet18", 64, 1, None),
+        ("resnet18", 32, 1, "--arch resnet18 cannot be trained on 1 image of --image_size 32 at a time"),
+        ("vgg11", 32, 1, None), ("regnet_x_400mf", 64, 2, None), ("alexnet", 32, 2, "cannot take images"),
+        ("regnet_x_400mf", 32, 1, "cannot be trained on 1 image"),
+    ],
+)  # fmt: skip
+def test_what_a_classifier_can_be_trained_on_is_known_before(name, size, batch, message):
+    with pytest.raises(BadInput, match=message) if message else contextlib.nullcontext():
+        check(name, size, batch)
 
 
 def test_a_forward_pass_to_try_leaves_no_trace():

@@ -48,6 +48,13 @@ def test_arguments(arguments, message, tmp_path):
     assert message in _refused(tmp_path / "out", "jobs/train.py", *arguments)
 
 
+def test_a_batch_of_one_that_batchnorm_cannot_take(tmp_path):
+    """The digits have 8x8 pixels: one value per channel in the last layers."""
+    arguments = ("--dataset=digits", "--batch_size=1", "--max_steps=2", f"--output_dir={tmp_path / 'out'}")
+    line, = run("jobs/train.py", *arguments, code=2).stderr.splitlines()  # fmt: skip
+    assert line.startswith("error: --batch_size 1: ") and "at least 2 samples in each process" in line
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

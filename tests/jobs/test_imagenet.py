@@ -1,16 +1,20 @@
 """jobs/imagenet.py as its users run it, small: real and generated folders, backends, restarts, errors."""
 
+import importlib.util
 import json
 import re
 import shutil
 import signal
+import sys
 import tarfile
+import types
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+from common.exits import BadInput
 from datasets import loaders, receipt
 from tests.conftest import ROOT, finish, records, run, start
 
@@ -153,6 +157,7 @@ def test_auto_measures_and_says_so(generated, tmp_path):
     (["--accumulate=5", "--data_backend=threads"], "--accumulate 5 does not divide the 64 samples"),
     (["--batch_size=10000", "--data_backend=threads"], "batch size 10000 is larger than the data set (640"),
     (["--data_url=/does/not/exist"], "data_url /does/not/exist does not exist or is not a folder"),
+    (["--batch_size=1", "--data_backend=threads"], "resnet18 cannot be trained on 1 image of --image_size 32"),
     (["--ema=2", "--data_backend=threads"], "--ema 2.0 is not in 0..1"),
     (["--max_bad_images=2"], "'2' is not a share like 0.1%"),
 ])  # fmt: skip
@@ -160,6 +165,38 @@ def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
     result = run(*job(generated, tmp_path, *arguments), code=2)
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--cache=http://host"], "--cache ...http://host is not redis://"),
+    (["--cache=redis://me:word@host"], "a password does not belong into the URL"),
+    (["--pack={file}/packs"], "--pack {file}/packs cannot be written: {file}"),
+    (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs is a URL"),
+    (["--cache_dir={file}"], "--cache_dir {file} cannot be written: {file}"),
+    (["--accumulate=5"], "--accumulate 5 does not divide the 64 samples"),
+    (["--accumulate=64"], "cannot be trained on 1 image of --image_size 32 at a time"),
+    (["--arch=inception_v3"], "--arch inception_v3 cannot take images of --image_size 32"),
+    (["--arch=vit_b_16", "--image_size=100"], "--arch vit_b_16 cannot take images of --image_size 100"),
+    (["--data_backend=ray", "--ray_address=nowhere"], "--ray_address nowhere"),
+    (["--resume={file}.pt"], "--resume {file}.pt: there is no such file"),
+])  # fmt: skip
+def test_what_the_arguments_decide_is_refused_before_the_scan(arguments, message, tmp_path, monkeypatch):
+    """Nothing is read and nothing is left."""
+    spec = importlib.util.spec_from_file_location("imagenet_job", ROOT / "jobs" / "imagenet.py")
+    spec.loader.exec_module(imagenet := importlib.util.module_from_spec(spec))
+    (tmp_path / "file").touch()
+    names = {"file": tmp_path / "file"}
+    monkeypatch.setattr(sys, "argv", [
+        *JOB, "--data_backend=threads", f"--data_url={tmp_path}", f"--output_dir={tmp_path / 'out'}",
+        "--batch_size=64", *(each.format(**names) for each in arguments),
+    ])  # fmt: skip
+    monkeypatch.setattr(imagenet.process_group, "from_first", lambda value: value)
+    monkeypatch.setattr(imagenet.image_folder, "load", lambda *_: pytest.fail("the images were scanned"))
+    monkeypatch.setattr(imagenet.exits, "_on_success", [])
+    log = types.SimpleNamespace(say=lambda text: None)
+    with pytest.raises(BadInput, match=re.escape(message.format(**names))):
+        imagenet.loaded(imagenet.parsed(), CPU, 0, 1, log)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
@@ -189,7 +226,7 @@ def test_class_folders_alone_are_split_by_path(generated, tmp_path):
         rf"train=(\d+) test=(\d+) split of {root} by path, --val_share 25%\n", printed).groups())  # fmt: skip
     assert train + test == 160 and f"data train={train} test={test} " in printed
     assert [line["val_count"] for line in records(tmp_path / "out") if "val_count" in line] in ([], [test])
-    assert "fingerprint" in run(*arguments, "--max_steps=3", code=2).stderr
+    assert "training data" in run(*arguments, "--max_steps=3", code=2).stderr
     assert "'0' is not a share like 10%" in run(*arguments, "--val_share=0", code=2).stderr
 
 
