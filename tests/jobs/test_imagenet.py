@@ -157,7 +157,7 @@ def test_auto_measures_and_says_so(generated, tmp_path):
     (["--accumulate=5", "--data_backend=threads"], "--accumulate 5 does not divide the 64 samples"),
     (["--batch_size=10000", "--data_backend=threads"], "batch size 10000 is larger than the data set (640"),
     (["--data_url=/does/not/exist"], "data_url /does/not/exist does not exist or is not a folder"),
-    (["--batch_size=1", "--data_backend=threads"], "resnet18 cannot be trained on 1 image of --image_size 32"),
+    (["--batch_size=1", "--data_backend=threads"], "resnet18 cannot be trained on 1 image"),
     (["--ema=2", "--data_backend=threads"], "--ema 2.0 is not in 0..1"),
     (["--max_bad_images=2"], "'2' is not a share like 0.1%"),
 ])  # fmt: skip
