@@ -112,8 +112,10 @@ def loaded(args, device, rank, world_size, log):
     models.check(args.arch, args.image_size, None if args.evaluate else local_batch // args.accumulate)
     for name in ("pack", "cache_dir"):
         arguments.check_folder(f"--{name}", getattr(args, name))
-    if process_group.from_first(args.resume not in ("auto", "never") and not os.path.exists(args.resume)):
-        raise exits.BadInput(f"--resume {args.resume}: there is no such file or folder")
+    named = {name: getattr(args, name) for name in ("resume", "weights")}
+    for name, path in named.items():
+        if process_group.from_first(path not in (None, "auto", "never") and not os.path.exists(path)):
+            raise exits.BadInput(f"--{name} {path}: there is no such file or folder")
     if backend == "ray":
         ray_cluster.join(args.ray_address, process_group.from_first, rank, world_size, log.say)
         exits.on_success(ray_cluster.leave)

@@ -179,6 +179,7 @@ def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
     (["--arch=vit_b_16", "--image_size=100"], "--arch vit_b_16 cannot take images of --image_size 100"),
     (["--data_backend=ray", "--ray_address=nowhere"], "--ray_address nowhere"),
     (["--resume={file}.pt"], "--resume {file}.pt: there is no such file"),
+    (["--weights={file}.pth"], "--weights {file}.pth: there is no such file"),
 ])  # fmt: skip
 def test_what_the_arguments_decide_is_refused_before_the_scan(arguments, message, tmp_path, monkeypatch):
     """Nothing is read and nothing is left."""
