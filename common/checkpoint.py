@@ -20,10 +20,10 @@ import torch
 
 from common import temporary
 from common.exits import BadInput
+from common.temporary import PARTIAL, write_text
 
 LATEST = "latest"
 _NAME = re.compile(r"step_(\d+)\.pt")
-_PARTIAL = ".partial-"
 _TAIL = 4096  # bytes
 _ZIP = b"PK\3\4"
 _PAGE = "it is an HTML or XML page, as a failed download leaves it"
@@ -68,20 +68,6 @@ def write_weights(path: str, weights: dict) -> None:
     partial = _save(weights, os.path.dirname(path), lambda chunk: None)
     os.replace(partial, path)
     _sync_folder(os.path.dirname(path))
-
-
-def write_text(path: str, text: str) -> None:
-    """Make a small file appear, whole. Raises OSError."""
-    handle, partial = temporary.make_file(_PARTIAL, os.path.dirname(path))
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        _remove(partial)
-        raise
 
 
 def verify(path: str) -> dict:
@@ -236,7 +222,7 @@ def _discard(path: str) -> None:
 def sweep(folder: str) -> None:
     """Remove what writers that were killed have left."""
     for entry in os.listdir(folder):
-        if entry.startswith(_PARTIAL):
+        if entry.startswith(PARTIAL):
             _remove(os.path.join(folder, entry))
 
 
@@ -258,7 +244,7 @@ def _run_of(path: str) -> str | None:
 def _save(state: dict, folder: str, record) -> str:
     """torch.save into a temporary file of the folder, on the disk when this returns; the path. record is
     called with every chunk that is written."""
-    handle, partial = temporary.make_file(_PARTIAL, folder)
+    handle, partial = temporary.make_file(PARTIAL, folder)
     try:
         with os.fdopen(handle, "wb") as file:
             target = _Recorded(file, record)

@@ -27,6 +27,9 @@ def main(arguments: list[str]) -> int:
     if name in ("-h", "--help"):
         print(__doc__)
         return 0
+    if name is None:
+        print(f"error: which benchmark? expected one of {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return BAD_INPUT
     if name not in BENCHMARKS:
         print(f"error: {name!r} is no benchmark: {', '.join(BENCHMARKS)}", file=sys.stderr)
         return BAD_INPUT

@@ -40,6 +40,9 @@ def main(argv: list[str]) -> int:
     if verb in ("-h", "--help"):
         print(__doc__)
         return 0
+    if verb is None:
+        print(f"error: which verb of cache? expected one of {', '.join(VERBS)}", file=sys.stderr)
+        return BAD_INPUT
     if verb not in VERBS:
         print(f"error: {verb!r} is no verb of cache: {', '.join(VERBS)}", file=sys.stderr)
         return BAD_INPUT

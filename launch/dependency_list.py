@@ -26,10 +26,11 @@ def made_from(path: str, keep_torch: bool) -> tuple[str, list[str]]:
 
     Left out are torch, torchvision, torchaudio, triton and nvidia-*, unless keep_torch, which would replace
     what the image has, and lines about files of this machine. Environment markers stay; lists that are
-    included (-r) are written out. Raises BadInput.
+    included (-r) are written out, and they must lie in the same folder as the list, or below it. Raises
+    BadInput.
     """
     kept, left_out = [], []
-    for line in _lines(path, ()):
+    for line in _lines(path, (), os.path.realpath(os.path.dirname(path))):
         wheel, name = _WHEEL.search(line.split(" ")[0]), _NAME.match(line)
         package = re.sub(r"[-_.]+", "-", (wheel or name)[wheel is not None].lower()) if wheel or name else ""
         of_the_image = not keep_torch and _OF_THE_IMAGE.fullmatch(package)
@@ -40,8 +41,11 @@ def made_from(path: str, keep_torch: bool) -> tuple[str, list[str]]:
     return "".join(f"{line}\n" for line in kept), left_out
 
 
-def _lines(path: str, above: tuple[str, ...]) -> list[str]:
+def _lines(path: str, above: tuple[str, ...], root: str) -> list[str]:
     """The requirements of a file: joined where a backslash continues them, without comments, -r followed."""
+    if os.path.commonpath([root, os.path.realpath(path)]) != root:
+        by = f", which {above[-1]} includes," if above else ""
+        raise BadInput(f"{path}{by} is not in the code folder {root}: its lines would be uploaded")
     if path in above:
         raise BadInput(f"{path} includes itself")
     try:
@@ -55,7 +59,7 @@ def _lines(path: str, above: tuple[str, ...]) -> list[str]:
         included = re.fullmatch(r"(?:-r|--requirement)[ =]*(\S+)", line)
         if included:
             lines += _lines(
-                os.path.normpath(os.path.join(os.path.dirname(path), included[1])), (*above, path)
+                os.path.normpath(os.path.join(os.path.dirname(path), included[1])), (*above, path), root
             )
         elif line:
             lines.append(line)

@@ -95,7 +95,7 @@ def _read(path: str) -> dict:
         raise BadInput(error.strerror) from error
     except UnicodeDecodeError as error:
         raise BadInput(f"is not UTF-8 at byte {error.start}") from error
-    except toml.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of 5000 digits, deep nesting
         raise BadInput(f"is not TOML: {error}") from error
 
 

@@ -10,14 +10,15 @@ id is null while it is not known whether the service took the job.
 import json
 import os
 import re
-import tempfile
+import sys
 from typing import Any
 
+from common import temporary
 from common.exits import BadInput
 from launch import modelarts
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDER = os.environ.get("BOOTFILE_JOBS") or os.path.join(_ROOT, "output_dir", "jobs")
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FOLDER = os.environ.get("BOOTFILE_JOBS") or os.path.join(ROOT, "output_dir", "jobs")
 HELP = "the job's id, or its record: a file, or the name of one in output_dir/jobs/ (or in $BOOTFILE_JOBS)"
 
 
@@ -25,11 +26,7 @@ def write(path: str, record: dict[str, Any]) -> None:
     """Raises BadInput."""
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".record-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"format": 1} | record, file, indent=2)
-            file.write("\n")
-        os.replace(temporary, path)
+        temporary.write_text(path, json.dumps({"format": 1} | record, indent=2) + "\n", mode=0o600)
     except OSError as error:
         raise BadInput(f"the job's record {path} cannot be written: {error.strerror}") from error
 
@@ -41,11 +38,24 @@ def read(path: str) -> dict[str, Any]:
             record = json.load(file)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is no record of a job: {error}") from error
     if not isinstance(record, dict) or record.get("format") != 1 or "endpoint" not in record:
         raise BadInput(f"{path} is no record of a job that `submit` has written")
+    outputs = record.get("outputs", {})
+    for field, valid in (
+        ("id", record.get("id") is None or _is_id(record["id"])),
+        ("endpoint", isinstance(record["endpoint"], str)),
+        ("project_id", isinstance(record.get("project_id"), str)),
+        ("outputs", isinstance(outputs, dict) and all(isinstance(url, str) for url in outputs.values())),
+    ):
+        if not valid:
+            raise BadInput(f"{path} is not a valid record of a job: its {field} is missing or malformed")
     return record
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9-]{1,64}", value) is not None
 
 
 def all_records() -> list[dict[str, Any]]:
@@ -65,8 +75,16 @@ def find(text: str) -> dict[str, Any]:
     takes the place and the project from the environment. Raises BadInput."""
     if record := known(text):
         return record
-    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", text):
+    if not _is_id(text):
         raise BadInput(f"{text} is no file, and no id of a job")
+    for what, names in (
+        ("region", ("MODELARTS_REGION", "MODELARTS_ENDPOINT")),
+        ("project", ("HUAWEICLOUD_SDK_PROJECT_ID",)),
+    ):
+        if not any(os.environ.get(name) for name in names):
+            raise BadInput(
+                f"job {text} has no record in {FOLDER}, and no {what} is set: set the variable {names[0]}"
+            )
     return {"id": text, "endpoint": modelarts.endpoint(), "project_id": modelarts.project()}
 
 
@@ -86,4 +104,12 @@ def known(text: str) -> dict[str, Any] | None:
 
 def service(record: dict[str, Any]) -> modelarts.ModelArts:
     """The service that the job runs on. Raises BadInput."""
-    return modelarts.connect(modelarts.endpoint(url=record["endpoint"]), record["project_id"])
+    place = modelarts.endpoint(url=record["endpoint"])
+    if not modelarts.is_expected(place):
+        print(
+            f"warning: the record of job {record['id']} names {place}, which is not a host of "
+            f"{modelarts.DOMAIN}: it gets requests that your keys have signed, and the session token",
+            file=sys.stderr,
+            flush=True,
+        )
+    return modelarts.connect(place, record["project_id"])

@@ -8,6 +8,7 @@ taken where jobs are was not seen. job.toml can leave it out.
 
 import datetime
 import posixpath
+import re
 import secrets
 import shlex
 from typing import Any, NamedTuple
@@ -28,6 +29,9 @@ class NodeStart(NamedTuple):
 
     command: str
     environment: dict[str, str]
+
+
+RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")  # what run_name() adds
 
 
 def run_name(name: str) -> str:

@@ -14,9 +14,9 @@ read; 130 interrupted: the job goes on.
 import json
 import os
 import sys
-import tempfile
 import time
 
+from common import temporary
 from common.arguments import Parser, positive_float
 from common.exits import BadInput
 from launch import job_phases, job_records
@@ -134,7 +134,7 @@ def _load(path: str | None) -> dict[str, Place]:
         with open(path or os.devnull, encoding="utf-8") as file:
             found = json.load(file)
         return {str(task): Place(int(offset), str(tail)) for task, (offset, tail) in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}  # it only saves what would be printed twice
 
 
@@ -143,10 +143,7 @@ def _save(path: str | None, places: dict[str, Place]) -> None:
         return
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".logs-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(places, file)
-        os.replace(temporary, path)
+        temporary.write_text(path, json.dumps(places), mode=0o600)
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror}") from error
 

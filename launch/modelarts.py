@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from common.exits import BadInput
 
 PACKAGE = "huaweicloudsdkmodelarts"
+DOMAIN = "myhuaweicloud.com"
 _ATTEMPTS, _WAIT = 4, 0.5  # of what may be asked twice; seconds before the second, doubled after each
 _TIMEOUT = (10, 60)  # seconds: to connect, without a byte
 _HINTS = {
@@ -58,16 +59,26 @@ def endpoint(region: str = "", url: str = "") -> str:
     region = region or (
         "" if url or "MODELARTS_ENDPOINT" in os.environ else os.environ.get("MODELARTS_REGION", "")
     )
-    url = url or (f"https://modelarts.{region}.myhuaweicloud.com" if region else "")
+    url = url or (f"https://modelarts.{region}.{DOMAIN}" if region else "")
     url = (url or os.environ.get("MODELARTS_ENDPOINT", "")).rstrip("/")
     if not url:
         raise BadInput("no region: set it in job.toml, or the variable MODELARTS_REGION (cn-north-4, ...)")
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError as error:
+        raise BadInput(f"the endpoint is not https://host: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise BadInput("the endpoint is not https://host")
     if parts.scheme == "http" and not _is_local(parts.hostname):
         raise BadInput(f"the endpoint {url} is not encrypted: https:// is needed for any other machine")
     return url
+
+
+def is_expected(url: str) -> bool:
+    """Whether an endpoint is the vendor's, this machine's, or the one that MODELARTS_ENDPOINT names."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    named = url == os.environ.get("MODELARTS_ENDPOINT", "").rstrip("/")
+    return named or host.endswith(f".{DOMAIN}") or _is_local(host)
 
 
 def project(given: str = "") -> str:

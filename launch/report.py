@@ -1,23 +1,25 @@
 """Put runs on one page: curves, speed, waiting, restarts, receipts, settings, environment.
 
-    python -m launch report RUN [RUN...] [--to report.html] [--title TEXT]
+    python -m launch report RUN [RUN...] [--to report.html] [--title TEXT] [--force]
 
 RUN: output folder of a job (metrics.jsonl, starts.jsonl, receipt.bin, checkpoints/), finished, killed or
 still running. The page is one file that loads nothing from anywhere and runs no script, for a phone as for a
-desk. Several runs are laid over each other; the first is what the others are compared with.
+desk. Several runs are laid over each other; the first is what the others are compared with. An earlier report
+is replaced, another file only with --force.
 """
 
-import contextlib
 import os
+import re
 import time
 
 import jinja2
 import numpy as np
 from markupsafe import Markup
 
+from common import temporary
 from common.arguments import Parser
 from common.exits import BadInput
-from launch import report_charts, report_data, report_figures
+from launch import own_file, report_charts, report_data, report_figures
 from launch.report_charts import Curve, Mark, clock
 from launch.report_data import SPLIT, Run
 
@@ -25,6 +27,7 @@ MOST_RUNS = 24
 _POINTS = 6000  # of all runs in one chart, so that the page stays light
 _MOST_BARS = 40
 _MOST_MARKS = 60
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _CHARTS = (  # heading, figure of training, of validation, form
     ("Loss", "loss", "val_loss", "number"),
     ("Accuracy", "acc", "val_acc", "percent"),
@@ -39,13 +42,15 @@ def main(arguments: list[str]) -> int:
     parser.prog = "python -m launch report"
     parser.add_argument("runs", metavar="RUN", nargs="+", help="output folder of a job")
     parser.add_argument("--to", metavar="FILE", default="report.html", help="default: report.html")
+    parser.add_argument("--force", action="store_true", help="replace FILE even if it is not a report")
     parser.add_argument("--title", help="default: the names of the runs")
     args = parser.parse_args(arguments)
     if len(args.runs) > MOST_RUNS:
         raise BadInput(f"{len(args.runs)} runs are too many for one page: at most {MOST_RUNS}")
+    _check_to(args.to, args.runs, args.force)
     runs = [report_data.read(path, name) for path, name in zip(args.runs, _names(args.runs), strict=True)]
     content = page(runs, args.title).encode("utf-8", "replace")  # a folder's name may be no text
-    _write(args.to, content)
+    _write(args.to, content.decode())
     for run in runs:
         for note in run.notes:
             print(f"{run.path}: {note}")
@@ -67,18 +72,27 @@ def _names(paths: list[str]) -> list[str]:
     return whole
 
 
-def _write(path: str, content: bytes) -> None:
+def _check_to(path: str, runs: list[str], force: bool) -> None:
+    """Raises BadInput if the page would replace a file that is not a report, or a result of a run."""
+    own_file.check(path, re.compile(re.escape(_POLICY)), force)
+    folder, name = os.path.split(os.path.abspath(path))
+    for run in map(os.path.realpath, runs):
+        inside = os.path.commonpath([run, os.path.realpath(folder)]) == run
+        page = os.path.realpath(folder) == run and name.endswith(".html")
+        if inside and not page and not force:
+            raise BadInput(
+                f"--to {path} lies among the results of {run}: name NAME.html there, a file elsewhere, or "
+                "add --force"
+            )
+
+
+def _write(path: str, content: str) -> None:
     """Whole or not at all. Raises BadInput."""
-    partial = f"{path}.partial"
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(0, "it is a folder")
-        with open(partial, "wb") as file:
-            file.write(content)
-        os.replace(partial, path)
+        temporary.write_text(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.remove(partial)
         raise BadInput(f"cannot write --to {path}: {error.strerror}") from error
 
 
@@ -101,6 +115,7 @@ def page(runs: list[Run], title: str | None = None) -> str:
         made=report_figures.moment(time.time()),
         runs=runs,
         notes=notes,
+        policy=Markup(_POLICY),
         styles=report_charts.STYLES,
         final=report_figures.final(runs),
         charts=[chart for chart in [*_curves(runs), _progress(runs)] if chart["svg"]],

@@ -20,10 +20,11 @@ import argparse
 import datetime
 import json
 import os
+import re
 import shlex
 import sys
 
-from common import object_store
+from common import object_store, temporary
 from common.arguments import Parser
 from common.exits import BadInput
 from launch import (
@@ -34,6 +35,7 @@ from launch import (
     job_request,
     manifests,
     modelarts,
+    own_file,
     platform_files,
 )
 from launch.job_config import JobConfig
@@ -45,6 +47,11 @@ def main(arguments: list[str]) -> int:
     config = job_config.load(args.config, args.job, args.platform)
     if args.snapshot:
         _check_snapshot(args.snapshot, config)
+    elif not any(os.path.isfile(os.path.join(folder, config.job)) for folder in ("", job_records.ROOT)):
+        raise BadInput(
+            f"JOB {config.job}: no such file here or in {job_records.ROOT}; for other code name the folder "
+            "that `pack` made: --snapshot FOLDER"
+        )
     run = job_request.run_name(config.name)
     if args.platform != "modelarts":
         if not args.dry_run:
@@ -52,7 +59,7 @@ def main(arguments: list[str]) -> int:
             raise BadInput(
                 f"{args.platform} has its own tool: --dry_run --to FILE writes the file, then {command}"
             )
-        _show_file(platform_files.render(args.platform, config, run, args.resume_from), args.to)
+        _show_file(platform_files.render(args.platform, config, run, args.resume_from), args)
         return 0
     if args.to:
         raise BadInput(
@@ -76,6 +83,7 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--dry_run", action="store_true", help="show everything and send nothing")
     parser.add_argument("--to", metavar="FILE", help="of another platform's file (default: standard output)")
+    parser.add_argument("--force", action="store_true", help="replace the file at --to whatever it holds")
     parser.add_argument("--resume_from", metavar="URL", help="outputs of an earlier run, to go on in")
     parser.add_argument(
         "--snapshot", metavar="FOLDER", help="what `pack` made of the code: JOB must be in it"
@@ -127,13 +135,17 @@ def _show(config: JobConfig, body: dict) -> None:
             print(f"  {name}={value if value.startswith('<') else shlex.quote(value)}")
 
 
-def _show_file(text: str, path: str | None) -> None:
+def _show_file(text: str, args: argparse.Namespace) -> None:
+    path = args.to
     if path is None:
         sys.stdout.write(text)
         return
+    if os.path.exists(path) and os.path.samefile(path, args.config):
+        raise BadInput(f"--to {path} is the file of --config: name another file")
+    before_run, run = job_request.RUN.split(text, maxsplit=1)[0], job_request.RUN.pattern
+    own_file.check(path, re.compile(f"\\A{re.escape(before_run)}{run}"), args.force)
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        temporary.write_text(path, text)
     except OSError as error:
         raise BadInput(f"--to {path}: {error.strerror}") from error
     print(f"wrote {path}")

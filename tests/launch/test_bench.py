@@ -94,7 +94,7 @@ def test_a_batch_size_without_a_gpu_needs_a_limit(folder, tmp_path):
     (["loaders", "--data_url=/does/not/exist"], "/does/not/exist does not exist or is not a folder"),
     (["loaders", "--data_url=.", "--arch=nothing"], "--arch: nothing is no classifier"),
     (["speed"], "'speed' is no benchmark: loaders, throughput, batch-size"),
-    ([], "None is no benchmark: loaders, throughput, batch-size"),
+    ([], "error: which benchmark? expected one of loaders, throughput, batch-size"),
 ])  # fmt: skip
 def test_bad_input(arguments, message):
     assert message in run(*BENCH, *arguments, code=2).stderr

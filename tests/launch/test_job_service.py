@@ -1,6 +1,7 @@
 """Jobs from `submit` to their end, by the vendor's SDK, against a local stand-in for ModelArts' service."""
 
 import contextlib
+import errno
 import importlib
 import io
 import json
@@ -15,7 +16,7 @@ import pytest
 
 from common import exits
 from common.exits import BadInput
-from launch import job_config, job_records, job_request
+from launch import job_config, job_records, job_request, logs, modelarts
 from launch.log_follow import Place, lines_after
 from launch.modelarts import Preview
 from tests.conftest import environment, finish, start
@@ -301,12 +302,13 @@ def test_a_bare_id_is_looked_for_by_the_environment(user, server, monkeypatch):
     assert "no file, and no id" in user.fails("status", "../job.json")
     assert "ModelArts.2764 training job 0-0 does not exist" in user.fails("status", "0-0")
     monkeypatch.delenv("MODELARTS_ENDPOINT")
-    assert "no region" in user.fails("status", job_id)
+    error = user.fails("status", job_id)
+    assert "no region is set: set the variable MODELARTS_REGION" in error and "job.toml" not in error
     monkeypatch.setenv("MODELARTS_ENDPOINT", "http://192.0.2.1")
     assert "is not encrypted" in user.fails("status", job_id)
     monkeypatch.delenv("HUAWEICLOUD_SDK_PROJECT_ID")
     monkeypatch.setenv("MODELARTS_ENDPOINT", server.endpoint)
-    assert "no project: set project_id in job.toml, or the variable" in user.fails("status", job_id)
+    assert "no project is set: set the variable HUAWEICLOUD_SDK_PROJECT_ID" in user.fails("status", job_id)
 
 
 def test_missing_keys_and_a_missing_sdk_are_one_line(user, tmp_path):
@@ -497,6 +499,60 @@ def test_a_reader_that_leaves_is_no_error(user, server):
     with contextlib.suppress(ValueError):
         process.wait(timeout=60)
     assert process.stderr.read() == "" and process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": "/../../../x"}, {"id": "../x"}, {"id": 5}, {"endpoint": 5}, {"endpoint": "https://[x"},
+        {"outputs": ["obs://bucket/x"]}, {"outputs": {"train_url": 5}}, {"project_id": None}, "deep", "cut",
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_record_is_one_line_and_disturbs_no_other(user, server, wrong):
+    folder, good = user.folder / "records", user.job()
+    record = {"format": 1, "id": good, "endpoint": server.endpoint, "project_id": PROJECT}
+    text = {"deep": "[" * 100_000, "cut": "{"}.get(wrong) if isinstance(wrong, str) else None
+    (folder / "a.json").write_text(text or json.dumps(record | wrong))
+    for verb in ("status", "logs", "stop"):
+        user.fails(verb, "a", *(["-f"] if verb == "logs" else []))
+    if isinstance(wrong, dict) and "endpoint" not in wrong:
+        assert next(iter(wrong)) in user.fails("status", "a")
+    assert f"job {good} ddp" in user.launch("status", good).stdout
+    assert user.submit("--dry_run").returncode == 0
+    assert not [path for path in user.folder.rglob("*") if path.name.endswith("x.logs")]
+
+
+def test_a_host_that_is_not_the_vendor_s_is_named_before_it_is_asked(user, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(modelarts, "connect", lambda place, project: asked.append(place))
+    for place, expected in (
+        ("https://modelarts.cn-north-4.myhuaweicloud.com", True),
+        ("https://myhuaweicloud.com.example.com", False),
+        ("https://modelarts.example.com", False),
+        ("http://127.0.0.1:9", True),
+    ):
+        job_records.service({"id": "1", "endpoint": place, "project_id": "p"})
+        assert (capsys.readouterr().err == "") == expected and asked[-1] == place
+    monkeypatch.setenv("MODELARTS_ENDPOINT", "https://modelarts.example.com/")
+    job_records.service({"id": "1", "endpoint": "https://modelarts.example.com", "project_id": "p"})
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_leaves_the_record_as_it_was_and_no_other_file(user, monkeypatch):
+    job_id = user.job()
+    (path,) = (user.folder / "records").iterdir()
+    before = path.read_bytes()
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BadInput, match="No space left"):
+        job_records.write(str(path), {"id": job_id})
+    with pytest.raises(BadInput, match="No space left"):
+        logs._save(str(path.parent / ".x.logs"), {"worker-0": Place(1, "a")})
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
 def test_records_hold_no_secret_and_are_private_files_of_the_user(user, tmp_path):

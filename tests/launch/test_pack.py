@@ -199,6 +199,19 @@ def test_the_dependency_list(tmp_path):
         dependency_list.made_from(path, keep_torch=False)
 
 
+@pytest.mark.parametrize("line", ["-r ../private.txt", "-r /etc/hostname", "-r link.txt", "-r lists/up.txt"])
+def test_no_list_outside_of_the_code_is_written_out(line, mine, tmp_path):
+    tree(tmp_path, {"private.txt": "secret-name==1\n"})
+    tree(mine, {"requirements.txt": f"numpy\n{line}\n", "lists/up.txt": "-r ../../private.txt\n"})
+    (mine / "link.txt").symlink_to(tmp_path / "private.txt")
+    assert "is not in the code folder" in refused(str(mine / "job.py"), tmp_path / "to")
+    tree(
+        mine,
+        {"requirements.txt": "-r lists/up.txt\n", "lists/up.txt": "-r ../more.txt\n", "more.txt": "redis\n"},
+    )
+    assert dependency_list.made_from(str(mine / "requirements.txt"), False)[0] == "redis\n"
+
+
 def test_limits(mine, tmp_path):
     job, to = str(mine / "job.py"), str(tmp_path / "to")
     for number in range(1000):

@@ -248,6 +248,28 @@ def test_errors_are_one_line(tmp_path):
     assert not list(tmp_path.glob("**/*.partial"))
 
 
+def test_only_an_earlier_report_is_replaced(tmp_path):
+    run_folder = write_run(tmp_path / "run", some_lines(9))
+    (run_folder / "checkpoints").mkdir()
+    (run_folder / "best.pth").write_bytes(b"weights")
+    (tmp_path / "train.py").write_text("print()\n")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(run_folder)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for to in (
+        run_folder / "metrics.jsonl", run_folder / "best.pth", run_folder / "receipt.bin", tmp_path / "pipe",
+        run_folder / "checkpoints" / "page.html", tmp_path / "link" / "starts.jsonl", tmp_path / "train.py",
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match="--force"):
+            report.main([str(run_folder), "--to", str(to)])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    for to in (tmp_path / "page.html", run_folder / "page.html"):
+        for _ in range(2):
+            assert report.main([str(run_folder), "--to", str(to)]) == 0
+    assert report.main([str(run_folder), "--to", str(tmp_path / "train.py"), "--force"]) == 0
+    assert "<!DOCTYPE html>" in (tmp_path / "train.py").read_text()
+
+
 def test_names_are_as_short_as_they_can_be():
     names = report._names(["/a/x/out", "/a/y/out"])
     assert names == ["x/out", "y/out"]

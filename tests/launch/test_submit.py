@@ -15,7 +15,7 @@ from botocore.validate import ParamValidator
 
 from common import topology
 from common.exits import BadInput
-from launch import job_config, job_request, platform_files
+from launch import job_config, job_request, platform_files, submit
 from launch.profiles import Folders, profile
 from tests.conftest import ROOT, environment, run
 from tests.modelarts_body import Wrong, check_job
@@ -103,6 +103,42 @@ def test_no_platform_but_modelarts_is_sent_to(tmp_path):
     assert to.read_text().startswith("#!/bin/bash\n#SBATCH --job-name=train-ddp-")
     error = run(*command, "--dry_run", "--to", tmp_path / "no" / "x", env=env, code=2).stderr
     assert re.fullmatch(r"error: --to \S+: No such file or directory\n", error)
+
+
+@pytest.mark.parametrize("platform", ["slurm", "kubeflow", "pai-dlc", "sagemaker"])
+def test_only_an_earlier_file_of_the_same_job_is_replaced(platform, tmp_path):
+    config, to, other = tmp_path / "job.toml", tmp_path / "job.file", tmp_path / "mine.sh"
+    config.write_text(_example())
+    other.write_text("#!/bin/bash\n#SBATCH --job-name=mine\n")
+
+    def write(path, *more):
+        words = [JOB, "--config", config, "--platform", platform, "--dry_run", "--to", path, *more]
+        return submit.main([str(word) for word in words])
+
+    written = []
+    for _ in range(2):
+        assert write(to) == 0
+        written.append(to.read_text())
+    assert written[0] != written[1], "each run has its own name"
+    for path, more in ((config, ()), (config, ["--force"]), (other, ()), (ROOT / JOB, ())):
+        content = path.read_text()
+        with pytest.raises(BadInput, match="--to"):
+            write(path, *more)
+        assert path.read_text() == content
+    assert write(other, "--force") == 0 and other.read_text() not in written
+    assert sorted(tmp_path.iterdir()) == [to, config, other]
+
+
+def test_the_boot_file_exists(tmp_path):
+    for job in ("jobs/my.py", "train_ddp.py"):
+        with pytest.raises(BadInput, match=f"JOB {job}: no such file.*--snapshot FOLDER"):
+            submit.main([job, "--config", str(EXAMPLE), "--dry_run"])
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000], ids=["deep", "long"])
+def test_a_config_that_no_parser_takes_is_one_line(value, tmp_path):
+    with pytest.raises(BadInput, match=r"job\.toml: is not TOML"):
+        _config(tmp_path, f"name = {value}")
 
 
 def test_without_a_toml_reader_the_error_says_what_to_install(tmp_path):
