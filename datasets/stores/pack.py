@@ -36,8 +36,8 @@ _THREADS_PER_CORE = 2  # while some read, others decode
 class PackStore:
     """The images of a pack that build() made. index: of the same data set.
 
-    Each process checks a sample when it reads it for the first time (on every read it would cost a third of
-    the work of cutting it: tests/benchmarks/containers.py). A damaged sample is made from its file.
+    Each process checks a sample when it reads it for the first time (on every read it would cost a quarter
+    of the work of cutting it: tests/benchmarks/containers.py). A damaged sample is made from its file.
     Raises BadInput if there is no pack, if it is not whole, or if it holds another data set.
     """
 
@@ -54,7 +54,6 @@ class PackStore:
                 f"the pack {path} holds another data set: its fingerprint is {self.meta['fingerprint']}, "
                 f"that of {index.root} is {index.fingerprint}"
             )
-
         self._checked, self._said = bytearray(len(index)), False
 
     def image(self, id: int, scratch: np.ndarray | None = None) -> np.ndarray:

@@ -6,7 +6,9 @@ The same images, uint8 of 320x256 pixels, in three containers that are in the pa
 
 - plain: one mapped file, the images one after another, and an array of offsets. Nothing could do less.
 - Arrow: datasets/stores/pack.py, through PackStore itself.
-- Arrow, checked: the same, and the CRC-32 of the content on every read.
+- Arrow, checked: the same, and the CRC-32 of the content on every read. That costs too much, so a process
+  checks each sample once. 2026-11-21, 2 cores with other load, n=5, 406 images: 93 us instead of 21 us for an
+  image that is copied, 243 us instead of 186 us for one that is cut to 224 pixels.
 - LMDB: read-only, without locks, values not copied, one transaction for a whole round.
 
 Read in random order by one thread, in two ways: each image copied whole, and cut and resized to 224 pixels as
