@@ -573,6 +573,10 @@ def _damage_json(folder):
     (folder / "index.json").write_text((folder / "index.json").read_text()[:-100])
 
 
+def _deep_json(folder):
+    (folder / "index.json").write_text("[" * 100_000)
+
+
 def _older_format(folder):
     meta = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps(meta | {"format": 0}))
@@ -602,7 +606,8 @@ def _nothing(folder):
 
 
 @pytest.mark.parametrize(
-    "damage", [_damage_json, _older_format, _cut_column, _flip_bit, _other_column, _no_column, _nothing]
+    "damage",
+    [_damage_json, _deep_json, _older_format, _cut_column, _flip_bit, _other_column, _no_column, _nothing],
 )
 def test_a_damaged_index_is_made_anew(data, start, lines, damage):
     first = start(data)
