@@ -511,7 +511,7 @@ def test_a_reader_that_leaves_is_no_error(user, server):
 )  # fmt: skip
 def test_a_damaged_record_is_one_line_and_disturbs_no_other(user, server, wrong):
     folder, good = user.folder / "records", user.job()
-    record = {"format": 1, "id": good, "endpoint": server.endpoint, "project_id": PROJECT}
+    record = {"format": 1, "id": "other-1", "endpoint": server.endpoint, "project_id": PROJECT}
     text = {"deep": "[" * 100_000, "cut": "{"}.get(wrong) if isinstance(wrong, str) else None
     (folder / "a.json").write_text(text or json.dumps(record | wrong))
     for verb in ("status", "logs", "stop"):
