@@ -5,16 +5,13 @@ import argparse
 import math
 import os
 import re
-import shutil
-import tempfile
 
-from common import object_store, scratch
+from common import object_store, output_folder, scratch
 from common.exits import BadInput
 from common.interval import Interval
 
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"://[^/@]*@")
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 BATCH_SIZE_HELP = (
     "samples of one optimizer step over all processes, so a run is the same on any number of nodes; when you "
@@ -42,8 +39,9 @@ class Parser(argparse.ArgumentParser):
 
 def parse(parser: Parser) -> argparse.Namespace:
     """Parse sys.argv. Arguments that nobody defined are printed and ignored; --output_dir becomes an absolute
-    path (default: output_dir/ beside jobs/) that can be written: for an s3:// or obs:// URL a folder on the
-    node's scratch disk, which common/mirror.py brings there. Only a folder that was given is resumed from.
+    path that can be written: for an s3:// or obs:// URL a folder on the node's scratch disk, which
+    common/mirror.py brings there; without one a new folder (output_folder.make_default), which is not resumed
+    from, and the index is in a folder that all runs share.
 
     Raises BadInput; nothing is left on the disk.
     """
@@ -58,6 +56,11 @@ def parse(parser: Parser) -> argparse.Namespace:
         named = args.resume not in ("auto", "never")
         if named == bool(args.weights):
             raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: what to evaluate")
+    if getattr(args, "resume", "") == "auto" and not args.output_dir:
+        raise BadInput(
+            "--resume auto without --output_dir: name the folder of the run to continue, for example "
+            f"--output_dir {os.path.join(output_folder.PARENT, output_folder.LATEST)}"
+        )
     url = args.output_dir if object_store.is_url(args.output_dir) else None
     if url:
         if not object_store.parse(url).prefix:
@@ -65,7 +68,12 @@ def parse(parser: Parser) -> argparse.Namespace:
                 f"{url} is a whole bucket: give every job a folder of its own, {url.rstrip('/')}/NAME"
             )
         args.output_dir, args.output_url = scratch.folder("outputs", url), url
-    args.output_dir = local_output(args.output_dir or os.path.join(_ROOT, "output_dir"))
+    if args.output_dir:
+        args.output_dir = output_folder.local_output(args.output_dir)
+    else:
+        args.output_dir = output_folder.make_default(args)
+        if getattr(args, "cache_dir", "") is None:
+            args.cache_dir = os.path.join(output_folder.PARENT, "index")
     if url:
         _urls[args.output_dir] = url
     global _parsed
@@ -94,33 +102,6 @@ def settings(args: argparse.Namespace | None = None) -> dict[str, str | int | fl
 def url_of(output_dir: str) -> str | None:
     """The URL that the output folder of parse() stands for, where it does."""
     return _urls.get(output_dir)
-
-
-def local_output(path: str) -> str:
-    """The absolute path of a folder in which files can be made. Raises BadInput. The folder itself is not
-    made."""
-    if "://" in path:
-        raise BadInput(
-            f"output_dir {path} is a URL, not s3:// or obs:// and not a folder: let the platform bring the "
-            "outputs back (ModelArts: an output named train_url), and pass the folder"
-        )
-    path = os.path.abspath(path)
-    parent = path
-    while not os.path.lexists(parent):
-        parent = os.path.dirname(parent)
-    probe = None
-    try:  # make the missing folders somewhere beside, write a file, and take it all away again
-        probe = tempfile.mkdtemp(prefix=".probe-", dir=parent)
-        target = os.path.join(probe, os.path.relpath(path, parent))
-        os.makedirs(target, exist_ok=True)
-        with open(os.path.join(target, "probe"), "wb") as file:
-            file.write(b"\0" * 4096)
-    except OSError as error:
-        raise BadInput(f"output_dir {path} cannot be written: {error.strerror} ({parent})") from error
-    finally:
-        if probe:
-            shutil.rmtree(probe, ignore_errors=True)
-    return path
 
 
 def check_folder(option: str, path: str | None) -> None:

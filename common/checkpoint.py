@@ -10,6 +10,7 @@ a name is two renames, checksum and data: killed between them, that one checkpoi
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -52,21 +53,17 @@ def write(path: str, state: dict, **facts) -> None:
         checksum.update(chunk)
         size += len(chunk)
 
-    partial = _save(state, folder, record)
-    try:
+    with temporary.partial(path) as file:
+        _save(state, file, record)
         # The checksum first: a file under its own name has one.
         write_text(f"{path}.json", _sealed({"sha256": checksum.hexdigest(), "size": size} | facts))
-        os.replace(partial, path)
-    except BaseException:
-        _remove(partial)
-        raise
     _sync_folder(folder)
 
 
 def write_weights(path: str, weights: dict) -> None:
     """Make `path` appear, whole: a plain state_dict, without a checksum. Raises OSError."""
-    partial = _save(weights, os.path.dirname(path), lambda chunk: None)
-    os.replace(partial, path)
+    with temporary.partial(path) as file:
+        _save(weights, file, lambda chunk: None)
     _sync_folder(os.path.dirname(path))
 
 
@@ -220,10 +217,13 @@ def _discard(path: str) -> None:
 
 
 def sweep(folder: str) -> None:
-    """Remove what writers that were killed have left."""
+    """Remove the partial files of writers that were killed; those that another process is writing stay."""
     for entry in os.listdir(folder):
         if entry.startswith(PARTIAL):
-            _remove(os.path.join(folder, entry))
+            path = os.path.join(folder, entry)
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
 
 
 def _latest(folder: str) -> str:
@@ -241,25 +241,18 @@ def _run_of(path: str) -> str | None:
         return None
 
 
-def _save(state: dict, folder: str, record) -> str:
-    """torch.save into a temporary file of the folder, on the disk when this returns; the path. record is
-    called with every chunk that is written."""
-    handle, partial = temporary.make_file(PARTIAL, folder)
+def _save(state: dict, file, record) -> None:
+    """torch.save into a file, on the disk when this returns. record is called with every chunk that is
+    written."""
+    target = _Recorded(file, record)
     try:
-        with os.fdopen(handle, "wb") as file:
-            target = _Recorded(file, record)
-            try:
-                torch.save(state, target)
-            except RuntimeError as error:  # what torch makes of a full disk, for one
-                raise target.error or error from None
-            if target.error:
-                raise target.error
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        _remove(partial)
-        raise
-    return partial
+        torch.save(state, target)
+    except RuntimeError as error:  # what torch makes of a full disk, for one
+        raise target.error or error from None
+    if target.error:
+        raise target.error
+    file.flush()
+    os.fsync(file.fileno())
 
 
 class _Recorded:

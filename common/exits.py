@@ -46,7 +46,8 @@ def on_failure(function) -> None:
 
 
 def before_leaving(function) -> None:
-    """Call function() when main() ends with an exception, BadInput or not, before anything else is done."""
+    """Call function() when main() ends with an exception, BadInput or not, before those that were named
+    earlier and before anything else is done."""
     _before_leaving.append(function)
 
 
@@ -104,18 +105,18 @@ def entry(main):
                 main()
         except KeyboardInterrupt:
             say_error("interrupted")
-            for function in _before_leaving:
+            for function in reversed(_before_leaving):
                 function()
             leave(INTERRUPTED)
         except BadInput as error:
             say_error(str(error))
-            for function in _before_leaving:
+            for function in reversed(_before_leaving):
                 function()
             if error.code == BAD_INPUT and not _on_failure:  # alone: no communication to get stuck in
                 sys.exit(error.code)
             leave(error.code)
         except Exception as error:
-            for function in _before_leaving:
+            for function in reversed(_before_leaving):
                 function()
             for function in _on_failure:
                 function(error)

@@ -15,7 +15,7 @@ import time
 import torch
 from tqdm import tqdm
 
-from common import arguments, mirror, starts, weights
+from common import arguments, mirror, output_folder, starts, weights
 
 
 class Log:
@@ -56,6 +56,7 @@ class Log:
         earlier start of the run reported after `step` is dropped from the files: it will be reported again.
         """
         self.lap("model")
+        output_folder.begin(self.output_dir)
         given = arguments.settings()
         self._only_evaluates = bool(given.get("evaluate"))
         if self._only_evaluates or (given.get("weights") and step == 0):

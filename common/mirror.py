@@ -10,7 +10,6 @@ checkpoint in the list. Files in other folders (an index, packs) stay on the nod
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -18,7 +17,7 @@ import shutil
 import threading
 import time
 
-from common import arguments, checkpoint, exits, meeting, output_list, restoring
+from common import arguments, checkpoint, exits, meeting, output_folder, output_list, restoring
 from common.exits import BadInput
 from common.object_store import ObjectStore, StoreError
 from common.output_list import File
@@ -29,7 +28,6 @@ from common.writer import describe
 _EVERY, _SAY_EVERY = 30.0, 30.0  # seconds
 _TRIES = 2  # for the last upload
 _LAST = 10.0  # seconds for it where the job ends with an error
-_BUSY = 10.0  # seconds for the last moments of the job before, after a restart in place
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json)")  # appear by a rename, and are never written to again
 _LATEST = f"{CHECKPOINTS}/{checkpoint.LATEST}"
 _SNAPSHOTS = ".mirror"  # in the folder: files as they are sent
@@ -97,19 +95,7 @@ class Mirror:
     def open(self, resume: str = "auto", keep: int = 1) -> None:
         """Become the only one that writes there; bring back what is newer there. Raises BadInput."""
         self.keep = keep
-        self._lock = open(self._make(".lock"), "a")  # noqa: SIM115
-        deadline = time.monotonic() + _BUSY
-        while True:
-            try:
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except (BlockingIOError, PermissionError):
-                if time.monotonic() > deadline:
-                    raise BadInput(
-                        f"{self.url} belongs to another job that is running on this node (it writes to "
-                        f"{self.folder}): give every job a train_url of its own"
-                    ) from None
-                time.sleep(0.2)
+        output_folder.hold(self.folder, self.url)
         shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
         self.lease = Lease(self.store, self.folder)
         try:
@@ -131,6 +117,10 @@ class Mirror:
                     self.store.abort(key, upload)
         if resume == "auto":
             self._doomed |= restoring.restore(self.store, self.folder, self._listed, there)
+
+    def results(self) -> list[str]:
+        """The checkpoints and weights that the list at the URL names."""
+        return [path for path in self._listed if path.endswith((".pt", ".pth"))]
 
     @property
     def started(self) -> bool:

@@ -28,9 +28,9 @@ from collections.abc import Mapping
 import torch
 
 from common import object_store, reachability, scratch
-from common.arguments import local_output
 from common.exits import BadInput
 from common.findings import Finding, finding
+from common.output_folder import local_output
 from common.topology import Topology, is_distributed, promised_gpus
 
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers hand their batches over through /dev/shm

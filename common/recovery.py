@@ -20,7 +20,17 @@ from collections.abc import Callable
 import numpy
 import torch
 
-from common import arguments, checkpoint, exits, interval, mirror, preemption, resume, weights
+from common import (
+    arguments,
+    checkpoint,
+    exits,
+    interval,
+    mirror,
+    output_folder,
+    preemption,
+    resume,
+    weights,
+)
 from common.exits import BadInput
 from common.finite import Guard, Verdict
 from common.schedule_state import ScheduleState, plain
@@ -133,7 +143,9 @@ class Recovery:
             self._load_weights(self._weights or resume.newest(self.args.resume), complete=True)
             preemption.watch(self.args.grace)
             return steps
-        self._mirror = mirror.opened(self.args, _first())
+        if not output_folder.writes_nothing(self.args):
+            resume.claim(self.args, _first(), self._is_own)
+            self._mirror = mirror.opened(self.args, _first())
         state, trouble = self._choose() if _first() else (None, None)
         if _world_size() > 1:
             found = [state, trouble]
@@ -235,10 +247,10 @@ class Recovery:
 
     def _choose(self) -> tuple[dict | None, str | None]:
         """(state to go on from, or None; why there is none that could be used)."""
+        if self._mirror and (trouble := resume.refusal(self.args, self._is_own, self._mirror.results())):
+            return None, trouble
         wanted = self.args.resume
         if wanted == "never":
-            if earlier := checkpoint.found(self.folder):
-                _say(f"--resume never: this run's checkpoints will replace {len(earlier)} in {self.folder}")
             return None, None
         try:
             path, state = resume.choose(wanted, self.folder, self._take)
@@ -257,6 +269,16 @@ class Recovery:
         _say(weights.load(path, self.objects["model"], complete))
         if "ema" in self.objects:  # the average begins at, or consists of, these weights
             self.objects["ema"].module.load_state_dict(self.objects["model"].state_dict())
+
+    def _is_own(self, start: dict) -> bool:
+        """Whether a start is of this run, which was killed before its first save. Weights of an epoch after
+        that save belong to a run whose checkpoints were removed."""
+        settings = {f"--{name}": start["settings"].get(name) for name in _IDENTITY}
+        there = settings | {"training data": start.get("training data")}
+        epoch = max(output_folder.epochs(self.args.output_dir), default=0)
+        first_save = self.args.save_every.steps(self.steps_per_epoch) or self.steps
+        is_before = epoch * self.steps_per_epoch < min(first_save, self.steps)
+        return is_before and all(there[name] == value for name, value in self.identity.items())
 
     def _take(self, state: dict) -> None:
         """Load a checkpoint on rank 0. Raises Refused, or what a state that is not one of ours makes
@@ -413,6 +435,7 @@ class Recovery:
                 _say(self._mirror.finish() or f"all of it is at {self._mirror.url}")
         if _world_size() > 1:
             torch.distributed.barrier()  # rank 0 has saved: a parent ends the others when one has left
+        output_folder.release(self.args.output_dir)
         exits.leave(preemption.exit_code())
 
 

@@ -9,6 +9,7 @@ before it, by what they were spent on; lost: the last report of the start before
 versions, device, nodes.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ import torch
 from common import arguments, cores
 
 FILE = "starts.jsonl"  # in a run's output folder
+_OBJECTS = ("settings", "environment")
 
 
 def write(folder: str, **facts) -> None:
@@ -27,6 +29,23 @@ def write(folder: str, **facts) -> None:
     line = json.dumps(facts | {"settings": arguments.settings(), "environment": environment()})
     with open(os.path.join(folder, FILE), "a", encoding="utf-8") as file:
         file.write(line + "\n")
+
+
+def read(folder: str) -> list[dict]:
+    """The starts of the run in a folder, in their order, without lines that are damaged."""
+    found = []
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, FILE), errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                start = json.loads(line)
+                if isinstance(start, dict):
+                    found.append(start)
+    return [each for each in found if all(isinstance(each.get(name), dict) for name in _OBJECTS)]
+
+
+def job() -> str:
+    """The file name of the running job."""
+    return os.path.basename(sys.argv[0])
 
 
 def environment() -> dict[str, str | int]:
@@ -37,7 +56,7 @@ def environment() -> dict[str, str | int]:
     per_node = int(local) if local.isdecimal() and int(local) else 1
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     found = {
-        "job": os.path.basename(sys.argv[0]),
+        "job": job(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,

@@ -5,25 +5,36 @@ the umask cannot be read without setting it for all threads.
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
 
 PARTIAL = ".partial-"
 
 
-def write_text(path: str, text: str, mode: int = 0o666) -> None:
-    """Make a small file appear, whole and on the disk. mode: permissions before the umask. Raises OSError."""
-    handle, partial = make_file(PARTIAL, os.path.dirname(path), mode)
+@contextlib.contextmanager
+def partial(path: str, mode: int = 0o666):
+    """Open a binary file that appears as `path` when the block ends, and is removed if the block fails. It is
+    locked until then: a sweep of another process leaves it. mode: permissions before the umask."""
+    handle, name = make_file(PARTIAL, os.path.dirname(path), mode)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with os.fdopen(handle, "wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield file
+            os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(partial)
+            os.unlink(name)
         raise
+
+
+def write_text(path: str, text: str, mode: int = 0o666) -> None:
+    """Make a small file appear, whole and on the disk. mode: permissions before the umask. Raises OSError."""
+    with partial(path, mode) as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def make_file(prefix: str, folder: str, mode: int = 0o666) -> tuple[int, str]:

@@ -84,7 +84,7 @@ def parsed():
     add("--prof", type=positive_int, metavar="N", help="print images/s of N batches after 10, and stop")
     add("--training_only", action="store_true", help="do not evaluate")
     # output
-    add("--output_dir", "--train_url", help="folder for results (default: output_dir/ beside jobs/)")
+    add("--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)")
     add("--print_freq", "--report_every", type=positive_int, default=50, help="steps (default: 50)")
     recovery.add_arguments(parser)
     process_group.add_arguments(parser)

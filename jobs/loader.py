@@ -19,7 +19,7 @@ import torch
 import torchvision
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-from common import arguments, exits, metrics, process_group
+from common import arguments, exits, metrics, process_group, resume
 from common.arguments import positive_int
 from datasets import loaders, paired_images, random_pairs
 from datasets.loaders import paired
@@ -53,7 +53,7 @@ def main():
     add("--epochs", type=positive_int, default=1, help="default: 1")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     # output
-    add("--result_dir", "--output_dir", "--train_url", dest="output_dir", help="default: output_dir/")
+    add("--result_dir", "--output_dir", "--train_url", dest="output_dir", help="default: a new one")
     add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --result_dir)")
     add("--preview", metavar="FILE.png", help="the first batch (default: preview.png in --result_dir)")
     parser.set_defaults(grace=5.0)  # seconds in which its processes end when they are asked to
@@ -79,6 +79,7 @@ def main():
 
     engine = paired.PairedThreads(pairs, workers, device)
     with paired.PairLoader(engine, plan, device) as loader:
+        resume.claim(args, rank == 0)
         log.training(loader, 0, args.epochs * len(loader))
         step, total = 0, 0.0
         for epoch in range(1, args.epochs + 1):

@@ -39,7 +39,7 @@ def main():
     )
     # output
     parser.add_argument(
-        "--output_dir", "--train_url", help="folder for results (default: output_dir/ beside jobs/)"
+        "--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)"
     )
     parser.add_argument("--report_every", type=arguments.positive_int, default=50, help="steps (default: 50)")
     # optimization

@@ -3,9 +3,10 @@
     python -m launch report RUN [RUN...] [--to report.html] [--title TEXT] [--force]
 
 RUN: output folder of a job (metrics.jsonl, starts.jsonl, receipt.bin, checkpoints/), finished, killed or
-still running. The page is one file that loads nothing from anywhere and runs no script, for a phone as for a
-desk. Several runs are laid over each other; the first is what the others are compared with. An earlier report
-is replaced, another file only with --force.
+still running; or a folder of such folders, for example output_dir. The page is one file that loads nothing
+from anywhere and runs no script, for a phone as for a desk. Several runs are laid over each other; the first
+is what the others are compared with.
+An earlier report is replaced, another file only with --force.
 """
 
 import os
@@ -40,15 +41,16 @@ def main(arguments: list[str]) -> int:
     """Write the page and say where. Raises BadInput."""
     parser = Parser(__doc__)
     parser.prog = "python -m launch report"
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="output folder of a job")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="output folder of a job, or a folder of them")
     parser.add_argument("--to", metavar="FILE", default="report.html", help="default: report.html")
     parser.add_argument("--force", action="store_true", help="replace FILE even if it is not a report")
     parser.add_argument("--title", help="default: the names of the runs")
     args = parser.parse_args(arguments)
-    if len(args.runs) > MOST_RUNS:
-        raise BadInput(f"{len(args.runs)} runs are too many for one page: at most {MOST_RUNS}")
-    _check_to(args.to, args.runs, args.force)
-    runs = [report_data.read(path, name) for path, name in zip(args.runs, _names(args.runs), strict=True)]
+    paths = [path for named in args.runs for path in report_data.runs_at(named)]
+    if len(paths) > MOST_RUNS:
+        raise BadInput(f"{len(paths)} runs are too many for one page: at most {MOST_RUNS}")
+    _check_to(args.to, paths, args.force)
+    runs = [report_data.read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
     content = page(runs, args.title).encode("utf-8", "replace")  # a folder's name may be no text
     _write(args.to, content.decode())
     for run in runs:

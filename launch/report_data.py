@@ -63,12 +63,25 @@ class Run:
         return float(self.times[0].max(initial=0))
 
 
+def runs_at(path: str) -> list[str]:
+    """The output folders in a folder, by name; the folder itself if it is one or holds none."""
+    if is_run(path) or not os.path.isdir(path):
+        return [path]
+    below = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    return [each for each in below if is_run(each) and not os.path.islink(each)] or [path]
+
+
+def is_run(path: str) -> bool:
+    """Whether a job has reported to this folder."""
+    return any(os.path.exists(os.path.join(path, name)) for name in (METRICS, starts.FILE))
+
+
 def read(path: str, name: str) -> Run:
     """The run whose output folder is `path`. Raises BadInput."""
     if not os.path.isdir(path):
         raise BadInput(f"no run at {path}: not a folder")
     files = {file: os.path.join(path, file) for file in (METRICS, starts.FILE)}
-    if not any(os.path.exists(each) for each in files.values()):
+    if not is_run(path):
         raise BadInput(f"no run at {path}: neither {METRICS} nor {starts.FILE} is there")
     run = Run(path, name)
     try:

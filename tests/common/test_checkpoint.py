@@ -213,3 +213,14 @@ def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
     assert [step for step in (6, 5) if (tmp_path / f"step_{step}.pt").exists()] == [6] + [5] * (
         len(whole) < 2
     )
+
+
+def test_a_file_that_is_being_written_is_not_swept(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def sweep_first(*names):
+        checkpoint.sweep(str(tmp_path))
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", sweep_first)
+    checkpoint.read(_write(tmp_path))

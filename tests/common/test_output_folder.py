@@ -1,0 +1,89 @@
+"""Who holds an output folder."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common import output_folder
+from common.exits import BadInput
+from tests.conftest import ROOT, environment
+
+# holds a folder; a child that is forked outlives it
+HOLDER = """
+import os, sys
+from common import output_folder
+output_folder.hold(sys.argv[1])
+reader, writer = os.pipe()
+if os.fork() == 0:
+    print("held", flush=True)
+    os.read(0, 1)
+    os._exit(0)
+os.read(reader, 1)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path / "run"], cwd=ROOT, env=environment(), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_lock_ends_with_its_job_and_not_with_its_children(holder, tmp_path, monkeypatch):
+    folder = str(tmp_path / "run")
+    monkeypatch.setattr(output_folder, "_BUSY", 0.5)
+    with pytest.raises(BadInput, match=f"{folder} belongs to another job"):
+        output_folder.hold(folder)
+    assert os.listdir(folder) == [".lock"]
+    holder.kill()
+    holder.wait()
+    monkeypatch.setattr(output_folder, "_BUSY", 10.0)
+    output_folder.hold(folder)
+    output_folder.hold(folder)  # this job has it already
+    output_folder.release(folder)
+    assert os.listdir(folder) == [".lock"]  # of the job that was killed: this one has written nothing
+    output_folder.hold(folder)
+    output_folder.begin(folder)
+    output_folder.release(folder)
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL])
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys, number):
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    for _ in range(2):
+        output_folder.hold(str(tmp_path / "run"))
+    assert capsys.readouterr().out.count("warning: ") == 1
+    output_folder.release(str(tmp_path / "run"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_links_that_are_not_permitted_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(output_folder, "PARENT", str(tmp_path))
+    monkeypatch.setattr(os, "environ", {})
+    path = output_folder.make_default(output_folder.argparse.Namespace())
+    for permitted in (False, True):
+        with monkeypatch.context() as patch:
+            if not permitted:
+                patch.setattr(os, "symlink", _not_permitted)
+            output_folder.hold(path)
+            output_folder.begin(path)
+            output_folder.release(path)
+        assert os.path.lexists(tmp_path / "latest") == permitted
+    assert os.readlink(tmp_path / "latest") == os.path.basename(path)
+
+
+def _not_permitted(*arguments):
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))

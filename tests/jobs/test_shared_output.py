@@ -1,0 +1,189 @@
+"""Two runs never share an output folder by accident, and a start that is refused changes nothing."""
+
+import os
+import re
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, environment, finish, records, run, start
+from tests.jobs.test_resume import wait_for
+
+# 5 steps an epoch
+DIGITS = ("--dataset=digits", "--batch_size=240", "--report_every=1")
+THREE = ("jobs/train.py", *DIGITS, "--max_steps=3", "--save_every=1")
+
+
+def snapshot(folder) -> dict[str, bytes | None]:
+    """The content of every file, None for folders."""
+    paths = sorted(Path(folder).rglob("*"))
+    return {str(path): None if path.is_dir() else path.read_bytes() for path in paths}
+
+
+def refused(*command, **options) -> str:
+    """The one line of a start that is refused."""
+    result = run(*command, code=2, **options)
+    line, = result.stderr.splitlines()  # fmt: skip
+    assert line.startswith("error: ") and "\nepoch=" not in result.stdout
+    return line
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The output folder of a run of three steps."""
+    output = tmp_path_factory.mktemp("finished") / "out"
+    run(*THREE, f"--output_dir={output}")
+    return output
+
+
+@pytest.fixture
+def used(finished, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(finished, tmp_path / "out")
+
+
+def test_a_second_job_is_refused_while_the_first_one_lives(tmp_path):
+    output = tmp_path / "out"
+    option = f"--output_dir={output}"
+    long = ("jobs/train.py", *DIGITS, "--epochs=500")
+    first = start(*long, option)
+    try:
+        wait_for(first, "^epoch=1 step=5 .*loss")
+        wait_for(first, "val_loss")  # the checkpoint of the first epoch is written
+        first.send_signal(signal.SIGSTOP)
+        before = snapshot(output)
+        # the same command; then two processes, where only rank 0 may ask for the folder
+        for command in (long, ("jobs/train_ddp.py", *DIGITS, "--seed=2", "--processes_per_node=2")):
+            assert f"{output} belongs to another job" in refused(*command, option)
+            assert snapshot(output) == before
+        # a restart in place waits for the last moments of the job before
+        threading.Timer(8.0, first.kill).start()
+        assert "resumed from " in run(*long, option, "--max_steps=7").stdout
+    finally:
+        first.kill()
+        first.communicate()
+    assert records(output)[-1]["step"] == 7 and not (output / ".lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--resume=never"], ["checkpoints/step_1.pt", "take another --output_dir"]),
+        (["--resume=never", "--seed=5", "--max_steps=1"], ["checkpoints/step_3.pt", "best.pth"]),
+        (["--resume=OTHER"], ["checkpoints/step_3.pt", "leave out --resume "]),
+        (["--max_steps=2"], ["step_3.pt: it has done 3 steps, and this run ends at 2"]),
+    ],
+)
+def test_results_are_not_replaced(finished, used, arguments, named):
+    before = snapshot(used)
+    other = str(finished / "checkpoints" / "step_2.pt")
+    line = refused(*THREE, *(each.replace("OTHER", other) for each in arguments), f"--output_dir={used}")
+    assert all(name in line for name in named), line
+    assert snapshot(used) == before
+
+
+def test_results_without_a_checkpoint_are_not_replaced(used, tmp_path):
+    shutil.rmtree(used / "checkpoints")
+    before = snapshot(used)
+    for command in (THREE, ("jobs/loader.py", "--custom_data=true", f"--cache_dir={tmp_path / 'index'}")):
+        line = refused(*command, f"--output_dir={used}")
+        assert "best.pth, epoch_1.pth" in line and "or remove the folder" in line
+        assert snapshot(used) == before
+
+
+def test_the_same_command_is_idempotent(finished, used, tmp_path):
+    """Also one that begins at a checkpoint of another run."""
+    run(*THREE, f"--output_dir={used}")
+    assert "step 3 of 3" in run(*THREE, f"--output_dir={used}").stdout
+    other = (*THREE, f"--resume={finished / 'checkpoints' / 'step_2.pt'}", f"--output_dir={tmp_path / 'new'}")
+    assert "step 2 of 3" in run(*other).stdout
+    assert "step 3 of 3" in run(*other).stdout
+    for output in (used, tmp_path / "new"):
+        assert (output / "epoch_1.pth").read_bytes() == (finished / "epoch_1.pth").read_bytes()
+    assert (used / "receipt.bin").read_bytes() == (finished / "receipt.bin").read_bytes()
+
+
+def test_a_run_that_was_killed_before_its_first_save_begins_anew(tmp_path):
+    command = ("jobs/train.py", *DIGITS, "--save_every=3epochs", f"--output_dir={tmp_path}")
+    job = start(*command, "--epochs=100")
+    wait_for(job, "val_loss")
+    wait_for(job, "^epoch=2 step=6 ")  # epoch_1.pth is written or on its way
+    job.kill()
+    job.communicate()
+    assert not (tmp_path / "checkpoints").exists()
+    assert "holds results" in refused(*command, "--seed=2")
+    run(*command, "--max_steps=7")
+    assert [line["step"] for line in records(tmp_path)] == [1, 2, 3, 4, 5, 5, 6, 7, 7]
+
+
+def test_what_stands_in_the_way_is_found_at_the_start(tmp_path):
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "checkpoints").touch()
+    (tmp_path / "folder" / "checkpoints" / "latest").mkdir(parents=True)
+    (tmp_path / "fifo").mkdir()
+    os.mkfifo(tmp_path / "fifo" / "metrics.jsonl")
+    for name, path in (
+        ("file", "file/checkpoints"),
+        ("folder", "folder/checkpoints/latest"),
+        ("fifo", "fifo/metrics.jsonl"),
+    ):
+        result = run(*THREE, f"--output_dir={tmp_path / name}", code=2)
+        assert f"error: {tmp_path / path} is not a f" in result.stderr and "data train" not in result.stdout
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """The code as a project of its own, whose output_dir/ is empty."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("common", "datasets", "jobs", "launch"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def test_runs_without_an_output_folder_get_their_own(project):
+    """Two that are started in the same second, one of them with two processes."""
+    kept = project / "output_dir"
+    jobs = [
+        start("jobs/train.py", *DIGITS, "--max_steps=1", cwd=project),
+        start("jobs/train.py", *DIGITS, "--max_steps=1", cwd=project),
+        start("jobs/train_ddp.py", *DIGITS, "--max_steps=1", "--processes_per_node=2", cwd=project),
+    ]
+    said = [finish(job).stdout for job in jobs]
+    folders = [Path(re.search("^output_dir (.*)$", text, re.MULTILINE)[1]) for text in said]
+    names = sorted(path.name for path in kept.iterdir() if not path.is_symlink())
+    assert names == sorted(folder.name for folder in folders) and len({*names}) == 3
+    assert all(re.fullmatch(r"train(_ddp)?-\d{8}T\d{6}Z(-\d)?", name) for name in names)
+    assert all(text.count("output_dir ") == 1 for text in said)
+    for folder in folders:
+        assert {"best.pth", "checkpoints", "metrics.jsonl"} <= {*os.listdir(folder)}
+    latest = os.readlink(kept / "latest")
+    assert latest in names
+    for runs, count in (("", "3 runs"), ("latest", "1 run")):
+        page = ("-m", "launch", "report", kept / runs, "--to", project / "page.html")
+        assert f": {count}, " in run(*page, cwd=project).stdout
+
+    # `latest` is a folder to continue, under its own name
+    job = "jobs/train_ddp.py" if latest.startswith("train_ddp") else "jobs/train.py"
+    again = run(job, *DIGITS, "--max_steps=2", "--output_dir=output_dir/latest", cwd=project).stdout
+    assert f"resumed from {kept / latest}/checkpoints/step_1.pt" in again
+
+
+def test_starts_that_are_refused_or_only_measure_leave_no_folder(project):
+    before = snapshot(project)
+    for arguments in (
+        ["jobs/train.py", "--data_url=/does/not/exist"],
+        ["jobs/train_ddp.py", *DIGITS, "--processes_per_node=2", "--resume=nowhere"],
+        ["jobs/train.py", *DIGITS, "--resume=nowhere"],
+        ["jobs/train.py", *DIGITS, "--resume=auto"],
+    ):
+        line = refused(*arguments, cwd=project, env=environment(PYTHONDONTWRITEBYTECODE="1"))
+        assert "--resume auto without --output_dir" in line or "--resume=auto" not in arguments
+    measured = run(
+        "jobs/imagenet.py", "--data_backend=synthetic", "--prof=1", "--image_size=32", "--arch=resnet18",
+        "--batch_size=4", cwd=project, env=environment(PYTHONDONTWRITEBYTECODE="1"),
+    ).stdout  # fmt: skip
+    assert "replace" not in measured
+    assert snapshot(project) == before
