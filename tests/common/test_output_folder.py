@@ -1,5 +1,6 @@
 """Who holds an output folder."""
 
+import argparse
 import errno
 import fcntl
 import os
@@ -8,14 +9,14 @@ import sys
 
 import pytest
 
-from common import output_folder
+from common import output_folder, resume
 from common.exits import BadInput
 from tests.conftest import ROOT, environment
 
 # holds a folder; a child that is forked outlives it
 HOLDER = """
 import os, sys
-from common import output_folder
+from common import output_folder, resume
 output_folder.hold(sys.argv[1])
 reader, writer = os.pipe()
 if os.fork() == 0:
@@ -73,7 +74,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys,
 def test_links_that_are_not_permitted_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(output_folder, "PARENT", str(tmp_path))
     monkeypatch.setattr(os, "environ", {})
-    path = output_folder.make_default(output_folder.argparse.Namespace())
+    path = output_folder.make_default(argparse.Namespace())
     for permitted in (False, True):
         with monkeypatch.context() as patch:
             if not permitted:
@@ -87,3 +88,10 @@ def test_links_that_are_not_permitted_leave_nothing(tmp_path, monkeypatch):
 
 def _not_permitted(*arguments):
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize(("wanted", "refused"), [("never", True), ("RUN/step_2.pt", True), ("auto", False)])
+def test_results_at_a_url_are_not_replaced(tmp_path, wanted, refused):
+    args = argparse.Namespace(output_dir=str(tmp_path), resume=wanted)
+    text = resume.refusal(args, lambda start: True, ["checkpoints/step_4.pt", "best.pth"])
+    assert ("checkpoints/step_4.pt, best.pth" in (text or "")) == refused
