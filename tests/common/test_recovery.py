@@ -368,7 +368,7 @@ def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, c
         evaluating.finish()
     assert sorted(str(path) for path in tmp_path.rglob("*")) == files
     with pytest.raises(BadInput, match=rf"best.pth.json is missing.*: --weights {tmp_path / 'best.pth'}"):
-        recovery(resume=str(tmp_path / "best.pth"))
+        recovery(resume=str(tmp_path / "best.pth"), output_dir=str(tmp_path / "another"))
 
 
 def test_averaged_weights_begin_at_the_given_ones(tmp_path):

@@ -158,7 +158,7 @@ def started(whole, tmp_path):
     ("change", "error"),
     [
         ("--batch_size=120", "its --batch_size is 240, this run's is 120"),
-        ("--resume=nowhere", "--resume nowhere: there is no such file or folder"),
+        ("--resume=nowhere", "leave out --resume nowhere to continue that run"),
     ],
 )
 def test_another_run_is_an_error_with_both_values(started, change, error):

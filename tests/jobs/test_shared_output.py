@@ -181,6 +181,7 @@ def test_starts_that_are_refused_or_only_measure_leave_no_folder(project):
     ):
         line = refused(*arguments, cwd=project, env=environment(PYTHONDONTWRITEBYTECODE="1"))
         assert "--resume auto without --output_dir" in line or "--resume=auto" not in arguments
+        assert "--resume nowhere: there is no such file" in line or "--resume=nowhere" not in arguments
     measured = run(
         "jobs/imagenet.py", "--data_backend=synthetic", "--prof=1", "--image_size=32", "--arch=resnet18",
         "--batch_size=4", cwd=project, env=environment(PYTHONDONTWRITEBYTECODE="1"),
