@@ -90,7 +90,9 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
     else:
         if own:
             return refused
-        raise BadInput(f"no checkpoint can be used: {'; '.join(reasons)} (take another train_url to begin anew)")
+        raise BadInput(
+            f"no checkpoint can be used: {'; '.join(reasons)} (take another train_url to begin anew)"
+        )
     # The checkpoint goes last: once it is in its place, the next start looks no further.
     for name in HISTORY:
         _restore_history(store, folder, name)
