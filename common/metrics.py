@@ -15,7 +15,7 @@ import time
 import torch
 from tqdm import tqdm
 
-from common import arguments, mirror, output_folder, starts, weights
+from common import arguments, mirror, optional, output_folder, starts, weights
 
 
 class Log:
@@ -192,18 +192,17 @@ class Log:
                     weights.write_classes(self.output_dir, self._classes)
             self._file = open(path, "a", buffering=1)  # noqa: SIM115
             mirror.watch(self.output_dir)
-            from torch.utils.tensorboard import SummaryWriter
-
             purged = self._step + 1 if self._step else 0
-            self._events = self._events or SummaryWriter(self.output_dir, purge_step=purged)
+            events = optional.load("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
+            self._events = self._events or events.SummaryWriter(self.output_dir, purge_step=purged)
 
     @contextlib.contextmanager
     def _suppressed(self):
         """A report that cannot be written is said, and does not end the training."""
         try:
             yield
-        except ImportError:
-            self._warn("no TensorBoard events: pip install tensorboard")
+        except optional.Missing as error:
+            self._warn(str(error))
         except Exception as error:  # a full disk as OSError, and whatever TensorBoard makes of it
             self._warn(f"warning: reports in {self.output_dir} are incomplete: {error}")
 

@@ -8,6 +8,7 @@ import sys
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from common import optional
 from common.exits import BadInput
 
 CONNECT_TIMEOUT = 10.0  # seconds
@@ -108,11 +109,9 @@ def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float)
     notes: with "adaptive" retries, whose limiter all threads share, 70 requests of 16 threads took 67 s and
     failed where bursts of 503 struck 60 % of them; "standard" and pauses of our own took 7 s (2 cores, moto).
     """
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError as error:
-        raise BadInput(f"object stores need boto3: pip install boto3 ({error})") from error
+    boto3 = optional.load("boto3", "object stores need boto3")
+    from botocore.config import Config
+
     keys = {}
     given = os.environ.get("OBS_ACCESS_KEY_ID")
     if given and (scheme == "obs" or not os.environ.get("AWS_ACCESS_KEY_ID")):

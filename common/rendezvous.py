@@ -59,8 +59,9 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
     others = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or STORE_HOLDER in os.environ
     holds_it = topology.rank == 0 and not others
     host = topology.master_host if topology.nodes > 1 or others else "127.0.0.1"  # one node needs no network
-    family, address = _resolve(host, topology.master_port, deadline, timeout)
-    listener = _listen(topology, family, address, timeout) if holds_it else None
+    found = _resolve(host, topology.master_port, deadline, timeout)
+    family, address = found[0]
+    listener = _listen(topology, found, timeout) if holds_it else None
     if not listener:
         _reach(topology, family, address, deadline, timeout)
     bound = min(_ANSWER, timeout)
@@ -79,14 +80,14 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
         return store
 
 
-def _resolve(host: str, port: int, deadline: float, timeout: float) -> tuple[int, tuple]:
-    """(address family, socket address). A headless service's name may exist only once its pod runs: try
-    again."""
+def _resolve(host: str, port: int, deadline: float, timeout: float) -> list[tuple[int, tuple]]:
+    """Every (address family, socket address) of the host, the preferred one first. A headless service's name
+    may exist only once its pod runs: try again."""
     heartbeat = _Heartbeat()
     while True:
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            return family, address
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return [(family, address) for family, _, _, _, address in found]
         except (OSError, UnicodeError) as error:
             if time.monotonic() + 1 > deadline:
                 raise NoRendezvous(
@@ -97,17 +98,25 @@ def _resolve(host: str, port: int, deadline: float, timeout: float) -> tuple[int
         time.sleep(1)
 
 
-def _listen(topology: Topology, family: int, address: tuple, timeout: float) -> socket.socket:
-    """The socket of rank 0: on loopback only where the platform's address is that, else on every
-    interface."""
+def _listen(topology: Topology, found: list[tuple[int, tuple]], timeout: float) -> socket.socket:
+    """The socket of rank 0: bound to the master's address, since the store asks for no password. It listens
+    on every interface if that address is not one of this node (a service, NAT), or if the other nodes may see
+    another one."""
+    family, address = found[0]
     # A name that is loopback in this node's /etc/hosts only is another address to the others.
-    host = address[0] if topology.nodes == 1 or is_loopback(topology.master_host) else ""
+    inside = topology.nodes == 1 or is_loopback(topology.master_host)
+    bound = inside or (len(found) == 1 and not is_loopback(address[0]))
     deadline = time.monotonic() + min(_BUSY, timeout)
     while True:
         try:
-            dual = family == socket.AF_INET6 and not host and socket.has_dualstack_ipv6()
-            return socket.create_server((host, topology.master_port), family=family, dualstack_ipv6=dual)
+            if bound:
+                return socket.create_server(address, family=family)
+            dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            return socket.create_server(("", topology.master_port), family=family, dualstack_ipv6=dual)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL and not inside:
+                bound = False
+                continue
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise NoRendezvous(
                     f"rank 0 cannot listen on port {topology.master_port} of {socket.gethostname()}: "

@@ -7,11 +7,13 @@ world size and after any restart.
 import math
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 import torch
 
+from common import optional
 from datasets.philox import Operation, below, draw, uniform
+
+cv2 = optional.load("cv2", "images need OpenCV", "opencv-python-headless")
 
 _ATTEMPTS = 10  # to find a box that fits; two from each block of random words
 

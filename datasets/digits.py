@@ -6,7 +6,7 @@ Repository, 1998.
 
 import torch
 
-from common.exits import BadInput
+from common import optional
 from datasets import random_images
 from datasets.files import local_folder
 from datasets.image_set import ImageSet
@@ -18,11 +18,8 @@ def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
         train, test = random_images.generate(channels=1, side=8)
         return _image_set(*train, "generated"), _image_set(*test, "generated")
     local_folder(data_url)  # not needed, but a folder that is not there is a mistake
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise BadInput("--dataset digits needs scikit-learn: pip install scikit-learn") from error
-    digits = load_digits()
+    sklearn = optional.load("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
+    digits = sklearn.load_digits()
     images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
     labels = torch.from_numpy(digits.target).long()
     test = torch.zeros(len(images), dtype=torch.bool)

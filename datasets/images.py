@@ -13,8 +13,11 @@ import zlib
 from typing import NamedTuple
 
 import numpy as np
-import simplejpeg
 from PIL import Image
+
+from common import optional
+
+simplejpeg = optional.load("simplejpeg", "images need simplejpeg")
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 _ENDINGS = {  # name ending -> kind of content, as Pillow calls it

@@ -2,10 +2,12 @@
 
 import os
 
-import cv2
 import numpy as np
 
+from common import optional
 from datasets import random_folder
+
+cv2 = optional.load("cv2", "images need OpenCV", "opencv-python-headless")
 
 _FOLDERS = ("a", "b")
 _PAIRS = {"train": 13, "test": 4}  # of each folder

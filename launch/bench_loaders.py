@@ -16,17 +16,17 @@ import platform
 import statistics
 import time
 
-import psutil
 import torch
 
-from common import arguments, models
-from common.exits import BadInput
+from common import arguments, models, optional
 from datasets import image_folder, loaders
 from datasets.loaders import measure
 from datasets.order import Order
 from datasets.plan import Plan
 from datasets.stores import pack
 from datasets.stores.files import FileStore
+
+psutil = optional.load("psutil", "bench loaders needs psutil")
 
 _COMPUTE_BATCHES = 4  # of the model, after one to warm up
 
@@ -155,7 +155,7 @@ def _drop(store, head) -> None:
         os.close(handle)
 
 
-def _processes() -> list[psutil.Process]:
+def _processes() -> "list[psutil.Process]":
     own = psutil.Process()
     return [own, *own.children(recursive=True)]
 
@@ -216,10 +216,7 @@ def _print(found: dict) -> None:
 
 
 def _plot(found: dict, path: str) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise BadInput("--plot needs matplotlib: pip install matplotlib") from error
+    Figure = optional.load("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
     rows = [row for row in found["rows"] if row["backend"] != "synthetic"][::-1]
     figure = Figure(figsize=(7, 1 + 0.5 * len(rows)), layout="constrained")
     axes = figure.subplots()

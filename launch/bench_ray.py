@@ -22,11 +22,11 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from common import arguments, models
+from common import arguments, models, optional
 from common.cores import available
 from common.exits import BadInput
 from datasets import image_folder, images, random_folder
-from datasets.loaders import measure, ray_cluster
+from datasets.loaders import RAY, measure, ray_cluster
 from datasets.loaders.folder import FolderLoader
 from datasets.loaders.ray import RayDataLoader
 from datasets.loaders.ray_engine import RayEngine
@@ -106,7 +106,7 @@ def _found(args: argparse.Namespace) -> dict:
     root = args.data_url or random_folder.make(os.path.join(os.path.abspath(args.cache_dir), "generated"))
     index = image_folder.load(root, "train", args.cache_dir, say=lambda line: None)
     args.batch_size = min(args.batch_size, len(index))
-    import ray
+    ray = optional.load("ray", "Ray cannot be imported", RAY)
 
     where = os.environ.get("RAY_ADDRESS", "auto")
     try:

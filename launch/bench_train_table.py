@@ -1,6 +1,6 @@
 """What `launch bench train` found, for people: a table, and a bar chart."""
 
-from common.exits import BadInput
+from common import optional
 
 
 def text(found: dict) -> str:
@@ -35,10 +35,7 @@ def _range(values: list[float], form: str) -> str:
 
 def plot(found: dict, path: str) -> None:
     """Bars of images/s with their ratios, as a PNG. Raises BadInput without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise BadInput("--plot needs matplotlib: pip install matplotlib") from error
+    Figure = optional.load("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
     rows = found["rows"][::-1]
     rates = [row["images_per_s"] for row in rows]
     figure = Figure(figsize=(7, 1 + 0.5 * len(rows)), layout="constrained")

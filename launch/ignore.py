@@ -3,9 +3,10 @@
 import os
 from typing import NamedTuple
 
-import pathspec
-
+from common import optional
 from common.exits import BadInput
+
+pathspec = optional.load("pathspec", ".jobignore needs pathspec")
 
 FILE = ".jobignore"  # in the code folder, in gitignore's syntax: `!pattern` takes in again
 _BUILT_IN = (".*", "__pycache__/", "*.py[co]", "*.egg-info/", "tests/", "node_modules/", "venv/", "*.log")

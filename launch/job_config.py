@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common import object_store
+from common import object_store, optional
 from common.exits import BadInput
 from launch import job_keys, job_secrets
 
@@ -101,12 +101,10 @@ def _read(path: str) -> dict:
 
 def _toml():
     """Python's own module from 3.11 on; tomli is the same code for 3.10."""
-    for name in ("tomllib", "tomli"):
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            continue
-    raise BadInput("cannot be read: Python 3.10 has no TOML reader of its own; pip install tomli")
+    try:
+        return importlib.import_module("tomllib")
+    except ImportError:
+        return optional.load("tomli", "cannot be read: Python 3.10 has no TOML reader of its own")
 
 
 def _checked(data: dict, job: str, platform: str) -> JobConfig:

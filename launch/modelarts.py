@@ -16,6 +16,7 @@ import time
 import urllib.parse
 from typing import Any, NamedTuple
 
+from common import optional
 from common.exits import BadInput
 
 PACKAGE = "huaweicloudsdkmodelarts"
@@ -91,10 +92,7 @@ def project(given: str = "") -> str:
 
 def connect(endpoint: str, project_id: str) -> "ModelArts":
     """Raises BadInput where the SDK or the keys are missing. Nothing is sent."""
-    try:
-        import huaweicloudsdkmodelarts.v1 as sdk
-    except ImportError as error:
-        raise BadInput(f"the vendor's SDK is not there ({error.name}): pip install {PACKAGE}") from error
+    sdk = optional.load(f"{PACKAGE}.v1", "the vendor's SDK cannot be imported", PACKAGE)
     missing = [name for name in ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK") if not os.environ.get(name)]
     if missing:
         raise BadInput(f"no key of the account: set the variables {' and '.join(missing)}")

@@ -13,16 +13,17 @@ import os
 import re
 import time
 
-import jinja2
 import numpy as np
-from markupsafe import Markup
 
-from common import temporary
+from common import optional, temporary
 from common.arguments import Parser
 from common.exits import BadInput
 from launch import own_file, report_charts, report_data, report_figures
 from launch.report_charts import Curve, Mark, clock
 from launch.report_data import SPLIT, Run
+
+jinja2 = optional.load("jinja2", "the page needs jinja2")
+Markup = optional.load("markupsafe", "the page needs jinja2", "jinja2").Markup
 
 MOST_RUNS = 24
 _POINTS = 6000  # of all runs in one chart, so that the page stays light

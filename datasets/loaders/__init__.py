@@ -13,7 +13,7 @@ from common.exits import BadInput
 CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # a cache of samples, and the engine that it feeds
 BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic", *CACHED, "ray")
 _MIXED_THREADS = 4  # of dali-gpu: each has 350 MB of buffers, and the GPU does the work
-RAY = 'pip install "ray>=2.52"'  # the first that asks for tokens
+DALI, RAY = "nvidia-dali-cuda120", '"ray>=2.52"'  # as pip knows them; Ray 2.52 is the first with tokens
 SPELLINGS = {"syntetic": "synthetic", "torchvision": "pytorch", "dali-cpu": "dali"}
 
 
@@ -21,7 +21,7 @@ def backends(device) -> dict[str, str | None]:
     """Engine -> None, or why it is not available with this torch.device."""
     dali = None
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
-        dali = "DALI is not installed: pip install nvidia-dali-cuda120 (Linux on x86-64)"
+        dali = f"DALI is not installed: pip install {DALI} (Linux on x86-64)"
     return {
         "pytorch": None,
         "threads": None,
@@ -36,7 +36,7 @@ def named(backend: str, device) -> str:
     backend = SPELLINGS.get(backend, backend)
     known = backends(device)
     known |= {name: known[engine] for name, engine in CACHED.items()}
-    known["ray"] = None if importlib.util.find_spec("ray") else f"Ray is not installed: {RAY}"
+    known["ray"] = None if importlib.util.find_spec("ray") else f"Ray is not installed: pip install {RAY}"
     if known.get(backend, "there is no such backend") is None:
         return backend
     here = ", ".join(name for name, reason in known.items() if reason is None)

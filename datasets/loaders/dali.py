@@ -10,7 +10,9 @@ import concurrent.futures
 import numpy as np
 import torch
 
+from common import optional
 from common.exits import BadInput
+from datasets import loaders
 from datasets.loaders.ahead import Ahead
 from datasets.plan import Batch, Plan
 
@@ -21,10 +23,11 @@ _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
 
 
 class Dali:
-    """An engine for FolderLoader. workers: threads. device: the
-    GPU on which to decode and cut; None for all on the CPU."""
+    """An engine for FolderLoader. workers: threads. device: the GPU on which to decode and cut; None for all
+    on the CPU. Raises BadInput if DALI cannot be imported."""
 
     def __init__(self, store, workers: int, device: torch.device | None = None, antialias: bool = True):
+        optional.load("nvidia.dali", "DALI cannot be imported", loaders.DALI)
         self.store, self.device, self.antialias = store, device, antialias
         self.workers = workers
         self._readers = concurrent.futures.ThreadPoolExecutor(self.workers, "reader")

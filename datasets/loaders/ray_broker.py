@@ -18,7 +18,8 @@ import time
 
 import numpy as np
 
-from datasets.loaders import ray_workers
+from common import optional
+from datasets.loaders import RAY, ray_workers
 from datasets.loaders.ray_channel import Channel, mapped
 from datasets.loaders.ray_transport import anonymous, places
 
@@ -321,8 +322,7 @@ def main(descriptor: int) -> None:
     sys.path[:] = options["paths"]
     sys.setswitchinterval(_SWITCH)
     try:
-        import ray
-
+        ray = optional.load("ray", "Ray cannot be imported", RAY)
         address = options["address"]
         try:
             host, _, port = address.rpartition(":")
@@ -334,7 +334,7 @@ def main(descriptor: int) -> None:
             raise Refused(_line(error)) from error
         channel.send(("connected",))
         Broker(channel, options).serve()
-    except Refused as error:
+    except (Refused, optional.Missing) as error:
         with contextlib.suppress(OSError):
             channel.send(("refused", str(error)))
     except OSError:  # the loader has gone

@@ -22,12 +22,13 @@ import tempfile
 import threading
 from pathlib import Path
 
-import psutil
 import torch
 
-from common import cores, interfaces
+from common import cores, interfaces, optional
 from common.exits import BadInput
 from datasets.loaders.ray_pool import CURE, NODE, OWN, available, brief, is_address, no_cluster
+
+psutil = optional.load("psutil", "a Ray cluster of the job needs psutil")
 
 HELP = "of Ray: auto (default: this machine is a node), start (of the job's own nodes), or HOST:PORT"
 PORT = 6379  # Ray's own, where it is free

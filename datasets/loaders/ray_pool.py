@@ -36,10 +36,10 @@ _END = 10.0  # seconds for the process between to leave the cluster
 def available() -> str | None:
     """None, or why Ray cannot be used here."""
     if importlib.util.find_spec("ray") is None:
-        return f"Ray is not installed: {RAY}"
+        return f"Ray is not installed: pip install {RAY}"
     version = importlib.metadata.version("ray")
     if tuple(map(int, version.split(".")[:2])) < (2, 52):
-        return f"Ray {version} cannot ask for tokens: {RAY}"
+        return f"Ray {version} cannot ask for tokens: pip install {RAY}"
     return None
 
 

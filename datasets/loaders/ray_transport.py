@@ -14,6 +14,9 @@ import tempfile
 
 import numpy as np
 
+from common import optional
+from datasets.loaders import RAY
+
 _ALIGNED = 64  # bytes: what vector instructions and torch like
 
 
@@ -65,7 +68,7 @@ def pack(value) -> tuple[bytes, list[np.ndarray]]:
 
 def pack_code(value) -> tuple[bytes, list[np.ndarray]]:
     """The same for what may be defined in the script that runs, or be a lambda: with Ray's pickle."""
-    from ray import cloudpickle
+    cloudpickle = optional.load("ray.cloudpickle", "Ray cannot be imported", RAY)
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, value):

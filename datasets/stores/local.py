@@ -6,10 +6,11 @@ import os
 import shutil
 from pathlib import Path
 
-import psutil
-
+from common import optional
 from common.exits import BadInput
 from datasets.stores import forms, pack, pack_lease
+
+psutil = optional.load("psutil", "packs in memory need psutil")
 
 PLACES = ("/dev/shm", "/cache")  # memory, and ModelArts' local disk
 _OF_MEMORY = 0.6  # share of what is free: training needs some, too

@@ -19,7 +19,7 @@ import zlib
 import numpy as np
 from tqdm import tqdm
 
-from common import cores
+from common import cores, optional
 from common.exits import BadInput
 from datasets import files
 from datasets.stores import forms, pack_lease
@@ -309,9 +309,5 @@ def _whole(path: str):
 
 
 def _arrow():
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError as error:
-        raise BadInput("packs need Arrow: pip install pyarrow") from error
-    return pyarrow
+    optional.load("pyarrow.ipc", "packs need Arrow", "pyarrow")
+    return optional.load("pyarrow", "packs need Arrow")

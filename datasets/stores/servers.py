@@ -15,6 +15,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+from common import optional
 from common.exits import BadInput
 from datasets.stores import address as addresses
 from datasets.stores import wire
@@ -377,11 +378,7 @@ def _slots(connection: wire.Wire) -> list[tuple[int, int, str, int]] | wire.Refu
 
 
 def _redis():
-    try:
-        import redis
-    except ImportError as error:
-        raise BadInput("a shared cache needs redis-py: pip install 'redis[hiredis]'") from error
-    return redis
+    return optional.load("redis", "a shared cache needs redis-py", "'redis[hiredis]'")
 
 
 def _errors() -> tuple:

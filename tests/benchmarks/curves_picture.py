@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from common import optional
 from common.exits import BadInput
 from tests.benchmarks import curves
 
@@ -15,10 +16,7 @@ def check(path: str) -> None:
     """Raises BadInput where draw() could not write there."""
     if not path.endswith(".png"):
         raise BadInput(f"--plot {path}: the picture is a PNG, call it so")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise BadInput("--plot needs matplotlib: pip install matplotlib") from error
+    optional.load("matplotlib", "--plot needs matplotlib")
 
 
 def draw(found: dict, path: str) -> None:

@@ -5,12 +5,17 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
-from tests.conftest import environment, finish, free_port, processes_of, run, start
+from common import rendezvous
+from common.topology import Topology
+from launch.network import Network
+from tests.conftest import ROOT, environment, finish, free_port, processes_of, run, start
 
 JOB = ("jobs/train_ddp.py", "--dataset=digits", "--max_steps=2", "--batch_size=24", "--timeout=3")
 
@@ -155,3 +160,45 @@ def test_survivors_of_a_lost_process_leave(number, tmp_path):
     )
     assert seconds < (10 if number == signal.SIGKILL else 20)
     assert not os.path.exists(f"/proc/{lost}"), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    "host, found, bound",
+    [
+        ("127.0.0.2", ["127.0.0.2"], "127.0.0.2"),
+        ("node-0", ["127.0.1.1"], "0.0.0.0"),  # by this node's /etc/hosts only
+        ("node-0", ["127.0.0.2", "127.0.0.3"], "0.0.0.0"),  # another node may take the second
+        ("service", ["192.0.2.1"], "0.0.0.0"),  # not an address of this node
+    ],
+)
+def test_where_rank_0_listens(host, found, bound):
+    topology = Topology(0, 2, 1, None, host, free_port(), "node", "plain")
+    found = [(socket.AF_INET, (address, topology.master_port)) for address in found]
+    with rendezvous._listen(topology, found, 1) as listener:
+        assert listener.getsockname() == (bound, topology.master_port)
+
+
+PROBE = """
+import socket
+def refused(host):
+    with socket.socket() as probe:
+        return probe.connect_ex((host, 23456)) != 0
+while refused("10.77.0.1"):
+    pass
+assert refused("127.0.0.1")
+"""
+
+
+def test_the_store_is_at_the_masters_address_only(namespaces, tmp_path):
+    with Network(2) as network:
+
+        def on(node, *command):
+            command = network.command(node, [sys.executable, *command])
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            return subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes)
+
+        given = (*JOB, *PATIENT, "--init_method=tcp://10.77.0.1:23456", "--world_size=2")
+        first = on(0, *given, "--rank=0", f"--output_dir={tmp_path}")
+        finish(on(0, "-c", PROBE))
+        finish(on(1, *given, "--rank=1", f"--output_dir={tmp_path}"))
+        finish(first)

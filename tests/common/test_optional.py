@@ -1,0 +1,69 @@
+"""Packages that cannot be imported: the real reason and the command, wherever one is needed."""
+
+import functools
+import importlib
+import sys
+
+import pytest
+
+from common.exits import BadInput
+from common.object_store_client import connect, endpoint
+from datasets import digits
+from datasets.loaders.dali import Dali
+from datasets.loaders.ray_transport import pack_code
+from datasets.stores import pack, servers
+from launch import bench_train_table, modelarts
+
+REASON = "it was built for another NumPy"
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Make the import of a package fail with an error, also if it is imported already."""
+
+    class Broken:
+        error, package = None, None
+
+        def find_spec(self, name, *_):
+            if name.partition(".")[0] == self.package or name == self.package:
+                raise self.error
+
+    finder = Broken()
+
+    def make(package, error):
+        finder.package, finder.error = package, error
+        for name in [*sys.modules]:
+            if name == package or name.startswith(f"{package}."):
+                monkeypatch.delitem(sys.modules, name)
+
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    return make
+
+
+USES = {
+    "pyarrow": (lambda: pack._mapped("x"), "pyarrow"),
+    "redis": (servers._redis, r"'redis\[hiredis\]'"),
+    "sklearn": (lambda: digits.load(".", False), "scikit-learn"),
+    "boto3": (lambda: connect("s3", endpoint("s3"), 1, 1.0), "boto3"),
+    "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
+    "ray": (lambda: pack_code(len), r'"ray>=2\.52"'),
+    "matplotlib": (lambda: bench_train_table.plot({"rows": []}, "x.png"), "matplotlib"),
+    "huaweicloudsdkmodelarts": (lambda: modelarts.connect("https://x", "p"), "huaweicloudsdkmodelarts"),
+    "cv2": ("datasets.cut", "opencv-python-headless"),
+    "simplejpeg": ("datasets.images", "simplejpeg"),
+    "psutil": ("datasets.stores.local", "psutil"),
+    "jinja2": ("launch.report", "jinja2"),
+    "pathspec": ("launch.ignore", "pathspec"),
+}
+
+
+@pytest.mark.parametrize("package", USES)
+@pytest.mark.parametrize("kind", [ImportError, RuntimeError])
+def test_the_reason_and_the_command(package, kind, broken, monkeypatch):
+    broken(package, kind(f"{REASON}\n  File x"))
+    use, named = USES[package]
+    if isinstance(use, str):  # a module that imports it when it is imported itself
+        monkeypatch.delitem(sys.modules, use, raising=False)
+        use = functools.partial(importlib.import_module, use)
+    with pytest.raises(BadInput, match=rf"\({kind.__name__}: {REASON} File x\): pip install {named}$"):
+        use()
