@@ -2,14 +2,14 @@
 # make test     set up, then run the tests
 # make demo     data and code to an object store, a job of two nodes, killed, restarted, and its report
 # make faults   the long fault runs
-# make compat   the quick tests with the oldest versions that are supported
+# make compat   the quick tests with the oldest versions that are supported, on Python 3.10 and 3.11
 # make setup | lint | gpu | benchmark | clean
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 COMPAT := .venv-compat
-COMPAT_PYTHON ?= $(shell python3.10 -c 'print("python3.10")' 2>/dev/null || echo python3.11)
+COMPAT_PYTHON ?= $(foreach python,python3.10 python3.11,$(shell $(python) -c 'print("$(python)")' 2>/dev/null))
 COMPAT_TESTS := tests/datasets tests/common tests/jobs/test_start.py tests/jobs/test_bad_input.py tests/jobs/test_imagenet.py tests/jobs/test_resume.py tests/test_marks.py
 
 train: setup
@@ -24,9 +24,14 @@ test: setup packages
 faults: setup packages
 	@$(RUN) -m pytest -m faults
 
-# The versions of ModelArts' preset image, which are the floors of requirements.txt.
-compat: $(COMPAT)/installed
-	@$(COMPAT)/bin/python -m pytest -m "not gpu and not faults" $(COMPAT_TESTS)
+# The versions of ModelArts' preset image, which are the floors of requirements.txt. torch 2.1 exists for Python
+# 3.8 to 3.11. Each Python has a folder: make compat COMPAT_PYTHON=PATH/python3.10
+compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installed)
+	@test -n "$^" || { echo "error: there is no python3.10 or python3.11: make compat COMPAT_PYTHON=..."; exit 2; }
+	@status=0; for installed in $^; do \
+	  $$(dirname $$installed)/bin/python -m pytest -m "not gpu and not faults" $(COMPAT_TESTS) || status=$$?; \
+	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
+	done; exit $$status
 
 # On a machine with a GPU: correctness first, then the figures. DATA=FOLDER holds Fashion-MNIST and CIFAR-10.
 gpu: setup
@@ -73,10 +78,13 @@ $(VENV)/installed: requirements.txt tests/requirements.txt constraints.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt -c constraints.txt
 	@touch $@
 
-$(COMPAT)/installed: requirements.txt tests/requirements.txt tests/compat.txt
-	$(COMPAT_PYTHON) -m venv --clear $(COMPAT)
-	$(COMPAT)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt -c tests/compat.txt
-	@touch $@
+define COMPAT_RULE
+$(COMPAT)/$(notdir $(1))/installed: requirements.txt tests/requirements.txt tests/compat.txt
+	$(1) -m venv --clear $$(@D)
+	$$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt -c tests/compat.txt
+	@touch $$@
+endef
+$(foreach python,$(COMPAT_PYTHON),$(eval $(call COMPAT_RULE,$(python))))
 
 packages:
 	@command -v ip >/dev/null || sh tests/install_packages.sh optional iproute2

@@ -204,9 +204,11 @@ def _explain(error: Exception, topology: Topology) -> None:
 
 
 def _leave_group() -> None:
-    """All is written: leave without the interpreter's teardown, which aborts where a gloo thread still
-    runs. Bounded, as gloo of torch 2.1 sometimes waits for a peer that has left."""
-    ending = threading.Thread(target=torch.distributed.destroy_process_group, daemon=True)
-    ending.start()
-    ending.join(_TEARDOWN)
+    """Leave after all is written, without the interpreter's teardown, which aborts if a gloo thread still
+    runs. gloo's group is not destroyed: that of torch 2.1 holds the interpreter's lock while it waits for a
+    thread of its own, which may wait for the same lock."""
+    if torch.distributed.get_backend() != "gloo":
+        ending = threading.Thread(target=torch.distributed.destroy_process_group, daemon=True)
+        ending.start()
+        ending.join(_TEARDOWN)
     exits.leave(0)

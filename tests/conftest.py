@@ -1,5 +1,6 @@
 """How the tests start a job: as its users do, in a process of its own."""
 
+import contextlib
 import json
 import os
 import re
@@ -50,7 +51,9 @@ def finish(
         output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
-        output, errors = process.communicate()
+        output = errors = "(a child of it still runs, and holds the pipe)"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            output, errors = process.communicate(timeout=10)
         pytest.fail(f"no end within {timeout} s: {process.args}\n{output}\n{errors}")
     result = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
     assert code in (None, result.returncode), f"exit code {result.returncode}\n{output}\n{errors}"

@@ -1,0 +1,72 @@
+"""What `pack` lists for the platform, installed by plain pip into an image with torch 2.1 and NumPy 1.26."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from launch.pack import pack
+from tests.conftest import ROOT, environment, finish
+
+pytestmark = pytest.mark.faults
+IMAGE = ["torch==2.1.2", "torchvision==0.16.2", "numpy==1.26.4"]
+IMPORT_ALL = """
+import importlib, importlib.metadata, json, re, sys
+plain = lambda name: re.sub(r"[-_.]+", "-", name).lower()
+listed = {plain(re.match(r"[\\w.-]+", line)[0]) for line in open(sys.argv[1])}
+for module, names in importlib.metadata.packages_distributions().items():
+    if module.isidentifier() and listed & {*map(plain, names)}:
+        importlib.import_module(module)
+import numpy, pyarrow.ipc, sklearn.datasets, torch, torch.utils.tensorboard, torchvision
+assert torch.zeros(1).numpy().shape == (1,)
+modules = {name.partition(".")[0] for name in sys.modules}
+versions = {name: sys.modules[name].__version__ for name in ("torch", "torchvision", "numpy")}
+print(json.dumps([versions, sorted(modules)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """The interpreter of an environment that has what the image has."""
+    found = sys.executable if sys.version_info < (3, 12) else None  # torch 2.1 is not built for later ones
+    found = found or shutil.which("python3.11") or shutil.which("python3.10")
+    if not found:
+        pytest.skip("there is no Python 3.10 or 3.11, for which torch 2.1 is built")
+    folder = tmp_path_factory.mktemp("image")
+    subprocess.run([found, "-m", "venv", folder], check=True)
+    result = _pip(folder / "bin" / "python", *IMAGE)
+    if result.returncode:
+        pytest.skip(f"the image cannot be installed here: {result.stderr.strip().splitlines()[-1]}")
+    return folder / "bin" / "python"
+
+
+def test_all_that_pack_lists_can_be_imported_and_a_pack_is_trained_on(python, tmp_path):
+    folder = pack(str(ROOT / "jobs/imagenet.py"), str(tmp_path / "to")).path
+    result = _pip(python, "-r", f"{folder}/pip-requirements.txt")
+    assert result.returncode == 0, result.stderr
+    versions, modules = _run(python, "-c", IMPORT_ALL, f"{folder}/pip-requirements.txt")
+    assert [f"{name}=={version.partition('+')[0]}" for name, version in versions.items()] == IMAGE
+    assert {*modules} >= {
+        "PIL", "boto3", "cv2", "hiredis", "jinja2", "pathspec", "psutil", "pyarrow", "redis", "simplejpeg",
+        "sklearn", "tensorboard", "tqdm",
+    }  # fmt: skip
+    output = _run(
+        python, f"{folder}/jobs/imagenet.py", "--custom_data=true", "--max_steps=2", "--arch=resnet18",
+        "--image_size=32", "--batch_size=8", "--workers=1", f"--pack={tmp_path / 'pack'}",
+        f"--output_dir={tmp_path / 'out'}", "--report_every=1",
+    )  # fmt: skip
+    assert " step=2 " in output and (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+def _pip(python, *arguments):
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900)
+
+
+def _run(python, *command):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([python, *command], cwd=ROOT.parent, env=environment(), **pipes)
+    output = finish(process, timeout=300).stdout
+    return json.loads(output) if command[0] == "-c" else output
