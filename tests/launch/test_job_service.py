@@ -321,7 +321,7 @@ def test_missing_keys_and_a_missing_sdk_are_one_line(user, tmp_path):
     user.environment["PYTHONPATH"] = str(tmp_path)
     error = finish(user.start(*command), code=2).stderr
     assert re.fullmatch(
-        r"error: the vendor's SDK is not there [^\n]+: pip install huaweicloudsdkmodelarts\n", error
+        r"error: the vendor's SDK cannot be imported [^\n]+: pip install huaweicloudsdkmodelarts\n", error
     )
     assert user.records() == []
 

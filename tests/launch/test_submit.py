@@ -144,7 +144,7 @@ def test_a_config_that_no_parser_takes_is_one_line(value, tmp_path):
 def test_without_a_toml_reader_the_error_says_what_to_install(tmp_path):
     env = _blocked(tmp_path, "tomllib", "tomli")
     error = run("-m", "launch", "submit", JOB, "--config", EXAMPLE, "--dry_run", env=env, code=2).stderr
-    assert re.fullmatch(r"error: \S+job.example.toml: cannot be read: [^\n]+; pip install tomli\n", error)
+    assert re.fullmatch(r"error: \S+job.example.toml: cannot be read: [^\n]+: pip install tomli\n", error)
 
 
 def test_every_run_has_outputs_of_its_own(tmp_path):
