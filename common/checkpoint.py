@@ -26,7 +26,7 @@ from common.temporary import PARTIAL, write_text
 LATEST = "latest"
 _NAME = re.compile(r"step_(\d+)\.pt")
 _TAIL = 4096  # bytes
-_ZIP = b"PK\3\4"
+_ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
 _PAGE = "it is an HTML or XML page, as a failed download leaves it"
 
 
@@ -127,7 +127,8 @@ def read(path: str) -> dict:
 
 def load(path: str) -> dict:
     """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed. Raises
-    Refused, also for the formats of torch before 1.6: torch.load may execute these (CVE-2025-32434)."""
+    Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch before
+    2.6 may execute these (CVE-2025-32434)."""
     try:
         with open(path, "rb") as file:
             start = file.read(64)
@@ -138,7 +139,8 @@ def load(path: str) -> dict:
             raise Refused(_PAGE)
         raise Refused(f"it begins with {start[:8]!r}, expected {_ZIP!r}: torch.save writes a zip file")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        records = torch._C.PyTorchFileReader(path).get_all_records()  # what torch.load looks at, too
+        state = None if _TORCHSCRIPT in records else torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise Refused(
             "torch cannot load it: it is damaged, or holds objects that are not tensors or plain types (save "
@@ -146,6 +148,8 @@ def load(path: str) -> dict:
         ) from error
     except Exception as error:  # whatever a damaged file makes torch raise
         raise Refused(f"torch cannot load it: {_first_line(error)}") from error
+    if _TORCHSCRIPT in records:
+        raise Refused("it is a TorchScript archive, a program: save model.state_dict()")
     if not isinstance(state, dict):
         raise Refused(f"it holds a {type(state).__name__}, not a dictionary")
     return state

@@ -150,6 +150,12 @@ def _saved(content, **options) -> bytes:
     return target.getvalue()
 
 
+def _torchscript(model) -> bytes:
+    target = io.BytesIO()
+    torch.jit.save(torch.jit.trace(model.eval(), torch.zeros(2, 3)), target)
+    return target.getvalue()
+
+
 def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
     executed, whole = str(tmp_path / "executed"), _saved(_model().state_dict())
     flipped = bytearray(whole)
@@ -161,6 +167,7 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
         "flipped": (bytes(flipped), "it is damaged: the CRC-32 of .* differs"),
         "pickle": (pickle.dumps(_Hostile(executed)), "expected b'PK"),
         "old": (_saved(_model().state_dict(), _use_new_zipfile_serialization=False), "expected b'PK"),
+        "torchscript": (_torchscript(_model()), "it is a TorchScript archive"),
         "hostile": (_saved({"a": _Hostile(executed)}), r"save model.state_dict\(\)"),
         "module": (_saved(_model()), r"save model.state_dict\(\)"),
         "list": (_saved([torch.zeros(2)]), "it holds a list"),
