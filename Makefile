@@ -29,7 +29,7 @@ faults: setup packages
 compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installed)
 	@test -n "$^" || { echo "error: there is no python3.10 or python3.11: make compat COMPAT_PYTHON=..."; exit 2; }
 	@status=0; for installed in $^; do \
-	  $$(dirname $$installed)/bin/python -m pytest -m "not gpu and not faults" $(COMPAT_TESTS) || status=$$?; \
+	  $$(dirname $$installed)/bin/python -m pytest -n 2 --dist loadfile -m "not gpu and not faults" $(COMPAT_TESTS) || status=$$?; \
 	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
 	done; exit $$status
 
