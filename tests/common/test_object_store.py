@@ -511,7 +511,10 @@ def test_a_fork_has_connections_of_its_own(server, store):
     store.write("key", b"hello")
     child = os.fork()
     if child == 0:
-        os._exit(0 if store.read("key") == b"hello" else 1)
+        try:
+            os._exit(0 if store.read("key") == b"hello" else 1)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     assert store.read("key") == b"hello"
     assert sys.exc_info() == (None, None, None)

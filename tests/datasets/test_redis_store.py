@@ -239,8 +239,11 @@ def test_threads_forks_and_pickles(empty, index, made):
         for _ in range(3):  # with connections that are open
             child = os.fork()
             if not child:
-                read()
-                os._exit(len(wrong))
+                try:
+                    read()
+                    os._exit(len(wrong))
+                finally:
+                    os._exit(1)
             children.append(child)
         read()
         assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0] and not wrong
