@@ -21,6 +21,7 @@ import torch
 
 from common import temporary
 from common.exits import BadInput
+from common.regular_file import opener
 from common.temporary import PARTIAL, write_text
 
 LATEST = "latest"
@@ -71,7 +72,7 @@ def verify(path: str) -> dict:
     """The facts beside a checkpoint that is what was written, byte for byte. Raises Refused with why."""
     facts = facts_of(path)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opener) as file:
             start, size = file.read(64), os.fstat(file.fileno()).st_size
             if not size:
                 raise Refused("it is empty")
@@ -98,7 +99,7 @@ def facts_of(path: str) -> dict:
     """What is recorded beside a checkpoint: sha256, size (bytes), what write() got. Raises Refused."""
     name = os.path.basename(f"{path}.json")
     try:
-        with open(f"{path}.json", encoding="utf-8") as file:
+        with open(f"{path}.json", encoding="utf-8", opener=opener) as file:
             text = file.read()
         facts = json.loads(text)
         del facts["seal"]
@@ -232,7 +233,7 @@ def sweep(folder: str) -> None:
 
 def _latest(folder: str) -> str:
     try:
-        with open(os.path.join(folder, LATEST), encoding="utf-8") as file:
+        with open(os.path.join(folder, LATEST), encoding="utf-8", opener=opener) as file:
             return os.path.basename(file.read(256).strip())
     except (OSError, UnicodeDecodeError):
         return ""

@@ -16,6 +16,8 @@ import functools
 import os
 import sys
 
+from common.text import printable
+
 BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT, NOT_SAVED, DIVERGED = 2, 4, 5, 6, 7
 INTERRUPTED = 130
 # file descriptor: the process that started this one prints a shared error once
@@ -58,8 +60,9 @@ def on_success(function) -> None:
 
 
 def say_error(text: str) -> None:
-    """Print `error: text` as one line on stderr: here, or once for all processes that one parent started."""
-    line = f"error: {' '.join(text.split())}\n"
+    """Print `error: text` as one printable line on stderr: here, or once for all processes that one parent
+    started."""
+    line = f"error: {printable(' '.join(text.split()))}\n"
     with contextlib.suppress(OSError, ValueError):  # who listened may be gone, and the process must go on
         if ERROR_PIPE in os.environ:
             os.write(int(os.environ[ERROR_PIPE]), line.encode())

@@ -4,6 +4,8 @@ import argparse
 import re
 from typing import NamedTuple
 
+_MOST = 1e9  # steps, epochs or seconds
+
 
 class Interval(NamedTuple):
     """How often to save: `count` of "step", "s" (seconds) or "epoch"."""
@@ -24,8 +26,8 @@ def interval(text: str) -> Interval:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text)
     count = float(found[1]) if found else 0
     unit = (found[2] or "step").removesuffix("s") or "s" if found else ""
-    if not count or (unit != "s" and count % 1):
+    if not 0 < count <= _MOST or (unit != "s" and count % 1):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of steps (200), seconds (90s) or epochs (1epoch)"
+            f"{text!r} is not a number of steps (200), seconds (90s) or epochs (1epoch), at most {_MOST:g}"
         )
     return Interval(count, unit)

@@ -16,6 +16,8 @@ import torch
 from tqdm import tqdm
 
 from common import arguments, mirror, optional, output_folder, starts, weights
+from common.regular_file import opener
+from common.temporary import write_text
 
 
 class Log:
@@ -161,6 +163,7 @@ class Log:
             f"\n{self._result} training_seconds={self._laps['training']:.1f} receipt={self._loader.receipt}",
             flush=True,
         )
+        arguments.remind(self.say)
         with self._suppressed():
             if self._file:
                 self._file.close()
@@ -190,7 +193,7 @@ class Log:
                 starts.write(self.output_dir, **self._start)
                 if self._classes:
                     weights.write_classes(self.output_dir, self._classes)
-            self._file = open(path, "a", buffering=1)  # noqa: SIM115
+            self._file = open(path, "a", buffering=1, opener=opener)  # noqa: SIM115
             mirror.watch(self.output_dir)
             purged = self._step + 1 if self._step else 0
             events = optional.load("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
@@ -231,7 +234,7 @@ def _keep_lines(path: str, step: int) -> dict[str, float] | None:
     if not os.path.exists(path):
         return None
     kept, last = [], None
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
         for line in file:
             try:
                 figures = json.loads(line)
@@ -239,12 +242,9 @@ def _keep_lines(path: str, step: int) -> dict[str, float] | None:
                     kept.append(line)
                 elif figures["step"] > step:
                     last = {"step": figures["step"], "time": figures["time"]}
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
-    partial = f"{path}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.writelines(kept)
-    os.replace(partial, path)
+    write_text(path, "".join(kept))
     return last
 
 

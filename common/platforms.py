@@ -6,11 +6,17 @@ stands beside them decides. Where none of it does, the claim says so (level None
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.exits import BadInput
+
+# Options that platforms add to a job's own.
+INJECTED = frozenset({"init_method", "rank", "world_size", "local_rank", "node_rank", "num_gpus"})
+
+MOST_PROCESSES = 1_000_000  # of one job; a larger number is a mistake
 
 # Where the platform names a host but no port and MASTER_PORT is not set: torch's own default.
 _PORT = 29500
@@ -54,6 +60,18 @@ def detect(env: Mapping[str, str]) -> Claim | None:
     return None
 
 
+def recognised(env: Mapping[str, str]) -> bool:
+    """Whether a platform set these variables. RANK and WORLD_SIZE alone may be a user's, or torchrun's."""
+    for platform in _PLATFORMS:
+        if platform is not _ambiguous:
+            try:
+                if platform(env):
+                    return True
+            except BadInput:  # its variables contradict each other
+                return True
+    return "AZUREML_NODE_COUNT" in env  # which needs no claim: it sets LOCAL_RANK
+
+
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     """The number that a variable holds. Raises BadInput where it holds none, or is missing without a
     default."""
@@ -87,6 +105,8 @@ def hostlist(text: str) -> list[str]:
     for part in parts:
         pieces = re.split(r"\[(.*?)\]", part)  # fixed text and ranges in turn
         choices = [_ranges(piece, text) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+        if len(names) + math.prod(map(len, choices)) > MOST_PROCESSES:
+            raise BadInput(f"{text!r} is not a Slurm host list: more than {MOST_PROCESSES} hosts")
         names += map("".join, itertools.product(*choices))
     return names
 
@@ -94,9 +114,9 @@ def hostlist(text: str) -> list[str]:
 def _ranges(piece: str, text: str) -> list[str]:
     numbers = []
     for item in piece.split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", item, re.ASCII)
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item, re.ASCII)
         first, last = found.groups() if found else ("1", "0")
-        if int(last or first) < int(first):
+        if not 0 <= int(last or first) - int(first) < MOST_PROCESSES:
             raise BadInput(f"{text!r} is not a Slurm host list: {item!r}")
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
     return numbers

@@ -25,6 +25,7 @@ from common.topology import Topology
 _POLL = 0.1  # seconds
 _HEARTBEAT = 10.0  # seconds between lines while waiting: a silent job is taken for a hung one
 _BUSY = 10.0  # seconds for a port to become free: a job restarted in place may meet its own last moments
+_ASKED = 10_000  # ranks that are asked for one by one, so that it ends in seconds
 _ANSWER = 20.0  # seconds for a server that accepts connections to answer as a store
 
 
@@ -206,12 +207,15 @@ def _wait_for_all(store, topology: Topology, timeout: float, deadline: float) ->
             _linger(topology)
             raise BadInput(text)
         if time.monotonic() > deadline:
-            missing = [rank for rank in range(topology.world_size) if not store.add(f"arrived/{rank}", 0)]
+            asked = range(min(topology.world_size, _ASKED))
+            missing = [rank for rank in asked if not store.add(f"arrived/{rank}", 0)]
+            count = topology.world_size - store.add("arrived", 0)
             _linger(topology)
             nodes = sorted({rank // topology.processes_per_node for rank in missing})
             raise NoRendezvous(
-                f"{len(missing)} of {topology.world_size} processes did not arrive within {timeout:.0f} s: "
+                f"{count} of {topology.world_size} processes did not arrive within {timeout:.0f} s: "
                 f"{_ranges('rank', missing)} ({_ranges('node', nodes)})"
+                + (f", and others above rank {_ASKED - 1}" if topology.world_size > _ASKED else "")
             )
         missing = topology.world_size - store.add("arrived", 0)
         heartbeat.say(f"waiting for {missing} of {topology.world_size} processes")

@@ -1,12 +1,12 @@
 """What a run was started with: one line of starts.jsonl a start, never cut back.
 
     {"time": 1795212080.9, "step": 40, "steps": 180, "laps": {"set-up": 2.2, ...},
-     "lost": {"step": 55, "time": 1795212071.3}, "settings": {...}, "environment": {...}}
+     "lost": {"step": 55, "time": 1795212071.3}, "settings": {...}, "ignored": [...], "environment": {...}}
 
 time: when training began or went on, seconds of time.time(), after `step` of `steps`; laps: the seconds
 before it, by what they were spent on; lost: the last report of the start before, where that came after
-`step`; training data: their fingerprint; settings: the job's arguments, without credentials; environment:
-versions, device, nodes.
+`step`; training data: their fingerprint; settings: the job's arguments, without credentials; ignored: the
+names of the options that the job did not know; environment: versions, device, nodes.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import numpy
 import torch
 
 from common import arguments, cores
+from common.regular_file import opener
 
 FILE = "starts.jsonl"  # in a run's output folder
 _OBJECTS = ("settings", "environment")
@@ -26,8 +27,9 @@ _OBJECTS = ("settings", "environment")
 
 def write(folder: str, **facts) -> None:
     """Append a start to FILE in the folder. facts: what only the job knows. Raises OSError."""
-    line = json.dumps(facts | {"settings": arguments.settings(), "environment": environment()})
-    with open(os.path.join(folder, FILE), "a", encoding="utf-8") as file:
+    known = {"settings": arguments.settings(), "ignored": arguments.ignored(), "environment": environment()}
+    line = json.dumps(facts | known)
+    with open(os.path.join(folder, FILE), "a", encoding="utf-8", opener=opener) as file:
         file.write(line + "\n")
 
 

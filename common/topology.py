@@ -22,6 +22,9 @@ _PROMISES = (
 )  # fmt: skip
 
 
+_MOST_PER_NODE = 1024
+
+
 @dataclass(frozen=True)
 class Topology:
     """Where this process stands.
@@ -61,6 +64,18 @@ class Topology:
 
 
 def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
+    """Where this process stands, by _resolve(). Raises BadInput, also for absurdly many processes."""
+    topology = _resolve(args, env)
+    for count, most, what in (
+        (topology.processes_per_node, _MOST_PER_NODE, "processes per node"),
+        (topology.world_size, platforms.MOST_PROCESSES, "processes"),
+    ):
+        if count > most:
+            raise BadInput(f"{count} {what} are too many: at most {most}")
+    return topology
+
+
+def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
     """The first of these that speaks:
 
     1. A launcher of processes: LOCAL_RANK in the environment. torchrun, torch.distributed.launch, Azure ML,

@@ -19,6 +19,7 @@ import numpy as np
 
 from common import object_store, temporary
 from common.exits import BadInput
+from common.text import printable
 from datasets import files, images, remote
 from datasets.listing import SHOWN, THREADS, TOGETHER, VAL_SHARE, Listing, look, progress
 
@@ -150,7 +151,7 @@ def load(
 
 def one_line(say):
     """`say` for texts that name files: names may hold anything, and the line must print."""
-    return lambda text: say(" ".join(text.encode("utf-8", "backslashreplace").decode().split()))
+    return lambda text: say(printable(" ".join(text.split())))
 
 
 def scanned(listing: Listing, cache: str, tell) -> Index:

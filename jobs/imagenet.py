@@ -6,11 +6,13 @@
     python jobs/imagenet.py --data_url IMAGENET --pack /cache/imagenet    decoded once, read by all
     python jobs/imagenet.py --data_url IMAGENET --cache redis://user@host    read once, for all nodes
     python jobs/imagenet.py --data_url IMAGENET --prof 100                       images/s, then stop
+    python jobs/imagenet.py --fp16 --batch-size 512 --workers 10 --prof --use-dali IMAGENET    as published
 
 IMAGENET holds train/<class>/* and val/<class>/*, or <class>/* alone, which --val_share splits. The recipe,
-and so the defaults, are those of NVIDIA's ResNet-50 v1.5 (DeepLearningExamples): SGD with momentum 0.875,
-weight decay 1/32768 without BatchNorm and biases, --lr 0.256 for 256 samples, cosine after a warm-up, label
-smoothing 0.1. Every --data_backend delivers the same samples and crops, so it may change at any restart.
+and so the defaults, are those of NVIDIA's ResNet-50 v1.5 (DeepLearningExamples), whose options may be spelled
+as there: SGD with momentum 0.875, weight decay 1/32768 without BatchNorm and biases, --lr 0.256 for 256
+samples, cosine after a warm-up, label smoothing 0.1. Every --data_backend delivers the same samples and
+crops, so it may change at any restart.
 """
 
 import contextlib
@@ -26,9 +28,9 @@ from torchvision.transforms import v2
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
 from common import arguments, evaluation, exits, metrics, models, process_group, recovery, schedule
-from common.arguments import boolean, positive_int
+from common.arguments import FLAG, boolean, positive_int
 from datasets import image_folder, listing, loaders, random_folder, stores
-from datasets.loaders import measure, ray_cluster
+from datasets.loaders import measure, published, ray_cluster
 from datasets.loaders.synthetic import SyntheticIndex
 from datasets.order import Order, Sequential
 from datasets.plan import Plan
@@ -46,50 +48,48 @@ def parsed():
     add("--stage", type=boolean, default=True, help="false: read an s3:// --data_url as it is needed")
     add("--custom_data", type=boolean, default=False, help="true: generated images instead")
     add("--data_backend", default="auto", help=f"auto (default): measured; {', '.join(loaders.BACKENDS)}")
-    add("--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
+    add("-j", "--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
     add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
     add("--pack", metavar="FOLDER", help="keep decoded images there, made once, and read them")
     add("--cache", metavar="URL", help="shared by all nodes: redis://[user@]host[:port][,host...], rediss://")
     add("--cache_mode", choices=stores.MODES, default="active", help="active: filled, and gone at the end")
     add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --output_dir)")
-    add(
-        "--max_bad_images",
-        type=image_folder.fraction,
-        default=0.0,
-        help="leave out as many: 0.1%% (default: 0)",
-    )
+    add("--max_bad_images", type=image_folder.fraction, default=0.0, help="share to leave out: 0.1%% (0)")
     add("--antialias", type=boolean, default=True, help="false: rougher and faster resizing")
     add("--image_size", type=positive_int, default=224, help="default: 224")
     # model
-    add("--arch", type=models.arch, default="resnet50", help="of torchvision.models (default: resnet50)")
-    add("--amp", type=boolean, help="mixed precision (default: true on a GPU)")
+    add("-a", "--arch", type=models.arch, default="resnet50", help="of torchvision.models (resnet50)")
+    add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
     add("--compile", type=boolean, default=False, help="true: torch.compile")
     add("--ema", type=number, help="also average the weights, with this decay: 0.9999")
     # optimization
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     add("--epochs", type=positive_int, default=90, help="default: 90")
-    add("--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
+    add("-b", "--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
     add("--accumulate", type=positive_int, default=1, help="parts of a process's batch (default: 1)")
     add("--lr", type=arguments.positive_float, default=0.256, help="peak (default: 0.256)")
     add("--lr_schedule", choices=schedule.KINDS, default="cosine", help=schedule.HELP)
     add("--warmup", type=number, default=8.0, help="epochs in which the rate rises (default: 8)")
     add("--momentum", type=number, default=0.875, help="default: 0.875")
     add("--weight_decay", type=number, default=1 / 32768, help="default: 1/32768")
-    add("--bn_weight_decay", type=boolean, default=False, help="true: BatchNorm and biases decay, too")
+    add("--bn_weight_decay", **FLAG, help="BatchNorm and biases decay, too")
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
     add("--mixup", type=number, default=0.0, help="alpha, drawn by each process (default: 0, none)")
     add("--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)")
     add("--max_steps", type=positive_int, help="end after this many steps (default: no limit)")
     # what to do
-    add("--prof", type=positive_int, metavar="N", help="print images/s of N batches after 10, and stop")
+    help = "print images/s of N batches (default: 100) after 10, and stop"
+    add("--prof", type=positive_int, nargs="?", const=100, metavar="N", help=help)
     add("--training_only", action="store_true", help="do not evaluate")
     # output
     add("--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)")
-    add("--print_freq", "--report_every", type=positive_int, default=50, help="steps (default: 50)")
+    add("-p", "--print_freq", "--report_every", type=positive_int, default=50, help="steps (default: 50)")
     recovery.add_arguments(parser)
+    published.add_arguments(parser)
     process_group.add_arguments(parser)
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
     args = arguments.parse(parser)
+    published.merge(args)
     if args.evaluate and args.training_only:
         raise exits.BadInput("--evaluate and --training_only exclude each other")
     for name in ("ema", "momentum", "label_smoothing"):
@@ -192,8 +192,7 @@ def main():
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         half = torch.float16
     mixed = torch.autocast(device.type, dtype=half, enabled=amp)
-    # torch < 2.3 has the second only
-    scalers = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
+    scalers = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # torch < 2.3
     scaler = scalers.GradScaler(enabled=amp and half == torch.float16)
 
     steps_per_epoch = len(train_loader)
@@ -205,9 +204,7 @@ def main():
     factor = schedule.factor(args.lr_schedule, args.warmup, args.epochs, steps_per_epoch, steps)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     loss_function = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    mixup = None
-    if args.mixup:
-        mixup = v2.MixUp(alpha=args.mixup, num_classes=len(train_index.classes))
+    mixup = v2.MixUp(alpha=args.mixup, num_classes=len(train_index.classes)) if args.mixup else None
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     state["receipt"] = train_loader.receipt
     evaluated = model
@@ -286,6 +283,7 @@ def main():
             raise exits.BadInput(f"--prof: {len(times)} batches in --epochs {args.epochs} are too few")
         count, seconds = len(times) - WARM_UP_BATCHES, times[-1] - times[WARM_UP_BATCHES - 1]
         log.say(measure.profile(count * args.batch_size, seconds, count, args.data_backend, args.arch))
+        arguments.remind(log.say)
         return
     seconds, waited = log.training_seconds, torch.tensor(train_loader.waited, device=device)
     if world_size > 1:

@@ -103,6 +103,7 @@ def main():
             log.loaded(epoch, step, receipt, pairs=delivered.item(), seconds=seconds)
             total += seconds
         log.say(f"total_seconds={total:.4f} epochs={args.epochs} steps={step} receipt={loader.receipt}")
+        arguments.remind(log.say)
 
 
 if __name__ == "__main__":

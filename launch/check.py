@@ -4,8 +4,9 @@ error.
     python -m launch check
     python -m launch check --init_method tcp://HOST:PORT --rank 1 --world_size 2 --output_dir FOLDER
 
-Pass the job's arguments: those that only the job knows are printed and ignored. Exit codes: 0 no error,
-2 bad arguments, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15 versions and packages.
+Pass the job's arguments: those that only the job knows are printed by name and ignored. Exit codes: 0 no
+error, 2 bad arguments, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15 versions and
+packages.
 """
 
 import json
@@ -15,7 +16,7 @@ import time
 import torch
 
 from common import preflight
-from common.arguments import Parser, boolean, positive_int
+from common.arguments import Parser, boolean, names, positive_int
 from common.topology import resolve
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -41,7 +42,8 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
-    args, ignored = parser.parse_known_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    ignored = names(unknown)
     gpus = 0 if args.enable_gpu is False else torch.cuda.device_count()
     args.processes_per_node = args.processes_per_node or gpus or None
 

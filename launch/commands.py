@@ -98,22 +98,28 @@ class Commands:
 
 
 def option(arguments: list[str], *names: str) -> str | None:
-    """The value of an option, given as `--name value` or `--name=value`; the last one counts."""
+    """The value of an option, given as `--name value` or `--name=value`; the last one counts. names: with _,
+    for which - may stand, too."""
     value = None
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, own = argument.partition("=")
-        if name in names:
+        if _underscored(name) in names:
             value = own if equals else following
     return value
+
+
+def _underscored(name: str) -> str:
+    return f"--{name[2:].replace('-', '_')}"
 
 
 def _without(arguments: list[str], name: str) -> list[str]:
     kept, words = [], iter(arguments)
     for word in words:
-        if word == name:
-            next(words, None)
-        elif not word.startswith(f"{name}="):
+        given, equals, _ = word.partition("=")
+        if _underscored(given) != name:
             kept.append(word)
+        elif not equals:
+            next(words, None)
     return kept
 
 

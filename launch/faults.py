@@ -18,6 +18,7 @@ KINDS = {
     "restart": ({"node"}, {"step"}),  # in place: the same folders, the command run again
     "reschedule": (set(), {"node", "step"}),  # a new container; no node named: all of them
 }
+_MOST = 1e9
 _ANY_STEP = 20  # a step drawn where the job has no --max_steps
 
 
@@ -89,7 +90,7 @@ def _number(spec: str, key: str, value: str) -> float:
         number = float(value) if key == "seconds" else int(value)
     except ValueError:
         number = -1
-    if not 0 <= number < math.inf:
-        wanted = "seconds, or forever" if key == "seconds" else "a whole number of at least 0"
+    if not 0 <= number <= _MOST:
+        wanted = "seconds, or forever" if key == "seconds" else f"a whole number in 0..{_MOST:g}"
         raise BadInput(f"--fault {spec}: {key}={value} is not {wanted}")
     return number

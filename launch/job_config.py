@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common import object_store, optional
+from common import object_store, optional, platforms
 from common.exits import BadInput
 from launch import job_keys, job_secrets
 
@@ -18,9 +18,6 @@ FILES = tuple(job_keys.PLATFORMS)  # platforms for which a file is written
 PLATFORMS = ("modelarts", *FILES)
 RETRIES = job_keys.ANNOTATIONS["faults"]
 UNBUFFERED = "PYTHONUNBUFFERED"  # or the last lines of a node that is killed are lost
-_PLATFORM_ARGUMENTS = (
-    "init_method", "rank", "world_size", "local_rank", "local-rank", "num_gpus", "node_rank",
-)  # fmt: skip
 _PLATFORM_VARIABLES = re.compile(
     r"(MA_|VC_|VK_|SLURM_|PET_|SM_|TORCHELASTIC_|BOOTFILE_STARTED).*|(LOCAL_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE"
     r"|MASTER_ADDR|NCCL_SOCKET_IFNAME|NCCL_IB_HCA|PYTHONPATH"
@@ -171,7 +168,12 @@ def _check_table(name: str, table: Mapping[str, Any], keys: Mapping[str, job_key
         if key not in keys:
             raise BadInput(f"{place}{key} is no key: {', '.join(keys)}")
         if type(value) is not keys[key].kind or not keys[key].accept(value):  # a bool is an int, too
-            raise BadInput(f"{place}{key} = {job_secrets.without(repr(value))} is not {keys[key].form}")
+            raise BadInput(f"{place}{key} = {_shown(key, value, keys[key])} is not {keys[key].form}")
+
+
+def _shown(name: str, value, key: job_keys.Key) -> str:
+    """What is not a table where one belongs may be its content, with secrets in it."""
+    return "(not shown)" if key.kind is dict else job_secrets.shown(name, value)
 
 
 def _check_required(name: str, table: Mapping[str, Any], keys: Mapping[str, job_keys.Key], required) -> None:
@@ -192,13 +194,13 @@ def _channels(name: str, table: dict, folders: bool) -> dict[str, str]:
     for channel, place in table.items():
         if not job_keys.NAME.fullmatch(channel):
             raise BadInput(f"[{name}] {channel!r} is no name: 1 to 64 of A-Z a-z 0-9 _ -")
-        if channel in _PLATFORM_ARGUMENTS:
+        if _underscored(channel) in platforms.INJECTED:
             raise BadInput(f"[{name}] {channel} is an argument that the platform passes itself")
         if folders and isinstance(place, str) and job_keys.FOLDER.accept(place):
             continue
         if not object_store.is_url(place):
             form = f"{job_keys.URL.form}{' or an absolute path' * folders}"
-            raise BadInput(f"[{name}] {channel} = {job_secrets.without(repr(place))} is not {form}")
+            raise BadInput(f"[{name}] {channel} = {job_secrets.shown(channel, place)} is not {form}")
         object_store.parse(place)
     places = [place.rstrip("/") for place in table.values()]
     if name == "outputs" and len(set(places)) < len(places):
@@ -211,16 +213,18 @@ def _parameters(data: dict) -> dict[str, str]:
     for name, value in data.get("parameters", {}).items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{0,63}", name):
             raise BadInput(f"[parameters] {name!r} is no name of an argument: letters, digits, _ and -")
-        if name in _PLATFORM_ARGUMENTS:
-            raise BadInput(f"[parameters] {name} = {value!r}: the platform passes --{name} itself")
+        job_secrets.refuse("parameters", name, str(value))
+        if _underscored(name) in platforms.INJECTED:
+            shown = job_secrets.shown(name, value, texts=False)
+            raise BadInput(f"[parameters] {name} = {shown}: the platform passes --{name} itself")
         for kind in ("inputs", "outputs"):
-            if name in data.get(kind, {}):
+            if _underscored(name) in map(_underscored, data.get(kind, {})):
                 raise BadInput(f"[parameters] {name} stands in [{kind}], too: the platform passes its folder")
         if not isinstance(value, str | bool | int | float) or not _one_line(as_text(value)):
+            shown = job_secrets.shown(name, value, texts=False)
             raise BadInput(
-                f"[parameters] {name} = {value!r} is not a text of one line, a number, true or false"
+                f"[parameters] {name} = {shown} is not a text of one line, a number, true or false"
             )
-        job_secrets.refuse("parameters", name, as_text(value))
         found[name] = as_text(value)
     return found
 
@@ -232,23 +236,30 @@ def _environment(table: dict) -> dict[str, str]:
             raise BadInput(f"[environment] {name!r} is no name: letters, digits and _, no digit first")
         if _PLATFORM_VARIABLES.fullmatch(name):
             raise BadInput(f"[environment] {name} is set by the platform: leave it out")
+        job_secrets.refuse("environment", name, str(value))
         if not isinstance(value, str | bool | int | float):
-            raise BadInput(f"[environment] {name} = {value!r} is not a text, a number, true or false")
+            shown = job_secrets.shown(name, value, texts=False)
+            raise BadInput(f"[environment] {name} = {shown} is not a text, a number, true or false")
         text = as_text(value)
-        job_secrets.refuse("environment", name, text)
         if len(text) > _LONGEST_VALUE or "$" in text or not _one_line(text):
+            shown = job_secrets.shown(name, text, texts=False)
             raise BadInput(
-                f"[environment] {name} = {text[:60]!r} is not one line of at most {_LONGEST_VALUE} "
-                "characters without $ (the platform expands no variables)"
+                f"[environment] {name} = {shown} is not one line of at most "
+                f"{_LONGEST_VALUE} characters without $ (the platform expands no variables)"
             )
         found[name] = text
     if found.setdefault(UNBUFFERED, "1") != "1":
-        raise BadInput(f"[environment] {UNBUFFERED} = {found[UNBUFFERED]!r}: a log would lose its last lines")
+        raise BadInput(f"[environment] {UNBUFFERED} is not 1: a log would lose its last lines")
     if len(found) > _MOST_VARIABLES:
         raise BadInput(
             f"[environment] has {len(found)} variables with {UNBUFFERED}: at most {_MOST_VARIABLES}"
         )
     return found
+
+
+def _underscored(name: str) -> str:
+    """Jobs take - for _ in the names of their options."""
+    return name.replace("-", "_")
 
 
 def _one_line(text: str) -> bool:

@@ -26,6 +26,7 @@ _NAMED = Key(str, "1 to 64 of A-Z a-z 0-9 _ -", NAME.fullmatch)
 _TEXT = Key(str, "a text of 1 to 1024 printable characters", _words(1024))
 _WORD = Key(str, "a text of 1 to 256 characters without spaces", re.compile(r"[!-~]{1,256}").fullmatch)
 _COUNT = Key(int, "a whole number of at least 1", lambda number: number >= 1)
+_NODES = Key(int, "a whole number of at least 1 and at most 10000", lambda number: 1 <= number <= 10_000)
 _FLAG = Key(bool, "true or false")
 _TABLE = Key(dict, "a table")
 URL = Key(str, "obs://bucket/prefix or s3://bucket/prefix", object_store.is_url)
@@ -87,7 +88,7 @@ REQUIRED = {
 TABLES = {
     "image": {"engine_name": _WORD, "engine_version": _WORD, "image_url": _WORD, "command": _TEXT},
     "resources": {
-        "flavor_id": _WORD, "node_count": _COUNT, "pool_id": _WORD, "gpus_per_node": _up_to(64, 0),
+        "flavor_id": _WORD, "node_count": _NODES, "pool_id": _WORD, "gpus_per_node": _up_to(64, 0),
     },
     "retries": {"faults": _up_to(128), "pods": _up_to(128), "unconditional": _FLAG, "hang": _FLAG},
     "auto_stop": {"hours": _COUNT},

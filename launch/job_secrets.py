@@ -16,8 +16,7 @@ _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
 
 def refuse(place: str, name: str, value: str) -> None:
     """Raises BadInput, without the value, where a name or a value looks like a secret."""
-    found = secret_scan.scan_text("job.toml", f'{name} = "{value}"'.encode())
-    if found or _NAME.search(name) or _USER_INFO.search(value):
+    if _looks_secret(name, value) or _USER_INFO.search(value):
         raise BadInput(
             f"[{place}] {name} looks like a secret, and everyone who sees the job would see it: give the job "
             "its rights through the platform (an agency on ModelArts, a role on SageMaker, a mounted secret "
@@ -25,7 +24,21 @@ def refuse(place: str, name: str, value: str) -> None:
         )
 
 
-def without(text: str) -> str:
-    """A text for an error: no user name or password of a URL, and not the end of a long one."""
+def shown(name: str, value, texts: bool = True) -> str:
+    """A value as an error shows it: no user name or password of a URL, not the end of a long one. Not shown:
+    what looks like a secret, a text of several lines, a list or table with texts in it; without `texts`, any
+    text."""
+    text = repr(value)
+    if isinstance(value, str):
+        hidden = not texts or len(value.splitlines()) > 1
+    else:
+        hidden = "'" in text or '"' in text
+    if hidden or _looks_secret(name, str(value)):
+        return "(not shown)"
     text = _USER_INFO.sub("***@", text)
     return text if len(text) <= 120 else f"{text[:120]}..."
+
+
+def _looks_secret(name: str, value: str) -> bool:
+    found = secret_scan.scan_text("job.toml", f'{name} = "{value}"'.encode())
+    return bool(found or _NAME.search(name))

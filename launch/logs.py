@@ -19,6 +19,7 @@ import time
 from common import temporary
 from common.arguments import Parser, positive_float
 from common.exits import BadInput
+from common.text import printable
 from launch import job_phases, job_records
 from launch.log_follow import Place, lines_after
 from launch.modelarts import ServiceError
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> int:
             logs.places = {}
         for task, place in sorted(logs.places.items()):
             text = f"[{_number(task)}] goes on after byte {place.offset} (--from_start shows all)"
-            print(text, file=sys.stderr)
+            print(printable(text), file=sys.stderr)
         return _follow(logs, args.interval, args.give_up)
     except KeyboardInterrupt:
         print("interrupted; the job goes on", file=sys.stderr)
@@ -86,7 +87,7 @@ class Logs:
                 raise
             lines, place = lines_after(self.places.get(task, Place()), preview, last)
             for line in lines:
-                print(f"[{_number(task)}] {line}")
+                print(printable(f"[{_number(task)}] {line.expandtabs()}"))
             if place != self.places.get(task, Place()):
                 sys.stdout.flush()  # before it counts as printed
                 self.places[task] = place
@@ -104,7 +105,7 @@ def _follow(logs: Logs, interval: float, give_up: float) -> int:
         except ServiceError as error:
             if not error.passing or time.monotonic() - answered > give_up:
                 raise
-            print(f"{error}; trying again in {wait:.0f} s", file=sys.stderr, flush=True)
+            print(printable(f"{error}; trying again in {wait:.0f} s"), file=sys.stderr, flush=True)
             time.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
             continue
@@ -120,8 +121,8 @@ def _end(job: dict) -> int:
     phase = job_phases.phase(job)
     for task in job_phases.ended_tasks(job):
         if task.code:
-            print(f"task {task.name} exit_code={task.code}: {task.meaning}", file=sys.stderr)
-    print(f"job {phase}", file=sys.stderr)
+            print(printable(f"task {task.name} exit_code={task.code}: {task.meaning}"), file=sys.stderr)
+    print(printable(f"job {phase}"), file=sys.stderr)
     return 1 if phase in job_phases.FAILED else 0
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from common import checkpoint, starts
 from common.exits import BadInput
+from common.regular_file import opener
 
 METRICS = "metrics.jsonl"
 _MOST_FIGURES = 40  # names in one run
@@ -106,7 +107,7 @@ def _lines(path: str, run: Run):
     """The JSON objects of a file with one a line. Notes what is none."""
     bad, last, empty = 0, True, True
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
             for line in file:
                 empty, last = False, True
                 try:
@@ -153,6 +154,8 @@ def _starts(lines) -> list[Start]:
             continue
         laps = [seconds for seconds in map(_number, _object(line.get("laps")).values()) if seconds >= 0]
         settings, lost = _object(line.get("settings")), _object(line.get("lost"))
+        if isinstance(ignored := line.get("ignored"), list) and ignored:
+            settings = settings | {"ignored arguments": " ".join(map(str, ignored))}
         start = Start(
             time, step, _number(line.get("steps")), time - sum(laps), settings,
             _object(line.get("environment")), _number(lost.get("step")), _number(lost.get("time")),

@@ -33,6 +33,7 @@ import signal
 import sys
 import tempfile
 
+from common.arguments import Parser, positive_float
 from common.exits import BadInput
 from launch import faults
 from launch.code_folder import CodeFolder
@@ -42,8 +43,10 @@ from launch.nodes import Node
 from launch.profiles import PROFILES, Folders, profile
 from launch.simulation import Simulation, say
 
+_MOST_PROCESSES = 1024  # on one machine
 
-class _Parser(argparse.ArgumentParser):
+
+class _Parser(Parser):
     def error(self, message: str):
         raise BadInput(f"{message} (the job's own arguments stand behind --)")
 
@@ -77,12 +80,8 @@ def main(argv: list[str]) -> int:
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     split = argv.index("--") if "--" in argv else len(argv)
-    parser = _Parser(
-        prog="python -m launch simulate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = _Parser(__doc__)
+    parser.prog = "python -m launch simulate"
     parser.add_argument("job", help="the script, as you would upload it; its arguments stand behind --")
     parser.add_argument("--nodes", type=int, default=1, help="default: 1")
     parser.add_argument("--processes", type=int, default=1, help="of every node (default: 1)")
@@ -95,7 +94,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--keep", help="empty or new folder in which the nodes' folders stay (default: temporary)"
     )
-    parser.add_argument("--limit", type=float, help="seconds after which all is ended (default: never)")
+    parser.add_argument(
+        "--limit", type=positive_float, help="seconds after which all is ended (default: never)"
+    )
     args = parser.parse_args(argv[:split])
     args.job_arguments = argv[split + 1 :]
     if not os.path.isfile(args.job):
@@ -103,8 +104,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     args.code = CodeFolder(args.job)
     if min(args.nodes, args.processes) < 1:
         raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at least 1 of each")
-    if args.limit is not None and not args.limit > 0:
-        raise BadInput(f"--limit {args.limit} is not above 0 seconds")
+    if args.nodes * args.processes > _MOST_PROCESSES:
+        raise BadInput(
+            f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} processes in all"
+        )
     somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
     profile(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # refuses what it cannot
     max_steps = option(args.job_arguments, "--max_steps") or ""

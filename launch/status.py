@@ -10,6 +10,7 @@ import json
 
 from common.arguments import Parser, positive_int
 from common.exits import BadInput
+from common.text import printable
 from launch import job_phases, job_records
 
 
@@ -35,18 +36,23 @@ def main(arguments: list[str]) -> int:
     name = job.get("metadata", {}).get("name") or record.get("name")
     moment = f" since {since:%Y-%m-%d %H:%M:%S} UTC" if since else ""
     meaning = job_phases.PHASES.get(phase, "a phase that the service's documents do not list")
-    print(f"job {record['id']} {name}: {phase}{moment} ({meaning}), nodes={job_phases.nodes(job)}")
+    _say(f"job {record['id']} {name}: {phase}{moment} ({meaning}), nodes={job_phases.nodes(job)}")
     for task in job_phases.ended_tasks(job):
         said = f"; {task.message}" if task.message else ""
-        print(f"task {task.name} exit_code={task.code}: {task.meaning}{said}")
+        _say(f"task {task.name} exit_code={task.code}: {task.meaning}{said}")
     for line in job_phases.restarts(job):
-        print(f"restart {line}")
+        _say(f"restart {line}")
     for event in events:
         text = " ".join(str(event.get("message") or "").split())
-        print(f"event {event.get('time') or '-'} {event.get('level') or '-'} {text}")
+        _say(f"event {event.get('time') or '-'} {event.get('level') or '-'} {text}")
     for output, url in record.get("outputs", {}).items():
-        print(f"output {output} {url}")
+        _say(f"output {output} {url}")
     return 0
+
+
+def _say(text: str) -> None:
+    """Print a line with text of the service."""
+    print(printable(text))
 
 
 def _summary(record: dict, job: dict, events: list[dict]) -> dict:

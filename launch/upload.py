@@ -21,6 +21,7 @@ from common.exits import BadInput
 from common.object_store import Object, ObjectStore, parse
 from common.object_store_errors import of_the_disk
 from common.object_store_paths import check_keys
+from common.text import printable
 from launch import manifests, transfers
 
 
@@ -68,7 +69,8 @@ def upload(folder: str, to: str) -> int:
     print(f"unchanged {transfers.amount(len(files) - len(missing), kept)}")
     others = there.keys() - {file["path"] for file in files} - {manifests.NAME}
     if others:
-        print(f"left as they are: {len(others)} objects that are not in {folder}, {min(others)} the first")
+        first = printable(min(others))
+        print(f"left as they are: {len(others)} objects that are not in {folder}, {first} the first")
     print(store.location.url())
     return 0
 

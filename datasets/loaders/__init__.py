@@ -7,6 +7,7 @@ Every backend delivers the same samples, labels and boxes.
 import importlib.util
 import os
 
+from common import platforms
 from common.cores import available
 from common.exits import BadInput
 
@@ -98,5 +99,9 @@ def _engine(backend: str, store, device, workers: int, antialias: bool, pinned: 
 
 
 def cores() -> int:
-    """CPU cores for the loader of one process: those that it may use, divided among the node's processes."""
-    return max(1, available() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    """CPU cores for the loader of one process: those that it may use, divided among the node's processes.
+    Raises BadInput for a LOCAL_WORLD_SIZE that is not a number of processes."""
+    processes = platforms.whole(os.environ, "LOCAL_WORLD_SIZE", 1)
+    if processes < 1:
+        raise BadInput(f"LOCAL_WORLD_SIZE={processes} is not at least 1")
+    return max(1, available() // processes)

@@ -26,6 +26,7 @@ import torch
 
 from common import cores, interfaces, optional
 from common.exits import BadInput
+from common.platforms import whole
 from datasets.loaders.ray_pool import CURE, NODE, OWN, available, brief, is_address, no_cluster
 
 psutil = optional.load("psutil", "a Ray cluster of the job needs psutil")
@@ -53,7 +54,7 @@ def join(address: str, from_first=None, rank: int = 0, world_size: int = 1, say=
         raise BadInput(f"--ray_address {address}: {reason}")
     if address == "auto":
         return
-    local_rank, local = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    local_rank, local = whole(os.environ, "LOCAL_RANK", 0), whole(os.environ, "LOCAL_WORLD_SIZE", 1)
     if address == "start":
         open_to_others = world_size > local or "RAY_AUTH_TOKEN" in os.environ
         found, failed = None, None

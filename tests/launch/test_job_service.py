@@ -378,6 +378,17 @@ def test_logs_go_on_at_the_byte_after_an_interruption(user, server):
     assert user.launch("logs", job_id).stdout == everything
 
 
+def test_text_of_the_service_does_not_control_the_terminal(user, server):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running", log={"worker-0": "\x1b]0;x\x07a\tb\n"})
+    server.test(job=job_id, phase="Failed", status={"task_statuses": [
+        {"task": "worker-0", "exit_code": 1, "message": "\x1b[2Jgone"}
+    ]})  # fmt: skip
+    assert user.launch("logs", job_id, code=1).stdout == "[0] \\x1b]0;x\\x07a b\n"
+    said = user.launch("status", job_id).stdout
+    assert "; \\x1b[2Jgone\n" in said and "\x1b" not in said
+
+
 def test_a_node_that_has_not_written_yet_is_waited_for(user, server):
     job_id = user.job()
     server.test(

@@ -169,9 +169,14 @@ def test_what_a_restart_did_again_and_how_long_nothing_ran(tmp_path):
     for line in lines:
         line["time"] += 100 if line["step"] > 16 else 0
     lost = {"step": 20, "time": 1.7e9 + 10}
-    starts = [a_start(0, 1.7e9), a_start(16, 1.7e9 + 108, settings={"lr": 0.2}, lost=lost)]
+    starts = [
+        a_start(0, 1.7e9, ignored=[]),
+        a_start(16, 1.7e9 + 108, settings={"lr": 0.2}, lost=lost, ignored=["--a", "--b"]),
+    ]
     page = made(tmp_path, write_run(tmp_path / "run", lines, starts))
-    assert page.tables["Starts and restarts"][2][3:] == ["16", "2.50 s", "95.5 s", "4", "lr: 0.1 → 0.2"]
+    changed = "lr: 0.1 → 0.2; ignored arguments: – → --a --b"
+    assert page.tables["Starts and restarts"][2][3:] == ["16", "2.50 s", "95.5 s", "4", changed]
+    assert page.row("All settings", "ignored arguments") == ["--a --b"]
     assert page.row("Final figures", "steps done again") == ["4"]
 
 

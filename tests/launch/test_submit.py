@@ -322,6 +322,36 @@ def test_secrets_are_refused_without_being_shown(line, table, tmp_path):
     assert "testing-value" not in str(error.value) and "Q3WE5RTY7UIO9PAS" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[parameters]\nkey = """\n-----BEGIN {"OPENSSH"} PRIVATE KEY-----\nhunter2\n"""',
+        '[parameters]\nnote = """\none\nhunter2\n"""', '[parameters]\nPASSWORD = ["hunter2"]',
+        '[parameters]\napi_key = ["hunter2"]', '[parameters]\nx = ["hunter2"]',
+        '[parameters]\nrank = "hunter2"', '[parameters]\nworld-size = "hunter2"',
+        '[environment]\nPASSWORD = ["hunter2"]',
+        '[environment]\nX = { y = "hunter2" }', '[environment]\nX = """one\nhunter2"""',
+        '[environment]\nPYTHONUNBUFFERED = "hunter2"', 'environment = "PASSWORD=hunter2"',
+        'parameters = ["hunter2"]', 'description = ["hunter2"]', 'project_id = ["hunter2"]',
+        '[inputs]\ndata_url = "password=hunter2"', '[inputs]\ndata_url = ["hunter2"]',
+    ],
+)  # fmt: skip
+def test_no_value_that_may_be_a_secret_is_repeated(text, tmp_path):
+    small = "\n".join(line for line in SMALL.splitlines() if line.split(" ")[0] != text.split(" ")[0])
+    top = "" if text.startswith("[") else f"{text}\n"
+    with pytest.raises(BadInput) as error:
+        _config(tmp_path, top + small + "\n" + ("" if top else text) + "\n")
+    assert "hunter2" not in str(error.value) and "TOML" not in str(error.value)
+
+
+@pytest.mark.parametrize("nodes", ["1_000_000_000", "0", "9" * 30])
+def test_absurdly_many_nodes(nodes, tmp_path):
+    with pytest.raises(
+        BadInput, match=r"\[resources\] node_count = \d+ is not a whole number of at least 1 and at"
+    ):
+        _config(tmp_path, _example(("node_count = 2", f"node_count = {nodes}")))
+
+
 def test_what_only_sounds_like_a_secret_is_taken(tmp_path):
     text = '[parameters]\nmax_tokens = 5\ntokenizer = "bpe"\n[environment]\nTOKENIZERS_PARALLELISM = false\n'
     config = _config(tmp_path, SMALL + text)

@@ -112,8 +112,10 @@ def test_data_go_there_and_come_back(server, url, tmp_path):
         assert proxy.requests <= 6 + 3
     assert "sent 2 files, 1.0 kB" in said.stdout and "unchanged 2 files, 9.0 MB" in said.stdout
     assert "left as they are: 1 objects" in said.stdout and "sub/deep/c" in said.stdout
+    server.client().put_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/a\x1b[2J", Body=b"")
     said = launch(server, "upload", folder, "--to", url)
-    assert "sent 0 files" in said.stdout
+    assert "sent 0 files" in said.stdout and "a\\x1b[2J the first" in said.stdout
+    server.client().delete_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/a\x1b[2J")
 
     back = tmp_path / "back"
     said = launch(server, "fetch", url, "--to", back)

@@ -1,0 +1,44 @@
+"""Options as other programs spell them: NVIDIA's ConvNets and the article "Diving into DALI"."""
+
+import argparse
+import os
+import sys
+
+import torch
+
+from common.arguments import FLAG
+from common.exits import BadInput
+from datasets.loaders import SPELLINGS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add, flag = parser.add_argument, FLAG | {"default": None}
+    add("data", nargs="?", metavar="DIR", help="the same as --data_url DIR")
+    add("--fp16", **flag, help="the same as --amp")
+    add("--use_dali", **flag, help="the same as --data_backend dali-gpu, on a CPU dali")
+    add("--dali_cpu", **flag, help="the same as --data_backend dali")
+    add("--gather_checkpoints", type=int, nargs="?", const=-1, metavar="N", help="the same as --keep N (all)")
+
+
+def merge(args: argparse.Namespace) -> None:
+    """Remove the options of add_arguments() and set data_url, amp, data_backend and keep by them. args: also
+    enable_gpu. Raises BadInput if two options contradict each other."""
+    given = ("data", "fp16", "use_dali", "dali_cpu", "gather_checkpoints")
+    data, fp16, use_dali, dali_cpu, gathered = (args.__dict__.pop(name) for name in given)
+    if data and args.data_url and os.path.abspath(data) != os.path.abspath(args.data_url):
+        raise BadInput(f"the folder {data} contradicts --data_url {args.data_url}")
+    args.data_url = args.data_url or data
+    if None not in (fp16, args.amp) and fp16 != args.amp:
+        raise BadInput(f"--fp16 {fp16} contradicts --amp {args.amp}")
+    args.amp = fp16 if args.amp is None else args.amp
+    if dali_cpu and use_dali is False:
+        raise BadInput("--dali_cpu contradicts --use_dali false")
+    if use_dali or dali_cpu:
+        on_gpu = not dali_cpu and args.enable_gpu is not False and torch.cuda.device_count() > 0
+        backend = SPELLINGS.get(args.data_backend, args.data_backend)
+        if backend not in (("auto", "dali") if dali_cpu else ("auto", "dali", "dali-gpu", "dali-kspeed")):
+            option = "--dali_cpu" if dali_cpu else "--use_dali"
+            raise BadInput(f"{option} contradicts --data_backend {args.data_backend}")
+        args.data_backend = backend if backend != "auto" else "dali-gpu" if on_gpu else "dali"
+    if gathered:
+        args.keep = gathered if gathered > 0 else sys.maxsize

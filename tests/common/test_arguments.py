@@ -1,0 +1,201 @@
+"""Options as users and platforms spell them; unknown ones; numbers without sense."""
+
+import argparse
+import sys
+
+import pytest
+
+from common import arguments, exits, interval, platforms, topology
+from common.arguments import FLAG, NAMELESS, Parser, names
+from common.exits import BadInput
+from common.text import printable
+
+INJECTED = ["--init_method=tcp://127.0.0.1:6666", "--rank=0", "--world_size=1"]
+
+
+@pytest.fixture
+def parse(monkeypatch, tmp_path):
+    """A function that parses words as a job with a positional folder does, outside a platform."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MA_NUM_HOSTS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def of(*words):
+        parser = Parser("")
+        parser.add_argument("data", nargs="?")
+        parser.add_argument("-b", "--batch_size", type=int)
+        parser.add_argument("--lr", type=arguments.positive_float)
+        parser.add_argument("--epochs", type=int)
+        parser.add_argument("--title")
+        parser.add_argument("--output_dir", default=str(tmp_path))
+        parser.add_argument("--prof", nargs="?", type=arguments.positive_int, const=100)
+        parser.add_argument("--amp", **FLAG)
+        parser.add_argument("--local-rank", type=int)
+        monkeypatch.setattr(sys, "argv", ["job.py", *words])
+        args = vars(arguments.parse(parser))
+        return {name: value for name, value in args.items() if value and name != "output_dir"}
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--batch-size", "4"], {"batch_size": 4}),
+        (["--batch-size=4"], {"batch_size": 4}),
+        (["-b", "4"], {"batch_size": 4}),
+        (["-b4"], {"batch_size": 4}),
+        (["--local_rank=1"], {"local_rank": 1}),
+        (["--title=--batch-size=4"], {"title": "--batch-size=4"}),
+        (["--title", "-1"], {"title": "-1"}),
+        (["--title", "--batch-size 4"], {"title": "--batch-size 4"}),
+        (["--lr", "1", "--", "--batch-size"], {"lr": 1, "data": "--batch-size"}),
+        (["--prof"], {"prof": 100}),
+        (["--prof", "7", "/images"], {"prof": 7, "data": "/images"}),
+        (["--prof", "/images"], {"prof": 100, "data": "/images"}),
+        (["/images", "--prof"], {"prof": 100, "data": "/images"}),
+        (["--prof", "--amp", "/images"], {"prof": 100, "amp": True, "data": "/images"}),
+        (["--amp", "false", "/images"], {"data": "/images"}),
+    ],
+)
+def test_spellings(words, expected, parse):
+    assert parse(*words) == expected and arguments.ignored() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--epoch", "1"], "--epoch (did you mean --epochs?)"),
+        (["--learning_rate=0.01"], "--learning_rate (did you mean --lr?)"),
+        (["--learning-rate", "0.01"], "--learning-rate (did you mean --lr?)"),
+        (["--batchsize", "64"], "--batchsize (did you mean --batch_size?)"),
+        (["--batch", "64"], "--batch (did you mean --batch_size?)"),
+        (["--EPOCHS=2"], "--EPOCHS (did you mean --epochs?)"),
+        (["--pretrained"], "unknown option: --pretrained;"),
+        (["--pretrained", "/images"], "unknown option: --pretrained;"),
+        (["-x", "hunter2"], "unknown option: -x;"),
+        (["--secret=hunter2", "--other", "hunter2"], "unknown options: --secret, --other;"),
+        (["/images", "hunter2"], NAMELESS),
+        (["\N{EM DASH}", "fp16"], "two hyphens"),
+        (["--prof", "nonsense"], "'nonsense' is not a whole number"),
+        (["--lr", "--unheard", "0.1"], "--lr: expected one argument"),
+    ],
+)
+def test_outside_a_platform_an_unknown_option_is_an_error(words, said, parse):
+    with pytest.raises(BadInput) as error:
+        parse(*words)
+    assert (
+        said in str(error.value) and error.value.code == exits.BAD_INPUT and "hunter2" not in str(error.value)
+    )
+
+
+EXTRAS = [
+    (["--foo", "bar"], ["--foo"]),
+    (["--foo=a b"], ["--foo"]),
+    (["--foo", "-1"], ["--foo"]),
+    (["--foo", "-1e-5"], ["--foo"]),
+    (["--foo", "--lr", "2"], ["--foo"]),
+    (["--aws_secret_access_key=hunter2", "--foo=1", "--foo=2"], ["--aws_secret_access_key", "--foo"]),
+    (["--x=\nepoch=9"], ["--x"]),
+    (["--x\nepoch=9"], ["--x"]),
+    (["--num_gpus=8"], ["--num_gpus"]),
+]
+
+
+@pytest.mark.parametrize("how", ["environment", "arguments", "ignore_unknown"])
+@pytest.mark.parametrize(("words", "ignored"), EXTRAS)
+def test_on_a_platform_others_pass_by_name(words, ignored, how, parse, monkeypatch, capsys):
+    if how == "environment":
+        monkeypatch.setenv("MA_NUM_HOSTS", "1")
+    added = {"environment": [], "arguments": ["--num-gpus=0"], "ignore_unknown": ["--ignore-unknown", "true"]}
+    known = parse("/images", *words, *added[how])
+    ignored = list(dict.fromkeys(ignored + ["--num-gpus"] * (how == "arguments")))
+    assert known == {"data": "/images"} | ({"lr": 2} if "--lr" in words else {})
+    assert arguments.ignored() == ignored
+    assert capsys.readouterr().out == f"ignored arguments: {' '.join(ignored)}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["--epoch=1"], ["--batchsize", "3"], ["--learning-rate=1"], ["--output-url=x"]]
+)
+def test_on_a_platform_what_resembles_an_option_is_an_error(words, parse, monkeypatch):
+    for injected in (INJECTED, ["--num_gpus=0"]):
+        with pytest.raises(BadInput, match="did you mean"):
+            parse(*words, *injected)
+    monkeypatch.setenv("AZUREML_NODE_COUNT", "1")
+    with pytest.raises(BadInput, match="did you mean"):
+        parse(*words)
+    assert parse(*words, "--ignore_unknown") == {}
+
+
+def test_what_a_launcher_adds_is_always_known(parse, monkeypatch):
+    for word in ("--local-rank=0", "--local_rank=0"):
+        parser = Parser("")
+        monkeypatch.setattr(sys, "argv", ["job.py", word, "--output_dir=x"])
+        parser.add_argument("--output_dir")
+        arguments.parse(parser)
+        assert arguments.ignored() == [word[:12]]
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match="--unheard_of"):  # torchrun on a laptop is no platform
+        parse("--unheard_of", "--local_rank=0")
+
+
+def test_verbs_name_unknown_options_without_their_values():
+    parser = Parser("")
+    parser.add_argument("--from_start", action="store_true")
+    assert parser.parse_args(["--from-start"]).from_start
+    with pytest.raises(BadInput, match=r"^unknown option: --password$"):
+        parser.parse_args(["--password", "hunter2"])
+    assert names(["--password", "hunter2", "-p", "x", "word", "--a=b", "c"]) == [
+        "--password", "-p", NAMELESS, "--a",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        (interval.interval, ["9" * 400, "9" * 400 + "s", "9" * 400 + "epochs", "1e9", "0"]),
+        (arguments.positive_float, ["1e308", "inf", "nan", "-1", "9" * 5000]),
+        (arguments.non_negative_float, ["1e308", "inf", "nan", "-1"]),
+        (arguments.positive_int, ["9" * 400, "9" * 5000, "1e3", "0"]),
+    ],
+)
+def test_numbers_without_sense(kind, texts):
+    for text in texts:
+        with pytest.raises(argparse.ArgumentTypeError):
+            kind(text)
+
+
+@pytest.mark.parametrize(
+    ("env", "given"),
+    [
+        ({}, {"rank": 0, "world_size": 10**20, "init_method": "tcp://127.0.0.1:1"}),
+        ({}, {"rank": 0, "world_size": 2, "processes_per_node": 10**6, "init_method": "tcp://127.0.0.1:1"}),
+        ({"MA_NUM_HOSTS": "9" * 30, "VC_TASK_INDEX": "0", "MASTER_ADDR": "127.0.0.1"}, {}),
+        ({"MA_NUM_HOSTS": "9" * 5000}, {}),
+    ],
+)
+def test_absurdly_many_processes(env, given):
+    args = argparse.Namespace(**{"processes_per_node": 1} | given)
+    with pytest.raises(BadInput, match=r"too many|is not a whole number"):
+        topology.resolve(args, env)
+
+
+@pytest.mark.parametrize("text", ["node[1-999999999]", f"node[1-{'9' * 5000}]", "n[0-99999][0-99999]"])
+def test_a_host_list_without_an_end(text):
+    with pytest.raises(BadInput, match="is not a Slurm host list"):
+        platforms.hostlist(text)
+
+
+def test_printable():
+    assert printable("a b é 好") == "a b é 好"
+    assert printable("a\nb\x1b]0;x\x07\udcff\t\u202e") == r"a\nb\x1b]0;x\x07\udcff\t\u202e"
+
+
+def test_errors_and_notes_about_files_are_printable(capsys):
+    from datasets.image_folder import one_line
+
+    exits.say_error("no\nsuch file \x1b[2J\udcff")
+    assert capsys.readouterr().err == "error: no such file \\x1b[2J\\udcff\n"
+    one_line(print)("bad\nfile \x1b[2J\udcff")
+    assert capsys.readouterr().out == "bad file \\x1b[2J\\udcff\n"

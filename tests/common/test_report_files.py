@@ -1,0 +1,57 @@
+"""The files of a log: what a damaged or strange one does to a run that resumes."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common import checkpoint, metrics, resume
+
+
+def _resumed(folder, step=2):
+    """A run that resumes after `step` and reports the next one."""
+    receipt = SimpleNamespace(extend=lambda *_: None, fingerprint="")
+    log = metrics.Log(str(folder))
+    log.training(SimpleNamespace(waited=0.0, receipt=receipt), step, 10)
+    sums = torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64)
+    log.train(1, step + 1, sums, torch.zeros(1, 3), 0.1)
+
+
+def test_lines_that_cannot_be_read_do_not_end_the_record(tmp_path):
+    line = '{"step": %d, "loss": 1, "time": 1}'
+    path = tmp_path / "metrics.jsonl"
+    damaged = [
+        b'{"step": 1, "\xff',
+        b"[" * 100_000,
+        b'{"step": 1' + b"0" * 5000 + b"}",
+        b"5",
+        b'{"step": "x"}',
+    ]
+    path.write_bytes(
+        b"\n".join([(line % 1).encode(), *damaged, (line % 2).encode(), (line % 7).encode(), b"{"])
+    )
+    before = path.stat().st_ino
+    _resumed(tmp_path)
+    assert [json.loads(each)["step"] for each in path.read_text().splitlines()] == [1, 2, 3]
+    assert json.loads((tmp_path / "starts.jsonl").read_text())["lost"] == {"step": 7, "time": 1}
+    assert path.stat().st_ino != before and not list(tmp_path.glob("*partial*")), "written anew, then renamed"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl"])
+def test_a_fifo_does_not_hang_a_report(name, tmp_path, capsys):
+    os.mkfifo(tmp_path / name)
+    _resumed(tmp_path)
+    printed = capsys.readouterr().out
+    assert "are incomplete" in printed and "step=3" in printed
+
+
+@pytest.mark.parametrize("name", ["step_2.pt", "step_2.pt.json", "latest"])
+def test_a_fifo_among_checkpoints_is_refused_or_passed_over(name, tmp_path):
+    checkpoint.write(str(tmp_path / "step_1.pt"), {"a": 1}, step=1, run="r")
+    checkpoint.write(str(tmp_path / "step_2.pt"), {"a": 1}, step=2, run="r")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    path, _ = resume.choose("auto", str(tmp_path), lambda state: None)
+    assert os.path.basename(path) == ("step_2.pt" if name == "latest" else "step_1.pt")

@@ -1,0 +1,125 @@
+"""Command lines as the published works print them, taken by our jobs as their readers mean them."""
+
+import importlib
+import shlex
+import sys
+
+import pytest
+
+from common import process_group
+from common.exits import BadInput
+
+# NVIDIA's ConvNets, which KSpeed's documentation starts: a backend by name and the folder without an option
+NVIDIA = (
+    "imagenet --arch resnet50 --data-backend {} -b 256 -j5 -p 100 --lr 2.048 --lr-schedule cosine --warmup 8 "
+    "--mom 0.875 --label-smoothing 0.1 --mixup 0.0 --epochs 90 --amp --training-only --gather-checkpoints {}"
+)
+# the line of the article "Diving into DALI"
+DALI = "imagenet --fp16 --batch-size 512 --workers 10 --arch {} --prof --use-dali {}"
+
+
+class _Parsed(Exception):
+    pass
+
+
+@pytest.fixture
+def parse(monkeypatch, tmp_path):
+    """A function that gives a job a command line and returns what it parsed."""
+
+    def show(args):
+        raise _Parsed(args)
+
+    monkeypatch.setattr(process_group, "device", show)
+
+    def of(line):
+        job, *words = shlex.split(line)
+        monkeypatch.setattr(sys, "argv", [f"jobs/{job}.py", *words, f"--output_dir={tmp_path}"])
+        with pytest.raises(_Parsed) as found:
+            importlib.import_module(f"jobs.{job}").main.__wrapped__()
+        return found.value.args[0]
+
+    return of
+
+
+def _nvidia(backend, folder="/imagenet"):
+    return NVIDIA.format(backend, folder).replace(" --mom ", " --momentum ")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        *[
+            (
+                _nvidia(backend),
+                {
+                    "data_url": "/imagenet", "data_backend": backend, "batch_size": 256, "workers": 5,
+                    "print_freq": 100, "lr": 2.048, "lr_schedule": "cosine", "mixup": 0.0, "amp": True,
+                    "training_only": True, "keep": sys.maxsize, "epochs": 90,
+                },
+            )
+            for backend in ("pytorch", "syntetic", "kspeed", "dali-kspeed", "dali")
+        ],
+        *[
+            (
+                DALI.format(arch, "/imagenet"),
+                {
+                    "amp": True, "batch_size": 512, "workers": 10, "arch": arch, "prof": 100,
+                    "data_backend": "dali", "data_url": "/imagenet",
+                },
+            )
+            for arch in ("shufflenet_v2_x0_5", "resnet18")
+        ],
+        ("imagenet /imagenet --prof --use-dali --dali-cpu", {"data_backend": "dali", "prof": 100}),
+        ("imagenet --dali_cpu --prof=20 /imagenet", {"data_backend": "dali", "prof": 20}),
+        ("imagenet --use_dali=true --data_backend dali-gpu --data_url /i", {"data_backend": "dali-gpu"}),
+        ("imagenet --use_dali=false --fp16=false /i", {"data_backend": "auto", "amp": False}),
+        ("imagenet --gather-checkpoints -1 /i", {"keep": sys.maxsize}),
+        ("imagenet --gather-checkpoints 5 /i", {"keep": 5, "data_url": "/i"}),
+        ("imagenet --prof 100 --data_url /i /i/", {"prof": 100, "data_url": "/i"}),
+        ("train_dp", {}),
+        ("train_ddp --local_rank=0", {"local_rank": 0}),  # as torch.distributed.launch starts it
+        ("train_ddp --local-rank=0", {"local_rank": 0}),
+        ("train_amp", {}),
+        ("loader_dali --data_source /path/to/dataset", {"data_url": "/path/to/dataset"}),
+        (
+            "train_ddp --init_method tcp://127.0.0.1:6666 --rank 0 --world_size 2 --enable_gpu true "
+            "--lr 0.01 --epochs 100 --custom_data false --data_url /in",
+            {
+                "init_method": "tcp://127.0.0.1:6666", "rank": 0, "world_size": 2, "enable_gpu": True,
+                "lr": 0.01, "epochs": 100, "custom_data": False, "data_url": "/in",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_published_command_lines(line, expected, parse):
+    parsed = vars(parse(line))
+    assert {name: parsed[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("imagenet --use-dali --data_backend threads /i", "--use_dali contradicts --data_backend threads"),
+        ("imagenet --dali-cpu --data-backend dali-gpu /i", "--dali_cpu contradicts --data_backend dali-gpu"),
+        ("imagenet --use-dali=false --dali-cpu /i", "--dali_cpu contradicts --use_dali false"),
+        ("imagenet --fp16 --amp=false /i", "--fp16 True contradicts --amp False"),
+        ("imagenet --data_url /i /j", "the folder /j contradicts --data_url /i"),
+        ("imagenet --pretrained /i", "unknown option: --pretrained"),
+        ("imagenet --mom 0.9 /i", r"--mom \(did you mean --momentum\?\)"),
+    ],
+)
+def test_contradictions(line, said, parse):
+    with pytest.raises(BadInput, match=said):
+        parse(line)
+
+
+@pytest.mark.parametrize("words", ["--foo bar", "--foo='a b' --x -1"])
+def test_the_value_of_an_unknown_option_is_not_the_folder(words, parse):
+    assert parse(f"imagenet --num_gpus=8 {words}").data_url is None
+
+
+def test_options_in_help(parse, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["jobs/imagenet.py", "--help"])
+    with pytest.raises(SystemExit):
+        importlib.import_module("jobs.imagenet").parsed()
+    assert "--ignore_unknown" in capsys.readouterr().out
