@@ -161,7 +161,8 @@ class Recovery:
         elif self._weights:
             self._load_weights(self._weights)
         self._guard = Guard(self.objects["model"], self.objects["optimizer"])
-        preemption.watch(self.args.grace)
+        if not output_folder.writes_nothing(self.args):  # else a signal ends the process at once
+            preemption.watch(self.args.grace)
         exits.before_leaving(lambda: self._writer.wait(_LAST_WRITE))  # what is in flight is not lost
         step = state["step"] if state else 0
         if self._mirror:

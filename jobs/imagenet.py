@@ -22,11 +22,14 @@ import os
 import sys
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
+import common.interrupts  # noqa: F401  Ctrl-C is one line from here on, while torch is loaded, too
+
+# isort: split
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.transforms import v2
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
 from common import arguments, evaluation, exits, metrics, models, process_group, recovery, schedule
 from common.arguments import FLAG, boolean, positive_int
 from datasets import image_folder, listing, loaders, random_folder, stores
@@ -112,8 +115,7 @@ def loaded(args, device, rank, world_size, log):
     models.check(args.arch, args.image_size, None if args.evaluate else local_batch // args.accumulate)
     for name in ("pack", "cache_dir"):
         arguments.check_folder(f"--{name}", getattr(args, name))
-    named = {name: getattr(args, name) for name in ("resume", "weights")}
-    for name, path in named.items():
+    for name, path in (("resume", args.resume), ("weights", args.weights)):
         if process_group.from_first(path not in (None, "auto", "never") and not os.path.exists(path)):
             raise exits.BadInput(f"--{name} {path}: there is no such file or folder")
     if backend == "ray":

@@ -15,10 +15,13 @@ import os
 import sys
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
+import common.interrupts  # noqa: F401  Ctrl-C is one line from here on, while torch is loaded, too
+
+# isort: split
 import torch
 import torchvision
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
 from common import arguments, exits, metrics, process_group, resume
 from common.arguments import positive_int
 from datasets import loaders, paired_images, random_pairs

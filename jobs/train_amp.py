@@ -11,9 +11,12 @@ import math
 import os
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
+import common.interrupts  # noqa: F401  Ctrl-C is one line from here on, while torch is loaded, too
+
+# isort: split
 import torch
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
 from common import arguments, evaluation, exits, metrics, models, process_group, recovery
 from datasets import cifar10, digits, fashion_mnist
 from datasets.loaders.memory import MemoryLoader

@@ -70,6 +70,32 @@ def test_an_interrupt_during_set_up_is_one_line(stuck):
     assert finish(process, 130, timeout=20).stderr == "error: interrupted\n"
 
 
+def test_ctrl_c_while_torch_is_loaded_is_one_line():
+    job = start("-X", "importtime", "jobs/train.py", "--dataset=digits")
+    for line in job.stderr:
+        if line.endswith(" common.interrupts\n"):
+            break
+    job.send_signal(signal.SIGINT)
+    errors = [line for line in finish(job, 130).stderr.splitlines() if not line.startswith("import time:")]
+    assert errors == ["error: interrupted"]
+
+
+def test_ctrl_c_of_a_profile(tmp_path):
+    """--prof saves nothing, so it ends at once and leaves nothing."""
+    job = start(
+        "jobs/imagenet.py", "--data_backend=synthetic", "--arch=resnet18", "--image_size=32",
+        "--batch_size=8", "--prof=1000000", "--epochs=1000", "--workers=1",
+        f"--output_dir={tmp_path / 'out'}",
+    )  # fmt: skip
+    for line in job.stdout:
+        if line.startswith("data train="):
+            break
+    time.sleep(1)  # among the steps, most likely; before them it ends in the same way
+    job.send_signal(signal.SIGINT)
+    assert finish(job, 130, timeout=20).stderr.endswith("error: interrupted\n")
+    assert not (tmp_path / "out").exists()
+
+
 DIGITS = ("--dataset=digits", "--batch_size=240", "--report_every=1")
 
 
