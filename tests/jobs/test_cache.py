@@ -201,7 +201,7 @@ def test_data_that_change_between_two_runs(data, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--cache=redis://a:1,,b"], "--cache ...a:1,,b: no host[:port]"),
+    (["--cache=redis://a:1,,b"], "--cache: number 2 of its hosts is not host[:port]"),
     (["--cache=/dev/shm"], "is not redis://"),
     (["--cache_mode=always"], "argument --cache_mode: invalid choice: 'always'"),
 ])  # fmt: skip
