@@ -334,9 +334,9 @@ def test_a_job_aborts_its_own_unfinished_uploads_only(server, tmp_path, monkeypa
     unfinished = client.list_multipart_uploads(Bucket="runs").get("Uploads", [])
     assert sorted(each["Key"] for each in unfinished) == sorted(others)
 
-    parser = arguments.Parser("")
-    parser.add_argument("--train_url", dest="output_dir")
     for url in ("s3://runs", "obs://runs/"):
+        parser = arguments.Parser("")
+        parser.add_argument("--train_url", dest="output_dir")
         monkeypatch.setattr(sys, "argv", ["train.py", "--train_url", url])
         with pytest.raises(BadInput, match=f"{url} is a whole bucket"):
             arguments.parse(parser)

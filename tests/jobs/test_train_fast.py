@@ -52,7 +52,7 @@ def test_a_restart_is_exact(whole, tmp_path):
 
 
 def test_a_run_that_diverges_ends(tmp_path):
-    result = run(*FAST, f"--output_dir={tmp_path}", "--lr=1e38", "--max_bad_steps=3", code=7)
+    result = run(*FAST, f"--output_dir={tmp_path}", "--lr=1e9", "--max_bad_steps=3", code=7)
     assert result.stdout.count("skipped a step: loss ") == 3
     assert "error: 3 steps in a row without a finite loss and gradient (--max_bad_steps)" in result.stderr
 
