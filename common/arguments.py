@@ -136,7 +136,7 @@ def _is_option(word: str) -> bool:
 
 
 def _is_path(action: argparse.Action, word: str) -> bool:
-    """Whether a word is no value of the option, but a path."""
+    """Return whether a word is a path and not a value of the option."""
     with contextlib.suppress(argparse.ArgumentTypeError, ValueError):
         action.type(word)
         return False
@@ -157,7 +157,7 @@ def parse(parser: Parser) -> argparse.Namespace:
     """
     from common.processes import first_on_node  # brings torch, and a second: what needs neither is quicker
 
-    parser.add_argument("--ignore_unknown", **FLAG, help="true: unknown options are no error")
+    parser.add_argument("--ignore_unknown", **FLAG, help="true: ignore unknown options")
     args, unknown = parser.parse_known_args()
     _ignored[:] = _passing(parser, names(unknown), args.__dict__.pop("ignore_unknown"))
     if first_on_node():
@@ -296,7 +296,7 @@ def non_negative_float(text: str) -> float:
 
 
 def _number(text: str) -> float:
-    """NaN for what is no number."""
+    """Return NaN for a value that is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -130,7 +130,7 @@ def _lines(path: str, run: Run):
 
 
 def _number(value) -> float:
-    """NaN for what is no number."""
+    """Return NaN for a value that is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:
