@@ -91,9 +91,12 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_pipeline_is_left():
-    """A DALI pipeline in a reference cycle is freed here: in a forked worker its destructor never returns."""
+def nothing_is_left():
+    """Importing a job sets a handler for Ctrl-C. A DALI pipeline in a reference cycle is freed here: in a
+    forked worker its destructor never returns."""
+    handler = signal.getsignal(signal.SIGINT)
     yield
+    signal.signal(signal.SIGINT, handler)
     if "nvidia.dali" in sys.modules:
         gc.collect()
 

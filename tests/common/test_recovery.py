@@ -371,7 +371,8 @@ def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, c
         recovery(resume=str(tmp_path / "best.pth"), output_dir=str(tmp_path / "another"))
 
 
-def test_averaged_weights_begin_at_the_given_ones(tmp_path):
+def test_averaged_weights_begin_at_the_given_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("common.preemption.watch", lambda grace: None)
     model = torch.nn.Linear(3, 2)
     ema = torch.optim.swa_utils.AveragedModel(model)
     given = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
