@@ -10,9 +10,12 @@ import re
 import sys
 from collections.abc import Sequence
 
-from common import object_store, output_folder, platforms, scratch
+from common import output_folder
+from common.distributed import platforms
 from common.exits import BadInput
 from common.interval import Interval
+from common.object_store import scratch
+from common.object_store import store as object_store
 
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"://[^/@]*@")
@@ -150,12 +153,14 @@ def _plain(option: str) -> str:
 def parse(parser: Parser) -> argparse.Namespace:
     """Parse sys.argv. Unknown options that may pass are printed by name and ignored; --output_dir becomes an
     absolute path that can be written: for an s3:// or obs:// URL a folder on the node's scratch disk, which
-    common/mirror.py brings there; without one a new folder (output_folder.make_default), which is not resumed
-    from, and the index is in a folder that all runs share.
+    common/checkpoint/mirror.py brings there; without one a new folder (output_folder.make_default), which
+    is not resumed from, and the index is in a folder that all runs share.
 
     Raises BadInput, also for unknown options that may not pass; nothing is left on the disk.
     """
-    from common.processes import first_on_node  # brings torch, and a second: what needs neither is quicker
+    from common.distributed.launcher import (
+        first_on_node,  # brings torch, and a second: what needs neither is quicker
+    )
 
     parser.add_argument("--ignore_unknown", **FLAG, help="true: ignore unknown options")
     args, unknown = parser.parse_known_args()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from common import preemption
+from common.distributed import preemption
 from common.exits import BadInput
 
 

@@ -100,7 +100,7 @@ def entry(main):
 
     @functools.wraps(main)
     def run():
-        from common import preemption  # which imports this module
+        from common.distributed import preemption  # which imports this module
 
         try:
             preemption.end_on_interrupt()

@@ -15,9 +15,9 @@ import time
 import torch
 from tqdm import tqdm
 
-from common import arguments, mirror, optional, output_folder, starts, weights
-from common.regular_file import opener
-from common.temporary import write_text
+from common import arguments, optional, output_folder, starts
+from common.checkpoint import mirror, weights
+from common.files import opener, write_text
 
 
 class Log:

@@ -5,8 +5,8 @@ import argparse
 import torch
 from torch import nn
 
-from common.convolution import Conv2d, take_over
 from common.exits import BadInput
+from common.performance.convolution import Conv2d, take_over
 
 
 def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:

@@ -23,11 +23,13 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-from common import exits, platforms
+from common import exits
+from common.distributed import platforms
+from common.distributed.topology import STARTED_BY
 from common.exits import BadInput
-from common.topology import STARTED_BY
+from common.files import ROOT
 
-PARENT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "output_dir")
+PARENT = os.path.join(ROOT, "output_dir")
 LATEST, LOCK, CHECKPOINTS = "latest", ".lock", "checkpoints"
 WEIGHTS = re.compile(r"best\.pth|epoch_(\d+)\.pth")
 _OWN = "BOOTFILE_RUN_FOLDER"  # a parent passes the folder that it made to the processes that it starts

@@ -18,8 +18,9 @@ import sys
 import numpy
 import torch
 
-from common import arguments, cores
-from common.regular_file import opener
+from common import arguments
+from common.files import opener
+from common.performance import cores
 
 FILE = "starts.jsonl"  # in a run's output folder
 _OBJECTS = ("settings", "environment")

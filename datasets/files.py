@@ -12,22 +12,24 @@ import urllib.request
 
 from tqdm import tqdm
 
-from common import object_store, staging, temporary
 from common.exits import BadInput
+from common.files import ROOT, make_file
+from common.object_store import store as object_store
+from datasets import staging
 
 _TIMEOUT = 20  # seconds without a byte
 _BLOCK = 1 << 20
 
 
-DEFAULT_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "input_dir")
+DEFAULT_FOLDER = os.path.join(ROOT, "input_dir")
 
 
 def local_folder(data_url: str | None) -> str:
     """data_url as a folder of this machine; None is input_dir/ beside datasets/, which need not exist yet.
 
-    What is below an s3:// or obs:// URL is fetched to the node's scratch disk (common/staging.py), and every
-    process of the job waits until all nodes have it. Raises BadInput where that fails, for another URL and
-    for a missing folder.
+    What is below an s3:// or obs:// URL is fetched to the node's scratch disk (datasets/staging.py), and
+    every process of the job waits until all nodes have it. Raises BadInput where that fails, for another
+    URL and for a missing folder.
     """
     if data_url is None:
         return DEFAULT_FOLDER
@@ -141,7 +143,7 @@ def _fetch(url: str, path: str, md5: str) -> None:
     with opener.open(url, timeout=_TIMEOUT) as response:
         size = int(response.headers.get("Content-Length") or 0)
         digest, received = hashlib.md5(usedforsecurity=False), 0
-        handle, partial = temporary.make_file(f".{name}.", folder)
+        handle, partial = make_file(f".{name}.", folder)
         try:
             with os.fdopen(handle, "wb") as file, _progress(name, size) as bar:
                 while block := response.read(_BLOCK):

@@ -30,13 +30,17 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.transforms import v2
 
-from common import arguments, evaluation, exits, metrics, models, process_group, recovery, schedule
+from common import arguments, evaluation, exits, metrics, models, schedule
 from common.arguments import FLAG, boolean, positive_int
-from datasets import image_folder, listing, loaders, random_folder, stores
-from datasets.loaders import measure, published, ray_cluster
-from datasets.loaders.synthetic import SyntheticIndex
-from datasets.order import Order, Sequential
-from datasets.plan import Plan
+from common.checkpoint import checkpointer
+from common.distributed import process_group
+from datasets import loaders, stores
+from datasets.folders import image_folder, listing, random_folder
+from datasets.loaders import measure, published
+from datasets.loaders.engines.synthetic import SyntheticIndex
+from datasets.loaders.ray import cluster as ray_cluster
+from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Order, Sequential
 
 WARM_UP_BATCHES = 10  # of --prof
 
@@ -87,7 +91,7 @@ def parsed():
     # output
     add("--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)")
     add("-p", "--print_freq", "--report_every", type=positive_int, default=50, help="steps (default: 50)")
-    recovery.add_arguments(parser)
+    checkpointer.add_arguments(parser)
     published.add_arguments(parser)
     process_group.add_arguments(parser)
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
@@ -217,7 +221,7 @@ def main():
     # [loss_sum, correct, count] since the last report
     window = torch.zeros(3, dtype=torch.float64, device=device)
 
-    keeper = recovery.Recovery(args, state)
+    keeper = checkpointer.Recovery(args, state)
     step = keeper.resume(steps, steps_per_epoch)
     log.training(train_loader, step, steps)
     times = []  # of --prof

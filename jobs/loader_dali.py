@@ -22,11 +22,14 @@ import common.interrupts  # noqa: F401  Ctrl-C is one line from here on, while t
 import torch
 import torchvision
 
-from common import arguments, exits, metrics, process_group, resume
+from common import arguments, exits, metrics
 from common.arguments import positive_int
-from datasets import loaders, paired_images, random_pairs
-from datasets.loaders import paired
-from datasets.order import WholeOrder
+from common.checkpoint import resume
+from common.distributed import process_group
+from datasets import loaders
+from datasets.folders import paired_images, random_pairs
+from datasets.loaders.engines import paired
+from datasets.sampling.sampler import WholeOrder
 
 
 def save_contact_sheet(path, blurry, sharp):
@@ -85,7 +88,7 @@ def main():
 
     ### 新增 (new) 2/2, DALI in place of our threads; which pairs and windows, the plan has decided ###
     # - engine = paired.PairedThreads(pairs, workers, device)
-    from datasets.loaders.paired_dali import PairedDali
+    from datasets.loaders.engines.paired_dali import PairedDali
 
     engine = PairedDali(pairs, workers, device, args.dali_device)
     ### 新增 (new) 2/2, DALI in place of our threads; which pairs and windows, the plan has decided ###

@@ -20,10 +20,12 @@ import common.interrupts  # noqa: F401  Ctrl-C is one line from here on, while t
 # isort: split
 import torch
 
-from common import arguments, evaluation, exits, metrics, models, process_group, recovery
-from datasets import cifar10, digits, fashion_mnist
-from datasets.loaders.memory import MemoryLoader
-from datasets.order import Order, Sequential
+from common import arguments, evaluation, exits, metrics, models
+from common.checkpoint import checkpointer
+from common.distributed import process_group
+from datasets.loaders.engines.memory import MemoryLoader
+from datasets.memory import cifar10, digits, fashion_mnist
+from datasets.sampling.sampler import Order, Sequential
 
 DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 
@@ -60,7 +62,7 @@ def main():
         "--max_steps", type=arguments.positive_int, help="end after this many steps (default: no limit)"
     )
     # restarts
-    recovery.add_arguments(parser)
+    checkpointer.add_arguments(parser)
 
     args = arguments.parse(parser)
     device = process_group.device(args)
@@ -96,7 +98,7 @@ def main():
 
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": train_loader.receipt}
 
-    keeper = recovery.Recovery(args, state)
+    keeper = checkpointer.Recovery(args, state)
     step = keeper.resume(steps, len(train_loader))
 
     log.training(train_loader, step, steps)

@@ -19,10 +19,12 @@ import common.interrupts  # noqa: F401  Ctrl-C is one line from here on, while t
 # isort: split
 import torch
 
-from common import arguments, evaluation, exits, metrics, models, process_group, recovery
-from datasets import cifar10, digits, fashion_mnist
-from datasets.loaders.memory import MemoryLoader
-from datasets.order import Order, Sequential
+from common import arguments, evaluation, exits, metrics, models
+from common.checkpoint import checkpointer
+from common.distributed import process_group
+from datasets.loaders.engines.memory import MemoryLoader
+from datasets.memory import cifar10, digits, fashion_mnist
+from datasets.sampling.sampler import Order, Sequential
 
 DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 
@@ -59,7 +61,7 @@ def main():
         "--max_steps", type=arguments.positive_int, help="end after this many steps (default: no limit)"
     )
     # restarts
-    recovery.add_arguments(parser)
+    checkpointer.add_arguments(parser)
 
     ### 新增 (new) 1/6, fewer and larger steps: 1.09x with 512 samples instead of 128 ###
     parser.set_defaults(batch_size=512, lr=0.4)
@@ -81,7 +83,7 @@ def main():
     log.data(train_set, test_set)
 
     ### 新增 (new) 2/6, the images stay on the device: 1.0x here, on a GPU nothing is copied ###
-    from datasets.loaders.resident import ResidentLoader
+    from datasets.loaders.engines.resident import ResidentLoader
 
     train_loader = ResidentLoader(train_set, train_order, device, augment=True)
     test_loader = ResidentLoader(test_set, test_order, device)
@@ -116,12 +118,12 @@ def main():
     mixed = torch.autocast(device.type, dtype=torch.bfloat16, enabled=able)(model.forward)
     model.forward = lambda images: mixed(images).float()  # for evaluation, too
     ### 新增 (new) 4/6, half the bytes, matrix units for bfloat16: 2.82x ###
-    keeper = recovery.Recovery(args, state)
+    keeper = checkpointer.Recovery(args, state)
     step = keeper.resume(steps, len(train_loader))
 
     ### 新增 (new) 5/6, fewer launches by CUDA graphs; a CPU gains 1.03x after 47 s, so not there ###
     if device.type == "cuda" if args.compile is None else args.compile:
-        from common import compilation
+        from common.performance import compilation
 
         log.lap("model")
         _, channels, height, width = train_set.images.shape

@@ -18,10 +18,12 @@ import common.interrupts  # noqa: F401  Ctrl-C is one line from here on, while t
 # isort: split
 import torch
 
-from common import arguments, evaluation, exits, metrics, models, process_group, recovery
-from datasets import cifar10, digits, fashion_mnist
-from datasets.loaders.memory import MemoryLoader
-from datasets.order import Order, Sequential
+from common import arguments, evaluation, exits, metrics, models
+from common.checkpoint import checkpointer
+from common.distributed import process_group
+from datasets.loaders.engines.memory import MemoryLoader
+from datasets.memory import cifar10, digits, fashion_mnist
+from datasets.sampling.sampler import Order, Sequential
 
 DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 
@@ -58,11 +60,12 @@ def main():
         "--max_steps", type=arguments.positive_int, help="end after this many steps (default: no limit)"
     )
     # restarts
-    recovery.add_arguments(parser)
+    checkpointer.add_arguments(parser)
 
     ### 新增 (new) 1/2, the plain loader unless asked; a cluster of nodes with many CPUs, or of its own ###
     from datasets import loaders
-    from datasets.loaders import ray_cluster, ray_engine
+    from datasets.loaders.ray import cluster as ray_cluster
+    from datasets.loaders.ray import engine as ray_engine
 
     parser.add_argument(
         "--distribute_mode", type=arguments.boolean, default=False, help="true: prepare data on a Ray cluster"
@@ -115,7 +118,7 @@ def main():
 
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": train_loader.receipt}
 
-    keeper = recovery.Recovery(args, state)
+    keeper = checkpointer.Recovery(args, state)
     step = keeper.resume(steps, len(train_loader))
 
     log.training(train_loader, step, steps)

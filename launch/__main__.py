@@ -7,25 +7,34 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `common`
 from common import exits
 
-VERBS = {  # each is a module of this package with main(arguments) -> exit code
-    "check": "whether this node is fit: GPUs, shared memory, disks, limits, network, versions",
-    "simulate": "run a job on this machine as a platform would, its faults included",
-    "pack": "what a job needs, as a platform wants it, checked: a folder with a manifest, or one file",
-    "upload": "put a snapshot or data into an object store, what is there already left out",
-    "submit": "create a job on a managed platform, or write the file that does",
-    "status": "how a job on ModelArts is: phase, exit codes, restarts, events",
-    "logs": "the logs of all nodes of a job on ModelArts",
-    "stop": "stop a job on ModelArts",
-    "fetch": "bring outputs back from an object store, whole and compared, or go on with it",
-    "clean": "show, then remove, old snapshots and unfinished uploads in an object store",
-    "report": "one page on runs: curves, speed, waiting, restarts, receipts, settings",
-    "cache": "fill, compare, list and empty caches of samples: packs, Redis and Valkey",
-    "bench": "what is fast on this machine, with these data",
-    "receipt": "whether two runs saw the same data, and the first step where not",
+VERBS = {  # verb: (module of this package with main(arguments) -> exit code, what it does)
+    "check": ("check", "whether this node is fit: GPUs, shared memory, disks, limits, network, versions"),
+    "simulate": ("simulate.cli", "run a job on this machine as a platform would, its faults included"),
+    "pack": (
+        "pack.cli",
+        "the code that a job needs, checked: a folder with a manifest, or one file",
+    ),
+    "upload": (
+        "transfer.upload",
+        "put a snapshot or data into an object store; equal files are skipped",
+    ),
+    "submit": ("platforms.submit", "create a job on a managed platform, or write the file that does"),
+    "status": ("platforms.status", "how a job on ModelArts is: phase, exit codes, restarts, events"),
+    "logs": ("platforms.logs", "the logs of all nodes of a job on ModelArts"),
+    "stop": ("platforms.stop", "stop a job on ModelArts"),
+    "fetch": (
+        "transfer.fetch",
+        "download outputs from an object store, whole and compared; continues",
+    ),
+    "clean": ("transfer.clean", "show, then remove, old snapshots and unfinished uploads in an object store"),
+    "report": ("report.cli", "one page on runs: curves, speed, waiting, restarts, receipts, settings"),
+    "cache": ("cache.cli", "fill, compare, list and empty caches of samples: packs, Redis and Valkey"),
+    "bench": ("bench.cli", "what is fast on this machine, with these data"),
+    "receipt": ("receipt", "whether two runs saw the same data, and the first step where not"),
 }
 USAGE = "\n".join(
     ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help says more)", ""]
-    + [f"  {verb:<10}{meaning}" for verb, meaning in VERBS.items()]
+    + [f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()]
 )
 
 
@@ -38,7 +47,7 @@ def main():
     if verb not in VERBS:
         print(USAGE if verb is None else f"error: {verb!r} is no verb\n{USAGE}", file=sys.stderr)
         sys.exit(exits.BAD_INPUT)
-    sys.exit(importlib.import_module(f"launch.{verb}").main(arguments))
+    sys.exit(importlib.import_module(f"launch.{VERBS[verb][0]}").main(arguments))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,10 @@ import time
 
 import torch
 
-from common import preflight
 from common.arguments import Parser, boolean, names, positive_int
-from common.topology import resolve
-
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from common.distributed.topology import resolve
+from common.files import ROOT
+from common.preflight import checks
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +36,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--output_dir",
         "--train_url",
-        default=os.path.join(_ROOT, "output_dir"),
+        default=os.path.join(ROOT, "output_dir"),
         help="folder for results (default: output_dir/ beside jobs/)",
     )
     parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
@@ -49,10 +48,10 @@ def main(arguments: list[str]) -> int:
 
     start = time.monotonic()
     topology = resolve(args, os.environ)
-    found = preflight.inspect(args, os.environ, topology)
+    found = checks.inspect(args, os.environ, topology)
     summary = {
-        "verdict": preflight.verdict(found),
-        "exit_code": preflight.exit_code(found),
+        "verdict": checks.verdict(found),
+        "exit_code": checks.exit_code(found),
         "seconds": round(time.monotonic() - start, 2),
     }
     if args.json:

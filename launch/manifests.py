@@ -13,8 +13,8 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 from common.exits import BadInput
-from common.object_store_errors import of_the_disk, shown
-from common.object_store_paths import check_keys, is_partial
+from common.object_store.errors import of_the_disk, shown
+from common.object_store.paths import check_keys, is_partial
 
 NAME = "manifest.json"
 _FORMAT = 1

@@ -9,7 +9,7 @@ equal, 1 they differ (the first epoch and step, and what: ids, labels or augment
 import numpy as np
 
 from common.arguments import Parser
-from datasets import receipt
+from datasets.sampling import receipt
 
 
 def main(arguments: list[str]) -> int:
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
 
 
 def verdict(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
-    """(whether these receipts, read by datasets.receipt.read(), are equal; one line on it)."""
+    """(whether these receipts, read by datasets.sampling.receipt.read(), are equal; one line on it)."""
     found = receipt.compare(first, second)
     if found.parts:
         return False, f"different from epoch {found.epoch}, step {found.step} on: {', '.join(found.parts)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.exits import BadInput
-from launch.network import Network
+from launch.simulate.network import Network
 
 if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN

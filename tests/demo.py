@@ -17,7 +17,7 @@ import PIL.Image
 from sklearn.datasets import load_digits
 
 from tests.conftest import ROOT
-from tests.object_store_server import ObjectStoreServer
+from tests.support.object_store_server import ObjectStoreServer
 
 BUCKET = "bootfile-demo"
 BATCH = 64

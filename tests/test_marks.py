@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.marks import ROOT, MarksError, base_of, check, strip, tag_of, without_block
+from tests.support.marks import ROOT, MarksError, base_of, check, strip, tag_of, without_block
 
 PAIRS = [(path, base) for path in sorted((ROOT / "jobs").glob("*.py")) if (base := base_of(path))]
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from datasets import random_folder, random_pairs
+from datasets.folders import random_folder, random_pairs
 from tests.conftest import ROOT, free_port, run
-from tests.marks import diff
+from tests.support.marks import diff
 
 TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md")}
 COMMANDS = sorted(set(re.findall(r"^(?:python|torchrun) .*$", TEXT["README.md"], re.MULTILINE)))

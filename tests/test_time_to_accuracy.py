@@ -113,7 +113,7 @@ def test_the_picture_shows_every_contestant(stored, tmp_path):
         (["--target=98"], "--target 98 is no accuracy"),
         (["--plot=curves.jpg"], "the picture is a PNG"),
         (["--json=/nowhere/curves.json"], "/nowhere/curves.json cannot be written"),
-        (["--from=tests/marks.py"], "tests/marks.py is not what --json writes: JSONDecodeError"),
+        (["--from=tests/support/marks.py"], "marks.py is not what --json writes: JSONDecodeError"),
         (["--jobs=train.py", "--data_url=/nowhere"], "exit code 2: "),
     ],
 )  # fmt: skip

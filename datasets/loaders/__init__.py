@@ -7,9 +7,9 @@ Every backend delivers the same samples, labels and boxes.
 import importlib.util
 import os
 
-from common import platforms
-from common.cores import available
+from common.distributed import platforms
 from common.exits import BadInput
+from common.performance.cores import available
 
 CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # a cache of samples, and the engine that it feeds
 BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic", *CACHED, "ray")
@@ -66,7 +66,7 @@ def build(backend: str, store, plan, device, workers: int | None = None, antiali
     workers: threads or processes, default cores(). delivery: mean, std, dtype and pinned of FolderLoader.
     Raises BadInput as named() does.
     """
-    from datasets.loaders.folder import FolderLoader
+    from datasets.loaders.loader import FolderLoader
 
     pinned = device.type == "cuda" and delivery.get("pinned", True)
     engine = _engine(named(backend, device), store, device, workers or cores(), antialias, pinned)
@@ -76,24 +76,24 @@ def build(backend: str, store, plan, device, workers: int | None = None, antiali
 def _engine(backend: str, store, device, workers: int, antialias: bool, pinned: bool):
     backend = CACHED.get(backend, backend)
     if backend == "synthetic":
-        from datasets.loaders.synthetic import Synthetic
+        from datasets.loaders.engines.synthetic import Synthetic
 
         return Synthetic(device)
     if backend.startswith("dali"):
-        from datasets.loaders.dali import Dali
+        from datasets.loaders.engines.dali import Dali
 
         gpu = backend == "dali-gpu"
         threads = min(workers, _MIXED_THREADS) if gpu else workers
         return Dali(store, threads, device if gpu else None, antialias)
     if backend == "ray":
-        from datasets.loaders.ray_engine import RayEngine
+        from datasets.loaders.ray.engine import RayEngine
 
         return RayEngine(store, workers, antialias)
     if backend == "threads":
-        from datasets.loaders.threads import Threads
+        from datasets.loaders.engines.threads import Threads
 
         return Threads(store, workers, pinned, antialias)
-    from datasets.loaders.torchvision import Torchvision
+    from datasets.loaders.engines.torchvision import Torchvision
 
     return Torchvision(store, workers, pinned, antialias)
 

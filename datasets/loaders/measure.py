@@ -9,7 +9,7 @@ import torch
 from common import optional
 from common.exits import BadInput
 from datasets import loaders
-from datasets.plan import Plan
+from datasets.sampling.plan import Plan
 
 # images/s of "Diving into DALI: how to boost PyTorch data loading": shufflenet_v2_x0_5, 512 a batch, one V100
 ARTICLE = {"pytorch": 1058, "dali": 1816, "dali-gpu": 3910}

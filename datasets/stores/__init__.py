@@ -23,8 +23,8 @@ class Stores:
         self.folder, self.mode, self.local, self._say = folder, mode, local, say
         self._servers, self._opened, self._known = None, [], {}
         if cache:
-            from datasets.stores import address
-            from datasets.stores.servers import Servers
+            from datasets.stores.shared import address
+            from datasets.stores.shared.servers import Servers
 
             self._servers = Servers(address.parse(cache), say)
 
@@ -40,7 +40,7 @@ class Stores:
 
         files = source = self._kept(origin(index))
         if self._servers:
-            from datasets.stores.redis import RedisStore
+            from datasets.stores.shared.redis import RedisStore
             from datasets.stores.tiers import Tiers
 
             cached = RedisStore(self._servers, index, self.mode)

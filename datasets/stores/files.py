@@ -4,9 +4,9 @@ import zlib
 
 import numpy as np
 
-from common import object_store
 from common.exits import BadInput
-from datasets import images
+from common.object_store import store as object_store
+from datasets.folders import images
 
 
 class FileStore:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.exits import BadInput
-from datasets import images
+from datasets.folders import images
 
 FORMS = ("decoded", "encoded")
 SHORT_SIDE = 256
@@ -32,7 +32,7 @@ def make(
         return Sample(height, width, files.read(id))
     image = files.image(id, scratch)
     if image.shape[:2] != (height, width):
-        from datasets.cut import resized  # brings torch, and a second
+        from datasets.folders.cut import resized  # brings torch, and a second
 
         image = resized(image, height, width, "bicubic")  # sharper: it is enlarged again
         return Sample(height, width, image.reshape(-1))

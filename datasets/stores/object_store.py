@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from common.exits import BadInput
-from common.object_store import ObjectStore
+from common.object_store.store import ObjectStore
 from datasets.stores.files import FileStore
 
 _THREADS = 32  # most of them wait

@@ -19,8 +19,9 @@ import zlib
 import numpy as np
 from tqdm import tqdm
 
-from common import cores, optional
+from common import optional
 from common.exits import BadInput
+from common.performance import cores
 from datasets import files
 from datasets.stores import forms, pack_lease
 from datasets.stores.files import origin

@@ -12,7 +12,7 @@ import numpy as np
 from common.exits import BadInput
 from datasets.stores import forms
 from datasets.stores.files import FileStore, origin
-from datasets.stores.redis import RedisStore
+from datasets.stores.shared.redis import RedisStore
 
 
 class Tiers:

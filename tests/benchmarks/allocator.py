@@ -1,4 +1,5 @@
-"""What common/allocator.py gains: images per second with it over without it, the processes taking turns.
+"""What common/performance/allocator.py gains: images per second with it over without it, the processes
+taking turns.
 
 python -m tests.benchmarks.allocator [--job train_amp.py] [--rounds 5]
 """

@@ -15,10 +15,10 @@ import statistics
 import sys
 import tempfile
 
-from launch import turns
-from launch.turns import Runner
+from launch.bench import turns
+from launch.bench.turns import Runner
 from tests.benchmarks.machine import describe
-from tests.marks import ROOT, without_block
+from tests.support.marks import ROOT, without_block
 
 JOB = "train_fast.py"
 _START, _TURN = 900, 600  # seconds at most

@@ -7,10 +7,10 @@ beside on the same cores, over TCP on the loopback. In a round every contestant 
 other: shown are the medians over the rounds, and the medians of the ratios within the rounds.
 
 - reads: values of about 100 KB in random order, by one thread. "GET" is redis-py with hiredis, one value a
-  call, without or with a CRC-32 of it; "MGET" is redis-py's, 32 a call; "fetch" is datasets/stores/redis.py
-  in batches of 64, "get" the same with its checksums, which a loader leaves to the threads that decode;
-  "loopback" receives as many bytes from a process that only sends: no server could do more; "pack" copies
-  each value out of a mapped pack, "memcpy" out of memory.
+  call, without or with a CRC-32 of it; "MGET" is redis-py's, 32 a call; "fetch" is
+  datasets/stores/shared/redis.py in batches of 64, "get" the same with its checksums, which a loader
+  leaves to the threads that decode; "loopback" receives as many bytes from a process that only sends: no
+  server could do more; "pack" copies each value out of a mapped pack, "memcpy" out of memory.
 - loaders: epochs of batches of 64, decoded, cut to 224 pixels and normalised, on the CPU. "single GETs" is
   the engine `threads` (or `pytorch`) on JPEG values that are fetched by a GET each.
 - synthetic compute: after each batch the process sleeps as if a device computed for 20 ms.
@@ -33,16 +33,18 @@ import redis
 import torch
 from PIL import Image
 
-from common import allocator
-from datasets import image_folder, images, loaders
-from datasets.order import Order
-from datasets.plan import Plan
-from datasets.stores import address, forms, pack, servers
+from common.performance import allocator
+from datasets import loaders
+from datasets.folders import image_folder, images
+from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Order
+from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
-from datasets.stores.redis import RedisStore
+from datasets.stores.shared import address, servers
+from datasets.stores.shared.redis import RedisStore
 from datasets.stores.tiers import Tiers
 from tests.benchmarks.machine import describe
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 CPU = torch.device("cpu")
 BATCH, COMPUTE = 64, 0.02  # images, seconds

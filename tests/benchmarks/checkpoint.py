@@ -3,7 +3,7 @@
 python -m tests.benchmarks.checkpoint
 
 - Seconds for which a save of ResNet-18 with momentum blocks: torch.save and fsync, against the copy of
-  common/writer.py, whose thread then writes the same with its checksum.
+  common/checkpoint/writer.py, whose thread then writes the same with its checksum.
 - Seconds of a receipt against those of a training step of 128 CIFAR-sized images, on this CPU.
 """
 
@@ -15,13 +15,14 @@ import time
 
 import torch
 
-from common import checkpoint, models
-from common.writer import BackgroundWriter, size_of
-from datasets import cifar10
-from datasets.augment import crop_flip
-from datasets.loaders.memory import MemoryLoader
-from datasets.order import Order
-from datasets.receipt import Receipt
+from common import models
+from common.checkpoint import files as checkpoint
+from common.checkpoint.writer import BackgroundWriter, size_of
+from datasets.loaders.engines.memory import MemoryLoader
+from datasets.memory import cifar10
+from datasets.sampling.augment import crop_flip
+from datasets.sampling.receipt import Receipt
+from datasets.sampling.sampler import Order
 from tests.benchmarks.machine import describe
 
 ROUNDS = 7

@@ -27,9 +27,9 @@ import zlib
 import numpy as np
 import torch
 
-from datasets import image_folder
-from datasets.augment import random_resized_crop
-from datasets.cut import cut
+from datasets.folders import image_folder
+from datasets.folders.cut import cut
+from datasets.sampling.augment import random_resized_crop
 from datasets.stores import pack
 from tests.benchmarks.loaders import write_images
 from tests.benchmarks.machine import describe

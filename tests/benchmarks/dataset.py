@@ -19,10 +19,11 @@ import time
 import torch
 from torchvision.datasets import ImageFolder
 
-from datasets import image_folder, loaders
-from datasets.imagenet import Dataset
-from datasets.order import Sequential
-from datasets.plan import Plan
+from datasets import loaders
+from datasets.compat.dali_dataset import Dataset
+from datasets.folders import image_folder
+from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Sequential
 from datasets.stores.files import FileStore
 from tests.benchmarks.loaders import BATCH, SIDE, SIZES, WORKERS, data_loader, transforms, write_images
 from tests.benchmarks.machine import describe

@@ -57,7 +57,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from common import allocator
+from common.performance import allocator
 from tests.benchmarks.machine import describe
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -202,9 +202,10 @@ class Ours(Row):
     def __init__(
         self, *data, backend: str, form: str | None = None, antialias: bool = True, uint8: bool = False
     ):
-        from datasets import image_folder, loaders
-        from datasets.order import Order
-        from datasets.plan import Plan
+        from datasets import loaders
+        from datasets.folders import image_folder
+        from datasets.sampling.plan import Plan
+        from datasets.sampling.sampler import Order
         from datasets.stores import pack
         from datasets.stores.files import FileStore
 
@@ -378,9 +379,9 @@ class Memory(Row):
     """A set of CIFAR's shape, padded, cropped and mirrored by our loader."""
 
     def __init__(self, folder: str, count: int):
-        from datasets.image_set import ImageSet
-        from datasets.loaders.memory import MemoryLoader
-        from datasets.order import Order
+        from datasets.loaders.engines.memory import MemoryLoader
+        from datasets.memory.image_set import ImageSet
+        from datasets.sampling.sampler import Order
 
         super().__init__(folder, MEMORY_SHARE * count)
         images = torch.from_numpy(_cifar_shaped(self.count)).permute(0, 3, 1, 2).contiguous()
@@ -795,7 +796,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--python", action="append", default=[], metavar="NAME=PATH", help="for rows NAME and NAME-*"
     )
-    parser.add_argument("--keep_memory", action="store_true", help="common/allocator.py in all rows")
+    parser.add_argument(
+        "--keep_memory", action="store_true", help="common/performance/allocator.py in all rows"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write everything there")
     parser.add_argument("--row", help=argparse.SUPPRESS)  # this is the process of a row
     parser.add_argument("--folder", help=argparse.SUPPRESS)

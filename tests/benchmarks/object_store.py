@@ -25,12 +25,12 @@ import time
 
 import boto3
 
-from common import staging
 from common.arguments import Parser
-from launch import fetch, upload
+from datasets import staging
+from launch.transfer import fetch, upload
 from tests.benchmarks import machine
 from tests.conftest import ROOT
-from tests.object_store_server import ObjectStoreServer
+from tests.support.object_store_server import ObjectStoreServer
 
 _SIZE = 100_000  # bytes
 _DELAY = 0.02  # seconds
@@ -113,7 +113,7 @@ def _stage(url: str, scratch: str) -> None:
 def _proxy(server: ObjectStoreServer):
     """The port of a process that answers late."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fault_proxy", str(server.port), str(_DELAY)],
+        [sys.executable, "-m", "tests.support.fault_proxy", str(server.port), str(_DELAY)],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

@@ -1,4 +1,5 @@
-"""What the ids of one step cost: computed (datasets/order.py) beside a stored permutation (numpy's).
+"""What the ids of one step cost: computed (datasets/sampling/sampler.py) beside a stored permutation
+(numpy's).
 
     python -m tests.benchmarks.order
 
@@ -13,7 +14,7 @@ import time
 
 import numpy as np
 
-from datasets.order import Order
+from datasets.sampling.sampler import Order
 from tests.benchmarks.machine import describe
 
 BATCH = 128

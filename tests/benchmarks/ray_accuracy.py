@@ -3,10 +3,10 @@
     python -m tests.benchmarks.ray_accuracy --data_url FOLDER [--epochs 8]
 
 {one process, DataParallel, DDP with 2 processes} x {distribute_mode off, on}: train.py with the blocks of
-train_ray.py and of train_dp.py or train_ddp.py put together (tests/marks.py), learning rate 0.001 and batch
-100 as in the table of Dpex's document. The table's 90 % are those of a small network, so two lines of the
-base are exchanged: the network below instead of the ResNet-18, and Adam instead of SGD. Without GPUs
-DataParallel is the plain module.
+train_ray.py and of train_dp.py or train_ddp.py put together (tests/support/marks.py), learning rate 0.001
+and batch 100 as in the table of Dpex's document. The table's 90 % are those of a small network, so two
+lines of the base are exchanged: the network below instead of the ResNet-18, and Adam instead of SGD.
+Without GPUs DataParallel is the plain module.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 from tests.benchmarks.machine import describe
-from tests.marks import ROOT, combine
-from tests.ray_nodes import RayNodes
+from tests.support.marks import ROOT, combine
+from tests.support.ray_nodes import RayNodes
 
 NETWORK = '''
 def small(channels, classes):

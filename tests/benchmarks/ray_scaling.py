@@ -13,9 +13,9 @@ import time
 import torch
 from torch.utils.data import Dataset
 
-from datasets.loaders.ray import RayDataLoader
+from datasets.compat.dpex import RayDataLoader
 from tests.benchmarks.machine import describe
-from tests.ray_nodes import RayNodes
+from tests.support.ray_nodes import RayNodes
 
 WAIT, BATCH, PER_NODE = 0.02, 16, 2  # seconds a sample; samples; workers a node
 

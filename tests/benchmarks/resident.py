@@ -12,10 +12,10 @@ import time
 
 import torch
 
-from datasets.image_set import ImageSet
-from datasets.loaders.memory import MemoryLoader
-from datasets.loaders.resident import ResidentLoader
-from datasets.order import Order
+from datasets.loaders.engines.memory import MemoryLoader
+from datasets.loaders.engines.resident import ResidentLoader
+from datasets.memory.image_set import ImageSet
+from datasets.sampling.sampler import Order
 from tests.benchmarks.machine import describe
 
 _COUNT = 50_000  # as CIFAR-10

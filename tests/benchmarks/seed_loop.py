@@ -6,9 +6,9 @@ against.
 float32 in torch's default layout, Adam at 0.01 times the number of GPUs, batches of 128 per GPU from a
 DataLoader over float tensors on the host, in the same order in every epoch, without augmentation, one loss
 read back from the device in every step, deterministic cuDNN, validation on the host with scikit-learn. The
-network is ours: the same layers and parameters, convolutions over small maps by common/convolution.py, which
-costs this loop nothing. Source: Huawei Cloud, ModelArts documentation, "adaptation of distributed debugging
-and code example" (ResNet-18 on CIFAR-10, 100 epochs).
+network is ours: the same layers and parameters, convolutions over small maps by
+common/performance/convolution.py, which costs this loop nothing. Source: Huawei Cloud, ModelArts
+documentation, "adaptation of distributed debugging and code example" (ResNet-18 on CIFAR-10, 100 epochs).
 
 Reports go to metrics.jsonl in the output folder, and when training began to starts.jsonl, under the names
 that the jobs use.
@@ -26,7 +26,7 @@ from sklearn.metrics import accuracy_score
 from torch.utils.data import DataLoader, TensorDataset
 
 from common import arguments, metrics, models, starts
-from datasets import cifar10, digits, fashion_mnist
+from datasets.memory import cifar10, digits, fashion_mnist
 
 DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 _BATCH_PER_GPU = 128

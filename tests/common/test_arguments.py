@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from common import arguments, exits, interval, platforms, topology
+from common import arguments, exits, interval
 from common.arguments import FLAG, NAMELESS, Parser, names
+from common.distributed import platforms, topology
 from common.exits import BadInput
 from common.text import printable
 
@@ -193,7 +194,7 @@ def test_printable():
 
 
 def test_errors_and_notes_about_files_are_printable(capsys):
-    from datasets.image_folder import one_line
+    from datasets.folders.image_folder import one_line
 
     exits.say_error("no\nsuch file \x1b[2J\udcff")
     assert capsys.readouterr().err == "error: no such file \\x1b[2J\\udcff\n"

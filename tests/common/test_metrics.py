@@ -8,8 +8,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.metrics import Log
-from datasets.receipt import Receipt
-from launch import report, report_data
+from datasets.sampling.receipt import Receipt
+from launch.report import cli as report
+from launch.report import data as report_data
 from tests.conftest import records
 
 

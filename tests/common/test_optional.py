@@ -7,12 +7,14 @@ import sys
 import pytest
 
 from common.exits import BadInput
-from common.object_store_client import connect, endpoint
-from datasets import digits
-from datasets.loaders.dali import Dali
-from datasets.loaders.ray_transport import pack_code
-from datasets.stores import pack, servers
-from launch import bench_train_table, modelarts
+from common.object_store.client import connect, endpoint
+from datasets.loaders.engines.dali import Dali
+from datasets.loaders.ray.transport import pack_code
+from datasets.memory import digits
+from datasets.stores import pack
+from datasets.stores.shared import servers
+from launch.bench import train_table
+from launch.platforms import service as modelarts
 
 REASON = "it was built for another NumPy"
 
@@ -47,13 +49,13 @@ USES = {
     "boto3": (lambda: connect("s3", endpoint("s3"), 1, 1.0), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
     "ray": (lambda: pack_code(len), r'"ray>=2\.52"'),
-    "matplotlib": (lambda: bench_train_table.plot({"rows": []}, "x.png"), "matplotlib"),
+    "matplotlib": (lambda: train_table.plot({"rows": []}, "x.png"), "matplotlib"),
     "huaweicloudsdkmodelarts": (lambda: modelarts.connect("https://x", "p"), "huaweicloudsdkmodelarts"),
-    "cv2": ("datasets.cut", "opencv-python-headless"),
-    "simplejpeg": ("datasets.images", "simplejpeg"),
+    "cv2": ("datasets.folders.cut", "opencv-python-headless"),
+    "simplejpeg": ("datasets.folders.images", "simplejpeg"),
     "psutil": ("datasets.stores.local", "psutil"),
-    "jinja2": ("launch.report", "jinja2"),
-    "pathspec": ("launch.ignore", "pathspec"),
+    "jinja2": ("launch.report.cli", "jinja2"),
+    "pathspec": ("launch.pack.ignore", "pathspec"),
 }
 
 

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from common import output_folder, resume
+from common import output_folder
+from common.checkpoint import resume
 from common.exits import BadInput
 from tests.conftest import ROOT, environment
 

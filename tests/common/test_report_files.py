@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common import checkpoint, metrics, resume
+from common import metrics
+from common.checkpoint import files as checkpoint
+from common.checkpoint import resume
 
 
 def _resumed(folder, step=2):

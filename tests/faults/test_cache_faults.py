@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from datasets import loaders
-from datasets.stores import address, forms, servers, wire
+from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores.redis import RedisStore
+from datasets.stores.shared import address, servers, wire
+from datasets.stores.shared.redis import RedisStore
 from datasets.stores.tiers import Tiers
-from tests.datasets.test_tiers import epoch_of, equal, index, plan_of, planned, uncached  # noqa: F401
-from tests.redis_server import RedisServer, cluster, cluster_url, needed, until, whole
+from tests.datasets.stores.test_tiers import epoch_of, equal, index, plan_of, planned, uncached  # noqa: F401
+from tests.support.redis_server import RedisServer, cluster, cluster_url, needed, until, whole
 
 pytestmark = [pytest.mark.faults, needed]
 pytest.importorskip("redis", reason="redis-py is not installed")

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import checkpoint
-from datasets import digits, receipt
-from datasets.augment import crop_flip
-from datasets.order import Order
-from datasets.receipt import Receipt
+from common.checkpoint import files as checkpoint
+from datasets.memory import digits
+from datasets.sampling import receipt
+from datasets.sampling.augment import crop_flip
+from datasets.sampling.receipt import Receipt
+from datasets.sampling.sampler import Order
 from tests.conftest import finish, processes_of, run, start
 
 pytestmark = pytest.mark.faults
@@ -198,10 +199,10 @@ def test_another_world_size_after_each_restart(whole, tmp_path):
         pytest.skip("compared with one process only")
     reference = tmp_path / "reference"
     common = ("--max_steps=35",)
-    run("-m", "tests.float64", *_command(1, reference, *common), timeout=300)
+    run("-m", "tests.support.float64", *_command(1, reference, *common), timeout=300)
     output = tmp_path / "changing"
     for processes, stop in ((2, "step=13 "), (4, "step=27 "), (1, None)):
-        job = start("-m", "tests.float64", *_command(processes, output, *common))
+        job = start("-m", "tests.support.float64", *_command(processes, output, *common))
         if stop:
             for line in job.stdout:
                 if f" {stop}" in line:

@@ -6,9 +6,10 @@ import psutil
 import pytest
 import torch
 
-from datasets import image_folder, loaders, random_folder
-from datasets.order import Order
-from datasets.plan import Plan
+from datasets import loaders
+from datasets.folders import image_folder, random_folder
+from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Order
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.conftest import run
@@ -28,7 +29,7 @@ soak(*sys.argv[1:])
 def soak(folder: str, cache: str, backend: str, form: str) -> None:
     """Print the resident bytes of this process and its children (shared ones divided) after every epoch, and
     what is left at the end."""
-    from common import allocator
+    from common.performance import allocator
 
     allocator.keep_memory()
     index = image_folder.load(folder, "train", cache)

@@ -20,8 +20,8 @@ import pytest
 
 from launch import manifests
 from tests.conftest import ROOT, environment
-from tests.fault_proxy import FaultProxy
-from tests.object_store_server import ObjectStoreServer
+from tests.support.fault_proxy import FaultProxy
+from tests.support.object_store_server import ObjectStoreServer
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")

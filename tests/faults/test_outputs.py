@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common import checkpoint
+from common.checkpoint import files as checkpoint
 from tests.conftest import finish, start
 
 pytestmark = pytest.mark.faults

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launch.pack import pack
+from launch.pack.cli import pack
 from tests.conftest import ROOT, environment, finish
 
 pytestmark = pytest.mark.faults

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from datasets.loaders.ray import RayDataLoader
-from datasets.receipt import Receipt
+from datasets.compat.dpex import RayDataLoader
+from datasets.sampling.receipt import Receipt
 from tests.conftest import ROOT, environment
-from tests.ray_nodes import RayNodes, wait_until
+from tests.support.ray_nodes import RayNodes, wait_until
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"')
 pytestmark = pytest.mark.faults

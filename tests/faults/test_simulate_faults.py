@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from tests.simulated import fired, rows, simulate
+from tests.support.simulated import fired, rows, simulate
 
 pytestmark = pytest.mark.faults
 

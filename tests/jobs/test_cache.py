@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from datasets import image_folder, loaders, random_folder, receipt
-from datasets.stores import address, forms, leases, local, servers
+from datasets import loaders
+from datasets.folders import image_folder, random_folder
+from datasets.sampling import receipt
+from datasets.stores import forms, local
 from datasets.stores.files import FileStore
-from datasets.stores.redis import RedisStore
+from datasets.stores.shared import address, leases, servers
+from datasets.stores.shared.redis import RedisStore
 from tests.conftest import environment, finish, free_port, run, start
-from tests.redis_server import (
+from tests.support.redis_server import (
     PASSWORD,
     RedisServer,
     cluster,

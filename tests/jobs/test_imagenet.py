@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from common.exits import BadInput
-from datasets import loaders, receipt
+from datasets import loaders
+from datasets.sampling import receipt
 from tests.conftest import ROOT, finish, records, run, start
 
 CPU = torch.device("cpu")

@@ -8,7 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import loaders, paired_images, random_pairs, receipt
+from datasets import loaders
+from datasets.folders import paired_images, random_pairs
+from datasets.sampling import receipt
 from tests.conftest import environment, free_port, records, run
 
 MISSING = loaders.backends(torch.device("cpu"))["dali"]

@@ -12,9 +12,9 @@ from sklearn.metrics import accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.models import resnet18
-from datasets import digits
-from datasets.loaders.memory import MemoryLoader
-from datasets.order import Sequential
+from datasets.loaders.engines.memory import MemoryLoader
+from datasets.memory import digits
+from datasets.sampling.sampler import Sequential
 from tests.conftest import free_port, records, run, start
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import checkpoint
-from datasets import digits, receipt
+from common.checkpoint import files as checkpoint
+from datasets.memory import digits
+from datasets.sampling import receipt
 from tests.conftest import ROOT, finish, processes_of, records, run, start
 
 # 5 steps an epoch, 3 epochs
@@ -253,7 +254,7 @@ def test_a_run_that_diverges_ends(tmp_path):
 def test_one_bad_step_is_skipped_on_every_process(tmp_path):
     """A poisoned batch on rank 1 only: no process takes the step, BatchNorm's statistics stay."""
     poison = (
-        "import runpy, sys, torch; sys.path.insert(0, '.'); from datasets.loaders import memory\n"
+        "import runpy, sys, torch; sys.path.insert(0, '.'); from datasets.loaders.engines import memory\n"
         "original, count = memory.ToDevice.__call__, 0\n"
         "def poisoned(self, images, labels):\n"
         "    global count\n"

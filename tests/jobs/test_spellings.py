@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from common import process_group
+from common.distributed import process_group
 from common.exits import BadInput
 
 # NVIDIA's ConvNets, which KSpeed's documentation starts: a backend by name and the folder without an option

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from datasets import receipt
+from datasets.sampling import receipt
 from tests.conftest import environment, finish, records, run, start
 from tests.jobs.test_resume import DATA, figures, same_weights, wait_for, weights
 

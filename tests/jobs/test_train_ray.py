@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, environment, finish, records, run, start
-from tests.ray_nodes import RayNodes, wait_until
-from tests.simulated import simulate
+from tests.support.ray_nodes import RayNodes, wait_until
+from tests.support.simulated import simulate
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"')
 

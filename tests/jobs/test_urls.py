@@ -12,13 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
-from common import checkpoint
-from datasets import cifar10, receipt
-from tests.common.test_mirror import Gate, keys, steps
+from common.checkpoint import files as checkpoint
+from datasets.memory import cifar10
+from datasets.sampling import receipt
+from tests.common.checkpoint.test_mirror import Gate, keys, steps
 from tests.conftest import environment, finish, free_port, records, run, start
-from tests.fault_proxy import FaultProxy
-from tests.object_store_server import ObjectStoreServer
-from tests.redis_server import files_with
+from tests.support.fault_proxy import FaultProxy
+from tests.support.object_store_server import ObjectStoreServer
+from tests.support.redis_server import files_with
 
 CLASSES = 4
 JOB = (

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import preflight
+from common.distributed.topology import resolve
 from common.exits import BadInput
-from common.topology import resolve
+from common.preflight import checks
 from tests.conftest import ROOT, environment, free_port, run, start
 
 NAMES = [
@@ -167,7 +167,7 @@ def _args(**given):
 
 def _inspect(env=None, **given):
     args = _args(**given)
-    found = preflight.inspect(args, env or {}, resolve(args, {}))
+    found = checks.inspect(args, env or {}, resolve(args, {}))
     return {finding.name: (finding.verdict, finding.text) for finding in found}
 
 
@@ -229,7 +229,7 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     args = _args(output_dir=str(tmp_path / "results"))
     topology = resolve(args, {})
     began = time.monotonic()
-    preflight.first_lines(args, topology)
+    checks.first_lines(args, topology)
     assert time.monotonic() - began < 0.3
     first, *others = capsys.readouterr().out.splitlines()
     assert re.match(rf"preflight \w+: .*torch {re.escape(torch.__version__)}, .* 0 GPUs, .*shm ", first)
@@ -239,15 +239,15 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     assert first.startswith("preflight warning: " if others else "preflight ok: ")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
-    preflight.first_lines(args, topology)
+    checks.first_lines(args, topology)
     first, *more = capsys.readouterr().out.splitlines()
     assert first.startswith("preflight warning: ") and len(more) == len(others) + 1
     assert any(re.match(r"check name=scratch verdict=warning .*/gone is no folder", line) for line in more)
 
     monkeypatch.setenv("MA_NUM_GPUS", "8")
     with pytest.raises(BadInput, match=r"promised 8 GPUs, .* sees 0"):
-        preflight.first_lines(args, topology)
-    preflight.first_lines(_args(enable_gpu=False), topology)  # nobody asks for the GPUs
+        checks.first_lines(args, topology)
+    checks.first_lines(_args(enable_gpu=False), topology)  # nobody asks for the GPUs
 
 
 @pytest.mark.parametrize(

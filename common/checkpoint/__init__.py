@@ -1,0 +1,1 @@
+"""Save, resume and stop a run; keep its results at a URL."""

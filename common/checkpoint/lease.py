@@ -1,0 +1,118 @@
+"""One job at a time writes to a URL: a small object there says which, and changes as long as that job lives.
+
+The clocks of two nodes are not compared: whoever finds another's lease watches whether it changes. That of a
+job that was killed does not, and is taken over.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+
+from common.exits import BadInput
+from common.object_store.errors import shown
+from common.object_store.store import ObjectStore, StoreError
+
+KEY = ".bootfile-lease.json"
+RENEW, WATCH = 10.0, 25.0  # seconds
+_GONE = ("404", "NoSuchKey", "NotFound")
+_OLD = 3600.0  # seconds: no two clocks differ as much
+
+
+class Lease:
+    """The right to write below a URL. folder: of this node, in which an identity is kept that a restart in
+    place has again. Raises BadInput where another job lives, and StoreError."""
+
+    def __init__(self, store: ObjectStore, folder: str):
+        self.store, self.url = store, store.location.url()
+        self.id, self.lost = _identity(folder), ""
+        self._ended = threading.Event()
+        other = self._read()
+        if other and other.get("id") != self.id:
+            self._watch(other)
+        self._write()
+        self.check()
+        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise BadInput if the lease is another job's by now: this one was paused for too long."""
+        if not self.lost and (found := self._read() or {}).get("id") != self.id:
+            self.lost = _in_use(self.url, found)
+        if self.lost:
+            raise BadInput(self.lost)
+
+    def release(self) -> None:
+        self._ended.set()
+        self.check()
+        self.store.delete([KEY])
+
+    def _watch(self, other: dict) -> None:
+        when = other.get("time")
+        if isinstance(when, int | float) and time.time() - when > _OLD:
+            return
+        print(
+            f"{self.url} was last written to by another job, on {_text(other, 'host')}: watching for "
+            f"{WATCH:.0f} s whether it is alive",
+            flush=True,
+        )
+        deadline = time.monotonic() + WATCH
+        while time.monotonic() < deadline:
+            time.sleep(1)
+            found = self._read()
+            if not found:
+                return
+            if found != other:
+                raise BadInput(_in_use(self.url, found))
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEW) and not self.lost:
+            try:
+                self.check()
+                if not self._ended.is_set():
+                    self._write()
+            except BadInput:
+                pass  # the next upload reports it
+
+    def _read(self) -> dict | None:
+        try:
+            found = json.loads(self.store.read(KEY))
+            return found if isinstance(found, dict) and found else {"id": None}
+        except StoreError as error:
+            if error.reason in _GONE:
+                return None
+            raise
+        except (ValueError, RecursionError):
+            return {"id": None}
+
+    def _write(self) -> None:
+        own = {"id": self.id, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
+        self.store.write(KEY, json.dumps(own).encode())
+
+
+def _in_use(url: str, other: dict) -> str:
+    if not other:
+        return f"{url} has belonged to another job, or its sign of life was removed: nothing more is uploaded"
+    return (
+        f"{url} belongs to another job that is running (process {_text(other, 'pid')} on "
+        f"{_text(other, 'host')}): the results would be mixed; give every job a train_url of its own"
+    )
+
+
+def _text(other: dict, name: str) -> str:
+    return shown(str(other.get(name)))
+
+
+def _identity(folder: str) -> str:
+    path = os.path.join(folder, ".identity")
+    try:
+        with open(path, encoding="utf-8") as file:
+            if known := file.read().strip():
+                return known
+    except (OSError, UnicodeDecodeError):
+        pass
+    own = uuid.uuid4().hex
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(own)
+    return own

@@ -1,0 +1,355 @@
+"""--train_url s3://...: the job writes to a folder of this node, and a thread of rank 0 uploads it.
+
+    <train_url>/checkpoints/step_400.pt step_400.pt.json latest    epoch_<n>.pth best.pth metrics.jsonl ...
+    <train_url>/.bootfile-outputs.json    the whole files with size and sha256
+    (common/checkpoint/output_list.py)
+
+At any moment, every file that the list names is at the URL with that sha256. Before a file is overwritten,
+the list is written without it; after new files have arrived, the list is written with them. A checkpoint
+stays in the list, and at the URL, until a newer one is in the list. A restart continues from the newest
+checkpoint in the list. Files in other folders (an index, packs) stay on the node.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import threading
+import time
+
+from common import arguments, exits, output_folder
+from common.checkpoint import files as checkpoint
+from common.checkpoint import output_list
+from common.checkpoint import restore as restoring
+from common.checkpoint.lease import Lease
+from common.checkpoint.output_list import File
+from common.checkpoint.restore import CHECKPOINTS, HISTORY
+from common.checkpoint.writer import describe
+from common.distributed import barrier
+from common.exits import BadInput
+from common.object_store.store import ObjectStore, StoreError
+
+_EVERY, _SAY_EVERY = 30.0, 30.0  # seconds
+_TRIES = 2  # for the last upload
+_LAST = 10.0  # seconds for it where the job ends with an error
+_FOREVER = re.compile(r".*\.(pt|pth|pt\.json)")  # appear by a rename, and are never written to again
+_LATEST = f"{CHECKPOINTS}/{checkpoint.LATEST}"
+_SNAPSHOTS = ".mirror"  # in the folder: files as they are sent
+# the files that a job sends in parts: unfinished uploads of other names belong to other programs
+_IN_PARTS = re.compile(r"checkpoints/step_\d+\.pt|epoch_\d+\.pth|best\.pth|metrics\.jsonl|receipt\.bin")
+
+_mirrors: dict[str, "Mirror"] = {}
+
+
+def of(folder: str) -> "Mirror | None":
+    """On rank 0, the mirror of an output folder that stands for a URL, the same one each time; else None."""
+    url = arguments.url_of(folder)
+    if url and folder not in _mirrors:
+        _mirrors[folder] = Mirror(folder, url)
+    return _mirrors.get(folder)
+
+
+def watch(folder: str) -> None:
+    """On rank 0, where something was written to an output folder: bring it to the URL that it stands for."""
+    if (mirror := of(folder)) and not mirror.started:
+        mirror.start(0)
+
+
+def opened(args, first: bool) -> "Mirror | None":
+    """On every process, before it is resumed: the mirror on the first, open, with what was uploaded before;
+    None on others, and where the output folder is no URL's.
+
+    args: output_dir, resume and keep. Raises BadInput on every process.
+    """
+    if not arguments.url_of(args.output_dir):
+        return None
+    mirror, trouble = None, None
+    if first:
+        try:
+            mirror = of(args.output_dir)
+            mirror.open(args.resume, args.keep)
+        except BadInput as error:
+            trouble = error
+        except OSError as error:
+            trouble = BadInput(f"cannot restore into {args.output_dir}: {error.strerror} ({error.filename})")
+    barrier.everybody("restoring", "to restore the outputs", trouble)
+    return mirror
+
+
+class Mirror:
+    """folder: of this node. url: what it stands for."""
+
+    def __init__(self, folder: str, url: str):
+        self.folder, self.url, self.error = folder, url, ""
+        self.store, self.lease, self.keep = ObjectStore(url, threads=4), None, 1
+        self._listed: dict[str, File] = {}  # what the list at the URL names
+        self._sure = True  # of that: an attempt to write the list has not failed
+        self._files: dict[str, File] = {}  # what lies at the URL, whole
+        self._sent: dict[str, tuple] = {}  # path -> the file's state when it was sent
+        self._saved = False  # whether this start has saved a checkpoint
+        self._resumed = 0  # the step that training continues from
+        self._replaced = True  # the last checkpoint that was sent has replaced the older ones
+        self._doomed: set[str] = set()  # what the next checkpoint replaces
+        self._garbage: set[str] = set()  # what the list does not name any more
+        self._wake, self._ending, self._asked = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+        exits.before_leaving(lambda: self.finish(_LAST))
+        exits.on_success(self._end)
+
+    def open(self, resume: str = "auto", keep: int = 1) -> None:
+        """Become the only one that writes there; bring back what is newer there. Raises BadInput."""
+        self.keep = keep
+        output_folder.hold(self.folder, self.url)
+        shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
+        self.lease = Lease(self.store, self.folder)
+        try:
+            self._look(resume)
+        except BaseException:
+            self._release()
+            raise
+
+    def _look(self, resume: str) -> None:
+        self._listed = restoring.read_list(self.store) or {}
+        self._files = self._listed.copy()
+        there = {entry.key for entry in self.store.list(CHECKPOINTS)}
+        self._doomed = {path for path in there - self._files.keys() if restoring.step_of(path) is not None}
+        with contextlib.suppress(
+            StoreError
+        ):  # a job need not have the permission; `launch clean` aborts them
+            for key, upload, _ in self.store.uploads():  # of a job that was killed: billed until aborted
+                if _IN_PARTS.fullmatch(key):
+                    self.store.abort(key, upload)
+        if resume == "auto":
+            self._doomed |= restoring.restore(self.store, self.folder, self._listed, there)
+
+    def results(self) -> list[str]:
+        """The checkpoints and weights that the list at the URL names."""
+        return [path for path in self._listed if path.endswith((".pt", ".pth"))]
+
+    @property
+    def started(self) -> bool:
+        return self._thread.ident is not None
+
+    def start(self, step: int) -> None:
+        """Training begins, or continues after `step`: upload from now on."""
+        self._resumed = step
+        for path in self._files:
+            number = restoring.step_of(path)
+            if number is not None and (step == 0 or number > step):
+                self._doomed.add(path)  # of another run, or what this one will do again
+        self._thread.start()
+
+    def saved(self) -> None:
+        """There is a new checkpoint; those that the run does not need are gone."""
+        self._saved = True
+        self._asked.set()
+        self._wake.set()
+
+    def finish(self, seconds: float | None = None) -> str:
+        """Upload what is left, and let go of the URL. Returns why something was not uploaded, or "".
+
+        seconds: at most so long.
+        """
+        self._ending.set()
+        self._wake.set()
+        if not self.started:  # there was no training
+            self._release()
+        begin = said = time.monotonic()
+        while self._thread.is_alive():
+            now = time.monotonic()
+            if seconds is not None and now - begin > seconds:
+                self.error = self.error or f"the last upload to {self.url} did not end within {seconds:.0f} s"
+                break
+            if now - said > _SAY_EVERY:
+                said = now
+                _say(f"waiting for the upload to {self.url} ({now - begin:.0f} s)")
+            self._thread.join(0.1)
+        return self.error
+
+    def _end(self) -> None:
+        if error := self.finish():
+            exits.say_error(error)
+            exits.leave(exits.NOT_SAVED)
+
+    # the thread
+
+    def _work(self) -> None:
+        while not self._ending.is_set():
+            self._wake.wait(_EVERY)
+            self._wake.clear()
+            if not self._ending.is_set():
+                self._try()
+        for _ in range(_TRIES):
+            self._try()
+            if not self.error:
+                break
+        self._release()
+
+    def _release(self) -> None:
+        lease, self.lease = self.lease, None
+        if lease:
+            with contextlib.suppress(BadInput):  # a job after this one finds that it does not change
+                lease.release()
+
+    def _try(self) -> None:
+        asked = self._asked.is_set()
+        self._asked.clear()
+        try:
+            if self.lease is None:
+                self.open("never")  # a job that never resumes
+            self._upload()
+            self.error = ""
+        except Exception as error:  # the training goes on whatever is wrong here
+            reason = str(error) if isinstance(error, BadInput) else describe(error, self.folder)
+            new = not self.error
+            self.error = f"not uploaded to {self.url}: {reason}"
+            if (asked or new) and not self._ending.is_set():
+                _say(f"warning: {self.error}; training goes on, the next save tries again")
+
+    def _upload(self) -> None:
+        self.lease.check()
+        # The checkpoint is chosen first: the history then reaches as far, or further.
+        step = self._newest()
+        pair = restoring.names_of(step) if step is not None else ()
+        results = [*HISTORY, *pair, *([_LATEST] if pair else [])]
+        others = [name for name in self._plain_files() if name not in HISTORY]
+        try:
+            changed = {name: file for name in (*results, *others) if (file := self._snapshot(name, step))}
+            self._replaced = self._replaced and changed.keys().isdisjoint(pair)
+            self._withdraw(changed)
+            for name in results:
+                self._send(name, changed)
+            if pair and not self._replaced and set(pair) <= self._files.keys():
+                self._retire(step)
+                self._write_list()
+                self._replaced = True
+            for name in others:
+                self._send(name, changed)
+            self._write_list()
+        finally:
+            shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
+        if self._garbage:
+            self.lease.check()
+            self.store.delete(sorted(self._garbage))
+            self._garbage.clear()
+
+    def _newest(self) -> int | None:
+        """The step of the newest whole checkpoint of this run on the node."""
+        for path in checkpoint.found(os.path.join(self.folder, CHECKPOINTS)):
+            name = f"{CHECKPOINTS}/{os.path.basename(path)}"
+            step = restoring.step_of(name)
+            if not self._saved and step != self._resumed:  # may be another run's
+                continue
+            with contextlib.suppress(checkpoint.Refused, OSError):
+                if name not in self._files or self._sent.get(name) != _state(path):
+                    checkpoint.verify(path)
+                return step
+        return None
+
+    def _plain_files(self) -> list[str]:
+        """Names of the files directly in the folder."""
+        names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
+        return sorted(
+            name
+            for name in names
+            if os.path.isfile(os.path.join(self.folder, name)) and not name.endswith(".partial")
+        )
+
+    def _snapshot(self, name: str, step: int | None) -> File | None:
+        """What a file is now, whatever is written to it while it is sent; None if it is at the URL.
+
+        step: of the newest checkpoint, which LATEST names.
+        """
+        snapshot = self._make(os.path.join(_SNAPSHOTS, name))
+        state = None
+        if name == _LATEST:
+            with open(snapshot, "w", encoding="utf-8") as file:
+                file.write(f"{checkpoint.name_of(step)}\n")
+        else:
+            path = os.path.join(self.folder, name)
+            try:
+                state = _state(path)
+                if name in self._files and self._sent.get(name) == state:
+                    return None
+                _copy(path, snapshot)
+            except FileNotFoundError:  # another one takes its place, and is sent next time
+                return None
+        self._sent[name] = state
+        own = File(os.path.getsize(snapshot), _sha256(snapshot))
+        return None if self._files.get(name) == own else own
+
+    def _withdraw(self, names) -> None:
+        """Take files off the list before others are written over them."""
+        for name in names:
+            self._files.pop(name, None)
+        self._write_list()
+
+    def _send(self, name: str, changed: dict[str, File]) -> None:
+        if name in changed:
+            self.lease.check()
+            self.store.send(os.path.join(self.folder, _SNAPSHOTS, name), name, sha256=changed[name].sha256)
+            self._files[name] = changed[name]
+            self._garbage.discard(name)
+
+    def _retire(self, step: int) -> None:
+        """Take off the list what a new checkpoint replaces."""
+        steps = {restoring.step_of(each) for each in self._files.keys() - self._doomed} - {None}
+        for old in sorted(steps | {step})[: -self.keep]:
+            self._doomed |= set(restoring.names_of(old))
+        self._doomed -= {*restoring.names_of(step), _LATEST}
+        for each in self._doomed:
+            self._files.pop(each, None)
+        self._garbage |= self._doomed
+        self._doomed.clear()
+
+    def _write_list(self) -> None:
+        """Name what is whole at the URL: a checkpoint only together with its checksum."""
+        steps = {path: restoring.step_of(path) for path in self._files}
+        files = {
+            path: file
+            for path, file in self._files.items()
+            if steps[path] is None or set(restoring.names_of(steps[path])) <= self._files.keys()
+        }
+        if files == self._listed and self._sure:
+            return
+        self.lease.check()
+        self._sure = False
+        newest = max((steps[path] for path in files if steps[path] is not None), default=None)
+        self.store.write(output_list.NAME, output_list.text(files, newest))
+        self._listed, self._sure = files, True
+
+    def _make(self, name: str) -> str:
+        """Where a file of ours lies."""
+        path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return path
+
+
+def _state(path: str) -> tuple:
+    """Changes when the file does."""
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _copy(path: str, snapshot: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(snapshot)
+    if _FOREVER.fullmatch(path):
+        with contextlib.suppress(PermissionError, OSError):  # not every file system has links
+            os.link(path, snapshot)
+            return
+    shutil.copyfile(path, snapshot)
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(line, flush=True)

@@ -1,0 +1,189 @@
+"""Bring the newest whole checkpoint of a URL, and the history up to it, back to this node."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+
+from common.checkpoint import files as checkpoint
+from common.checkpoint import output_list
+from common.checkpoint.output_list import File
+from common.exits import BadInput
+from common.object_store.errors import shown
+from common.object_store.store import ObjectStore, StoreError
+
+CHECKPOINTS = "checkpoints"
+HISTORY = ("metrics.jsonl", "receipt.bin", "starts.jsonl")  # cut back to the checkpoint by the job
+_NEW = ".restore"  # below checkpoints/: where a checkpoint arrives before it takes its place
+_SAY_EVERY = 30.0  # seconds
+_STEP = re.compile(rf"{CHECKPOINTS}/step_(\d+)\.pt(\.json)?")
+# reasons of a StoreError that concern one object, and not the connection to the store
+_OF_THE_OBJECT = ("damaged", "replaced", "404", "NoSuchKey", "NotFound", "412", "PreconditionFailed")
+
+
+def step_of(path: str) -> int | None:
+    """Of a checkpoint or its checksum below a URL; None for other files."""
+    match = _STEP.fullmatch(path)
+    return int(match[1]) if match else None
+
+
+def names_of(step: int) -> tuple[str, str]:
+    """The paths below a URL of a checkpoint and its checksum."""
+    path = f"{CHECKPOINTS}/{checkpoint.name_of(step)}"
+    return path, f"{path}.json"
+
+
+def read_list(store: ObjectStore) -> dict[str, File] | None:
+    """Return the whole files at a URL by path; None if there is no list. Raises BadInput."""
+    try:
+        content = store.read(output_list.NAME)
+    except StoreError as error:
+        if error.reason in ("404", "NoSuchKey", "NotFound"):
+            return None
+        raise
+    url = store.location.url(output_list.NAME)
+    try:
+        form, files = output_list.parse(content)
+    except ValueError as error:
+        raise BadInput(
+            f"{url} is damaged, and only this list tells which results are whole: fetch what you need, and "
+            "use another train_url"
+        ) from error
+    if form != output_list.FORMAT:
+        raise BadInput(f"{url}: its format is {form}, expected {output_list.FORMAT}")
+    return files
+
+
+def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[str]) -> set[str]:
+    """Bring the newest whole checkpoint to the folder, and the history up to it, unless the folder has one of
+    the same run that is as new. A checkpoint in the folder stays until another one takes its place whole.
+
+    files: those of the list. there: paths of what lies in the URL's checkpoints/. Returns the paths of the
+    checkpoints that were refused. Raises BadInput if there are checkpoints, and none is whole there or here.
+    """
+    steps = sorted({step_of(path) for path in files if path.endswith(".pt")} - {None}, reverse=True)
+    if not steps:
+        unfinished = sum(step_of(path) is not None and path.endswith(".pt") for path in there)
+        if unfinished:
+            print(
+                f"{unfinished} checkpoints at {store.location.url()} were not uploaded to their end: ignored",
+                flush=True,
+            )
+        return set()
+    place = os.path.join(folder, CHECKPOINTS)
+    own = _newest(place)
+    os.makedirs(place, exist_ok=True)
+    refused, reasons = set(), []
+    for step in steps:
+        if own and _is_as_new(own, store, step, files):
+            return refused
+        try:
+            path = _bring(store, folder, step, files)
+            break
+        except (checkpoint.Refused, StoreError) as error:
+            if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
+                raise
+            refused |= set(names_of(step))
+            reasons.append(f"{store.location.url(names_of(step)[0])}: {error}")
+            print(f"checkpoint refused: {reasons[-1]}", flush=True)
+    else:
+        if own:
+            return refused
+        raise BadInput(
+            f"no checkpoint can be used: {'; '.join(reasons)} (take another train_url to begin anew)"
+        )
+    # The checkpoint goes last: once it is in its place, the next start looks no further.
+    for name in HISTORY:
+        _restore_history(store, folder, name)
+    _install(path, place, checkpoint.name_of(step))
+    print(
+        f"restored {checkpoint.name_of(step)} and the history up to it from {store.location.url()}",
+        flush=True,
+    )
+    return refused
+
+
+def _newest(place: str) -> dict | None:
+    """The facts of the newest checkpoint on this node that is whole."""
+    for path in checkpoint.found(place):
+        if facts := _facts(path):
+            return facts
+    return None
+
+
+def _facts(path: str) -> dict | None:
+    """What is recorded beside a checkpoint on this node; None if it is not whole."""
+    try:
+        facts = checkpoint.verify(path)
+    except (checkpoint.Refused, KeyError, TypeError):
+        return None
+    return facts if type(facts.get("step")) is int else None
+
+
+def _is_as_new(own: dict, store: ObjectStore, step: int, files: dict[str, File]) -> bool:
+    """Whether a checkpoint of this node can stand for one at the URL: the same bytes, or a later step of the
+    same run."""
+    if own["sha256"] == files[names_of(step)[0]].sha256:
+        return True
+    return own["step"] >= step and own.get("run") == _run(store, step)
+
+
+def _run(store: ObjectStore, step: int) -> str | None:
+    """Which run the checkpoint at the URL belongs to; "" if that cannot be read."""
+    with contextlib.suppress(StoreError, ValueError, KeyError, TypeError, RecursionError):
+        return json.loads(store.read(names_of(step)[1]))["run"]
+    return ""
+
+
+def _bring(store: ObjectStore, folder: str, step: int, files: dict[str, File]) -> str:
+    """The path of a whole copy of the checkpoint on this node, in its place or beside it."""
+    name, checksum = names_of(step)
+    if checksum not in files:
+        raise checkpoint.Refused(f"the list does not name its checksum {os.path.basename(checksum)}")
+    final = os.path.join(folder, name)
+    new = os.path.join(os.path.dirname(final), _NEW, os.path.basename(final))
+    os.makedirs(os.path.dirname(new), exist_ok=True)
+    for path in (final, new):  # new: of a start that was killed
+        if (facts := _facts(path)) and facts["sha256"] == files[name].sha256:
+            return path
+    begin, said = time.monotonic(), [time.monotonic()]
+
+    def heartbeat(size: int) -> None:
+        if time.monotonic() - said[0] > _SAY_EVERY:
+            said[0] = time.monotonic()
+            print(f"restoring {store.location.url(name)} ({said[0] - begin:.0f} s)", flush=True)
+
+    for each, path in ((checksum, f"{new}.json"), (name, new)):
+        store.fetch(each, path, *files[each], heartbeat)
+    try:
+        facts = checkpoint.verify(new)
+    except (KeyError, TypeError):
+        raise checkpoint.Refused(f"its checksum {os.path.basename(checksum)} is damaged") from None
+    if facts.get("step") != step:
+        raise checkpoint.Refused(f"it is of step {facts.get('step')}")
+    return new
+
+
+def _install(path: str, place: str, name: str) -> None:
+    """Move a whole checkpoint to its place, and make it the newest. A kill in the middle leaves the file and
+    its checksum where they arrived."""
+    final = os.path.join(place, name)
+    if path != final:
+        with open(f"{path}.json", encoding="utf-8") as file:
+            checkpoint.write_text(f"{final}.json", file.read())
+        os.replace(path, final)
+    checkpoint.write_text(os.path.join(place, checkpoint.LATEST), f"{name}\n")
+    shutil.rmtree(os.path.join(place, _NEW), ignore_errors=True)
+
+
+def _restore_history(store: ObjectStore, folder: str, name: str) -> None:
+    """As it is there now: it may be newer than the list, and the job cuts it back to the checkpoint."""
+    try:
+        if entry := store.head(name):
+            store.fetch(name, os.path.join(folder, name), entry.size, entry.sha256)
+    except StoreError as error:
+        if error.reason not in _OF_THE_OBJECT:
+            raise
+        print(f"warning: {shown(name)} of before is lost: {error}", flush=True)

@@ -1,0 +1,279 @@
+"""Save and resume a learning-rate schedule and the hyperparameters of its optimizer, exactly.
+
+A checkpoint holds the scheduler's state_dict and how the schedule began. There are two kinds of schedules:
+
+- torch's schedules that depend on the number of calls of step() only. If the schedule began as in the
+  checkpoint, its state is loaded. If it began otherwise (another --lr or --epochs), a new one takes as many
+  steps as the old one had taken: it continues at that place of the new schedule.
+- all others, such as ReduceLROnPlateau and classes of the user's own. Their state is loaded; it is an error
+  if --lr or --epochs or the schedule's own settings are not those of the checkpoint.
+
+A scheduler whose state a checkpoint cannot hold is refused by the name of its class, before training.
+"""
+
+import collections
+import copy
+import warnings
+
+import torch
+
+from common.checkpoint.files import Refused
+from common.exits import BadInput
+
+_TORCH = "torch.optim.lr_scheduler"
+_OF_THE_STEP = {
+    "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
+    "PolynomialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
+}  # fmt: skip
+_COMPOSITES = {"SequentialLR", "ChainedScheduler"}
+_KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # how to compute, not what
+_ARGUMENTS = ("lr", "epochs")
+
+
+class ScheduleState:
+    """The state of one scheduler and of its optimizer's parameter groups.
+
+    Make it before the first step: it keeps how the schedule began. scheduler: None if the job has none.
+    settings: the arguments of the job that may change what is learned, name -> plain value. Raises BadInput
+    with the name of the class if a checkpoint cannot hold the scheduler's state.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scheduler, settings: dict):
+        self.optimizer, self.scheduler, self.settings = optimizer, scheduler, settings
+        self.name = _name(scheduler)
+        self._check()
+        self._groups = [_hyperparameters(group) for group in optimizer.param_groups]
+        self._began = plain(scheduler.state_dict()) if scheduler else {}
+
+    def state(self) -> dict:
+        """What a checkpoint holds: plain types and tensors."""
+        return {
+            "class": self.name,
+            "calls": _calls(self.scheduler),
+            "began": {"state": self._began, "groups": self._groups, "settings": self.settings},
+            "state": plain(self.scheduler.state_dict()) if self.scheduler else {},
+            "groups": [_hyperparameters(group) for group in self.optimizer.param_groups],
+        }
+
+    def load(self, saved: dict) -> None:
+        """Continue where state() was taken; may be called again after it failed. Raises Refused, with both
+        values, if the schedule cannot continue exactly."""
+        self._load_scheduler(self._began)
+        for group, own in zip(self.optimizer.param_groups, self._groups, strict=True):
+            _set(group, own)
+        change = self._change(saved)
+        if self.scheduler is None:
+            replayed = True
+        elif not _of_the_step(self.scheduler):
+            change = change or self._changed_argument(saved["began"]["settings"])
+            if change:
+                raise Refused(
+                    f"its schedule {self.name} does not depend on the step alone, so it continues with the "
+                    f"settings it began with only: {change}"
+                )
+            replayed = False
+        else:
+            replayed = bool(change) or _calls_a_function(self.scheduler)
+        if replayed:
+            self._replay(saved["calls"])
+        else:
+            self._load_scheduler(saved["state"])
+        self._load_groups(saved, replayed)
+        if replayed:
+            self._check_replay(saved)
+
+    def _check(self) -> None:
+        if self.scheduler is None:
+            return
+        missing = [
+            each for each in ("step", "state_dict", "load_state_dict") if not hasattr(self.scheduler, each)
+        ]
+        if missing:
+            raise BadInput(f"the schedule {self.name} cannot be resumed: it has no {missing[0]}()")
+        state = self.scheduler.state_dict()
+        plain(state, f"the schedule {self.name} cannot be resumed: a checkpoint cannot hold its ")
+        if type(self.scheduler).__module__ == _TORCH:
+            return
+        for name, value in vars(self.scheduler).items():
+            if name not in state and value is not self.optimizer and not callable(value):
+                raise BadInput(
+                    f"the schedule {self.name} cannot be resumed: its state_dict() leaves out {name!r}"
+                )
+
+    def _load_scheduler(self, state: dict) -> None:
+        if self.scheduler:
+            self.scheduler.load_state_dict(_merged(self.scheduler.state_dict(), state))
+
+    def _change(self, saved: dict) -> str:
+        """How the schedule's beginning differs from the saved one; "" if it does not."""
+        if saved["class"] != self.name:
+            return f"it was {saved['class']}"
+        for there, here in zip(saved["began"]["groups"], self._groups, strict=True):
+            for name in sorted(there.keys() | here.keys()):
+                if _scheduled(name) and not _same(there.get(name), here.get(name)):
+                    return f"its {name} began at {there.get(name)}, this run's at {here.get(name)}"
+        if not _same(saved["began"]["state"], self._began):
+            there, here = saved["began"]["state"], self._began
+            name = next(
+                each
+                for each in sorted(there.keys() | here.keys())
+                if not _same(there.get(each), here.get(each))
+            )
+            return f"its {name} began as {there.get(name)}, this run's as {here.get(name)}"
+        return ""
+
+    def _changed_argument(self, there: dict) -> str:
+        for name in _ARGUMENTS:
+            if there.get(name) != self.settings.get(name):
+                return f"its --{name} was {there.get(name)}, this run's is {self.settings.get(name)}"
+        return ""
+
+    def _replay(self, calls: int | None) -> None:
+        """Take the steps of the old schedule: about 3 us each."""
+        if self.scheduler is None:
+            return
+        if calls is None:
+            raise Refused(f"its schedule {self.name} was not called once a step, and its settings changed")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a scheduler that takes a step before its optimizer
+                for _ in range(calls):
+                    self.scheduler.step()
+        except ValueError as error:  # OneCycleLR after its last step
+            raise Refused(f"its schedule {self.name} does not reach step {calls}: {error}") from error
+
+    def _load_groups(self, saved: dict, replayed: bool) -> None:
+        """The saved hyperparameters, except those that this run began with another value of, and those that a
+        replayed schedule has set."""
+        for group, now, there, here in zip(
+            self.optimizer.param_groups, saved["groups"], saved["began"]["groups"], self._groups, strict=True
+        ):
+            own = _hyperparameters(group)
+            moved = {name for name in own if not _same(own[name], here.get(name))} if replayed else set()
+            taken = {
+                name: value
+                for name, value in now.items()
+                if name not in moved and _same(there.get(name), here.get(name))
+            }
+            if replayed and self.scheduler:
+                taken = {name: value for name, value in taken.items() if not _scheduled(name)}
+            _set(group, taken)
+
+    def _check_replay(self, saved: dict) -> None:
+        """A function of the user's own that is given the same steps gives the same rates, or it depends on
+        something else. Not compared if an argument or a base rate has changed: other rates are right then."""
+        if self.scheduler is None or not _calls_a_function(self.scheduler):
+            return
+        bases = (
+            [group.get("initial_lr") for group in each] for each in (saved["began"]["groups"], self._groups)
+        )
+        if not _same(*bases) or saved["began"]["settings"] != self.settings:
+            return
+        rates = [
+            [float(group["lr"]) for group in groups]
+            for groups in (saved["groups"], self.optimizer.param_groups)
+        ]
+        if rates[0] != rates[1]:
+            raise Refused(
+                f"its schedule {self.name} had the learning rates {rates[0]} and now gives {rates[1]} for "
+                "the same step: it is another function, or depends on more than the step"
+            )
+
+
+def plain(value, refusal: str = "a checkpoint cannot hold "):
+    """A copy in types that torch.load(weights_only=True) reads on every supported version: None, bool, int,
+    float, str, lists, tuples, dictionaries, tensors. Functions are left out: a scheduler is made with them
+    again. Raises BadInput, which begins with `refusal` and names the type, for anything else."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    for kind in (int, float, str):  # NumPy's float64 is a float, and weights_only refuses it
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, dict):
+        return {
+            plain(key, refusal): plain(each, f"{refusal}{key}, ")
+            for key, each in value.items()
+            if not callable(each)
+        }
+    if type(value) in (list, tuple):
+        return type(value)(plain(each, refusal) for each in value if not callable(each))
+    raise BadInput(f"{refusal}{type(value).__name__}")
+
+
+def _name(scheduler) -> str:
+    """ "StepLR", or "SequentialLR(LinearLR, StepLR)"."""
+    if scheduler is None:
+        return "none"
+    parts = ", ".join(map(_name, _parts(scheduler)))
+    return type(scheduler).__name__ + (f"({parts})" if parts else "")
+
+
+def _parts(scheduler) -> list:
+    return list(scheduler._schedulers) if _is_torchs(scheduler, _COMPOSITES) else []
+
+
+def _is_torchs(scheduler, names: set[str]) -> bool:
+    return type(scheduler).__module__ == _TORCH and type(scheduler).__name__ in names
+
+
+def _of_the_step(scheduler) -> bool:
+    if parts := _parts(scheduler):
+        return all(map(_of_the_step, parts))
+    return _is_torchs(scheduler, _OF_THE_STEP)
+
+
+def _calls_a_function(scheduler) -> bool:
+    """Whether a function of the user's own sets the rates: what it is does not show in a state_dict."""
+    if parts := _parts(scheduler):
+        return any(map(_calls_a_function, parts))
+    if _is_torchs(scheduler, {"CyclicLR"}):
+        return scheduler._scale_fn_custom is not None
+    return _is_torchs(scheduler, {"LambdaLR", "MultiplicativeLR"})
+
+
+def _calls(scheduler) -> int | None:
+    """How often step() was called; None if it was called with fractions of an epoch."""
+    if _is_torchs(scheduler, {"ChainedScheduler"}):
+        return _calls(scheduler._schedulers[0])
+    if scheduler is None or getattr(scheduler, "T_cur", 0) % 1:
+        return None
+    return getattr(scheduler, "last_epoch", None)
+
+
+def _hyperparameters(group: dict) -> dict:
+    return plain({name: value for name, value in group.items() if name not in _KERNELS})
+
+
+def _set(group: dict, values: dict) -> None:
+    for name, value in values.items():
+        if isinstance(group.get(name), torch.Tensor):  # a rate that a captured graph reads
+            group[name].copy_(torch.as_tensor(value))
+        else:
+            group[name] = value
+
+
+def _scheduled(name: str) -> bool:
+    return name == "lr" or name.endswith(("_lr", "_momentum"))
+
+
+def _merged(own, saved):
+    """The saved state in the types of the scheduler's own, with its own functions."""
+    if isinstance(own, dict) and isinstance(saved, dict):
+        merged = {name: _merged(own.get(name), saved[name]) for name in saved}
+        merged = {name: value for name, value in own.items() if name not in saved} | merged
+        return collections.Counter(merged) if isinstance(own, collections.Counter) else merged
+    if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
+        return [_merged(*pair) for pair in zip(own, saved, strict=True)]
+    return copy.deepcopy(saved)  # a scheduler may change its lists in place
+
+
+def _same(one, other) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other

@@ -1,0 +1,144 @@
+"""Load the weights of a file into a model, and keep the names of the classes beside the weights.
+
+A file of weights is best.pth, epoch_<n>.pth, a checkpoint step_<n>.pt, or the state_dict of a model that was
+wrapped by DistributedDataParallel (module.) or torch.compile (_orig_mod.).
+"""
+
+import json
+import os
+import zipfile
+
+import torch
+
+from common.checkpoint import files as checkpoint
+from common.exits import BadInput
+
+CLASSES = "classes.json"  # in a run's output folder: the names of the classes, a list in the order of labels
+_SHOWN = 3  # tensors named in a line
+_COUNTERS = "num_batches_tracked"  # BatchNorm's; files of old versions of torch do not have it
+
+
+def load(path: str, model: torch.nn.Module, complete: bool = False) -> str:
+    """Load the weights of a file, on every process; rank 0 reads it. Return a line on what was loaded.
+
+    complete: every tensor of the model must be in the file. Otherwise tensors that are missing or have
+    another shape, such as those of a head for other classes, keep their values. Raises BadInput on every
+    process if the file cannot be read, or if fewer than half of the model's weights are in it.
+    """
+    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    found, trouble = {}, ""
+    if not several or torch.distributed.get_rank() == 0:
+        try:
+            found = read(path)
+        except BadInput as error:
+            trouble = str(error)
+    if several:
+        values = [found, trouble]
+        torch.distributed.broadcast_object_list(values)
+        found, trouble = values
+    if trouble:
+        raise BadInput(trouble)
+    return _fill(path, model, found, complete)
+
+
+def read(path: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file of weights by name, on the CPU, without the prefixes of wrappers. Of a
+    checkpoint: the averaged weights (--ema) if it has them. Nothing in the file is executed. Raises
+    BadInput."""
+    try:
+        content = checkpoint.load(path)
+        if os.path.exists(f"{path}.json"):
+            checkpoint.verify(path)
+        else:
+            _check_crc(path)
+    except checkpoint.Refused as error:
+        raise BadInput(f"weights {path}: {error}") from error
+    objects = content.get("objects")
+    if isinstance(objects, dict):
+        content = objects.get("ema") or objects.get("model")
+        content = content if isinstance(content, dict) else {}
+    tensors = {
+        _bare(name): value
+        for name, value in content.items()
+        if isinstance(name, str) and isinstance(value, torch.Tensor) and name != "n_averaged"
+    }
+    if not tensors:
+        names = ", ".join(f"{name!r:.40}" for name in list(content)[:_SHOWN])
+        raise BadInput(f"weights {path}: it holds {names or 'nothing'}; expected a state_dict, name: tensor")
+    return tensors
+
+
+def _check_crc(path: str) -> None:
+    """Raise Refused if a part of the zip file is not what was written; torch.load does not look."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # whatever a damaged file makes zipfile raise
+        raise checkpoint.Refused(f"it is damaged: {error}") from error
+    if damaged:
+        raise checkpoint.Refused(f"it is damaged: the CRC-32 of {damaged} differs")
+
+
+def _bare(name: str) -> str:
+    while name.startswith(("module.", "_orig_mod.")):
+        name = name.partition(".")[2]
+    return name
+
+
+def _fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], complete: bool) -> str:
+    own = model.state_dict()
+    names = {_bare(name): name for name in own}
+    shapes = {name: tuple(own[names[name]].shape) for name in names}
+    same = [name for name in names if name in found and tuple(found[name].shape) == shapes[name]]
+    other = [
+        f"{name} {list(found[name].shape)} in the file, {list(shapes[name])} here"
+        for name in names
+        if name in found and name not in same
+    ]
+    missing = [name for name in names if name not in found and not name.endswith(_COUNTERS)]
+    unused = [name for name in found if name not in names]
+    line = f"weights from {path}: {len(same)} of {len(names)} tensors"
+    if other:
+        line += f"; another shape: {_some(other, '; ')}"
+    if missing:
+        line += f"; not in the file: {_some(missing)}"
+    if unused:
+        line += f"; not in the model: {_some(unused)}"
+    matrices = [name for name in names if len(shapes[name]) > 1] or list(names)
+    if 2 * len(set(same) & set(matrices)) < len(matrices):
+        raise BadInput(f"{line}: they belong to another network")
+    if complete and (other or missing):
+        raise BadInput(f"{line}: expected all of them")
+    model.load_state_dict({names[name]: found[name] for name in same}, strict=False)
+    return f"{line}; the rest keeps its initial values" if other or missing else line
+
+
+def _some(names: list[str], between: str = ", ") -> str:
+    more = f"{between}and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return between.join(names[:_SHOWN]) + more
+
+
+def write_classes(folder: str, names: tuple[str, ...]) -> None:
+    """Write the names of the classes, in the order of their labels, into an output folder. Raises OSError."""
+    checkpoint.write_text(os.path.join(folder, CLASSES), json.dumps(names) + "\n")
+
+
+def compare_classes(path: str, names: tuple[str, ...]) -> str:
+    """Return a line if the names of the classes beside a file of weights are not these, else ""."""
+    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    if os.path.basename(folder) == "checkpoints":
+        folder = os.path.dirname(folder)
+    try:
+        with open(os.path.join(folder, CLASSES), encoding="utf-8") as file:
+            theirs = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        theirs = None
+    if not names or not isinstance(theirs, list) or theirs == list(names):
+        return ""
+    if len(theirs) != len(names):
+        return f"the weights know {len(theirs)} classes, the data set has {len(names)}"
+    label = next(label for label, name in enumerate(names) if theirs[label] != name)
+    return (
+        f"warning: the weights were learned with other classes: label {label} is {theirs[label]!r:.80} in "
+        f"{os.path.join(folder, CLASSES)} and {names[label]!r:.80} in the data set"
+    )

@@ -1,0 +1,1 @@
+"""Processes: who they are, how they start, meet, communicate and stop."""

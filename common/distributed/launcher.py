@@ -1,0 +1,139 @@
+"""The processes of one node, where the platform started only the first of them."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import torch
+
+from common import exits
+from common.distributed import preemption
+from common.distributed.topology import STARTED_BY, Topology
+from common.exits import ERROR_PIPE
+from common.performance import cores
+
+STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children of a parent that holds the store
+# seconds from SIGTERM to SIGKILL for processes whose peer is gone: a save that is in flight may end
+_GRACE = 5.0
+
+
+def first_on_node() -> bool:
+    """Whether this process speaks for its node before the group exists: one line a node, not one a
+    process."""
+    local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+    return local_rank == "0" and STARTED_BY not in os.environ
+
+
+def start(topology: Topology, grace: float) -> int:
+    """Run this process's own command once for every process of the node, and wait.
+
+    Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
+    them. Signals that ask to stop are passed on, and the processes then have `grace` seconds to save and
+    leave. When one process fails, the others are ended. Returns the exit code of the first that failed (128 +
+    n if signal n ended it), or 0.
+    """
+    count = topology.processes_per_node
+    environment = dict(os.environ)
+    if topology.nodes == 1:
+        # The store lives in this process, on loopback, at a port that nobody can take meanwhile.
+        listener = socket.create_server(("127.0.0.1", 0))
+        host, port = listener.getsockname()
+        store = torch.distributed.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        environment[STORE_HOLDER] = "1"
+    else:
+        host, port, store = topology.master_host, topology.master_port, None
+    receive_errors, send_errors = os.pipe()
+    environment |= {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(topology.world_size),
+        "LOCAL_WORLD_SIZE": str(count),
+        ERROR_PIPE: str(send_errors),
+        STARTED_BY: str(os.getpid()),
+    }
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores.available() // count)))
+    children: list[subprocess.Popen] = []
+    asked: list[tuple[int, float]] = []  # signals and when they came
+
+    def forward(number, frame):
+        asked.append((number, time.monotonic()))
+        presses = [at for each, at in asked if each == number == signal.SIGINT]
+        again = bool(presses) and presses[-1] - presses[0] > preemption.SAME_PRESS
+        for child in children:
+            child.send_signal(signal.SIGKILL if again else number)
+
+    preemption.forget()
+    for number in preemption.SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, forward)
+    # A child imports torch before it can handle Ctrl-C: it unblocks the signal when it can.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    for local_rank in range(count):
+        own = {"LOCAL_RANK": str(local_rank), "RANK": str(topology.rank + local_rank)}
+        command = [sys.executable, *sys.orig_argv[1:]]
+        if not asked:
+            children.append(subprocess.Popen(command, env=environment | own, pass_fds=[send_errors]))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if asked:  # one that was being started when the signal came has not seen it
+        for child in children:
+            child.send_signal(asked[0][0])
+    os.close(send_errors)
+    code = _wait(children, topology.rank, asked, grace) if children else 128 + asked[0][0]
+    with os.fdopen(receive_errors) as lines:
+        sys.stderr.writelines(dict.fromkeys(lines))  # all processes read the same data: the same error once
+    del store
+    return code
+
+
+def _wait(
+    children: list[subprocess.Popen], first_rank: int, asked: list[tuple[int, float]], grace: float
+) -> int:
+    while True:
+        codes = [child.poll() for child in children]
+        failed = next((index for index, code in enumerate(codes) if code), None)
+        if failed is not None or None not in codes:
+            break
+        time.sleep(0.05)
+    if failed is None:
+        return 0
+    code = codes[failed]
+    if code < 0 and asked and asked[0][0] == signal.SIGINT:
+        code = exits.INTERRUPTED  # killed by a second Ctrl-C, or in a library that was interrupted
+    if code < 0:
+        name = signal.Signals(-code).name
+        print(f"rank {first_rank + failed} (pid {children[failed].pid}) was ended by {name}", file=sys.stderr)
+    if asked:
+        _end(children, grace + _GRACE)
+    else:
+        for child in children:
+            if child.poll() is None:
+                child.terminate()
+        _end(children, _GRACE)
+    return code if code > 0 else 128 - code
+
+
+def _end(children: list[subprocess.Popen], seconds: float) -> None:
+    """Wait until all have ended, and kill those that have not in time."""
+    deadline = time.monotonic() + seconds
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def die_with_parent() -> None:
+    """In a child: a parent killed without notice must not leave processes behind that hold the GPUs."""
+    parent = os.environ.get(STARTED_BY)
+    if parent and sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):  # it died before the call
+            sys.exit(128 + signal.SIGTERM)

@@ -1,0 +1,281 @@
+"""Where the processes find each other, and find out whether they belong together.
+
+Rank 0 holds a torch TCPStore at the platform's address. Every process states there which rank and layout it
+was told; what contradicts an earlier statement is refused by name, and who has not arrived in time is listed.
+Everything here has a bound of its own: a TCPStore that reaches another kind of server waits for ever,
+whatever its time-out says (torch 2.14), so a thread ends the process.
+"""
+
+import contextlib
+import datetime
+import errno
+import ipaddress
+import json
+import os
+import socket
+import threading
+import time
+
+import torch
+
+from common.distributed.launcher import STORE_HOLDER, first_on_node
+from common.distributed.topology import Topology
+from common.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
+
+_POLL = 0.1  # seconds
+_HEARTBEAT = 10.0  # seconds between lines while waiting: a silent job is taken for a hung one
+_BUSY = 10.0  # seconds for a port to become free: a job restarted in place may meet its own last moments
+_ASKED = 10_000  # ranks that are asked for one by one, so that it ends in seconds
+_ANSWER = 20.0  # seconds for a server that accepts connections to answer as a store
+
+
+def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.Store:
+    """The store that all processes of the job share, once all of them are there.
+
+    timeout: seconds for the whole of it. backend: what this process will use after it. Raises BadInput where
+    this process was told something that contradicts the others, and NoRendezvous where they cannot be reached
+    or do not come.
+    """
+    if topology.world_size == 1:
+        return torch.distributed.HashStore()
+    deadline = time.monotonic() + timeout
+    store = _connect(topology, timeout, deadline)
+    # A restarted job must not read what the one before it wrote: torchrun's agent keeps its store.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = torch.distributed.PrefixStore(f"bootfile/{attempt}", store)
+    bound = deadline - time.monotonic() + _ANSWER
+    try:
+        with _watchdog(bound, lambda: f"the store at {_address(topology)} stopped answering"):
+            _claim(store, topology, backend)
+            _wait_for_all(store, topology, timeout, deadline)
+    except RuntimeError as error:
+        raise NoRendezvous(
+            f"rank {topology.rank}: the store at {_address(topology)} went away while waiting for the other "
+            f"processes ({str(error).splitlines()[0]}); see the log of rank 0"
+        ) from error
+    return store
+
+
+def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distributed.Store:
+    others = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or STORE_HOLDER in os.environ
+    holds_it = topology.rank == 0 and not others
+    host = topology.master_host if topology.nodes > 1 or others else "127.0.0.1"  # one node needs no network
+    found = _resolve(host, topology.master_port, deadline, timeout)
+    family, address = found[0]
+    listener = _listen(topology, found, timeout) if holds_it else None
+    if not listener:
+        _reach(topology, family, address, deadline, timeout)
+    bound = min(_ANSWER, timeout)
+    with _watchdog(bound, lambda: _what_answers(topology, family, address, bound)):
+        store = torch.distributed.TCPStore(
+            address[0],
+            topology.master_port,
+            is_master=holds_it,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=timeout),
+            master_listen_fd=listener.detach() if listener else None,
+        )
+        # torch 2.1 connects without waiting for an answer, and takes any bytes for one.
+        if not 0 < store.add("greetings", 1) < 2**31:
+            raise NoRendezvous(_what_answers(topology, family, address, bound))
+        return store
+
+
+def _resolve(host: str, port: int, deadline: float, timeout: float) -> list[tuple[int, tuple]]:
+    """Every (address family, socket address) of the host, the preferred one first. A headless service's name
+    may exist only once its pod runs: try again."""
+    heartbeat = _Heartbeat()
+    while True:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return [(family, address) for family, _, _, _, address in found]
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() + 1 > deadline:
+                raise NoRendezvous(
+                    f"the master's host name {host} does not resolve on {socket.gethostname()} "
+                    f"({getattr(error, 'strerror', None) or error}; tried for {timeout:.0f} s)"
+                ) from error
+        heartbeat.say(f"waiting for the host name {host} to resolve")
+        time.sleep(1)
+
+
+def _listen(topology: Topology, found: list[tuple[int, tuple]], timeout: float) -> socket.socket:
+    """The socket of rank 0: bound to the master's address, since the store asks for no password. It listens
+    on every interface if that address is not one of this node (a service, NAT), or if the other nodes may see
+    another one."""
+    family, address = found[0]
+    # A name that is loopback in this node's /etc/hosts only is another address to the others.
+    inside = topology.nodes == 1 or is_loopback(topology.master_host)
+    bound = inside or (len(found) == 1 and not is_loopback(address[0]))
+    deadline = time.monotonic() + min(_BUSY, timeout)
+    while True:
+        try:
+            if bound:
+                return socket.create_server(address, family=family)
+            dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            return socket.create_server(("", topology.master_port), family=family, dualstack_ipv6=dual)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL and not inside:
+                bound = False
+                continue
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise NoRendezvous(
+                    f"rank 0 cannot listen on port {topology.master_port} of {socket.gethostname()}: "
+                    f"{os.strerror(error.errno)} (another program, or another rank 0, has it)"
+                ) from error
+        time.sleep(0.5)
+
+
+def _reach(topology: Topology, family: int, address: tuple, deadline: float, timeout: float) -> None:
+    """Wait until something accepts connections at the master's address."""
+    heartbeat = _Heartbeat()
+    while True:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.settimeout(max(0.1, min(5.0, deadline - time.monotonic())))
+            try:
+                probe.connect(address)
+                return
+            except OSError as error:
+                if time.monotonic() + _POLL > deadline:
+                    raise NoRendezvous(
+                        f"rank {topology.rank} cannot reach rank 0 at {_address(topology)} "
+                        f"({error.strerror or error}; tried for {timeout:.0f} s): rank 0 is missing, or the "
+                        "address is another node's"
+                    ) from error
+        heartbeat.say(f"waiting for rank 0 at {_address(topology)}")
+        time.sleep(0.2)
+
+
+def _what_answers(topology: Topology, family: int, address: tuple, bound: float) -> str:
+    found = "does not answer"
+    with contextlib.suppress(OSError), socket.create_connection(address[:2], timeout=1) as probe:
+        probe.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        if probe.recv(5) == b"HTTP/":
+            found = "is an HTTP server"
+    return (
+        f"what listens at {_address(topology)} {found}, not the store of this job's rank 0 "
+        f"(waited {bound:.0f} s): another program has the port"
+    )
+
+
+def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> None:
+    """State the layout and the rank; the first statement stands, one that contradicts it is refused."""
+    own = {"host": socket.gethostname(), "pid": os.getpid(), "node_rank": topology.node_rank}
+    layout = own | {
+        "nodes": topology.nodes, "processes_per_node": topology.processes_per_node, "backend": backend,
+    }  # fmt: skip
+    first = json.loads(store.compare_set("layout", "", json.dumps(layout)))
+    meanings = {
+        "processes_per_node": "processes per node",
+        "nodes": "nodes (world size)",
+        "backend": "as backend",
+    }
+    for name, meaning in meanings.items():
+        if first[name] != layout[name]:
+            _refuse(
+                store,
+                topology,
+                f"node {topology.node_rank} on {own['host']} was told {layout[name]} {meaning}, but node "
+                f"{first['node_rank']} on {first['host']}, which arrived first, was told {first[name]}",
+            )
+    first = json.loads(store.compare_set(f"rank/{topology.rank}", "", json.dumps(own)))
+    if first != own:
+        _refuse(
+            store,
+            topology,
+            f"rank {topology.rank} is there twice: as process {first['pid']} on {first['host']} and as "
+            f"process {own['pid']} on {own['host']}; two nodes were given the same rank, or one was "
+            "restarted without the others",
+        )
+    store.add(f"arrived/{topology.rank}", 1)
+    store.add("arrived", 1)
+
+
+def _refuse(store: torch.distributed.Store, topology: Topology, text: str) -> None:
+    """Tell the others, and raise: without this process the job cannot begin."""
+    store.set("refusal", text)
+    store.add("refused", 1)
+    _linger(topology)
+    raise BadInput(text)
+
+
+def _wait_for_all(store, topology: Topology, timeout: float, deadline: float) -> None:
+    heartbeat = _Heartbeat()
+    while store.add("arrived", 0) < topology.world_size:
+        if store.add("refused", 0):
+            text = store.get("refusal").decode()
+            _linger(topology)
+            raise BadInput(text)
+        if time.monotonic() > deadline:
+            asked = range(min(topology.world_size, _ASKED))
+            missing = [rank for rank in asked if not store.add(f"arrived/{rank}", 0)]
+            count = topology.world_size - store.add("arrived", 0)
+            _linger(topology)
+            nodes = sorted({rank // topology.processes_per_node for rank in missing})
+            raise NoRendezvous(
+                f"{count} of {topology.world_size} processes did not arrive within {timeout:.0f} s: "
+                f"{_ranges('rank', missing)} ({_ranges('node', nodes)})"
+                + (f", and others above rank {_ASKED - 1}" if topology.world_size > _ASKED else "")
+            )
+        missing = topology.world_size - store.add("arrived", 0)
+        heartbeat.say(f"waiting for {missing} of {topology.world_size} processes")
+        time.sleep(_POLL)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this is a loopback address as it is written, or localhost."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _linger(topology: Topology) -> None:
+    """The store goes with rank 0: let the others read why."""
+    if topology.rank == 0:
+        time.sleep(1)
+
+
+def _ranges(name: str, numbers: list[int]) -> str:
+    """[1, 2, 3, 7] -> "ranks 1-3, 7"."""
+    parts, start = [], None
+    for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+        start = number if start is None else start
+        if following != number + 1:
+            parts.append(str(start) if start == number else f"{start}-{number}")
+            start = None
+    return f"{name}{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
+
+
+class _Heartbeat:
+    """Says on the first process of a node, every ten seconds, what it is waiting for."""
+
+    def __init__(self):
+        self._begin = self._last = time.monotonic()
+
+    def say(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._last >= _HEARTBEAT and first_on_node():
+            self._last = now
+            print(f"{text} ({now - self._begin:.0f} s)", flush=True)
+
+
+@contextlib.contextmanager
+def _watchdog(seconds: float, explain):
+    """Leave the process with explain() if the body takes longer; nothing in Python can interrupt it."""
+
+    def expire():
+        say_error(explain())
+        leave(NO_RENDEZVOUS)
+
+    timer = threading.Timer(seconds, expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _address(topology: Topology) -> str:
+    return f"{topology.master_host}:{topology.master_port}"

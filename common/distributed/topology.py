@@ -1,0 +1,325 @@
+"""Who is who: what a launcher, arguments or a platform say of nodes and processes, resolved once.
+
+Pure Python, no torch.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.distributed import platforms
+from common.distributed.platforms import Claim, whole
+from common.exits import BadInput
+
+STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent, set where a job started its own processes
+
+# What may not be more than the GPUs that are there. PET_NPROC_PER_NODE is not among them: Kubeflow fills it
+# with the number of CPUs on a node without GPUs.
+_PROMISES = (
+    "MA_NUM_GPUS", "MLP_WORKER_GPU", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE", "DSTACK_GPUS_PER_NODE",
+    "NPROC_PER_NODE",
+)  # fmt: skip
+
+
+_MOST_PER_NODE = 1024
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where this process stands.
+
+    level: "process" where the platform started one process per rank (local_rank is set), "node" where it
+    started one per node, which starts the others (local_rank is None). master_host is None on a single node
+    that was told none. source: what spoke; "environment-assumed-node" where a choice had to be made that
+    --rank_level can turn. ignored: arguments that were given and not used, separated by commas.
+    """
+
+    node_rank: int
+    nodes: int
+    processes_per_node: int
+    local_rank: int | None
+    master_host: str | None
+    master_port: int | None
+    level: str
+    source: str
+    ignored: str = ""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes_per_node
+
+    @property
+    def rank(self) -> int:
+        """Global rank; of a node that has yet to start its processes, the rank of the first of them."""
+        return self.node_rank * self.processes_per_node + (self.local_rank or 0)
+
+    def __str__(self) -> str:
+        host = f"[{self.master_host}]" if ":" in (self.master_host or "") else self.master_host
+        return (
+            f"topology source={self.source} level={self.level} nodes={self.nodes} "
+            f"processes_per_node={self.processes_per_node} node_rank={self.node_rank} "
+            f"master={f'{host}:{self.master_port}' if host else 'none'}"
+        ) + (f" ignored={self.ignored}" if self.ignored else "")
+
+
+def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
+    """Where this process stands, by _resolve(). Raises BadInput, also for absurdly many processes."""
+    topology = _resolve(args, env)
+    for count, most, what in (
+        (topology.processes_per_node, _MOST_PER_NODE, "processes per node"),
+        (topology.world_size, platforms.MOST_PROCESSES, "processes"),
+    ):
+        if count > most:
+            raise BadInput(f"{count} {what} are too many: at most {most}")
+    return topology
+
+
+def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
+    """The first of these that speaks:
+
+    1. A launcher of processes: LOCAL_RANK in the environment. torchrun, torch.distributed.launch, Azure ML,
+       or a job that started its own processes. Arguments are ignored, and the topology says so: with torchrun
+       a tcp:// address would make every rank a client of a store that nobody holds.
+    2. Arguments: --init_method, --rank, --world_size. They count nodes, as ModelArts means them; with
+       --rank_level process they count processes. What they leave out is taken from 3 or 4.
+    3. The environment of a platform, the most specific first: ModelArts, Volcengine, SageMaker, SkyPilot,
+       dstack, Slurm, Kubeflow, Volcano, PAI-DLC or Baidu.
+    4. RANK and WORLD_SIZE with nothing beside them that tells what they count. They are taken to count
+       nodes, which is the same thing where a node has one GPU; --rank_level says otherwise.
+    5. Nothing: one node.
+
+    args: init_method ("tcp://host:port", "host:port", or "env://" for MASTER_ADDR and MASTER_PORT), rank,
+    world_size, processes_per_node (what a node starts where it has to; None leaves it to the platform, else
+    1), rank_level ("node", "process" or None); one that is missing counts as None, and a job without
+    processes_per_node starts none. Raises BadInput with the values, also where 2 contradicts 3 or 4.
+    """
+    level = getattr(args, "rank_level", None)
+    if level not in (None, "node", "process"):
+        raise BadInput(f"--rank_level {level} is neither node nor process")
+    if "LOCAL_RANK" in env or "TORCHELASTIC_RUN_ID" in env:
+        return _from_launcher(args, env, level)
+    claim = platforms.detect(env)
+    address = _address(args)
+    if getattr(args, "rank", None) is not None or getattr(args, "world_size", None) is not None:
+        return _from_arguments(args, claim, address or _named(claim, env), level)
+    if claim:
+        return _from_platform(args, claim, address or (claim.host, claim.port), level)
+    source = "modelarts-arguments" if address else "plain"
+    return Topology(0, 1, _processes(args, None), None, *(address or (None, None)), "node", source)
+
+
+def promised_gpus(env: Mapping[str, str]) -> int | None:
+    """GPUs that the platform says this node has, or None where it does not say or has none."""
+    promises = (env.get(name, "") for name in _PROMISES)
+    return next((int(text) for text in promises if text.isdecimal() and int(text)), None)
+
+
+def _from_launcher(args, env, level) -> Topology:
+    own = STARTED_BY in env  # the arguments are this process's parent's, which has taken them
+    if "LOCAL_RANK" not in env:
+        raise BadInput("TORCHELASTIC_RUN_ID is set, but LOCAL_RANK is not: start the job with torchrun")
+    if level == "node" and not own:
+        raise BadInput(
+            f"--rank_level node contradicts LOCAL_RANK={env['LOCAL_RANK']}: a launcher started one process "
+            "per rank"
+        )
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if name not in env:
+            raise BadInput(f"LOCAL_RANK is set, but {name} is not: start the job with torchrun")
+    rank, local_rank, size = (whole(env, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    count = _local_world_size(args, env, rank, local_rank, size)
+    # Under torchrun two nodes with unequal numbers of processes can each look right by themselves.
+    elastic = "TORCHELASTIC_RUN_ID" in env
+    node_name = "GROUP_RANK" if elastic else "NODE_RANK"
+    nodes_name = "GROUP_WORLD_SIZE" if elastic else "AZUREML_NODE_COUNT"
+    node_rank, nodes = (rank // count, size // count) if count > 0 else (0, 0)
+    consistent = (
+        count > 0
+        and 0 <= rank < size
+        and size % count == 0
+        and rank % count == local_rank
+        and (own or whole(env, node_name, node_rank) == node_rank)
+        and (own or whole(env, nodes_name, nodes) == nodes)
+    )
+    if not consistent:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", node_name, nodes_name)
+        values = " ".join(f"{name}={env[name]}" for name in names if name in env)
+        raise BadInput(
+            f"{values} contradict each other: every node must run the same number of processes, and a rank "
+            "be less than its world size"
+        )
+    source = "torchrun" if elastic else "azureml" if "NODE_RANK" in env and not own else "launcher"
+    given = {name: getattr(args, name, None) for name in ("init_method", "rank", "world_size")}
+    ignored = [f"--{name}" for name, value in given.items() if value is not None and value != "env://"]
+    return Topology(
+        node_rank=node_rank,
+        nodes=nodes,
+        processes_per_node=count,
+        local_rank=local_rank,
+        master_host=env.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=platforms.port(env, "MASTER_PORT"),
+        level="process",
+        source=source,
+        ignored="" if own else ",".join(ignored),
+    )
+
+
+def _local_world_size(args, env, rank: int, local_rank: int, size: int) -> int:
+    """Processes per node. Azure ML sets no LOCAL_WORLD_SIZE: then from its number of nodes, or from the
+    ranks that stand before this node's first, or, on the first node, from --processes_per_node."""
+    if "LOCAL_WORLD_SIZE" in env:
+        return whole(env, "LOCAL_WORLD_SIZE")
+    nodes, node_rank = whole(env, "AZUREML_NODE_COUNT", 0), whole(env, "NODE_RANK", 0)
+    if nodes > 0:
+        return size // nodes
+    if node_rank > 0:
+        return (rank - local_rank) // node_rank
+    count = min(_processes(args, None), max(size, 1))
+    if local_rank >= count or size % count:
+        raise BadInput(
+            f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE={size} without LOCAL_WORLD_SIZE do not fit "
+            f"--processes_per_node {count}"
+        )
+    return count
+
+
+def _from_arguments(args, claim: Claim | None, master, level) -> Topology:
+    rank, size = (_number(f"--{name}", getattr(args, name, None)) for name in ("rank", "world_size"))
+    counted = "processes" if level == "process" else "nodes"
+    said = _claimed(claim, level)
+    if size is None:
+        if said is None and rank != 0:
+            raise BadInput(f"--rank {rank} without --world_size")
+        size = said[1] if said else 1
+    if size < 1:
+        raise BadInput(f"--world_size {size} is not at least 1")
+    if rank is None:
+        if said is None and size > 1:
+            raise BadInput(f"--world_size {size} without --rank")
+        rank = said[0] if said else 0
+    if not 0 <= rank < size:
+        raise BadInput(f"--rank {rank} is not in 0..{size - 1}: --world_size {size} counts {counted}")
+    if said and size != said[1]:
+        hint = "" if level else " (--world_size counts nodes unless --rank_level process is given)"
+        raise BadInput(f"--world_size {size} contradicts {claim.said_nodes}{hint}")
+    if said and rank != said[0]:
+        raise BadInput(f"--rank {rank} contradicts {claim.said_rank}")
+    if size > 1 and not master[0]:
+        raise BadInput(f"--world_size {size} without --init_method tcp://host:port")
+    if level == "process":
+        known = claim if claim and claim.level else None
+        return _grouped(args, rank, size, known, master, ("--rank", "--world_size"), "arguments")
+    if claim and claim.local_rank is not None and claim.processes > 1:
+        raise BadInput(
+            f"--rank {rank} and --world_size {size} count nodes, but {claim.source} started "
+            f"{claim.processes} processes on each ({claim.said_rank}): leave them out, or add "
+            "--rank_level process"
+        )
+    return Topology(rank, size, _processes(args, claim), None, *master, "node", "modelarts-arguments")
+
+
+def _from_platform(args, claim: Claim, master, level) -> Topology:
+    started = 1 if claim.local_rank is None else claim.processes  # on each node
+    if claim.nodes * started > 1 and not master[0]:
+        raise BadInput(
+            f"{claim.said_nodes}, but no variable names the first node: set MASTER_ADDR and MASTER_PORT, or "
+            "pass --init_method tcp://host:port"
+        )
+    if claim.level is None and level == "process":
+        names = ("RANK", "WORLD_SIZE")
+        return _grouped(args, claim.node_rank, claim.nodes, None, master, names, claim.source)
+    if level == "process" and claim.local_rank is None:
+        raise BadInput(
+            f"--rank_level process contradicts {claim.source}, where {claim.said_nodes} counts nodes: a "
+            "script that starts processes of its own must set LOCAL_RANK"
+        )
+    if level == "node" and started > 1:
+        raise BadInput(
+            f"--rank_level node contradicts {claim.source}, which started {started} processes on each node "
+            f"({claim.said_rank})"
+        )
+    if (level or claim.level) == "process":
+        return Topology(
+            claim.node_rank, claim.nodes, claim.processes, claim.local_rank, *master, "process", claim.source
+        )
+    source = claim.source if claim.level or level else f"{claim.source}-assumed-node"
+    return Topology(claim.node_rank, claim.nodes, _processes(args, claim), None, *master, "node", source)
+
+
+def _grouped(args, rank: int, size: int, claim: Claim | None, master, names, source) -> Topology:
+    """Ranks that count processes, but no LOCAL_RANK: node by node, as many as fit the nodes that are known,
+    else --processes_per_node."""
+    if claim:
+        said, count = claim.said_nodes, size // claim.nodes
+        divides = count * claim.nodes == size
+    else:
+        count = min(_processes(args, None), size)
+        said, divides = f"--processes_per_node {count}", size % count == 0
+    if not divides:
+        raise BadInput(f"{names[1]} {size} counts processes and is not divisible by {said}")
+    node_rank, local_rank = divmod(rank, count)
+    if claim and node_rank != claim.node_rank:
+        raise BadInput(
+            f"{names[0]} {rank} is a process of node {node_rank} ({count} on each), but {claim.said_rank}"
+        )
+    return Topology(node_rank, size // count, count, local_rank, *master, "process", source)
+
+
+def _claimed(claim: Claim | None, level) -> tuple[int, int] | None:
+    """(rank, size) of a claim as --rank and --world_size count them, or None where it does not say."""
+    if claim is None:
+        return None
+    if level != "process" or claim.level is None:
+        return claim.node_rank, claim.nodes
+    if claim.local_rank is None:
+        return None
+    return claim.node_rank * claim.processes + claim.local_rank, claim.nodes * claim.processes
+
+
+def is_distributed(args) -> bool:
+    """Whether the job can be several processes: it has the argument that counts them."""
+    return hasattr(args, "processes_per_node")
+
+
+def _processes(args, claim: Claim | None) -> int:
+    """Processes that a node starts."""
+    if not is_distributed(args):
+        return 1
+    count = _number("--processes_per_node", args.processes_per_node)
+    if count is None:
+        count = (claim and claim.processes) or 1
+    if count < 1:
+        raise BadInput(f"--processes_per_node {count} is not at least 1")
+    return count
+
+
+def _named(claim: Claim | None, env) -> tuple[str | None, int | None]:
+    """Where the processes meet if no argument says it."""
+    if claim:
+        return claim.host, claim.port
+    if env.get("MASTER_ADDR"):
+        return env["MASTER_ADDR"], platforms.port(env, "MASTER_PORT")
+    return None, None
+
+
+def _address(args) -> tuple[str, int] | None:
+    """--init_method: "tcp://host:port" or "host:port", an IPv6 address in brackets. None without one, and
+    for env://."""
+    init_method = getattr(args, "init_method", None)
+    if init_method in (None, "", "env://"):
+        return None
+    found = re.fullmatch(r"(?:tcp://)?(\[[^\[\]]+\]|[^\[\]:/]+):(\d+)", init_method, re.ASCII)
+    if not found or not 0 < int(found[2]) < 65536:
+        raise BadInput(f"--init_method {init_method} is not tcp://host:port with a port in 1..65535")
+    return found[1].strip("[]"), int(found[2])
+
+
+def _number(name: str, value) -> int | None:
+    """An argument as a whole number: parsed by the job, or as the platform sent it."""
+    if value is None:
+        return None
+    try:
+        return int(str(value))
+    except ValueError:
+        raise BadInput(f"{name} {value} is not a whole number") from None

@@ -1,0 +1,1 @@
+"""Read and write an object store (S3, OBS) without damage."""

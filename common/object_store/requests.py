@@ -1,0 +1,237 @@
+"""Requests to an object store, one at a time: tried again within bounds, or one line that says why not."""
+
+import base64
+import hashlib
+import os
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from common.exits import BadInput
+from common.object_store import client as object_store_client
+from common.object_store.answers import SHA256, Facts, chunks, drained, facts_of, is_range, md5_of
+from common.object_store.errors import Damaged, StoreError, explain, shown
+
+_GAIN = 2**20  # bytes: an attempt that brought as much does not count as a failed one
+_WAIT, _LONGEST_WAIT = 0.5, 20.0  # seconds: of the first pause at most, and of any
+
+
+class Location(NamedTuple):
+    """A URL taken apart. scheme: "s3" or "obs"; prefix: without slashes at its ends, may be empty."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+
+    def full(self, key: str) -> str:
+        """The key in the bucket of a key below the prefix."""
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def url(self, key: str = "") -> str:
+        """For people: that of a key below the prefix."""
+        return shown("/".join(filter(None, [f"{self.scheme}://{self.bucket}", self.prefix, key])))
+
+
+class Requests:
+    """boto3's operations on one bucket. Threads share it; it can be pickled, and survives a fork."""
+
+    def __init__(self, location: Location, threads: int):
+        self.location, self.threads = location, threads
+        self.attempts = int(_number("BOOTFILE_STORE_ATTEMPTS", 5))
+        self.timeout = _number("BOOTFILE_STORE_TIMEOUT", 30)
+        self.endpoint = object_store_client.endpoint(location.scheme)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid, self._client, self._pool, self._quiet = os.getpid(), None, None, 0.0
+        self._lock, self.stopped = threading.Lock(), threading.Event()
+
+    def __getstate__(self) -> dict:
+        return {
+            name: getattr(self, name) for name in ("location", "threads", "attempts", "timeout", "endpoint")
+        }
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def call(self, operation: str, key: str, **parameters) -> dict:
+        """An operation of boto3 on the bucket. key: for messages."""
+        return self.retried(key, lambda: self._once(operation, parameters))
+
+    def retried(self, key: str, function):
+        """function(), again after a pause where that may help. Raises StoreError."""
+        failed = 0
+        while True:
+            try:
+                return function()
+            except Exception as error:
+                failed += 1
+                self.after(error, key, failed)
+
+    def after(self, error: Exception, key: str, failed: int) -> None:
+        """Wait for the next attempt, `failed` having failed, or raise StoreError. An error of the program is
+        raised as it is."""
+        if isinstance(error, BadInput):
+            raise error
+        trouble = explain(error, self.endpoint.shown)
+        if trouble is None:
+            raise error
+        # A store that is too busy answers at once, and recovers: that is worth more patience.
+        if not trouble.again or failed >= self.attempts * (2 if trouble.busy else 1):
+            times = f", {failed} times" if failed > 1 else ""
+            raise StoreError(f"{self.location.url(key)}: {trouble.cause}{times}", trouble.reason) from error
+        # anywhere up to twice the last: those that were refused together do not come back together
+        pause = random.uniform(0, min(_LONGEST_WAIT, _WAIT * 2 ** (failed - 1)))
+        if trouble.busy:
+            self._quiet = time.monotonic() + pause
+        self.stopped.wait(pause)
+        self.check_stopped(key)
+
+    def check_stopped(self, key: str) -> None:
+        if self.stopped.is_set():
+            raise StoreError(f"{self.location.url(key)}: interrupted", "interrupted")
+
+    def whole(self, key: str, size: int | None = None, sha256: str | None = None) -> tuple[bytes, Facts]:
+        """A small object, compared with its metadata, or with the size and the sha256 that it must have."""
+        taken = []  # what earlier attempts brought, where there is no sha256 to say what is right
+
+        def attempt():
+            body, facts = self._get(key, {})
+            self.expect_size(key, facts, size)
+            content = bytes(drained(body, facts.size, self.timeout))
+            found = hashlib.sha256(content).hexdigest()
+            self.compare(found, lambda: hashlib.md5(content, usedforsecurity=False), sha256, facts, taken)
+            return content, facts._replace(sha256=found)
+
+        return self.retried(key, attempt)
+
+    def ranged(self, key: str, first: int, size: int | None, etag: str | None = None) -> bytes:
+        """A range of bytes, all that was asked for or what there is up to the end of the object. etag: which
+        the object must have."""
+        content, failed, wanted = bytearray(), 0, size
+        condition = {"IfMatch": etag} if etag else {}
+        while wanted is None or len(content) < wanted:
+            self.check_stopped(key)
+            before = len(content)
+            last = None if wanted is None else first + wanted - 1
+            try:
+                body, facts = self._get(key, condition, (first + before, last))
+                wanted = before + facts.size
+                for chunk in chunks(body, facts.size, self.timeout):
+                    content += chunk
+            except Exception as error:
+                failed = 1 if len(content) - before >= _GAIN else failed + 1
+                self.after(error, key, failed)
+        return bytes(content)
+
+    def put(self, key: str, content: bytes, sha256: str) -> None:
+        """Store bytes under a key."""
+        self.stored(key, "put_object", content, Metadata={SHA256: sha256})
+
+    def stored(self, key: str, operation: str, content: bytes, **parameters) -> str:
+        """Send bytes as an object or a part; the ETag. The store compares them with their MD5, and its ETag
+        is compared as well."""
+        digest = hashlib.md5(content, usedforsecurity=False)
+        checksum = base64.b64encode(digest.digest()).decode()
+
+        def attempt() -> str:
+            self.check_stopped(key)
+            answer = self._once(
+                operation,
+                {"Key": self.location.full(key), "Body": content, "ContentMD5": checksum} | parameters,
+            )
+            if md5_of(answer) not in (None, digest.hexdigest()):
+                raise Damaged("what arrived there is not what was sent")
+            return answer["ETag"]
+
+        return self.retried(key, attempt)
+
+    def compare(self, found: str, md5, sha256: str | None, facts: Facts, taken: list[str]) -> None:
+        """Raise Damaged where bytes are not what they should be: those of this sha256, else of the
+        metadata's, else of the ETag. An ETag need not be an MD5 everywhere, so the same bytes twice are
+        believed.
+
+        md5: makes the hash of the bytes. taken: the sha256 of earlier attempts.
+        """
+        wanted = sha256 or facts.sha256
+        if wanted:
+            fine = found == wanted
+        else:
+            fine = facts.md5 is None or found in taken or md5().hexdigest() == facts.md5
+        taken.append(found)
+        if not fine:
+            kind, right = ("sha256", wanted) if wanted else ("MD5", facts.md5)
+            raise Damaged(
+                f"the bytes that arrived are not those that were sent ({kind} {right[:12]}... expected)"
+            )
+
+    def expect_size(self, key: str, facts: Facts, size: int | None) -> None:
+        if size is not None and facts.size != size:
+            raise StoreError(
+                f"{self.location.url(key)}: it has {facts.size} bytes and not {size}: it was replaced",
+                "replaced",
+            )
+
+    def _get(self, key: str, parameters: dict, asked: tuple[int, int | None] | None = None):
+        """The body of an answer, and the facts; size: of the body. asked: the first byte and the last."""
+        self.check_stopped(key)
+        if asked:
+            parameters = {"Range": f"bytes={asked[0]}-{'' if asked[1] is None else asked[1]}"} | parameters
+        answer = self._once("get_object", {"Key": self.location.full(key)} | parameters)
+        if asked and not is_range(answer, *asked):
+            answer["Body"].close()
+            raise Damaged(f"the answer is not the range from byte {asked[0]} on that was asked for")
+        return answer["Body"], facts_of(answer)
+
+    def _once(self, operation: str, parameters: dict) -> dict:
+        function = getattr(self.client, operation)
+        quiet = self._quiet - time.monotonic()
+        if quiet > 0:  # another thread was told to slow down
+            self.stopped.wait(quiet)
+        try:
+            return function(Bucket=self.location.bucket, **parameters)
+        except ValueError as error:  # a date that is none, for one
+            raise Damaged(f"the answer cannot be read ({type(error).__name__})") from error
+
+    @property
+    def client(self):
+        if self._pid != os.getpid():  # after a fork: connections and threads belong to the parent
+            self._begin()
+        with self._lock:
+            if self._client is None:
+                self._client = object_store_client.connect(
+                    self.location.scheme, self.endpoint, 2 * self.threads, self.timeout
+                )
+            return self._client
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """For requests that wait for no other."""
+        if self._pid != os.getpid():
+            self._begin()
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.threads, "object-store")
+            return self._pool
+
+    def close(self) -> None:
+        with self._lock:
+            pool, client, self._pool, self._client = self._pool, self._client, None, None
+        if self._pid == os.getpid():
+            if pool:
+                pool.shutdown(cancel_futures=True)
+            if client:
+                client.close()
+
+
+def _number(name: str, default: float) -> float:
+    try:
+        value = float(os.environ.get(name) or default)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise BadInput(f"{name}={os.environ[name]} is not a number above 0")
+    return value

@@ -1,0 +1,1 @@
+"""What makes a job faster: memory, convolutions, compilation, cores."""

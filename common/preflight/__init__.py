@@ -1,0 +1,1 @@
+"""Check a node before work starts."""

@@ -1,0 +1,1 @@
+"""The interfaces of tools that Bootfile replaces."""

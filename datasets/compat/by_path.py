@@ -1,0 +1,235 @@
+"""The bytes of files by their paths, from the first tier that has them, for scripts that know no ids.
+
+The tiers are those of ids, in encoded form: servers that all nodes share, a pack on the node, the files.
+Whatever fails in a tier is a miss, and counted.
+"""
+
+import bisect
+import os
+import urllib.parse
+import weakref
+import zlib
+
+import numpy as np
+
+from common.exits import BadInput
+from datasets.compat.shared_counts import SharedCounts
+from datasets.folders import image_folder
+from datasets.folders.listing import SPLITS
+from datasets.stores import pack
+from datasets.stores.files import FileStore
+from datasets.stores.shared import address
+
+_CURE = (
+    "the users {} and default were tried: pass a user and a password that it knows, or None, None if it has "
+    f"neither; a password in the environment ({address.PASSWORD}) goes before that of the call"
+)
+_handed_on = [None]  # the password that this process has put into its environment
+
+
+class ByPath:
+    """The files below a folder of class folders, or of a data set with splits.
+
+    place: "host[:port],...", a URL of servers, a folder of packs that begins with "/", or "": a pack in this
+    node's memory or on its disk. user, password: of the servers; what the URL or the environment says goes
+    before them, and a server that refuses this user is asked as the user default. mode: "active" or
+    "offline". cache_dir: for the index. max_bad: the share of images that may be bad; they are read from the
+    folder. say: takes a line of text.
+
+    `indexes`: of the splits; none where they cannot be made, `reason` says why. Threads may share one; goes
+    into worker processes, forked or pickled, without the password. Raises BadInput for arguments, and where
+    a server refuses the user or the password.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        place: str,
+        user: str | None,
+        password: str | None,
+        mode: str,
+        cache_dir: str,
+        max_bad: float,
+        say,
+    ):
+        self.root = os.path.abspath(root)
+        if not os.path.isdir(self.root):
+            raise BadInput(f"{self.root} does not exist or is not a folder")
+        self.indexes, self.reason, self._tiers = [], None, []
+        self._reads = SharedCounts("hits", "misses", "bad", "errors")
+        opened = []
+        self._finalizer = weakref.finalize(self, _close, opened, os.getpid())
+        servers = None
+        if place and not place.startswith("/"):
+            from datasets.stores.shared.servers import Servers
+
+            _hand_on(password)
+            where = _address(place, user)
+            servers = Servers(where, say, *([_CURE.format(user)] if where.or_default else []))
+            opened.append(servers)
+        try:
+            self.indexes = _scanned(self.root, cache_dir, max_bad)
+        except BadInput as error:
+            self.reason = error
+            say(f"{error}; the files are read without a cache")
+        for index in self.indexes:
+            image_folder.warn_of_names(index, image_folder.one_line(say))
+            self._tiers.append(_tier(index, servers, place, mode, say, opened, self._reads))
+
+    def read(self, paths: list[str]) -> list[bytes]:
+        """What lies under absolute paths, asked for together. Raises OSError."""
+        found: list[bytes | None] = [None] * len(paths)
+        asked = 0
+        for index, tier in zip(self.indexes, self._tiers, strict=True):
+            ids = {place: id for place, path in enumerate(paths) if (id := _id(index, path)) is not None}
+            if tier and ids:
+                asked += len(ids)
+                for place, content in zip(ids, tier.contents(list(ids.values())), strict=True):
+                    found[place] = content
+        if asked < len(paths):
+            self._reads.add(misses=len(paths) - asked)
+        for place, path in enumerate(paths):
+            if found[place] is None:
+                with open(path, "rb", buffering=0) as file:
+                    found[place] = file.read()
+        return found
+
+    def size(self, path: str) -> int:
+        """Bytes of the file under an absolute path. Raises OSError."""
+        for index in self.indexes:
+            if (id := _id(index, path)) is not None:
+                return int(index.bytes[id])
+        return os.path.getsize(path)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many reads were hits, misses, bad (not what was put) and errors: of this process and of all
+        workers that it has given this to."""
+        return self._reads.read()
+
+    def close(self) -> None:
+        """Let go of the tiers; else the end of the process does. The files can still be read."""
+        self._tiers = [None] * len(self.indexes)
+        self._finalizer()
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_finalizer"}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._finalizer = weakref.finalize(self, _close, [], os.getpid())
+
+
+class _Shared:
+    """Of a Tiers."""
+
+    def __init__(self, tiers):
+        self._tiers = tiers
+
+    def contents(self, ids: list[int]) -> list[bytes | None]:
+        """None where the file is another one now."""
+        return [
+            self._content(id, fetched)
+            for id, fetched in zip(ids, self._tiers.fetch(np.array(ids)), strict=True)
+        ]
+
+    def _content(self, id: int, fetched: np.ndarray | None) -> bytes | None:
+        try:
+            return bytes(self._tiers.sample(id, fetched).content)
+        except BadInput:
+            return None
+
+
+class _Packed:
+    """Of a pack."""
+
+    def __init__(self, store: pack.PackStore, reads: SharedCounts):
+        self._store, self._reads = store, reads
+
+    def contents(self, ids: list[int]) -> list[bytes | None]:
+        """None where the pack is damaged."""
+        counts = {"hits": 0, "bad": 0, "errors": 0}
+        found = [self._content(id, counts) for id in ids]
+        self._reads.add(**counts)
+        return found
+
+    def _content(self, id: int, counts: dict[str, int]) -> bytes | None:
+        try:
+            content = bytes(self._store.sample(id).content)
+        except (BadInput, LookupError, ValueError):
+            counts["errors"] += 1
+            return None
+        if zlib.crc32(content) != self._store.index.crc32[id]:
+            counts["bad"] += 1
+            return None
+        counts["hits"] += 1
+        return content
+
+
+def _scanned(root: str, cache: str, max_bad: float) -> list[image_folder.Index]:
+    """Of the splits that a folder has, or of the folder itself. Raises BadInput."""
+
+    def has(name: str) -> bool:
+        path = os.path.join(root, name)
+        return os.path.isdir(path) or os.path.isfile(f"{path}.txt")
+
+    splits = [split for split, names in SPLITS.items() if any(map(has, names))]
+    if not splits:  # named as it is in its data set, so that a pack that was made for that is found
+        splits = ["val" if os.path.basename(root) in SPLITS["val"] else "train"]
+    found = []
+    for split in splits:
+        classes = found[0].classes if found else None
+        found.append(image_folder.load(root, split, cache, max_bad, classes, lambda text: None, val_share=0))
+    return found
+
+
+def _tier(index, servers, place: str, mode: str, say, opened: list, reads: SharedCounts):
+    """What gives the contents of an index's files, or None. opened: takes what is to be closed. reads: counts
+    what is read."""
+    if servers:
+        from datasets.stores.shared.redis import RedisStore
+        from datasets.stores.tiers import Tiers
+
+        cache = RedisStore(servers, index, mode, "encoded", reads)
+        opened.append(Tiers(cache, FileStore(index, verified=True)))
+        return _Shared(opened[-1])
+    if place:
+        try:
+            return _Packed(pack.build(index, pack.place(place, index, "encoded"), "encoded"), reads)
+        except BadInput as error:
+            say(f"{error}; the files are read without it")
+            return None
+    from datasets.stores.local import Local
+
+    opened.append(Local(index, mode, say, form="encoded"))
+    return _Packed(opened[-1].store, reads) if opened[-1].store else None
+
+
+def _id(index, path: str) -> int | None:
+    """An index has its paths in order."""
+    id = bisect.bisect_left(range(len(index)), path, key=index.path)
+    return id if id < len(index) and index.path(id) == path else None
+
+
+def _address(place: str, user: str | None) -> address.Address:
+    scheme, found, rest = place.replace(" ", "").partition("://")
+    if not found:
+        scheme, rest = "redis", scheme
+    given = bool(user) and "@" not in rest
+    if given:
+        rest = f"{urllib.parse.quote(user, safe='')}@{rest}"
+    return address.parse(f"{scheme}://{rest}")._replace(or_default=given)
+
+
+def _hand_on(password: str | None) -> None:
+    """Worker processes inherit the environment; a pickle may lie on a disk."""
+    known = os.environ.get(address.PASSWORD)
+    if password and not os.environ.get(address.PASSWORD_FILE) and known in (None, "", _handed_on[0]):
+        os.environ[address.PASSWORD] = _handed_on[0] = password
+
+
+def _close(opened: list, pid: int) -> None:
+    """By the process that opened it, the last one first."""
+    if os.getpid() == pid:
+        while opened:
+            opened.pop().close()

@@ -1,0 +1,239 @@
+"""Folders of images behind one object: loaders for training and validation that are told in one line.
+
+The interface, its names and its defaults are those of the `Dataset` of "Diving into DALI: how to boost
+PyTorch data loading", so its users change the import and go on. What is different: every process reads its
+own part, the order and the crops follow from a seed and go on at any step, the validation counts every image
+once at any batch size, and memory is given back without loading a module again.
+
+    dataset = Dataset(data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16)
+    for epoch in range(epochs):
+        for images, labels in dataset.get_train_loader(): ...
+        dataset.prep_for_val()
+        for images, labels in dataset.get_val_loader(): ...
+        dataset.reset()
+"""
+
+import argparse
+import numbers
+import os
+
+import torch
+
+from common.exits import BadInput
+from datasets import loaders
+from datasets.folders import image_folder, listing
+from datasets.loaders.loader import MEAN, STD
+from datasets.sampling.plan import Plan
+from datasets.sampling.receipt import Receipt
+from datasets.sampling.sampler import Order, Sequential
+from datasets.stores import pack as packs
+from datasets.stores.files import FileStore
+
+_ORDER = (
+    "the positional arguments are data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16; "
+    "give size= and all others by name"
+)
+
+
+class Loader:
+    """One split. Each iteration is its next epoch: (images [n, 3, size, size] normalised and channels_last,
+    labels int64 [n]) on the device.
+
+    epoch, step: of the iteration that goes on, counted from 1 and in batches handed out: what set_epoch()
+    needs to go on there. `receipt` says what was delivered.
+    """
+
+    def __init__(self, plan: Plan, build, kept: bool):
+        self._plan, self._build, self._kept = plan, build, kept
+        self._loader, self.receipt = None, Receipt()
+        self._next, self.epoch, self.step = (1, 0), 0, 0
+
+    def __len__(self) -> int:
+        """Batches of this process in a whole epoch."""
+        return len(self._plan)
+
+    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
+        """Where the next iteration begins."""
+        self._next = epoch, start_step
+
+    def prepare(self) -> None:
+        """Start threads, processes or a pipeline, where they are not there."""
+        if self._loader is None:
+            self._loader = self._build(self._plan)
+            self._loader.receipt = self.receipt
+
+    def close(self) -> None:
+        """End them, and give their memory back. The next iteration starts them again."""
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+    def replace(self, plan: Plan) -> None:
+        """Another plan from the next iteration on."""
+        self._plan = plan
+        if self._loader is not None:
+            self._loader.plan = plan
+
+    def __iter__(self):
+        self.prepare()
+        (self.epoch, self.step), self._next = self._next, (self._next[0] + 1, 0)
+        if self._plan.augment:
+            self._plan.set_epoch(self.epoch, self.step)
+        try:
+            for batch in self._loader:
+                self.step += 1
+                yield batch
+        finally:
+            if not self._kept:
+                self.close()
+
+
+class Dataset:
+    """Loaders for <data_dir>/train/<class>/* and <data_dir>/val/<class>/*, or for <data_dir>/<class>/*.
+
+    batch_size, val_batch_size (default: batch_size): images of one process; world_size processes share an
+    epoch, and the training leaves its incomplete last batch out. size: pixels of the square images.
+    val_size: pixels of the short side, out of whose middle `size` are cut for validation. min_crop_size: the
+    smallest share of an image's area that is cut for training. workers: threads or processes. cuda: on the
+    GPU where there is one. use_dali, dali_cpu: DALI instead of torch's DataLoader, and whether it works on
+    the CPU alone; the GPU then only converts and normalises. fp16: float16 images. mean, std: of the pixels
+    0..255, or of pixels / 255 where every std is below 1. pin_memory: copy to a GPU from pinned memory.
+
+    The positional arguments are those that the article prints; the others are given by name. backend: one of
+    loaders.BACKENDS instead of use_dali and dali_cpu. rank: default that of torch.distributed. pack: a folder
+    for decoded images, made once. cache_dir: for the index. val_share: of <data_dir>/<class>/*, the share for
+    validation, 0.1 or "10%". max_bad_images, antialias: as in
+    image_folder.load() and loaders.build(). Raises BadInput.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        batch_size: int,
+        val_batch_size: int | None = None,
+        workers: int = 4,
+        use_dali: bool = False,
+        dali_cpu: bool = True,
+        fp16: bool = False,
+        *,
+        size: int = 224,
+        val_size: int = 256,
+        min_crop_size: float = 0.08,
+        world_size: int = 1,
+        cuda: bool = True,
+        mean: tuple[float, ...] = tuple(255 * each for each in MEAN),
+        std: tuple[float, ...] = tuple(255 * each for each in STD),
+        pin_memory: bool = True,
+        backend: str | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        pack: str | None = None,
+        cache_dir: str | None = None,
+        max_bad_images: float = 0.0,
+        antialias: bool = True,
+        val_share: float | str = listing.VAL_SHARE,
+    ):
+        val_batch_size = batch_size if val_batch_size is None else val_batch_size
+        counts = {"batch_size": batch_size, "val_batch_size": val_batch_size, "size": size}
+        counts |= {"workers": workers, "world_size": world_size}
+        for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+                raise BadInput(f"{name} {value!r} is not a number; {_ORDER}")
+            if value < 1:
+                raise BadInput(f"{name} {value} is not above 0")
+        for name, value in {"use_dali": use_dali, "dali_cpu": dali_cpu, "fp16": fp16}.items():
+            if not isinstance(value, bool):
+                raise BadInput(f"{name} {value!r} is not True or False; {_ORDER}")
+        if use_dali and backend and not backend.startswith("dali"):
+            raise BadInput(f"use_dali=True and backend={backend!r} contradict each other")
+        if not 0 < min_crop_size <= 1:
+            raise BadInput(f"min_crop_size {min_crop_size} is not a share of an image: above 0, at most 1")
+        if val_size < size:
+            raise BadInput(f"val_size {val_size} is smaller than size {size}, which is cut out of it")
+        try:
+            share = image_folder.val_share(str(val_share))
+        except argparse.ArgumentTypeError as error:
+            raise BadInput(f"val_share {error}") from None
+        self.device = torch.device("cpu")
+        if cuda and torch.cuda.is_available():
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        named = ("dali" if dali_cpu else "dali-gpu") if use_dali else "pytorch"
+        self.backend = loaders.named(backend or named, self.device)
+        self._rank, self._world_size = _rank(rank, world_size), world_size
+        self._size, self._scale, self._seed = size, (min_crop_size, 1.0), seed
+        cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
+        options = {"max_bad": max_bad_images, "val_share": share}
+        self._train_index = image_folder.load(data_dir, "train", cache, **options)
+        options["classes"] = self._train_index.classes
+        self._val_index = image_folder.load(data_dir, "val", cache, **options)
+
+        unit = 1 if all(each < 1 for each in std) else 255
+        delivery = {
+            "mean": tuple(each / unit for each in mean), "std": tuple(each / unit for each in std),
+            "dtype": torch.float16 if fp16 else None, "pinned": pin_memory,
+        }  # fmt: skip
+
+        def built(index):
+            store = packs.build(index, packs.place(pack, index)) if pack else FileStore(index)
+            return lambda plan: loaders.build(
+                self.backend, store, plan, self.device, workers, antialias, **delivery
+            )
+
+        self._train = Loader(self._train_plan(batch_size), built(self._train_index), kept=True)
+        order = Sequential(len(self._val_index), val_batch_size, self._rank, world_size)
+        val_plan = Plan(self._val_index, order, size, share=size / val_size)
+        self._val = Loader(val_plan, built(self._val_index), kept=False)
+
+    def get_train_loader(self) -> Loader:
+        return self._train
+
+    def get_val_loader(self) -> Loader:
+        return self._val
+
+    def get_nb_train(self) -> int:
+        """Images of all processes."""
+        return len(self._train_index)
+
+    def get_nb_val(self) -> int:
+        return len(self._val_index)
+
+    def get_nb_classes(self) -> int:
+        return len(self._train_index.classes)
+
+    def set_train_batch_size(self, n: int) -> None:
+        """From the next epoch on. Raises BadInput."""
+        self._train.replace(self._train_plan(n))
+
+    def prep_for_val(self) -> None:
+        """Before a validation: make room on the GPU, and get its loader ready."""
+        if self.backend == "dali-gpu":
+            self._train.close()
+        self._val.prepare()
+
+    def reset(self) -> None:
+        """After an epoch: give back what prep_for_val() made and no validation used."""
+        self._val.close()
+
+    def close(self) -> None:
+        """End all threads, processes and pipelines."""
+        self._train.close()
+        self._val.close()
+
+    def _train_plan(self, batch_size: int) -> Plan:
+        if batch_size < 1:
+            raise BadInput(f"batch_size {batch_size} is not above 0")
+        order = Order(
+            len(self._train_index), batch_size * self._world_size, self._seed, self._rank, self._world_size
+        )
+        return Plan(self._train_index, order, self._size, augment=True, scale=self._scale)
+
+
+def _rank(rank: int | None, world_size: int) -> int:
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if rank is None:
+        if world_size > 1 and not joined:
+            raise BadInput(f"world_size {world_size}, but which rank? Join the process group, or give rank=")
+        rank = torch.distributed.get_rank() if world_size > 1 else 0
+    if not 0 <= rank < world_size:
+        raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
+    return rank

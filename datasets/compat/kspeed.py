@@ -1,0 +1,235 @@
+"""KSpeed's calls on this project's caches: folders of images whose files' bytes come from memory.
+
+A script that was written for KSpeed changes its import:
+
+    from datasets.kspeed import KSpeedImageFolder
+
+    train_set = KSpeedImageFolder(traindir, None, workers, iplist, "admin", "admin", transform)
+
+iplist: hosts, "host[:port]" in a list or in one text with commas (several are nodes of a Cluster of Redis or
+Valkey); a URL, redis:// or rediss://; a folder of packs, "/..."; None or "": a pack in this node's memory or
+on its disk. The bytes are those of the files, whoever gives them; whatever fails is a miss, read from the
+file and counted. `folder.counts` and `folder.hit_rate` are of the process and all its workers.
+
+user and password: of the servers. What the URL or the environment says (BOOTFILE_CACHE_PASSWORD,
+BOOTFILE_CACHE_PASSWORD_FILE) goes before them. If a server refuses the user, the user "default" is tried with
+the same password: so "admin", "admin" opens a server without users, too. A password that stands only in the
+script is put into the environment of its process, for worker processes; it is in no pickle and no message.
+workers: taken for KSpeed's sake, and not used: who needs many files asks for a batch.
+"""
+
+import io
+import os
+
+import numpy as np
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from common.exits import BadInput
+from datasets.compat.by_path import ByPath
+from datasets.folders import images
+from datasets.sampling.sampler import WholeOrder
+
+
+class KSpeedFolder:
+    """The files below a folder, by path: absolute, or as joined to `root`, or relative to it.
+
+    root: of class folders, or of a data set with train/ and val/. mode: "active", so that the last process
+    that uses the cache takes it away; "offline" leaves it. cache_dir: for the index of the files, which are
+    read once for it. max_bad_images: the share of them that may be damaged; their bytes come from the folder.
+    say: takes a line of text. Raises BadInput for arguments, and where a server refuses the user or the
+    password. Goes into worker processes, forked or pickled.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        workers: int = 0,
+        iplist=None,
+        user: str | None = None,
+        password: str | None = None,
+        *,
+        mode: str = "active",
+        cache_dir: str | None = None,
+        max_bad_images: float = 1.0,
+        say=print,
+    ):
+        place = iplist if isinstance(iplist, str) else ",".join(map(str, iplist or ()))
+        cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
+        self.root, self._given = os.path.abspath(root), os.path.join(os.fspath(root), "")
+        try:
+            self.files = ByPath(root, place, user, password, mode, cache, max_bad_images, say)
+        except BadInput as error:
+            raise BadInput(str(error).replace("--cache", "iplist")) from None
+
+    def getBIN(self, path: str) -> bytes:
+        """The file's bytes. Raises OSError where there is no such file."""
+        return self.getbatch([path])[0]
+
+    def get(self, path: str) -> np.ndarray:
+        """The file's bytes, uint8 [n]. Raises OSError."""
+        return np.frombuffer(self.getBIN(path), np.uint8)
+
+    def getPIL(self, path: str) -> Image.Image:
+        """The image in RGB. Raises OSError."""
+        return _rgb(io.BytesIO(self.getBIN(path)))
+
+    def getbatch(self, paths) -> list[bytes]:
+        """The bytes of several files, asked for together. Raises OSError."""
+        return self.files.read([self._absolute(path) for path in paths])
+
+    def size(self, path: str | None = None) -> int:
+        """Bytes of a file, or of all whole images. Raises OSError."""
+        if path is not None:
+            return self.files.size(self._absolute(path))
+        return sum(int(index.bytes.sum(dtype=np.int64)) for index in self.files.indexes)
+
+    def __len__(self) -> int:
+        """Whole images."""
+        return sum(map(len, self.files.indexes))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many files were read from the cache (hits), and from the folder: misses, bad (damaged in the
+        cache) and errors. Of this process and of its workers, forked or spawned; not of other machines."""
+        return self.files.counts
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the files read so far that the cache gave, 0 to 1."""
+        counts = self.counts
+        return counts["hits"] / max(1, sum(counts.values()))
+
+    def close(self) -> None:
+        """Let go of the cache; else the end of the process does."""
+        self.files.close()
+
+    def _absolute(self, path: str) -> str:
+        path = os.fspath(path)
+        if not os.path.isabs(path):  # as the folder was named then, wherever the process is now
+            path = os.path.join(self.root, path.removeprefix(self._given))
+        return os.path.normpath(path)
+
+
+class KSpeedImageFolder(ImageFolder):
+    """torchvision's ImageFolder, its bytes from a KSpeedFolder, in `folder`.
+
+    loader: None for Pillow's image in RGB, or a function of a file object with the bytes. options: those of
+    KSpeedFolder. A DataLoader asks for a whole batch at once.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        loader=None,
+        workers: int = 0,
+        iplist=None,
+        user: str | None = None,
+        password: str | None = None,
+        transform=None,
+        target_transform=None,
+        **options,
+    ):
+        super().__init__(root, transform, target_transform, loader or _rgb)
+        self.folder = KSpeedFolder(root, workers, iplist, user, password, **options)
+
+    def __getitem__(self, index: int) -> tuple:
+        """(sample, target)."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices) -> list[tuple]:
+        """(sample, target) each."""
+        paths, targets = zip(*(self.samples[index] for index in indices), strict=True)
+        return [
+            self._item(content, target)
+            for content, target in zip(self.folder.getbatch(paths), targets, strict=True)
+        ]
+
+    def _item(self, content: bytes, target: int) -> tuple:
+        sample = self.loader(io.BytesIO(content))
+        if self.transform is not None:
+            sample = self.transform(sample)
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        return sample, target
+
+
+class KSpeedCallable:
+    """A source for DALI of the images of this shard, encoded: (uint8 [n], label int32 [1]).
+
+        fn.external_source(source, num_outputs=2, batch=False, parallel=True)
+        fn.external_source(source, num_outputs=2, batch=True, batch_info=True, parallel=True)
+
+    Which samples: those of datasets.sampling.sampler.WholeOrder with batches of batch_size * num_shards,
+    so each at most once an epoch, in any number of shards, the same for the same seed; shuffle=False: in
+    order. As a source of samples it ends after the last full batch of all shards, for DALI takes no other
+    from it, and leaves out what remains, another part each epoch; as a source of batches it leaves out
+    nothing. first_epoch: the number of DALI's first. Unusual files are given as PNG, which DALI decodes to
+    Pillow's pixels.
+
+    root: of class folders. options: those of KSpeedFolder. Raises BadInput as image_folder.load() does, and
+    where the pipeline has another batch size.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        batch_size: int,
+        shard_id: int = 0,
+        num_shards: int = 1,
+        workers: int = 0,
+        iplist=None,
+        user: str | None = None,
+        password: str | None = None,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        first_epoch: int = 1,
+        max_bad_images: float = 0.0,
+        **options,
+    ):
+        if batch_size < 1 or num_shards < 1:
+            raise BadInput(f"batch_size {batch_size} and num_shards {num_shards} are not both at least 1")
+        options["max_bad_images"] = max_bad_images
+        self.folder = KSpeedFolder(root, workers, iplist, user, password, **options)
+        if not self.folder.files.indexes:
+            raise self.folder.files.reason
+        self.index = self.folder.files.indexes[0]
+        self.batch_size, self.first_epoch = batch_size, first_epoch
+        together = batch_size * num_shards
+        self.order = WholeOrder(len(self.index), together, seed, shard_id, num_shards, shuffle)
+        self.full_iters, self._known = len(self.index) // together, (None, None)
+
+    def __call__(self, info) -> tuple:
+        """info: DALI's SampleInfo, or its BatchInfo, for lists. Raises StopIteration."""
+        if not hasattr(info, "epoch_idx"):
+            raise BadInput("a source of batches needs fn.external_source(..., batch_info=True)")
+        one = hasattr(info, "idx_in_batch")
+        if info.iteration >= (self.full_iters if one else len(self.order)):
+            raise StopIteration
+        ids = self._ids(info.epoch_idx, info.iteration)
+        if one:
+            number = info.idx_in_epoch - info.iteration * self.batch_size
+            if number != info.idx_in_batch:
+                raise BadInput(f"the pipeline has another batch_size than {self.batch_size}")
+            ids = ids[number : number + 1]
+        if not len(ids):  # in the last batch other shards have a sample, this one has none
+            raise StopIteration
+        contents = self.folder.getbatch([self.index.path(id) for id in ids])
+        samples = [np.frombuffer(self._plain(*each), np.uint8) for each in zip(ids, contents, strict=True)]
+        labels = [np.array([self.index.labels[id]], np.int32) for id in ids]
+        return (samples[0], labels[0]) if one else (samples, labels)
+
+    def _plain(self, id: int, content: bytes) -> bytes:
+        return content if self.index.plain[id] else images.normalised(content)
+
+    def _ids(self, epoch: int, iteration: int) -> np.ndarray:
+        """Of this shard's part of a batch: computed once for all of it."""
+        if self._known[0] != (epoch, iteration):
+            self.order.set_epoch(self.first_epoch + epoch)
+            self._known = (epoch, iteration), self.order.batch(iteration)
+        return self._known[1]
+
+
+def _rgb(file) -> Image.Image:
+    return Image.open(file, formats=images.KINDS).convert("RGB")

@@ -1,0 +1,1 @@
+"""Image folders: index, listing, decoding, pairs."""

@@ -1,0 +1,379 @@
+"""Folders of images: an index of what there is to learn from, scanned once and kept in a cache folder.
+
+datasets/folders/listing.py says which folders; this reads each file once, judges it, and keeps what was
+found in memory-mapped arrays. A file whose size or time of change is another is read again.
+"""
+
+import argparse
+import contextlib
+import decimal
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from common.exits import BadInput
+from common.files import make_folder
+from common.object_store import store as object_store
+from common.text import printable
+from datasets import files
+from datasets.folders import images, remote
+from datasets.folders.listing import SHOWN, THREADS, TOGETHER, VAL_SHARE, Listing, look, progress
+
+_FORMAT = 2  # another one where the columns or the judgement of images.inspect() change
+_COLUMNS = {  # a memory-mapped file each, one row an image
+    "labels": "<i8", "widths": "<i4", "heights": "<i4", "channels": "|u1", "plain": "|b1",
+    "misnamed": "|u1",  # 0, or the place of the content's kind in images.KINDS, from 1
+    "bytes": "<i8", "crc32": "<u4", "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
+}  # fmt: skip
+
+
+def fraction(text: str) -> float:
+    """The type of an argument: "0.1%" and "0.001" are 0.001. Raises ArgumentTypeError outside 0..1."""
+    try:
+        value = decimal.Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        if 0 <= value <= 1:
+            return float(value)
+    except ArithmeticError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share like 0.1% or 0.001, in 0..1")
+
+
+def val_share(text: str) -> float:
+    """The type of an argument: "10%" and "0.1" are 0.1. Raises ArgumentTypeError outside 0..1, or at its
+    ends."""
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        if 0 < (value := fraction(text)) < 1:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share like 10% or 0.1, above 0 and below 1")
+
+
+class Index:
+    """The good images of a split by id, 0..len-1. Every array has one entry an image and is memory-mapped.
+
+    labels int64; widths and heights int32 (pixels, upright); channels uint8 (as stored); plain bool (see
+    images.Header); misnamed uint8 (0, or the content's place in images.KINDS, from 1); bytes int64, crc32
+    uint32 and mtimes int64 (nanoseconds) of the files. classes: names by label. excluded: (path, reason) of
+    the bad images. fingerprint: of classes, relative paths without their endings, labels, sizes and contents,
+    the same for every copy of the data. Pickles as the name of its folder.
+    """
+
+    def __init__(self, folder: str):
+        inode = os.stat(folder).st_ino
+        with open(os.path.join(folder, "index.json"), encoding="utf-8") as file:
+            meta = json.load(file)
+        if meta["format"] != _FORMAT:
+            raise ValueError(f"its format is {meta['format']}, expected {_FORMAT}")
+        for name, dtype in _COLUMNS.items():
+            column = np.asarray(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode="r"))
+            if column.dtype != dtype or column.ndim != 1 or len(column) != meta["lengths"][name]:
+                raise ValueError(f"{name}.npy is {column.dtype} {list(column.shape)}")
+            setattr(self, name, column)
+        if os.stat(folder).st_ino != inode:
+            raise ValueError("it was replaced while it was opened")
+        self.folder, self.root, self.base, self.split = folder, meta["root"], meta["base"], meta["split"]
+        self.classes, self.fingerprint = tuple(meta["classes"]), meta["fingerprint"]
+        self.stamp, self.checksums, self.bad = meta["stamp"], meta["checksums"], meta["bad"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path(self, id: int) -> str:
+        """Absolute."""
+        if not 0 <= id < len(self):
+            raise IndexError(f"id {id} is not in 0..{len(self) - 1}")
+        return os.path.join(
+            self.base, os.fsdecode(self.names[self.offsets[id] : self.offsets[id + 1]].tobytes())
+        )
+
+    @property
+    def source(self) -> str:
+        return self.base
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.classes
+
+    @property
+    def excluded(self) -> list[tuple[str, str]]:
+        return [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
+
+    def __reduce__(self):
+        return _reopen, (self.folder, self.fingerprint)
+
+
+def open_index(folder: str) -> Index:
+    """An index as it lies in a cache folder, whatever became of the images since. Raises BadInput."""
+    try:
+        return Index(folder)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadInput(f"the index {folder} is damaged or of another version: {error!r}") from error
+
+
+def _reopen(folder: str, fingerprint: str) -> Index:
+    index = open_index(folder)
+    if index.fingerprint != fingerprint:
+        raise BadInput(f"the index {folder} was {fingerprint} and is now {index.fingerprint}: data changed")
+    return index
+
+
+def load(
+    root: str,
+    split: str,
+    cache: str,
+    max_bad: float = 0.0,
+    classes: tuple[str, ...] | None = None,
+    say=print,
+    staged: bool = True,
+    val_share: float = VAL_SHARE,
+) -> Index:
+    """The index of a split, "train" or "val": from `cache` where no file was changed since, else scanned.
+
+    max_bad: the share of images that may be bad and is left out. classes: those of the train split, whose
+    numbers "val" must use. say: takes a line of text. staged: what is below a URL is copied to this node;
+    else it stays there, and each object is read once for the index. val_share: of a folder of classes without
+    splits, the share that is "val" (listing.in_val()); 0: the whole folder is each split. Of several
+    processes one scans and the others wait.
+    Raises BadInput where there is nothing to learn from, where files cannot be read, for too many bad images.
+    """
+    tell = one_line(say)
+    if object_store.is_url(root) and not staged:
+        listing = remote.look(root, split, classes, tell, val_share)
+    else:
+        listing = look(os.path.abspath(files.local_folder(root)), split, classes, tell, val_share)
+    index = scanned(listing, cache, tell)
+    _judge(index, max_bad, tell)
+    return index
+
+
+def one_line(say):
+    """`say` for texts that name files: names may hold anything, and the line must print."""
+    return lambda text: say(printable(" ".join(text.split())))
+
+
+def scanned(listing: Listing, cache: str, tell) -> Index:
+    """The index of what is listed, with the bad images excluded: from `cache`, as in load().
+
+    Raises BadInput where files cannot be read or the index cannot be written.
+    """
+    root, stamp = listing.root, listing.stamp()
+    place = os.fsencode(root) + (f"\0{listing.val_share}".encode() if listing.val_share else b"")
+    name = f"{listing.split}-{hashlib.blake2b(place, digest_size=6).hexdigest()}"
+    folder = os.path.join(os.path.abspath(cache), name)
+    index = _intact(folder)
+    if index is None or index.stamp != stamp:
+        try:
+            os.makedirs(cache, exist_ok=True)
+            with files.locked(f"{folder}.lock"):
+                index = _intact(folder, tell)
+                if index is None or index.stamp != stamp:
+                    index = _scan(folder, listing, stamp, index, tell)
+        except OSError as error:
+            raise BadInput(
+                f"cannot write the index of {root} to {cache}: {error.strerror or error}"
+            ) from error
+    warn_of_names(index, tell)
+    return index
+
+
+def warn_of_names(index: Index, tell) -> None:
+    """Report, in one line, the images whose ending belongs to another kind of content."""
+    rows = np.flatnonzero(index.misnamed)
+    if len(rows):
+        kind = images.KINDS[index.misnamed[rows[0]] - 1]
+        tell(
+            f"warning: {len(rows)} of {len(index)} images of {index.base} are not what their ending says: "
+            f"{index.path(rows[0])} is a {kind}. They are decoded by their content"
+        )
+
+
+def _intact(folder: str, say=None) -> Index | None:
+    """The index, if it is there and every byte is as it was written."""
+    if not os.path.isdir(folder):
+        return None
+    try:
+        index = open_index(folder)
+        for name in _COLUMNS:
+            if zlib.crc32(getattr(index, name)) != index.checksums[name]:
+                raise BadInput(f"the index {folder} is damaged: {name}.npy has another CRC-32")
+        return index
+    except BadInput as error:
+        if say:
+            say(f"{error}: scanning anew")
+        return None
+
+
+def _judge(index: Index, max_bad: float, say) -> None:
+    bad, total = index.excluded, len(index) + len(index.bad)
+    if not bad:
+        return
+    shown = "; ".join(f"{path}: {reason}" for path, reason in bad[:SHOWN])
+    shown += f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    if len(bad) == total:
+        raise BadInput(f"all {total} images of {index.base} are bad: {shown}")
+    if len(bad) / total > max_bad:
+        part = next(part for part in (1000, 100, 10, 1) if len(bad) * part <= total)
+        raise BadInput(
+            f"{len(bad)} of {total} images of {index.base} are bad: {shown}. "
+            f"--max_bad_images {100 / part:g}% would leave out up to {total // part}"
+        )
+    say(f"left out {len(bad)} bad of {total} images of {index.base}: {shown}")
+
+
+def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> Index:
+    """Read what the old index does not know, and write a new one."""
+    count = len(listing.paths)
+    columns = {
+        name: np.zeros(count, _COLUMNS[name])
+        for name in ("widths", "heights", "channels", "plain", "misnamed", "crc32")
+    }
+    bad, unread = {}, {}  # row -> reason
+    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, say)
+
+    remotely = object_store.is_url(listing.root)
+    content_of = remote.reader(listing.root) if remotely else _content_of
+    together = 1 if remotely else TOGETHER
+
+    def read(first: int) -> int:
+        for row in rows[first : first + together].tolist():
+            path = os.path.join(listing.base, listing.paths[row])
+            if remotely and len(unread) >= SHOWN:  # a store that is away is not asked a million times
+                unread[row] = "not read"
+                continue
+            try:
+                content = content_of(path)
+            except (OSError, BadInput) as error:
+                unread[row] = getattr(error, "strerror", None) or str(error)
+                continue
+            if len(content) != listing.sizes[row]:
+                unread[row] = f"{listing.sizes[row]} bytes when it was listed, {len(content)} when read"
+                continue
+            columns["crc32"][row] = zlib.crc32(content)
+            try:
+                header = images.inspect(content, path)
+            except images.BadImage as error:
+                bad[row] = str(error)
+            else:
+                columns["widths"][row], columns["heights"][row] = header.width, header.height
+                columns["channels"][row], columns["plain"][row] = header.channels, header.plain
+                if header.misnamed:
+                    columns["misnamed"][row] = 1 + images.KINDS.index(header.misnamed)
+        return len(rows[first : first + together])
+
+    with ThreadPoolExecutor(THREADS) as pool, progress(len(rows), f"scanning {listing.base}") as bar:
+        for done in pool.map(read, range(0, len(rows), together)):
+            bar.update(done)
+    good = np.ones(count, dtype=bool)
+    good[[*bad, *unread]] = False
+    encoded = [os.fsencode(listing.paths[row]) for row in np.flatnonzero(good).tolist()]
+    columns |= {"labels": listing.labels, "bytes": listing.sizes, "mtimes": listing.mtimes}
+    columns = {name: column[good] for name, column in columns.items()}
+    columns["names"] = np.frombuffer(b"".join(encoded), np.uint8)
+    columns["offsets"] = np.cumsum([0, *map(len, encoded)])
+    meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes")}
+    meta["stamp"] = "" if unread else stamp
+    sizes, mtimes = listing.sizes.tolist(), listing.mtimes.tolist()
+    meta["bad"] = [(listing.paths[row], sizes[row], mtimes[row], bad[row]) for row in sorted(bad)]
+    index = write_index(folder, columns, **meta)
+    if unread:  # what was read need not be read again
+        shown = "; ".join(f"{listing.paths[row]}: {unread[row]}" for row in sorted(unread)[:SHOWN])
+        raise BadInput(f"{len(unread)} of {count} files in {listing.base} cannot be read: {shown}")
+    return index
+
+
+def _content_of(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
+def _reuse(listing: Listing, old: Index, columns: dict, bad: dict, say) -> np.ndarray:
+    """Fill in what the old index knows of unchanged files; returns the rows of the others."""
+    names, offsets = old.names.tobytes(), old.offsets.tolist()
+    known = {
+        os.fsdecode(names[first:last]): row for row, (first, last) in enumerate(itertools.pairwise(offsets))
+    }
+    known |= {path: len(old) + row for row, (path, *_) in enumerate(old.bad)}
+    source = np.fromiter((known.get(path, -1) for path in listing.paths), np.int64, len(listing.paths))
+    # -1, at the end: what stands for a file that is not known
+    sizes = np.append(old.bytes, [*(size for _, size, _, _ in old.bad), -1])
+    mtimes = np.append(old.mtimes, [*(mtime for _, _, mtime, _ in old.bad), -1])
+    same = (sizes[source] == listing.sizes) & (mtimes[source] == listing.mtimes)
+    fine = same & (source < len(old))
+    for name, column in columns.items():
+        column[fine] = getattr(old, name)[source[fine]]
+    for row in np.flatnonzero(same & ~fine).tolist():
+        bad[row] = old.bad[source[row] - len(old)][3]
+    here = int((source >= 0).sum())
+    added, removed, changed = len(source) - here, len(known) - here, here - int(same.sum())
+    changes = f"{added} files added, {removed} removed, {changed} changed"
+    say(f"{listing.base}: {changes if added or removed or changed else 'the same files, labelled anew'}")
+    return np.flatnonzero(~same)
+
+
+def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> Index:
+    """Put an index in its place, or in that of an older one, whole or not at all; the caller holds the lock.
+
+    columns: those of Index; names: uint8, the relative paths one after another; offsets: where each begins
+    and the last ends; misnamed: default zeros. meta: root, base, split, classes, stamp and bad (path, size,
+    mtime, reason). Raises OSError.
+    """
+    cache, name = os.path.split(folder)
+    for left in os.listdir(cache):
+        if left.startswith(f".{name}."):  # of a process that was killed
+            shutil.rmtree(os.path.join(cache, left), ignore_errors=True)
+    count = len(columns["labels"])
+    columns = {"misnamed": np.zeros(count, np.uint8)} | columns
+    columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in _COLUMNS.items()}
+    digest = hashlib.blake2b(json.dumps([meta["classes"], count]).encode(), digest_size=16)
+    for column in _without_endings(columns["names"], columns["offsets"]):
+        digest.update(column)
+    for column in ("labels", "bytes", "crc32"):
+        digest.update(columns[column])
+    meta |= {"format": _FORMAT, "fingerprint": digest.hexdigest()}
+    meta["lengths"] = {name: len(column) for name, column in columns.items()}
+    meta["checksums"] = {name: zlib.crc32(column) for name, column in columns.items()}
+    partial = make_folder(f".{name}.", cache)
+    try:
+        for column, content in columns.items():
+            with open(os.path.join(partial, f"{column}.npy"), "wb") as file:
+                np.save(file, content)
+                _flush(file)
+        with open(os.path.join(partial, "index.json"), "w", encoding="utf-8") as file:
+            json.dump(meta, file, indent=1)
+            _flush(file)
+        if os.path.exists(folder):
+            os.rename(folder, f"{partial}.old")  # who has it open keeps it
+        os.rename(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(f"{partial}.old", ignore_errors=True)
+    return open_index(folder)
+
+
+def _without_endings(names: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lengths int64 [n], the paths one after another) without their endings: .JPEG and .png are the same
+    data. Arguments: as in write_index()."""
+    starts, ends = offsets[:-1], offsets[1:]
+
+    def last(letter: str) -> np.ndarray:
+        """The place of the last one in each path; the place before the path if there is none."""
+        places = np.append(-1, np.flatnonzero(names == ord(letter)))
+        return np.maximum(places[np.searchsorted(places, ends) - 1], starts - 1)
+
+    dots = last(".")
+    stops = np.where(dots > last("/") + 1, dots, ends)
+    marks = np.zeros(len(names) + 1, np.int8)
+    marks[stops] += 1
+    marks[ends] -= 1
+    return stops - starts, names[np.cumsum(marks[:-1], dtype=np.int8) == 0]
+
+
+def _flush(file) -> None:
+    file.flush()
+    os.fsync(file.fileno())

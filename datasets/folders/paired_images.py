@@ -1,0 +1,158 @@
+"""Pairs of images for restoration: a blurry one, and the sharp one of the same name that it should become.
+
+    <root>/{train,test}/{blurry,sharp}/<sub>/<image>    or img and gt instead of blurry and sharp
+
+A pair is what has the same path below its side, whatever the ending: blurry/a/1.jpg and sharp/a/1.png. What
+comes before and after it in a listing does not matter. Both images of a pair are shown through the same
+window, turned over in the same way.
+"""
+
+import argparse
+import os
+
+import numpy as np
+
+from common.exits import BadInput
+from datasets import files
+from datasets.folders import images
+from datasets.folders.image_folder import Index, one_line, scanned
+from datasets.folders.listing import SHOWN, Listing, stat_files, walk
+from datasets.sampling.augment import Crop, center_square, square_crop
+from datasets.sampling.plan import Batch, Plan
+
+SIDES = (("blurry", "sharp"), ("img", "gt"))
+
+
+def rows(text: str) -> int:
+    """The type of an argument: rows to which images are resized; 0 and "none" leave them as they are."""
+    if text.lower() == "none":
+        return 0
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of rows nor none")
+    return int(text)
+
+
+class PairIndex:
+    """The pairs of a split, numbered 0..len-1 in the order of their names.
+
+    Of pair k, the blurry image has id k and the sharp one id len + k. By id: labels (0 blurry, 1 sharp),
+    bytes, plain and path() as in an image_folder.Index; widths and heights int64, pixels after resizing.
+    fingerprint: of names, sizes and contents.
+    """
+
+    def __init__(self, index: Index, rows: int = 0):
+        self.rows, self._stored = rows, index
+        self.labels, self.bytes, self.plain, self.path = index.labels, index.bytes, index.plain, index.path
+        self.source, self.fingerprint = index.source, index.fingerprint
+        self.widths, self.heights = index.widths.astype(np.int64), index.heights.astype(np.int64)
+        if rows:
+            self.widths = np.maximum(np.rint(self.widths * rows / self.heights).astype(np.int64), 1)
+            self.heights = np.full_like(self.widths, rows)
+
+    def __len__(self) -> int:
+        return len(self.labels) // 2
+
+    def shape(self, id: int) -> str:
+        """In words."""
+        stored = f"{self._stored.widths[id]}x{self._stored.heights[id]} pixels"
+        return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}" if self.rows else stored
+
+
+def load(root: str, split: str, cache: str, rows: int = 0, say=print) -> PairIndex:
+    """The pairs of a split, "train" or "test", as images of so many rows (0: as they are).
+
+    cache: a folder in which what was found in the files is kept. say: takes a line of text. Raises BadInput
+    where a folder is missing or empty, an image has no partner or one of another size, a file is bad or
+    cannot be read.
+    """
+    tell = one_line(say)
+    listing = _look(os.path.abspath(files.local_folder(root)), split, tell)
+    index = scanned(listing, cache, tell)
+    if index.excluded:
+        what = f"of {len(listing.paths)} images of {listing.base} are bad"
+        raise BadInput(_several(what, [f"{path}: {reason}" for path, reason in index.excluded]))
+    stored = PairIndex(index)
+    shapes = np.stack([stored.widths, stored.heights]).reshape(2, 2, -1)  # [width or height, side, pair]
+    different = [
+        " and ".join(f"{listing.paths[id]} ({stored.shape(id)})" for id in (pair, pair + len(stored)))
+        for pair in np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist()
+    ]
+    if different:
+        raise BadInput(_several(f"of {len(stored)} pairs of {listing.base} differ in size", different))
+    return PairIndex(index, rows)
+
+
+def _look(root: str, split: str, tell) -> Listing:
+    """The images of both sides, matched: all blurry ones, then their partners in the same order."""
+    base = os.path.join(root, split)
+    if not os.path.isdir(base):
+        raise BadInput(f"{root} has no folder {split}/")
+    expected = " or ".join(" and ".join(f"{side}/" for side in sides) for sides in SIDES)
+    here = [side for sides in SIDES for side in sides if os.path.isdir(os.path.join(base, side))]
+    if tuple(here) not in SIDES:
+        found = " and ".join(f"{side}/" for side in here) or "none of these folders"
+        raise BadInput(f"{base} has {found}: expected {expected}")
+    blurry, sharp = (_by_name(base, side, tell) for side in here)
+    alone = [
+        f"{paths[name]} has no {partner}/{name}.*"
+        for paths, others, partner in ((blurry, sharp, here[1]), (sharp, blurry, here[0]))
+        for name in sorted(paths.keys() - others.keys())
+    ]
+    if alone:
+        raise BadInput(_several(f"of {len(blurry) + len(sharp)} images of {base} have no partner", alone))
+    names = sorted(blurry)
+    paths = [side[name] for side in (blurry, sharp) for name in names]
+    labels = np.arange(2).repeat(len(names))
+    return Listing(root, f"pairs-{split}", base, tuple(here), paths, labels, *stat_files(base, paths))
+
+
+def _by_name(base: str, side: str, tell) -> dict[str, str]:
+    """Path below the side without its ending -> path below the base."""
+    folder, found = os.path.join(base, side), {}
+    paths, others, _ = walk(folder)
+    if not paths:
+        raise BadInput(f"{folder} holds no image ({' '.join(images.EXTENSIONS)})")
+    if others:
+        tell(f"{folder}: ignored {others} hidden or other files")
+    for path in sorted(paths):
+        name = os.path.splitext(path)[0]
+        if name in found:
+            raise BadInput(f"{base}: {found[name]} and {side}/{path} have the same name")
+        found[name] = f"{side}/{path}"
+    return found
+
+
+def _several(what: str, which: list[str]) -> str:
+    more = f"; and {len(which) - SHOWN} more" if len(which) > SHOWN else ""
+    return f"{len(which)} {what}: {'; '.join(which[:SHOWN])}{more}"
+
+
+class PairPlan(Plan):
+    """Iterates Batches of pairs: the blurry images of a step and then, in the same order, the sharp ones.
+
+    order: a batch sampler of pairs. size: the side of the square windows, pixels. augment: windows anywhere,
+    turned over left to right and top to bottom with probability 1/2 each, the same for both images of a pair;
+    otherwise the middle as it is. Raises BadInput where an image is smaller than the window.
+    """
+
+    def __init__(self, index: PairIndex, order, size: int, augment: bool = False):
+        super().__init__(index, order, size, augment)
+        self.largest = 2 * order.largest
+        small = np.flatnonzero(np.minimum(index.widths, index.heights) < size).tolist()
+        if small:
+            what = f"of {len(index.labels)} images are smaller than --crop {size}"
+            raise BadInput(_several(what, [f"{index.path(id)} has {index.shape(id)}" for id in small]))
+
+    def _batches(self, parts: list[np.ndarray]):
+        pairs = np.concatenate(parts)
+        widths, heights = self.index.widths[pairs], self.index.heights[pairs]
+        if self.augment:
+            crops = square_crop(self.order.seed, self.order.epoch, pairs, widths, heights, self.size)
+        else:
+            crops = center_square(widths, heights, self.size)
+        last = 0
+        for part in parts:
+            first, last = last, last + len(part)
+            ids = np.concatenate([part, part + len(self.index)])
+            both = Crop(*(np.tile(column, 2) for column in crops.part(first, last)))
+            yield Batch(ids, self.index.labels[ids].astype(np.int64), both)

@@ -1,0 +1,50 @@
+"""Folders of generated JPEG files, to try a job without data: ten classes that can be learned."""
+
+import os
+import shutil
+
+import numpy as np
+from PIL import Image
+
+from common.files import make_folder
+from datasets import files
+
+CLASSES, TRAIN, VAL = 10, 64, 16  # images a class
+_SIZES = ((320, 240), (240, 320), (300, 300))
+
+
+def make(folder: str, write=None) -> str:
+    """`folder` with train/<class>/* and val/<class>/*, or what write(folder) puts there; made where it is not
+    there. Returns it."""
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    with files.locked(f"{folder}.lock"):
+        if os.path.isdir(folder):
+            return folder
+        partial = make_folder(".partial-", os.path.dirname(folder))
+        try:
+            (write or _write_classes)(partial)
+            os.rename(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return folder
+
+
+def _write_classes(folder: str) -> None:
+    for split, count in (("train", TRAIN), ("val", VAL)):
+        for label in range(CLASSES):
+            _write(os.path.join(folder, split, f"class_{label}"), split, label, count)
+
+
+def _write(folder: str, split: str, label: int, count: int) -> None:
+    """A class is a colour and a direction of stripes; every image has its own phase and noise."""
+    os.makedirs(folder)
+    draw = np.random.default_rng([label, split == "val"])
+    angle, colour = np.pi * label / CLASSES, np.array([label % 3, label % 4, label % 5]) / 4
+    for number in range(count):
+        width, height = _SIZES[number % len(_SIZES)]
+        y, x = np.mgrid[:height, :width]
+        wave = np.sin((x * np.cos(angle) + y * np.sin(angle)) / 9 + draw.uniform(0, 2 * np.pi))
+        pixels = 128 + 60 * wave[:, :, None] * (1 - colour) + draw.normal(0, 20, (height, width, 3))
+        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        image.save(os.path.join(folder, f"{number:03}.jpg"), quality=85)

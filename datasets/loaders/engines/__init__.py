@@ -1,0 +1,1 @@
+"""Engines: produce the uint8 batches of a plan."""

@@ -1,0 +1,174 @@
+"""NVIDIA DALI, told what to do: encoded bytes and boxes go in through an external source.
+
+DALI's own readers and random operators would decide which samples and which boxes; here the plan does, so a
+run may change from or to this engine at any step. On the GPU, JPEGs are decoded by nvJPEG ("mixed").
+"""
+
+import collections
+import concurrent.futures
+
+import numpy as np
+import torch
+
+from common import optional
+from common.exits import BadInput
+from datasets import loaders
+from datasets.loaders.engines.ahead import Ahead
+from datasets.sampling.plan import Batch, Plan
+
+_AHEAD = 3  # batches that are in work while one is used
+_TOGETHER = 8  # images that a thread reads in one task
+# nvJPEG's buffers for the largest image of ImageNet: without the padding they grow, and free, while training
+_DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
+
+
+class Dali:
+    """An engine for FolderLoader. workers: threads. device: the GPU on which to decode and cut; None for all
+    on the CPU. Raises BadInput if DALI cannot be imported."""
+
+    def __init__(self, store, workers: int, device: torch.device | None = None, antialias: bool = True):
+        optional.load("nvidia.dali", "DALI cannot be imported", loaders.DALI)
+        self.store, self.device, self.antialias = store, device, antialias
+        self.workers = workers
+        self._readers = concurrent.futures.ThreadPoolExecutor(self.workers, "reader")
+        self._ahead = Ahead(store)
+        self._pipeline, self._built_for = None, None
+
+    def run(self, plan: Plan):
+        self._inputs, self._in_flight = self._read_ahead(plan), collections.deque()
+        pipeline = self._built(plan)
+        ended = False
+        try:
+            while True:
+                try:
+                    pipeline.schedule_run()
+                    output, ids = pipeline.share_outputs()
+                except StopIteration:
+                    pipeline.reset()
+                    ended = True
+                    return
+                except RuntimeError as error:
+                    raise self._culprit(error) from error
+                batch, _ = self._in_flight.popleft()
+                ids = np.array(ids.as_array()).reshape(-1)
+                if not np.array_equal(ids, batch.ids):
+                    raise RuntimeError(f"DALI delivered samples {ids[:5]}..., expected {batch.ids[:5]}...")
+                yield batch, torch.from_dlpack(output.as_tensor())
+                pipeline.release_outputs()
+        finally:
+            self._inputs.close()
+            if not ended:  # what is in flight would come out first in the next epoch
+                self._pipeline = None
+
+    def close(self) -> None:
+        self._pipeline = None
+        if self.device is not None:
+            from nvidia.dali.backend import ReleaseUnusedMemory
+
+            ReleaseUnusedMemory()  # DALI would keep it for its next pipeline
+        self._readers.shutdown(cancel_futures=True)
+        self._ahead.close()
+
+    def _read_ahead(self, plan: Plan):
+        """(batch, its encoded images), in order; files are read while DALI decodes what came before."""
+        waiting = collections.deque()
+        batches = iter(plan)
+        try:
+            while True:
+                while len(waiting) < _AHEAD and (batch := next(batches, None)):
+                    waiting.append((batch, self._reading(batch)))
+                if not waiting:
+                    return
+                batch, contents = waiting.popleft()
+                yield batch, [content for task in contents for content in task.result()]
+        finally:
+            for _, contents in waiting:
+                concurrent.futures.wait(contents)
+
+    def _reading(self, batch: Batch) -> list[concurrent.futures.Future]:
+        """Tasks that read the batch's images in order, some a task."""
+        ids, fetched = batch.ids, self._ahead.ask(batch.ids)
+
+        def read(places: range) -> list[np.ndarray]:
+            return [self._content(ids[place], *fetched(place)) for place in places]
+
+        firsts = range(0, len(ids), _TOGETHER)
+        return [
+            self._readers.submit(read, range(first, min(first + _TOGETHER, len(ids)))) for first in firsts
+        ]
+
+    def _content(self, id: int, *fetched) -> np.ndarray:
+        if self.store.form == "decoded":
+            return self.store.image(id, None, *fetched)
+        return np.frombuffer(self.store.encoded(id, *fetched), np.uint8)
+
+    def _source(self) -> tuple:
+        """What DALI asks for before it works on a batch: images, corners and sizes of the boxes, sizes of
+        what becomes of them, and ids. Raises StopIteration at the end of the epoch."""
+        batch, contents = next(self._inputs)
+        crops = batch.crops
+        anchors = np.stack([crops.top, crops.left], axis=1)
+        shapes = np.stack([crops.height, crops.width], axis=1)
+        if self.store.form == "decoded":
+            stored = np.array([content.shape[:2] for content in contents])
+            scale = stored[:, :1] / self.store.index.heights[batch.ids][:, None]
+            anchors = np.minimum(np.rint(anchors * scale).astype(np.int64), stored - 1)
+            shapes = np.clip(np.rint(shapes * scale).astype(np.int64), 1, stored - anchors)
+        sizes = np.full(shapes.shape, self._built_for[0], np.float32)
+        sizes[crops.flip, 1] *= -1  # a negative width mirrors
+        inputs = contents, anchors.astype(np.int32), shapes.astype(np.int32), sizes, batch.ids
+        self._in_flight.append((batch, inputs))  # not copied: they live until the batch comes out
+        return inputs
+
+    def _culprit(self, error: RuntimeError) -> Exception:
+        """Which file it was: DALI does not know their names."""
+        for batch, _ in self._in_flight:
+            for id in batch.ids:
+                try:
+                    self.store.image(id)
+                except BadInput as reason:
+                    return reason
+        return error
+
+    def _built(self, plan: Plan):
+        """The pipeline, kept from epoch to epoch."""
+        built_for = plan.size, plan.largest
+        if self._pipeline is None or self._built_for != built_for:
+            self._pipeline, self._built_for = self._build(*built_for), built_for
+        return self._pipeline
+
+    def _build(self, size: int, batch_size: int):
+        from nvidia.dali import Pipeline
+
+        gpu = self.device is not None
+        pipeline = Pipeline(
+            batch_size,
+            self.workers,
+            device_id=self.device.index or 0 if gpu else None,
+            prefetch_queue_depth=_AHEAD,
+            exec_async=True,
+            exec_pipelined=True,
+        )
+        with pipeline:
+            pipeline.set_outputs(*self._graph(size))
+        pipeline.build()
+        return pipeline
+
+    def _graph(self, size: int) -> tuple:
+        """(images uint8 [size, size, 3], ids) of what _source() gives."""
+        from nvidia.dali import fn, types
+
+        gpu = self.device is not None
+        contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
+        box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
+        if self.store.form == "decoded":
+            cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **box)
+        elif gpu:
+            cut = fn.decoders.image_slice(
+                contents, anchors, shapes, device="mixed", output_type=types.RGB,
+                device_memory_padding=_DEVICE_PADDING, host_memory_padding=_HOST_PADDING, **box,
+            )  # fmt: skip
+        else:
+            cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
+        resized = fn.resize(cut, size=sizes, interp_type=types.INTERP_LINEAR, antialias=self.antialias)
+        return resized, ids

@@ -1,0 +1,70 @@
+"""Pairs of images through NVIDIA DALI: decoded, resized, cut and turned over there, as the plan says."""
+
+import numpy as np
+import torch
+
+from common.exits import BadInput
+from datasets import loaders
+from datasets.loaders.engines.dali import Dali
+from datasets.loaders.engines.paired import PairStore
+from datasets.sampling.plan import Batch, Plan
+
+
+class PairedDali(Dali):
+    """An engine for PairLoader. index: a paired_images.PairIndex. workers: threads. device: where the batches
+    go. where: "cpu"; or "gpu", where nvJPEG decodes ("mixed") and the images stay on `device`; None: on the
+    device if it is a GPU. Raises BadInput where DALI or the GPU is missing."""
+
+    def __init__(self, index, workers: int, device: torch.device, where: str | None = None):
+        where = where or ("gpu" if device.type == "cuda" else "cpu")
+        reason = loaders.backends(device)["dali-gpu" if where == "gpu" else "dali"]
+        if reason:
+            raise BadInput(f"--dali_device {where}: {reason}")
+        super().__init__(PairStore(index), workers, device if where == "gpu" else None)
+
+    def run(self, plan: Plan):
+        self._empty: list[Batch] = []
+        yield from super().run(plan)
+        for batch in self._empty:
+            yield batch, torch.empty((0, plan.size, plan.size, 3), dtype=torch.uint8)
+
+    def _read_ahead(self, plan: Plan):
+        return super()._read_ahead(self._not_empty(plan))
+
+    def _not_empty(self, plan: Plan):
+        """What DALI can run: this process's part of an epoch's last batch may be nothing."""
+        for batch in plan:
+            if len(batch.ids):
+                yield batch
+            else:
+                self._empty.append(batch)
+
+    def _source(self) -> tuple:
+        batch, contents = next(self._inputs)
+        index, crops = self.store.index, batch.crops
+        anchors = np.stack([crops.top, crops.left], axis=1).astype(np.int32)
+        shapes = np.stack([crops.height, crops.width], axis=1).astype(np.int32)
+        flips = crops.flip.astype(np.int32)
+        inputs = contents, anchors, shapes, flips & 1, flips >> 1, batch.ids
+        if index.rows:
+            sizes = np.stack([index.heights[batch.ids], index.widths[batch.ids]], axis=1)
+            inputs += (sizes.astype(np.float32),)
+        self._in_flight.append((batch, inputs))  # not copied: they live until the batch comes out
+        return inputs
+
+    def _graph(self, size: int) -> tuple:
+        from nvidia.dali import fn, types
+
+        resizes = self.store.index.rows > 0
+        contents, anchors, shapes, horizontal, vertical, ids, *sizes = fn.external_source(
+            self._source, num_outputs=6 + resizes, no_copy=True
+        )
+        decoder = {"device": "mixed" if self.device else "cpu", "output_type": types.RGB}
+        box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
+        if resizes:
+            images = fn.decoders.image(contents, **decoder)
+            images = fn.resize(images, size=sizes[0], interp_type=types.INTERP_LINEAR, antialias=True)
+            images = fn.slice(images, anchors, shapes, **box)
+        else:
+            images = fn.decoders.image_slice(contents, anchors, shapes, **decoder, **box)
+        return fn.flip(images, horizontal=horizontal, vertical=vertical), ids

@@ -1,0 +1,40 @@
+"""No data at all: the ceiling that the other engines are measured against."""
+
+import numpy as np
+import torch
+
+from datasets.sampling.plan import Plan
+
+
+class SyntheticIndex:
+    """What a plan needs to know of a data set that is not there: `count` images of 500x375 pixels."""
+
+    def __init__(self, count: int, split: str, classes: int = 1000):
+        self.classes = tuple(map(str, range(classes)))
+        self.labels = np.arange(count) % classes
+        self.widths, self.heights = np.full(count, 500), np.full(count, 375)
+        self.split, self.root = split, "synthetic"
+        self.source = self.fingerprint = "synthetic"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Synthetic:
+    """An engine for FolderLoader: the plan's ids and labels, and the same random images, already on the
+    device. What it delivers has no boxes, so its receipt is not that of real data."""
+
+    def __init__(self, device: torch.device):
+        self.device, self._images = device, None
+
+    def run(self, plan: Plan):
+        for batch in plan:
+            if self._images is None or len(self._images) < len(batch.ids):
+                generator = torch.Generator().manual_seed(0)
+                shape = (len(batch.ids), plan.size, plan.size, 3)
+                images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+                self._images = images.to(self.device)
+            yield batch._replace(crops=()), self._images[: len(batch.ids)]
+
+    def close(self) -> None:
+        self._images = None

@@ -1,0 +1,105 @@
+"""Threads that decode, cut and resize straight into a ring of batches.
+
+simplejpeg, OpenCV and torch release the interpreter's lock, so threads do what DataLoader's processes do,
+without copies between processes.
+"""
+
+import collections
+import concurrent.futures
+import threading
+
+import numpy as np
+import torch
+
+from datasets.folders.cut import cut
+from datasets.loaders.engines.ahead import Ahead
+from datasets.sampling.plan import Batch, Plan
+
+_AHEAD = 3  # batches that are filled while one is used
+_TOGETHER = 4  # images a task: what a task costs to begin, spread
+
+
+class Threads:
+    """An engine for FolderLoader. store: of datasets/stores. workers: threads. pinned: fill memory from which
+    a GPU can copy by itself."""
+
+    def __init__(self, store, workers: int, pinned: bool = False, antialias: bool = True):
+        self.store, self.pinned, self.antialias = store, pinned, antialias
+        self._pool, self._ahead = _pool(workers), Ahead(store)
+        self._ring: list[torch.Tensor] = []
+        self._own = threading.local()
+
+    def run(self, plan: Plan):
+        waiting = collections.deque()  # (batch, its images, tasks), oldest first
+        free: list[torch.Tensor] = []
+        batches = iter(plan)
+        try:
+            while True:
+                while len(waiting) <= _AHEAD and (batch := next(batches, None)):
+                    if not waiting and not free:
+                        free = self._memory(plan.largest, plan.size)
+                    memory = free.pop()
+                    images = memory[: len(batch.ids)]
+                    waiting.append((batch, memory, images, self._submit(batch, images)))
+                if not waiting:
+                    return
+                batch, memory, images, tasks = waiting[0]
+                for task in tasks:
+                    task.result()
+                yield batch, images
+                waiting.popleft()
+                free.append(memory)
+        finally:
+            tasks = [task for entry in waiting for task in entry[-1]]
+            for task in tasks:
+                task.cancel()
+            concurrent.futures.wait(tasks)  # nobody writes into memory that is used again
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._ahead.close()
+        self._ring.clear()
+
+    def _memory(self, count: int, size: int) -> list[torch.Tensor]:
+        """The ring, kept from epoch to epoch."""
+        shape = (count, size, size, 3)
+        if not self._ring or self._ring[0].shape != shape:
+            self._ring = [
+                torch.empty(shape, dtype=torch.uint8, pin_memory=self.pinned) for _ in range(_AHEAD + 2)
+            ]
+        return list(self._ring)
+
+    def _submit(self, batch: Batch, images: torch.Tensor) -> list[concurrent.futures.Future]:
+        array, fetched = images.numpy(), self._ahead.ask(batch.ids)
+        parts = (
+            range(first, min(first + _TOGETHER, len(array))) for first in range(0, len(array), _TOGETHER)
+        )
+        return [self._pool.submit(self._fill, batch, fetched, array, places) for places in parts]
+
+    def _fill(self, batch: Batch, fetched, images: np.ndarray, places: range) -> None:
+        heights = self.store.index.heights
+        for place in places:
+            id = batch.ids[place]
+            image = self.store.image(id, self._scratch(id), *fetched(place))
+            box = (int(column[place]) for column in batch.crops)
+            cut(image, *box, images[place], image.shape[0] / int(heights[id]), self.antialias)
+
+    def _scratch(self, id: int) -> np.ndarray:
+        """Memory of this thread into which an image is decoded: fresh memory would cost page faults."""
+        needed = 3 * int(self.store.index.widths[id]) * int(self.store.index.heights[id])
+        scratch = getattr(self._own, "scratch", None)
+        if scratch is None or len(scratch) < needed:
+            scratch = self._own.scratch = np.empty(needed, np.uint8)
+        return scratch
+
+
+def _pool(workers: int) -> concurrent.futures.ThreadPoolExecutor:
+    """Threads in which torch does not start threads of its own: for one image they cost more than they do."""
+    threads = torch.get_num_threads()
+    begun = threading.Barrier(workers)
+    pool = concurrent.futures.ThreadPoolExecutor(
+        workers, "loader", initializer=lambda: (torch.set_num_threads(1), begun.wait(60))
+    )
+    concurrent.futures.wait([pool.submit(int) for _ in range(workers)])
+    torch.set_num_threads(threads)  # what a thread sets, those that begin later take over
+    return pool

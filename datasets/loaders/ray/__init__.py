@@ -1,0 +1,1 @@
+"""An engine on the workers of a Ray cluster."""

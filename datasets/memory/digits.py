@@ -1,0 +1,36 @@
+"""The 1,797 real handwritten digits that ship inside scikit-learn: 8x8 pixels, 10 classes, no download.
+
+Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
+Repository, 1998.
+"""
+
+import torch
+
+from common import optional
+from datasets.files import local_folder
+from datasets.memory import random_images
+from datasets.memory.image_set import ImageSet
+
+
+def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
+    """(training set [1438, 1, 8, 8], test set [359, 1, 8, 8]): every fifth of each digit."""
+    if custom_data:
+        train, test = random_images.generate(channels=1, side=8)
+        return _image_set(*train, "generated"), _image_set(*test, "generated")
+    local_folder(data_url)  # not needed, but a folder that is not there is a mistake
+    sklearn = optional.load("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
+    digits = sklearn.load_digits()
+    images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
+    labels = torch.from_numpy(digits.target).long()
+    test = torch.zeros(len(images), dtype=torch.bool)
+    test[labels.argsort(stable=True)[4::5]] = True
+    source = "scikit-learn (1,797 real digits)"
+    return _image_set(images[~test], labels[~test], source), _image_set(images[test], labels[test], source)
+
+
+def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
+    # A digit mirrored is another digit, or none.
+    return ImageSet(
+        images, labels, 10, mean=(0.3047,), std=(0.3756,), padding=1, flip=False, source=source,
+        class_names=tuple(map(str, range(10))),
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""Fashion-MNIST (H. Xiao et al., arXiv:1708.07747): 60,000 + 10,000 grey images of 28x28 pixels in 10
+classes.
+
+Read from data_url, its subfolder raw/ or FashionMNIST/raw/: the four official files, packed (.gz) or
+unpacked, md5 checked.
+"""
+
+import os
+
+import numpy as np
+import torch
+
+from common.exits import BadInput
+from datasets.files import local_folder, read_checked
+from datasets.memory import random_images
+from datasets.memory.image_set import ImageSet
+
+MD5 = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+    "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+    "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+}
+CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+_HEADER = {"images": 16, "labels": 8}  # bytes before the data in the IDX format
+
+
+def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
+    """(training set, test set), uint8 [N, 1, 28, 28]. custom_data: generated images of the same form instead.
+
+    Raises BadInput where a file is missing or not the official one.
+    """
+    if custom_data:
+        train, test = random_images.generate(channels=1, side=28)
+        return _image_set(*train, "generated"), _image_set(*test, "generated")
+    folder = local_folder(data_url)
+    candidates = [os.path.join(folder, below) for below in ("", "raw", os.path.join("FashionMNIST", "raw"))]
+    for candidate in candidates:
+        if any(os.path.isfile(os.path.join(candidate, name)) for name in MD5):
+            return _load_part(candidate, "train"), _load_part(candidate, "t10k")
+    raise BadInput(
+        f"no Fashion-MNIST in {', '.join(candidates)}: put the four official files, "
+        f"{', '.join(list(MD5)[:4])}, there (https://github.com/zalandoresearch/fashion-mnist), "
+        "or train on generated images with --custom_data=true"
+    )
+
+
+def _load_part(folder: str, part: str) -> ImageSet:
+    images, labels = _read(folder, part, "images"), _read(folder, part, "labels")
+    return _image_set(
+        torch.from_numpy(images.reshape(-1, 1, 28, 28)),
+        torch.from_numpy(labels.astype(np.int64)),
+        f"official files, md5 checked: {folder}",
+    )
+
+
+def _read(folder: str, part: str, kind: str) -> np.ndarray:
+    name = f"{part}-{kind}-idx{3 if kind == 'images' else 1}-ubyte"
+    path = next(
+        (p for p in (os.path.join(folder, name), os.path.join(folder, f"{name}.gz")) if os.path.isfile(p)),
+        None,
+    )
+    if path is None:
+        raise BadInput(f"{folder} holds neither {name} nor {name}.gz")
+    content = read_checked(path, MD5[os.path.basename(path)])
+    return np.frombuffer(bytearray(content), dtype=np.uint8, offset=_HEADER[kind])
+
+
+def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
+    return ImageSet(
+        images, labels, 10, mean=(0.2860,), std=(0.3530,), padding=2, flip=True, source=source,
+        class_names=CLASSES,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Which samples a step reads and how they are augmented: pure functions, and their receipt."""

@@ -1,0 +1,1 @@
+"""Caches that several nodes share (Redis)."""

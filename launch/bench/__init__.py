@@ -1,0 +1,1 @@
+"""`launch bench`: measure loaders and jobs on this machine."""

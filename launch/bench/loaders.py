@@ -1,0 +1,228 @@
+"""How many images/s every loader delivers here, and which share of a job's time would go into waiting.
+
+    python -m launch bench loaders --data_url DIR [--pack FOLDER] [--json] [--plot FILE.png]
+
+DIR: as jobs/imagenet.py takes it. Backends are measured in turns, a few seconds each: warm (files in the page
+cache), cold (dropped from it before), and without data at all (synthetic: the ceiling). CPU use is in cores;
+memory is what the processes have resident, shared pages divided among them. The wait is predicted for a model
+(--arch) whose own speed is measured here, too: on a GPU loading and computing overlap, on the CPU they share
+the cores. Ratios of one run are worth more than figures of two.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+
+import torch
+
+from common import arguments, models, optional
+from datasets import loaders
+from datasets.folders import image_folder
+from datasets.loaders import measure
+from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Order
+from datasets.stores import pack
+from datasets.stores.files import FileStore
+
+psutil = optional.load("psutil", "bench loaders needs psutil")
+
+_COMPUTE_BATCHES = 4  # of the model, after one to warm up
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print a table (or JSON) and the choice, and return 0. Raises BadInput."""
+    args = _parsed(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
+    index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, say=_say(args))
+    plan = Plan(index, Order(len(index), args.batch_size, 0), args.image_size, augment=True)
+    stores = {"": FileStore(index)}
+    if args.pack:
+        stores[" + pack"] = pack.build(index, pack.place(args.pack, index))
+    rows = _rows(args, stores, plan, device)
+    ceiling = compute_rate(args, len(index.classes), device)
+    for row in rows:
+        row["wait"] = _wait(row["warm"], ceiling, device)
+        row["wait_cold"] = _wait(row["cold"], ceiling, device)
+    real = [row for row in rows if not row["backend"].startswith("synthetic")]
+    best = max(real, key=lambda row: row["warm"])
+    described = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {device.type}",
+        "load_average": os.getloadavg()[0],
+        "data": f"{index.root}: {len(index)} images, {int(index.bytes.mean()) / 1000:.0f} kB on average",
+        "rounds": args.rounds, "seconds": args.seconds, "batch_size": args.batch_size,
+        "image_size": args.image_size, "workers": args.workers, "arch": args.arch,
+        "compute_images_per_s": ceiling, "rows": rows, "choice": best["backend"],
+    }  # fmt: skip
+    if args.json:
+        print(json.dumps(described, indent=2))
+    else:
+        _print(described)
+    if args.plot:
+        _plot(described, args.plot)
+    return 0
+
+
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    parser = arguments.Parser(__doc__)
+    parser.prog = "python -m launch bench loaders"
+    parser.add_argument("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
+    parser.add_argument("--pack", metavar="FOLDER", help="also from decoded images kept there")
+    parser.add_argument(
+        "--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)"
+    )
+    parser.add_argument("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
+    parser.add_argument("--image_size", type=arguments.positive_int, default=224, help="default: 224")
+    parser.add_argument("--batch_size", type=arguments.positive_int, default=64, help="default: 64")
+    parser.add_argument(
+        "--workers", type=arguments.positive_int, default=loaders.cores(), help="default: cores"
+    )
+    parser.add_argument("--seconds", type=arguments.positive_float, default=2.0, help="each (default: 2)")
+    parser.add_argument("--rounds", type=arguments.positive_int, default=5, help="default: 5")
+    parser.add_argument("--arch", type=models.arch, default="resnet50", help="default: resnet50")
+    parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", metavar="FILE.png", help="write a bar chart")
+    return parser.parse_args(argv)
+
+
+def _say(args: argparse.Namespace):
+    return (lambda line: None) if args.json else print
+
+
+def _rows(args, stores: dict, plan: Plan, device: torch.device) -> list[dict]:
+    """A row for each backend and store, medians over the rounds."""
+    candidates, samples = [], {}
+    for backend, reason in loaders.backends(device).items():
+        if reason:
+            _say(args)(f"{backend}: {reason}")
+            continue
+        for suffix, store in stores.items():
+            if backend != "synthetic" or not suffix:
+                candidates.append((backend, suffix, store))
+    for number in range(args.rounds):
+        for backend, suffix, store in candidates:
+            _say(args)(f"round {number + 1} of {args.rounds}: {backend}{suffix}")
+            samples.setdefault(backend + suffix, []).append(
+                _measured(args, backend, store, measure.Head(plan), device)
+            )
+    slowest = statistics.median(sample["warm"] for sample in samples["pytorch"])
+    rows = []
+    for name, found in samples.items():
+        row = {key: statistics.median(sample[key] for sample in found) for key in found[0]}
+        spread = [sample["warm"] for sample in found]
+        rows.append(
+            {"backend": name, **row, "ratio": row["warm"] / slowest, "spread": [min(spread), max(spread)]}
+        )
+    return sorted(rows, key=lambda row: row["warm"], reverse=True)
+
+
+def _measured(args, backend: str, store, head, device: torch.device) -> dict:
+    """images/s cold and warm, cores and bytes while warm."""
+    _drop(store, head)
+    with loaders.build(backend, store, head, device, args.workers) as loader:
+        cold = _first_pass(loader)
+        used, begin = _cpu_seconds(), time.perf_counter()
+        warm = measure.rate(loader, args.seconds)
+        cores = (_cpu_seconds() - used) / (time.perf_counter() - begin)
+        return {"warm": warm, "cold": cold, "cores": cores, "bytes": _resident()}
+
+
+def _first_pass(loader) -> float:
+    """images/s over batches that nobody has read, from the third on: processes have started by then."""
+    count, begin = 0, 0.0
+    for step, (images, _) in enumerate(loader):
+        if step == 1:
+            begin = time.perf_counter()
+        elif step > 1:
+            count += len(images)
+        if step + 1 == measure.HEAD:
+            break
+    return count / (time.perf_counter() - begin)
+
+
+def _drop(store, head) -> None:
+    """Ask the system to forget what these batches read."""
+    if isinstance(store, pack.PackStore):
+        store.close()
+        paths = [entry.path for entry in os.scandir(store.path)]
+    else:
+        paths = [store.index.path(id) for batch in head.batches for id in batch.ids]
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)
+
+
+def _processes() -> "list[psutil.Process]":
+    own = psutil.Process()
+    return [own, *own.children(recursive=True)]
+
+
+def _cpu_seconds() -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in _processes())
+
+
+def _resident() -> int:
+    return sum(process.memory_full_info().pss for process in _processes())
+
+
+def compute_rate(args, classes: int, device: torch.device) -> float:
+    """images/s of training steps of the model, without data."""
+    model = models.classifier(args.arch, classes, args.image_size)
+    model = model.to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.zeros(args.batch_size, dtype=torch.int64, device=device)
+    begin = 0.0
+    for step in range(1 + _COMPUTE_BATCHES):
+        if step == 1:
+            begin = _now(device)
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+    return _COMPUTE_BATCHES * args.batch_size / (_now(device) - begin)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _wait(rate: float, compute: float, device: torch.device) -> float:
+    """Share of the time for which the model would wait."""
+    if device.type == "cuda":
+        return max(0.0, 1 - rate / compute)
+    return compute / (rate + compute)
+
+
+def _print(found: dict) -> None:
+    print(f"\n{found['machine']}, load average {found['load_average']:.2f}\n{found['data']}")
+    print(
+        f"{'backend':<18}{'images/s':>10}{'ratio':>8}{'cold':>10}{'cores':>7}{'MB':>8}{'wait':>8}{'cold':>8}"
+    )
+    for row in found["rows"]:
+        print(
+            f"{row['backend']:<18}{row['warm']:>10.0f}{row['ratio']:>7.1f}x{row['cold']:>10.0f}"
+            f"{row['cores']:>7.1f}{row['bytes'] / 1e6:>8.0f}{row['wait']:>8.1%}{row['wait_cold']:>8.1%}"
+        )
+    print(f"{found['arch']} computes {found['compute_images_per_s']:.1f} images/s here, without data")
+    print(f"choice: {found['choice']}")
+
+
+def _plot(found: dict, path: str) -> None:
+    Figure = optional.load("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
+    rows = [row for row in found["rows"] if row["backend"] != "synthetic"][::-1]
+    figure = Figure(figsize=(7, 1 + 0.5 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh([row["backend"] for row in rows], [row["warm"] for row in rows])
+    axes.bar_label(bars, [f"{row['ratio']:.1f}x" for row in rows], padding=3)
+    axes.set_xlabel(f"images/s, {found['workers']} workers, {found['image_size']} pixels")
+    axes.set_title(found["data"], fontsize="small")
+    figure.savefig(path)

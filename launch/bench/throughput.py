@@ -1,0 +1,95 @@
+"""images/s of the ImageNet job itself with every backend, beside those of the DALI article.
+
+    python -m launch bench throughput --data_url DIR [--arch shufflenet_v2_x0_5] [--batch_size 512] [--json]
+
+Runs `jobs/imagenet.py --prof N` with each backend in turn, several rounds, and prints medians. The article is
+"Diving into DALI: how to boost PyTorch data loading": shufflenet_v2_x0_5, 512 images a batch, fp16, 10
+workers, on a V100.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+
+import torch
+
+from common import arguments, models
+from common.exits import BadInput
+from common.files import ROOT
+from datasets import loaders
+from datasets.loaders import measure
+
+_JOB = os.path.join(ROOT, "jobs", "imagenet.py")
+_TIMEOUT = 1800  # seconds a run
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print a table (or JSON) and return 0. Raises BadInput, also with what a job said."""
+    args, extra = _parsed(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    names = loaders.chosen(args.backends, device, lambda line: print(line, file=sys.stderr))
+    rates = {name: [] for name in names}
+    for number in range(args.rounds):
+        for name in names:
+            rates[name].append(_rate(args, name, extra))
+            print(
+                f"round {number + 1} of {args.rounds}: {name} {rates[name][-1]:.1f} images/s",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+    found = {
+        "machine": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
+        "load_average": os.getloadavg()[0], "arch": args.arch, "batch_size": args.batch_size,
+        "images_per_s": {name: statistics.median(values) for name, values in rates.items()},
+    }  # fmt: skip
+    print(json.dumps(found, indent=2) if args.json else _table(found))
+    return 0
+
+
+def _parsed(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = arguments.Parser(__doc__)
+    parser.prog = "python -m launch bench throughput"
+    add = parser.add_argument
+    add("--data_url", metavar="DIR", help="folder with train/<class>/* (default: generated images)")
+    add("--arch", type=models.arch, default="shufflenet_v2_x0_5", help="default: shufflenet_v2_x0_5")
+    add("--batch_size", type=arguments.positive_int, default=512, help="default: 512")
+    add("--backends", help="of data, separated by commas (default: all that are available)")
+    add("--prof", type=arguments.positive_int, default=30, metavar="N", help="batches a run (default: 30)")
+    add("--rounds", type=arguments.positive_int, default=5, help="default: 5")
+    add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
+    add("--json", action="store_true", help="print JSON")
+    parser.epilog = "Other arguments go to the job: --workers 10, --image_size 128, --pack FOLDER ..."
+    return parser.parse_known_args(argv)
+
+
+def _rate(args: argparse.Namespace, backend: str, extra: list[str]) -> float:
+    data = ["--data_url", args.data_url] if args.data_url else ["--custom_data=true"]
+    command = [
+        sys.executable, _JOB, *data, "--data_backend", backend, "--arch", args.arch, "--batch_size",
+        str(args.batch_size), "--prof", str(args.prof), "--cache_dir", args.cache_dir, *extra,
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    match = re.search(r"prof: ([\d.]+) images/s", result.stdout)
+    if result.returncode or not match:
+        raise BadInput(f"{backend} failed: {' '.join(result.stderr.split())[-500:]}")
+    return float(match[1])
+
+
+def _table(found: dict) -> str:
+    rates = found["images_per_s"]
+    lines = [
+        f"\n{found['arch']}, {found['batch_size']} images a batch, {found['machine']}, "
+        f"load average {found['load_average']:.2f}",
+        f"{'':<12}{'images/s':>10}{'ratio':>8}{'V100, article':>16}{'ratio':>8}",
+    ]
+    for name in sorted(rates, key=rates.get, reverse=True):
+        ratio = f"{rates[name] / rates['pytorch']:.2f}x" if "pytorch" in rates else ""
+        article = ""
+        if name in measure.ARTICLE:
+            theirs = measure.ARTICLE[name]
+            article = f"{theirs:>16}{theirs / measure.ARTICLE['pytorch']:>7.2f}x"
+        lines.append(f"{name:<12}{rates[name]:>10.1f}{ratio:>8}{article}")
+    return "\n".join(lines)

@@ -1,0 +1,186 @@
+"""How fast the jobs train here, beside the loop that ModelArts publishes, and beside what the device can do.
+
+    python -m launch bench train [--rounds 5] [--json] [--plot FILE.png]
+    python -m launch bench train --arch resnet50 [--data_url IMAGENET]
+
+resnet18: CIFAR-10 (generated without --data_url) through the published loop, train.py and its variants.
+resnet50: jobs/imagenet.py on images that are there already, and from JPEG files. Every contestant is started
+once, then all take turns, the others stopped meanwhile; what is loaded, compiled (anew) and warmed up comes
+before the first round. Ratios are to the first contestant in the same round. TFLOP/s are images/s times what
+forward and backward of an image cost (convolutions and products, 2 for a multiplication and addition); the
+peak is that of a product of large matrices in the precision of the contestant, measured in the same rounds.
+Waiting: the share of the time in which the loop had no batch. Memory: the most that one process held, on a
+GPU allocated by torch. Compiling: as the job says, else what its first report took longer; start: from the
+process's begin to its first report.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+
+import torch
+
+from common import arguments, starts
+from common.exits import BadInput
+from launch.bench import train_jobs, train_peak, train_table, turns
+from launch.bench.train_jobs import ROOT, Contestant
+from launch.bench.turns import Runner
+
+_INTERRUPTED = 128 + signal.SIGINT
+_MONITORING = "TORCH_NCCL_ENABLE_MONITORING"  # takes a process that was stopped for one that hangs
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print a table (or JSON) and return 0. Raises BadInput, also with what a job said."""
+    args = _parsed(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
+    _complete(args, device)
+    contestants, left_out = train_jobs.chosen(args, device)
+    for name, reason in left_out.items():
+        _say(f"{name} is left out: {reason}")
+    load = os.getloadavg()[0]  # before it is ours
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        rows, peaks = _measured(args, contestants, device)
+    except KeyboardInterrupt:
+        _say("interrupted: the jobs were ended")
+        return _INTERRUPTED
+    here = starts.environment()
+    found = {
+        "machine": f"{here['device']}, {here['cores']} cores", "torch": here["torch"], "load_average": load,
+        "arch": args.arch, "image_size": args.image_size, "batch_size": args.batch_size,
+        "rounds": args.rounds, "report_every": args.report_every,
+        "gflop_per_image": train_peak.flop_per_image(args.arch, args.image_size) / 1e9,
+        "peaks": peaks, "left_out": left_out, "rows": rows,
+    }  # fmt: skip
+    _relate(found)
+    print(json.dumps(found, indent=2) if args.json else train_table.text(found))
+    if args.plot:
+        train_table.plot(found, args.plot)
+    return 0
+
+
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    parser = arguments.Parser(__doc__)
+    parser.prog = "python -m launch bench train"
+    add, number = parser.add_argument, arguments.positive_int
+    add("--arch", choices=["resnet18", "resnet50"], default="resnet18", help="default: resnet18")
+    add("--jobs", type=_names, help="contestants, separated by commas; the first is what ratios are to")
+    add("--data_url", metavar="DIR", help="CIFAR-10, or a folder with train/<class>/* (default: generated)")
+    add("--cache_dir", default="output_dir/index", help="for the index of images (default: %(default)s)")
+    add("--rounds", type=number, default=5, help="default: 5")
+    add("--batch_size", type=number, help="default: 128; resnet50: 32, on a GPU 256")
+    add("--report_every", type=number, help="steps of a turn (default: 2, on a GPU 50)")
+    add("--image_size", type=number, help="of resnet50 (default: 224)")
+    add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
+    add("--compile", type=arguments.boolean, help="true: compiled networks, too (default: on a GPU)")
+    add("--timeout", type=arguments.positive_float, default=1800, help="seconds of a turn (default: 1800)")
+    add("--json", action="store_true", help="print JSON")
+    add("--plot", metavar="FILE.png", help="write a bar chart")
+    return parser.parse_args(argv)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if len(set(names)) < len(names) or "" in names:
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name, or one twice")
+    return names
+
+
+def _complete(args: argparse.Namespace, device: torch.device) -> None:
+    """Fill in the defaults that depend on others."""
+    gpu, small = device.type == "cuda", args.arch == "resnet18"
+    if args.enable_gpu and not gpu:
+        raise BadInput(f"--enable_gpu=true, but torch {torch.__version__} sees no GPU here")
+    if small and args.image_size not in (None, 32):
+        raise BadInput(f"--image_size {args.image_size}: CIFAR-10's images have 32; --arch resnet50 takes it")
+    args.image_size = args.image_size or (32 if small else 224)
+    args.batch_size = args.batch_size or (128 if small else 256 if gpu else 32)
+    args.report_every = args.report_every or (50 if gpu else 2)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _leave(number, frame):
+    sys.exit(128 + number)  # through the context managers that end the jobs
+
+
+def _measured(args, contestants: dict[str, Contestant], device) -> tuple[list[dict], dict[str, dict]]:
+    """A row for each contestant, of lists over the rounds; precision -> the peak's dtype and such a list."""
+    images = args.report_every * args.batch_size
+    dtypes = {"float32": torch.float32, "half": train_peak.half(device)}
+    peaks = {
+        name: {"dtype": str(each).removeprefix("torch."), "tflop_per_s": []} for name, each in dtypes.items()
+    }
+    with contextlib.ExitStack() as stack:
+        kept = tempfile.TemporaryDirectory(prefix="bootfile-bench-", ignore_cleanup_errors=True)
+        folder = stack.enter_context(kept)
+        rows, runners = [], []
+        for number, (name, contestant) in enumerate(contestants.items()):
+            output = os.path.join(folder, str(number))
+            command = [*contestant.command, "--output_dir", output]
+            # What an earlier run compiled does not count.
+            env = {_MONITORING: "0"} | {each: os.path.join(output, each.lower()) for each in _CACHES}
+            runner = stack.enter_context(Runner(name, command, output, env, ROOT))
+            rows.append({"name": name, "precision": contestant.precision, "reports": []})
+            runners.append(runner)
+            _say(f"{name}: starting")
+            warm = runner.turn(images, args.timeout)
+            rows[-1] |= _start(runner, contestant, warm, device)
+            _say(f"{name}: first report after {rows[-1]['start_s']:.1f} s")
+        for number in range(args.rounds):
+            for name, dtype in dtypes.items():
+                peaks[name]["tflop_per_s"].append(train_peak.product_peak(device, dtype))
+            pairs = list(zip(rows, runners, strict=True))
+            for row, runner in pairs[:: -1 if number % 2 else 1]:  # what drifts favours nobody
+                row["reports"].append(runner.turn(images, args.timeout))
+                rate = turns.rate(row["reports"][-1])
+                _say(f"round {number + 1} of {args.rounds}: {row['name']} {rate:.1f} images/s")
+    return rows, peaks
+
+
+def _start(runner: Runner, contestant: Contestant, warm: list[dict], device) -> dict:
+    """What is paid once, in seconds; on how many devices the contestant runs."""
+    start = {}
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(runner.output_dir, starts.FILE)) as file:
+        start = json.loads(file.readline())
+    compiling = start.get("laps", {}).get("compilation")
+    first = runner.first
+    if contestant.compiled and compiling is None:
+        compiling = turns.seconds([first]) * (1 - turns.rate([first]) / turns.rate(warm))
+    processes = start.get("environment", {}).get("world size", 1)
+    return {
+        "start_s": first["time"] - runner.started, "compile_s": compiling,
+        "devices": processes if device.type == "cuda" else 1,
+    }  # fmt: skip
+
+
+def _relate(found: dict) -> None:
+    """Make figures of the reports: [median, least, most] over the rounds."""
+    base = [turns.rate(reports) for reports in found["rows"][0]["reports"]]
+    for row in found["rows"]:
+        rounds = row.pop("reports")
+        reports = [report for each in rounds for report in each]
+        rates = [turns.rate(each) for each in rounds]
+        speeds = [rate * found["gflop_per_image"] / 1e3 for rate in rates]
+        limits = [row["devices"] * peak for peak in found["peaks"][row["precision"]]["tflop_per_s"]]
+        row["images_per_s"] = _spread(rates)
+        row["ratio"] = _spread([rate / other for rate, other in zip(rates, base, strict=True)])
+        row["tflop_per_s"] = _spread(speeds)
+        row["share_of_peak"] = _spread([speed / limit for speed, limit in zip(speeds, limits, strict=True)])
+        row["waiting"] = sum(report["data_time"] for report in reports) / turns.seconds(reports)
+        row["memory_mb"] = max(report["memory_mb"] for report in reports)
+    for peak in found["peaks"].values():
+        peak["tflop_per_s"] = _spread(peak["tflop_per_s"])
+
+
+def _spread(values: list[float]) -> list[float]:
+    return [statistics.median(values), min(values), max(values)]

@@ -1,0 +1,96 @@
+"""What `launch bench train` lets run: the contestants of each network, and the arguments that they get."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from common.exits import BadInput
+from common.files import ROOT
+from common.performance import cores
+
+SAMPLE = "seed loop"
+_FOREVER = "1000000000"  # steps
+_ENDLESS = ["--epochs", "10000", "--seed", "0"]
+# Checkpoints are not what is timed, and the generated sets have short epochs, after each of which there would
+# be one.
+_JOB = [*_ENDLESS, "--resume", "never", "--save_every", _FOREVER]
+_PATIENT = ["--timeout", "864000"]  # seconds: a peer that was stopped is not lost
+
+
+class Contestant(NamedTuple):
+    """command: without output folder. precision: of its products, "float32" or "half". compiled: whether its
+    network is."""
+
+    command: list[str]
+    precision: str
+    compiled: bool = False
+
+
+def chosen(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Contestant], dict[str, str]]:
+    """(name -> contestant, name -> why it is left out), in the order of --jobs, else in that of the table.
+
+    args: those of launch/bench/train.py. Raises BadInput for a name in --jobs that is unknown or left out.
+    """
+    found = dict(_small(args, device) if args.arch == "resnet18" else _large(args, device))
+    left_out = {name: each for name, each in found.items() if isinstance(each, str)}
+    present = {name: each for name, each in found.items() if name not in left_out}
+    for name in args.jobs or ():
+        if name not in found:
+            raise BadInput(f"--jobs: {name!r} is none of {', '.join(found)} (--arch {args.arch})")
+        if name in left_out:
+            raise BadInput(f"--jobs: {name}: {left_out[name]}")
+    return {name: present[name] for name in args.jobs or present}, {} if args.jobs else left_out
+
+
+def _small(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str, Contestant | str]]:
+    data = ["--data_url", os.path.abspath(args.data_url)] if args.data_url else ["--custom_data", "true"]
+    shared = [*_shared(args, device), *data, "--dataset", "cifar10"]
+
+    def job(name: str, *extra: str) -> list[str]:
+        return [sys.executable, os.path.join(ROOT, "jobs", name), *_JOB, *shared, *extra]
+
+    sample = [sys.executable, "-m", "tests.benchmarks.seed_loop", *_ENDLESS, *shared]
+    there = os.path.exists(os.path.join(ROOT, "tests", "benchmarks", "seed_loop.py"))
+    yield SAMPLE, Contestant(sample, "float32") if there else "no tests/benchmarks/ here: take the repository"
+    yield "train.py", Contestant(job("train.py"), "float32")
+    yield "train_amp.py", Contestant(job("train_amp.py"), "half")
+    if os.path.exists(os.path.join(ROOT, "jobs", "train_fast.py")):
+        compiled = [] if args.compile is None else ["--compile", str(args.compile).lower()]
+        yield "train_fast.py", Contestant(job("train_fast.py", *compiled), "half")
+    several = ["--processes_per_node", "2"] if device.type == "cpu" else []
+    if several and cores.available() < 2:
+        yield "train_ddp.py", "there is one core here, and two processes would share it"
+    else:
+        yield "train_ddp.py", Contestant(job("train_ddp.py", *_PATIENT, *several), "float32")
+
+
+def _large(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str, Contestant | str]]:
+    job = [
+        sys.executable,
+        os.path.join(ROOT, "jobs", "imagenet.py"),
+        *_JOB,
+        *_PATIENT,
+        *_shared(args, device),
+    ]
+    job += ["--arch", args.arch, "--image_size", str(args.image_size), "--training_only"]
+    job += ["--cache_dir", os.path.abspath(args.cache_dir)]
+    synthetic, mixed = [*job, "--data_backend", "synthetic"], ["--amp", "true"]
+    yield "float32", Contestant([*synthetic, "--amp", "false"], "float32")
+    yield "mixed", Contestant([*synthetic, *mixed], "half")
+    if device.type == "cuda" if args.compile is None else args.compile:
+        yield "mixed compiled", Contestant([*synthetic, *mixed, "--compile", "true"], "half", compiled=True)
+    else:
+        yield "mixed compiled", "--compile true includes it, and costs about a minute here"
+    data = ["--data_url", os.path.abspath(args.data_url)] if args.data_url else ["--custom_data", "true"]
+    yield "mixed from JPEG", Contestant([*job, *mixed, *data, "--data_backend", "threads"], "half")
+
+
+def _shared(args: argparse.Namespace, device: torch.device) -> list[str]:
+    return [
+        "--batch_size", str(args.batch_size), "--report_every", str(args.report_every),
+        "--enable_gpu", str(device.type == "cuda").lower(),
+    ]  # fmt: skip

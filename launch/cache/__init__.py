@@ -1,0 +1,1 @@
+"""`launch cache`: fill, compare, list and empty caches of samples."""

@@ -1,0 +1,65 @@
+"""Whether a cache holds what the files say: every sample read back and compared, byte for byte."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from datasets.folders import image_folder
+from datasets.folders.listing import progress
+from datasets.stores import forms
+from datasets.stores.files import FileStore
+
+MISSING, DAMAGED, DIFFERENT = KINDS = ("missing", "damaged", "different")
+_TOGETHER = 256  # samples that a thread compares at a time
+_SHOWN = 20  # samples of a kind that are named
+
+
+def check(place, index, ids: np.ndarray, form: str, short_side: int, workers: int) -> dict:
+    """{"split", "samples", "equal": numbers; "missing", "damaged", "different": paths}.
+
+    place: a Shared or Packs. Raises BadInput where a file cannot be read or was changed since it was scanned.
+    """
+    files, found = FileStore(index, verified=True), {kind: [] for kind in KINDS}
+    parts = [ids[first : first + _TOGETHER] for first in range(0, len(ids), _TOGETHER)]
+    with (
+        place.reader(index, form, short_side) as read,
+        progress(len(ids), f"checking {index.split}") as bar,
+    ):
+
+        def compare(part: np.ndarray) -> list[tuple[str, int]]:
+            wrong = []
+            for id, kept in zip(part.tolist(), read(part), strict=True):
+                if isinstance(kept, str):
+                    wrong.append((kept, id))
+                elif not _same(kept, forms.make(files, id, form, short_side)):
+                    wrong.append((DIFFERENT, id))
+            return wrong
+
+        pool = ThreadPoolExecutor(workers, "check")
+        try:
+            for part, wrong in zip(parts, pool.map(compare, parts), strict=True):
+                for kind, id in wrong:
+                    found[kind].append(index.path(id))
+                bar.update(len(part))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    equal = len(ids) - sum(map(len, found.values()))
+    return {"split": index.split, "samples": len(ids), "equal": equal} | found
+
+
+def describe(found: dict) -> None:
+    """Print what check() found."""
+    tell = image_folder.one_line(print)
+    for kind in KINDS:
+        for path in found[kind][:_SHOWN]:
+            tell(f"{kind}: {path}")
+        if len(found[kind]) > _SHOWN:
+            print(f"{kind}: and {len(found[kind]) - _SHOWN} more (--json names all)")
+    counts = "".join(f", {len(found[kind])} {kind}" for kind in KINDS if found[kind])
+    split, equal, samples = (found[name] for name in ("split", "equal", "samples"))
+    print(f"{split}: {equal} of {samples} samples are there and equal to the files{counts}", flush=True)
+
+
+def _same(one: forms.Sample, other: forms.Sample) -> bool:
+    contents = (np.frombuffer(each.content, np.uint8) for each in (one, other))
+    return one[:2] == other[:2] and np.array_equal(*contents)

@@ -1,0 +1,215 @@
+"""Caches of samples, looked after: packs in a folder of this node, or sets on Redis or Valkey servers.
+
+    python -m launch cache preload --data_url DIR --to PLACE    put all samples there, to stay
+    python -m launch cache check --data_url DIR --to PLACE      read all back and compare with the files
+    python -m launch cache ls --to PLACE                        the data sets there
+    python -m launch cache stat --to PLACE [--data_url DIR]     their hit rates and users, and the room left
+    python -m launch cache rm --to PLACE DATASET | --all        take them away
+
+DIR: as jobs/imagenet.py takes it. PLACE: a folder of packs (in /dev/shm or /cache), as its --pack; or
+redis://[user@]host[:port][,host[:port]...] or rediss://, as its --cache. The password stands in the
+environment, BOOTFILE_CACHE_PASSWORD, or in the file that BOOTFILE_CACHE_PASSWORD_FILE names, never in an
+argument. A preload that was ended goes on where it stopped; what it has put stays until rm.
+
+Exit codes: 0 done (check: all is there and equal), 1 not all of it (preload: the servers are full; check:
+something is missing or differs), 2 bad input, or a server that does not answer.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+
+import numpy as np
+from tqdm import tqdm
+
+from common import arguments
+from common.distributed import topology
+from common.exits import BAD_INPUT, BadInput
+from common.performance import cores
+from datasets.folders import image_folder, listing
+from datasets.stores import forms
+from datasets.stores.shared import address
+from datasets.stores.shared.servers import Unavailable
+from launch.cache import check as cache_check
+from launch.cache import sets as cache_sets
+
+_INTERRUPTED = 130
+
+
+def main(argv: list[str]) -> int:
+    """Do what the verb says and return the exit code. Raises BadInput."""
+    verb, *rest = argv or [None]
+    if verb in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    if verb is None:
+        print(f"error: which verb of cache? expected one of {', '.join(VERBS)}", file=sys.stderr)
+        return BAD_INPUT
+    if verb not in VERBS:
+        print(f"error: {verb!r} is no verb of cache: {', '.join(VERBS)}", file=sys.stderr)
+        return BAD_INPUT
+    args = _parsed(verb, rest)
+    place = _opened(args.to)
+    try:
+        return VERBS[verb](place, args)
+    except Unavailable as error:
+        raise BadInput(f"the cache cannot be asked: {error}") from error
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return _INTERRUPTED
+    finally:
+        place.close()
+
+
+def preload(place, args) -> int:
+    node, nodes = _share(place, args)
+    code = 0
+    for index in _indexes(args):
+        ids = _part(index, node, nodes)
+        share = f", {len(ids)} of them by node {node} of {nodes}" if nodes > 1 else ""
+        print(f"{index.split}: {len(index)} samples{share}", flush=True)
+        there = place.preload(index, args.form or place.form, args.short_side, args.workers, ids)
+        line = f"{index.split}: {there} of {len(ids)} samples are in"
+        if there < len(ids):
+            line, code = f"{line}, {len(ids) - there} are not: the servers take no more", 1
+        print(line, flush=True)
+    return code
+
+
+def check(place, args) -> int:
+    node, nodes = (args.node or 0, args.nodes or 1) if place.shared else _share(place, args)
+    found = []
+    for index in _indexes(args):
+        ids, form = _part(index, node, nodes), args.form or place.form
+        found.append(cache_check.check(place, index, ids, form, args.short_side, args.workers))
+        if not args.json:
+            cache_check.describe(found[-1])
+    if args.json:
+        print(json.dumps(found, indent=2))
+    allowed = {cache_check.MISSING} if args.missing_ok else set()
+    return int(any(each[kind] for each in found for kind in cache_check.KINDS if kind not in allowed))
+
+
+def ls(place, args) -> int:
+    sets = place.sets()
+    print(cache_sets.as_json(sets) if args.json else cache_sets.table(sets))
+    return 0
+
+
+def stat(place, args) -> int:
+    sets = place.sets()
+    if args.data_url:
+        wanted = [index.fingerprint for index in _indexes(args)]
+        sets = [each for each in sets if each.fingerprint in wanted]
+    rooms = place.rooms()
+    print(cache_sets.as_json(sets, rooms) if args.json else cache_sets.details(sets, rooms))
+    return 0
+
+
+def rm(place, args) -> int:
+    if args.all == bool(args.dataset):
+        raise BadInput("rm: name a data set, as ls shows it, or say --all")
+    sets = place.sets(counted=False)
+    going = sets if args.all else [cache_sets.chosen(sets, args.dataset)]
+    for each in going:
+        if each.users and not args.force:
+            who = ", ".join(cache_sets.user(*user) for user in each.users)
+            raise BadInput(f"{each.name} is in use: {who}; --force takes it away all the same")
+    for each in going:
+        place.remove(each)
+        print(f"removed {each.name}  {each.title}", flush=True)
+    return 0
+
+
+VERBS = {"preload": preload, "check": check, "ls": ls, "stat": stat, "rm": rm}
+
+
+def _parsed(verb: str, argv: list[str]) -> argparse.Namespace:
+    parser = arguments.Parser(__doc__)
+    parser.prog = f"python -m launch cache {verb}"
+    add, number = parser.add_argument, arguments.positive_int
+    add("--to", required=True, metavar="PLACE", help="a folder of packs, or redis://[user@]host[:port]")
+    if verb in ("preload", "check", "stat"):
+        add("--data_url", required=verb != "stat", metavar="DIR", help="folder with train/<class>/*")
+        add("--split", choices=("train", "val"), help="default: both")
+        add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
+        add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
+        add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="as in the job")
+    if verb in ("preload", "check"):
+        add("--form", choices=forms.FORMS, help="default: that of the URL, else decoded")
+        add("--short_side", type=number, default=forms.SHORT_SIDE, help="of a pack; jobs use the default")
+        add("--workers", type=number, default=2 * cores.available(), help="threads (default: two a core)")
+        add("--node", type=int, help="take the share of one node, from 0 (preload: the platform's)")
+        add("--nodes", type=number, help="nodes that share the work")
+    if verb == "check":
+        add("--missing_ok", action="store_true", help="exit code 0 where what is there is equal")
+    if verb in ("check", "ls", "stat"):
+        add("--json", action="store_true", help="print JSON")
+    if verb == "rm":
+        add("dataset", nargs="?", metavar="DATASET", help="its name in ls, or how it begins")
+        add("--all", action="store_true", help="all data sets there")
+        add("--force", action="store_true", help="even where somebody uses them")
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:  # not repeated: one may be a password
+        names = " ".join(word.partition("=")[0] for word in unknown if word.startswith("--"))
+        hint = f"; the password stands in the environment, {address.PASSWORD} or {address.PASSWORD_FILE}"
+        raise BadInput(
+            f"{verb} does not know all of its arguments: {names or '...'}" + hint * ("pass" in names)
+        )
+    node, nodes = getattr(args, "node", None), getattr(args, "nodes", None)
+    if (node is None) != (nodes is None):
+        raise BadInput("--node and --nodes belong together")
+    if node is not None and not 0 <= node < nodes:
+        raise BadInput(f"--node {node} is not in 0..{nodes - 1}: --nodes {nodes}")
+    return args
+
+
+def _opened(to: str):
+    """The place. What may be meant as a URL is one: a folder is named in messages, a password must not be."""
+    meant = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
+    if meant or "://" in to or re.match(r"rediss?:", to):
+        from launch.cache.redis import Shared
+
+        return Shared(to, _say)
+    from launch.cache.pack import Packs
+
+    return Packs(to, _say)
+
+
+def _say(text: str) -> None:
+    """Beside a progress bar."""
+    tqdm.write(text, file=sys.stderr)
+
+
+def _indexes(args) -> list[image_folder.Index]:
+    """Of the splits that are meant. The classes of "val" are numbered as those of "train", as in a job."""
+
+    def load(split: str, classes=None):
+        return image_folder.load(
+            args.data_url, split, args.cache_dir, args.max_bad_images, classes, _say, val_share=args.val_share
+        )
+
+    train = load("train")
+    if args.split == "train":
+        return [train]
+    val = load("val", train.classes)
+    return [val] if args.split == "val" else [train, val]
+
+
+def _share(place, args) -> tuple[int, int]:
+    """(node, nodes) of the work."""
+    if args.nodes is not None:
+        if not place.shared:
+            raise BadInput("--node and --nodes are for a shared cache: every node has a pack of its own")
+        return args.node, args.nodes
+    if not place.shared:
+        return 0, 1
+    found = topology.resolve(argparse.Namespace(), os.environ)
+    return (found.rank, found.world_size) if found.level == "process" else (found.node_rank, found.nodes)
+
+
+def _part(index, node: int, nodes: int) -> np.ndarray:
+    """The ids of a share, int64 [n]."""
+    return np.arange(len(index) * node // nodes, len(index) * (node + 1) // nodes)

@@ -1,0 +1,137 @@
+"""The packs in a folder of this node, looked after: made, read back, counted, taken away."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+
+import numpy as np
+
+from common.exits import BadInput
+from datasets.stores import pack, pack_lease
+from datasets.stores.forms import Sample
+from launch.cache.check import DAMAGED, MISSING
+from launch.cache.sets import DataSet, Room
+
+
+class Packs:
+    """A folder of packs. say: takes a line of text."""
+
+    shared, form = False, "decoded"
+
+    def __init__(self, folder: str, say):
+        self.folder, self._say = os.path.abspath(folder), say
+
+    def close(self) -> None:
+        pass
+
+    def preload(self, index, form: str, short_side: int, workers: int, ids: np.ndarray) -> int:
+        """Make the pack where it is not there. Raises BadInput, also where there is no room."""
+        pack.build(index, self._path(index, form, short_side), form, short_side, workers).close()
+        return len(ids)
+
+    @contextlib.contextmanager
+    def reader(self, index, form: str, short_side: int):
+        """read(ids) -> list[Sample | MISSING | DAMAGED], for threads."""
+        path = self._path(index, form, short_side)
+        meta, store = pack.described(path), None
+        if wrong := pack.damage(path, meta):
+            self._say(f"{index.split}: the pack is damaged: {wrong}; `preload` makes its damaged parts again")
+        elif meta.get("whole"):
+            store = pack.PackStore(path, index)
+        else:
+            self._say(f"{index.split}: there is no finished pack {path}")
+
+        def read(ids: np.ndarray) -> list[Sample | str]:
+            found = []
+            for id in ids.tolist():
+                try:
+                    found.append(store.sample(id) if store else DAMAGED if wrong else MISSING)
+                except (BadInput, LookupError, ValueError):
+                    found.append(DAMAGED)
+            return found
+
+        try:
+            yield read
+        finally:
+            if store:
+                store.close()
+
+    def sets(self, counted: bool = True) -> list[DataSet]:
+        """What is there. counted: for servers."""
+        found = []
+        try:
+            names = sorted(os.listdir(self.folder))
+        except OSError as error:
+            raise BadInput(f"--to {self.folder}: {error.strerror}") from error
+        for name in names:
+            path = os.path.join(self.folder, name)
+            meta = pack.described(path)
+            if meta or (name.endswith(".pack") and os.path.isdir(path)):
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    found.append(_data_set(path, meta))
+        return found
+
+    def remove(self, each: DataSet) -> None:
+        """What others have mapped they may read to its end. Raises BadInput."""
+        path = os.path.join(self.folder, each.name)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, pack.META))  # from now on it is no pack, whatever comes between
+            shutil.rmtree(path)
+            pack_lease.forget(path)
+        except OSError as error:
+            raise BadInput(f"cannot remove {path}: {error.strerror}") from error
+
+    def rooms(self) -> list[Room]:
+        disk = shutil.disk_usage(self.folder)
+        return [Room(self.folder, disk.used, disk.total, f"{disk.free / 1e9:.3f} GB free")]
+
+    def _path(self, index, form: str, short_side: int) -> str:
+        return pack.place(self.folder, index, form, short_side)
+
+
+def _data_set(path: str, meta: dict) -> DataSet:
+    """Raises FileNotFoundError if the pack is being deleted."""
+    name = os.path.basename(path)
+    split = name.partition("-")[0]
+    users = [(who, None) for who in _users(path)]
+    sizes = [entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".arrow")]
+    if not meta:  # its meta.json cannot be read: shown, so that `rm` can delete it
+        return DataSet(name, "", split, "?", 0, 0, sum(sizes), "damaged", users, {})
+    form = meta["form"] + (str(meta["short_side"]) if meta["form"] == "decoded" else "")
+    mode = "damaged" if pack.damage(path, meta) else "offline" if meta["whole"] else "unfinished"
+    there = meta["count"] if mode == "offline" else min(meta["count"], len(sizes) * pack.TOGETHER)
+    return DataSet(name, meta["fingerprint"], split, form, meta["count"], there, sum(sizes), mode, users, {})
+
+
+def _users(path: str) -> list[str]:
+    """Who builds it, reads it or will take it away: processes that may be looked at, of this machine."""
+    found = [
+        who
+        for who, ending, lock in (
+            ("a process that makes it", ".lock", fcntl.lockf),
+            ("a job that takes it away at its end", ".lease", fcntl.flock),
+        )
+        if _is_locked(path + ending, lock)
+    ]
+    real = os.path.realpath(path) + os.sep
+    for pid in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file,
+        ):
+            if any(real in line for line in file):
+                found.append(f"process {pid}")
+    return found
+
+
+def _is_locked(path: str, lock) -> bool:
+    try:
+        with open(path, "r+") as file:
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,177 @@
+"""Pack a job for upload: the code folder as a platform wants it, with nothing that the job does not need.
+
+    python -m launch pack jobs/train_ddp.py --to packed                  packed/train_ddp-<12 hex digits>/
+    python -m launch pack jobs/train_ddp.py --to packed --single_file    packed/train_ddp-<12 hex digits>.py
+
+Kept are the job and what it imports beside it, common/ and datasets/, and a pip-requirements.txt without
+torch, torchvision, torchaudio, triton and nvidia-*, which the platform's image has. Of a script outside of a
+Bootfile repository: its folder. Hidden files, caches, tests, weights, and folders of data and results stay
+behind, and what .jobignore names (in the code folder, in gitignore's syntax; `!pattern` takes in again). All
+of that is listed with its rule.
+
+The digits are those of a digest of the content, which manifest.json lists with sizes and SHA-256: the same
+content has the same name, and packing it again changes nothing. What looks like a key, a token or a password
+is refused by file and line. The platform's limits are checked: 1000 files and folders, 5 GB, 32 levels.
+
+A single file unpacks itself into a private temporary folder and takes that away at the end; name a folder for
+its results. One that is killed without notice leaves it (about 1 MB) to be taken away by the next.
+
+Exit codes: 0 packed, or unchanged; 2 bad input, and nothing was written.
+"""
+
+import os
+import signal
+import sys
+from collections import defaultdict
+from typing import NamedTuple
+
+from common.arguments import Parser
+from common.exits import BadInput
+from launch import manifests
+from launch.pack import code_limits, dependency_list, secret_scan, single_file, snapshot
+from launch.pack.code_folder import REQUIREMENTS, CodeFolder, Skipped
+from launch.pack.code_limits import human
+from launch.pack.snapshot import Content
+
+_SHOWN = 5  # findings in an error
+_WIDTH = 50  # of the tables' first column
+
+
+class Packed(NamedTuple):
+    """path: of what was made. made: False where it was there. manifest: as manifest.json has it."""
+
+    path: str
+    made: bool
+    manifest: dict
+
+
+def main(argv: list[str]) -> int:
+    """Pack, say what is kept and what is not, and return the exit code. Raises BadInput."""
+    parser = Parser(__doc__)
+    parser.prog = "python -m launch pack"
+    add = parser.add_argument
+    add("job", help="the script that is the boot file")
+    add("--to", required=True, metavar="FOLDER", help="where the snapshot is made")
+    add(
+        "--single_file", action="store_true", help="one .py that holds all, for consoles that take one script"
+    )
+    add(
+        "--with", dest="extra", action="append", default=[], metavar="PATH",
+        help="keep this file or folder of the code folder, too, whatever the rules say; repeatable",
+    )  # fmt: skip
+    add(
+        "--allow_secret", action="append", default=[], metavar="PATH",
+        help="what looks like a secret in this file is none; repeatable, as the error names the file",
+    )  # fmt: skip
+    add("--keep_torch", action="store_true", help="torch and nvidia-* stay in pip-requirements.txt")
+    args = parser.parse_args(argv)
+    sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves no temporary folder
+    packed = pack(
+        args.job, args.to, args.single_file, args.extra, args.allow_secret, args.keep_torch, print_too=True
+    )
+    git = packed.manifest["git"] or {"commit": None, "dirty": None}
+    print(
+        f"{'packed' if packed.made else 'unchanged'}={packed.path} job={packed.manifest['job']} "
+        f"digest={packed.manifest['digest']} commit={git['commit']} dirty={git['dirty']}"
+    )
+    return 0
+
+
+def pack(
+    job: str,
+    to: str,
+    one_file: bool = False,
+    extra: list[str] = (),
+    allowed: list[str] = (),
+    keep_torch: bool = False,
+    print_too: bool = False,
+) -> Packed:
+    """Make the snapshot of a job in the folder `to`. The arguments are those of the command; print_too: print
+    the tables of what is kept and skipped. Raises BadInput, and leaves nothing behind then."""
+    if not os.path.isfile(job) or not job.endswith(".py"):
+        raise BadInput(f"{job} is no .py file, and a boot file has to be one")
+    code = CodeFolder(job, extra, without=to)
+    if os.path.realpath(to) == os.path.realpath(code.root):
+        raise BadInput(f"--to {to} is the folder that is packed: name one in it, or elsewhere")
+    contents = [Content(file.path, file.source) for file in code.files]
+    taken = {content.path for content in contents} & {manifests.NAME, REQUIREMENTS[0]}
+    if taken:
+        raise BadInput(f"{taken.pop()} is a name that pack needs for its own")
+    listed, dependencies, sources = dependency_list.find(code.root), None, [file.path for file in code.files]
+    if listed:
+        text, left_out = dependency_list.made_from(listed, keep_torch)
+        dependencies = os.path.relpath(listed, code.root), left_out
+        sources.append(dependencies[0])
+        contents += [Content(REQUIREMENTS[0], text.encode())] if text else []
+    _refuse_secrets(contents, allowed)
+    git = snapshot.git_state(code.root, sources)
+    name = code_limits.plain_name(code.job_path.removeprefix("jobs/").removesuffix(".py"))
+    manifest = snapshot.manifest(name, contents, code.job_path, git)
+    if print_too:
+        _print_kept(manifest, dependencies)
+        _print_skipped(code.skipped)
+    write = single_file.write if one_file else snapshot.write
+    return Packed(*write(to, manifest, contents), manifest)
+
+
+def _refuse_secrets(contents: list[Content], allowed: list[str]) -> None:
+    unknown = {*allowed} - {content.path for content in contents}
+    if unknown:
+        raise BadInput(f"--allow_secret {unknown.pop()}: no file of this path is packed")
+    findings = []
+    for path, source in contents:
+        if path not in allowed:
+            scanned = isinstance(source, bytes)
+            findings += secret_scan.scan_text(path, source) if scanned else secret_scan.scan(path, source)
+    if findings:
+        more = f" and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
+        raise BadInput(
+            f"what looks like a secret would be uploaded: {', '.join(map(str, findings[:_SHOWN]))}{more}; "
+            "take it out, name the file in .jobignore, or, where it is none, pass --allow_secret PATH"
+        )
+
+
+def _print_kept(manifest: dict, dependencies: tuple[str, list[str]] | None) -> None:
+    """By what stands at the top of the folder."""
+    files, sizes = defaultdict(int), defaultdict(int)
+    for file in manifest["files"]:
+        top, slash, _ = file["path"].partition("/")
+        name = file["path"] if file["path"] == manifest["job"] else top + slash
+        files[name] += 1
+        sizes[name] += file["size"]
+    print(f"{'kept':<{_WIDTH}}{'files':>8}{'size':>12}")
+    for name in files:
+        note = ""
+        if name == REQUIREMENTS[0]:
+            source, left_out = dependencies
+            note = f"  from {source}" + (f" without {', '.join(left_out)}" if left_out else "")
+        print(f"{name:<{_WIDTH}}{files[name]:>8}{human(sizes[name]):>12}{note}")
+    total = sum(sizes.values())
+    print(f"{'all':<{_WIDTH}}{sum(files.values()):>8}{human(total):>12}\n")
+    if total > code_limits.ADVISED:
+        biggest = max(manifest["files"], key=lambda file: file["size"])
+        print(
+            f"warning: {human(total)} are more than the advised {human(code_limits.ADVISED)}: every node "
+            f"downloads them; the biggest file is {biggest['path']} ({human(biggest['size'])})",
+            file=sys.stderr,
+        )
+
+
+def _print_skipped(skipped: list[Skipped]) -> None:
+    """One line for every rule, with what is largest."""
+    rules = defaultdict(list)
+    for item in skipped:
+        rules[item.rule].append(item)
+    if skipped:
+        print(f"{'skipped':<{_WIDTH}}{'files':>8}{'size':>12}  rule")
+    for rule, items in rules.items():
+        items.sort(key=lambda item: -item.size)
+        names, shown = items[0].path, 1
+        while shown < len(items) and len(f"{names} {items[shown].path} and {len(items)} more") < _WIDTH:
+            names, shown = f"{names} {items[shown].path}", shown + 1
+        names += f" and {len(items) - shown} more" if shown < len(items) else ""
+        more = "> " if any(item.more for item in items) else ""
+        count, size = sum(item.count for item in items), human(sum(item.size for item in items))
+        print(f"{names:<{_WIDTH}}{more + str(count):>8}{more + size:>12}  {rule}")
+    print(flush=True)

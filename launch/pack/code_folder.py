@@ -1,0 +1,226 @@
+"""What of a script's surroundings is uploaded to a platform: `pack` writes it, `simulate` runs it."""
+
+import ast
+import functools
+import os
+import shutil
+import stat
+from typing import NamedTuple
+
+from common.exits import BadInput
+from launch import manifests
+from launch.pack import code_limits, ignore
+
+_PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
+REQUIREMENTS = (
+    "pip-requirements.txt",
+    "requirements.txt",
+)  # dependency lists; the first that is there counts
+_OTHER = "the job does not need it"
+_COUNTED = 20000  # files of a folder that stays behind whose sizes are added up; beyond it is "more than"
+
+
+class File(NamedTuple):
+    """A file that is uploaded. path: in the code folder, with /. source: where it is read, links followed.
+    size: bytes."""
+
+    path: str
+    source: str
+    size: int
+
+
+class Skipped(NamedTuple):
+    """What stays behind, a file or a whole folder, and by which rule. count: files in it. size: bytes. more:
+    whether these are not all, because it holds very many."""
+
+    path: str
+    rule: str
+    count: int
+    size: int
+    more: bool
+
+
+class CodeFolder:
+    """Of the Bootfile repository that `job` stands in: common and datasets whole (modules of theirs are
+    imported late, and by name, where no reading of the imports would find them), and of the folder where the
+    job is: the job, what it imports there, and what is no script. Else the folder of the script. The rules
+    of launch/pack/ignore.py apply to all of it.
+
+    extra: further files and folders to keep, which no rule leaves behind (what is in such a folder they may).
+    without: a folder that is left out. name: the last component of the folder's path. job_path: that of the
+    script in it, with /.
+    """
+
+    def __init__(self, job: str, extra: list[str] = (), without: str | None = None):
+        self._job = os.path.abspath(job)
+        folder = os.path.dirname(self._job)
+        while not _is_repository(folder) and folder != os.path.dirname(folder):
+            folder = os.path.dirname(folder)
+        self.root, self._parts = folder, {*_PARTS, os.path.relpath(self._job, folder).split(os.sep)[0]}
+        if not _is_repository(folder):
+            self.root, self._parts = os.path.dirname(self._job), None
+        self.name = os.path.basename(self.root) or "code"
+        self.job_path = _slashes(os.path.relpath(self._job, self.root))
+        self._without = without and os.path.realpath(without)
+        self._extra = [self._below(path) for path in extra]
+
+    def holds(self, path: str) -> bool:
+        """Whether `path` lies where code is taken from."""
+        parts = [os.path.join(self.root, part) for part in self._parts or ["."]]
+        parts = [os.path.normpath(part) for part in parts]
+        return any(os.path.commonpath([part, os.path.abspath(path)]) == part for part in parts)
+
+    def job(self, folder: str) -> str:
+        """The path of the script in a copy."""
+        return os.path.join(folder, *self.job_path.split("/"))
+
+    @property
+    def files(self) -> list[File]:
+        """What is uploaded, sorted by path. Raises BadInput where a platform would not take it: a link that
+        leads out of the folder, a special file, a name, the limits; the message names it."""
+        return self._found[0]
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """What stays behind, sorted by path."""
+        return sorted(Skipped(path, rule, *_measure(source)) for path, rule, source in self._found[1])
+
+    def copy(self, destination: str) -> None:
+        """Make a copy. Raises BadInput, as `files` does."""
+        os.makedirs(destination)
+        for path, source, _ in self.files:
+            target = os.path.join(destination, path)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            shutil.copy2(source, target)
+
+    @functools.cached_property
+    def _found(self) -> tuple[list[File], list[tuple[str, str, str]]]:
+        """(what is kept, (path, rule, where it is read) of what stays behind)."""
+        self._rules, self._scripts = ignore.Rules(self.root), set()
+        if self._parts is not None and self.job_path.startswith("jobs/"):
+            self._scripts = _imported_beside(self._job)
+        files, skipped = [], []
+        try:
+            self._visit("", (os.path.realpath(self.root),), None, files, skipped)
+        except OSError as error:
+            raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
+        files.sort(key=lambda file: os.fsencode(file.path))
+        code_limits.check([(file.path, file.size) for file in files])
+        return files, skipped
+
+    def _visit(self, folder: str, real: tuple[str, ...], rule_above: str | None, files, skipped) -> None:
+        """Add what is in `folder` (relative, "" or with / at its end). real: its real path after those of the
+        folders that it was reached through. rule_above: leaves all behind that is not asked for by name."""
+        for entry in sorted(os.scandir(os.path.join(self.root, folder)), key=lambda entry: entry.name):
+            path, wanted = folder + entry.name, (self.job_path, *self._extra)
+            is_folder = entry.is_dir()
+            rule = None if path in wanted else rule_above or self._rule(path, is_folder, entry.path)
+            leads = is_folder and any(name.startswith(f"{path}/") for name in wanted)
+            if rule is not None and not leads:
+                skipped.append((path + "/" * is_folder, rule, entry.path))
+                continue
+            code_limits.check_name(path)
+            source = self._resolved(path, entry, real) if entry.is_symlink() else entry.path
+            if is_folder:
+                self._visit(f"{path}/", (*real, os.path.realpath(source)), rule, files, skipped)
+            elif entry.is_file():
+                files.append(File(path, source, entry.stat().st_size))
+            else:
+                raise BadInput(f"{path} is a {_kind(entry)}, which cannot be uploaded")
+
+    def _rule(self, path: str, is_folder: bool, absolute: str) -> str | None:
+        top, _, rest = path.partition("/")
+        if self._without is not None and is_folder and os.path.realpath(absolute) == self._without:
+            return "what pack makes"
+        if path in REQUIREMENTS:
+            return f"a {REQUIREMENTS[0]} is made from it"
+        if path == manifests.NAME:
+            return "pack writes its own"
+        if self._parts is not None and top not in self._parts:
+            return _OTHER
+        if self._scripts and top == "jobs" and rest.endswith(".py") and absolute not in self._scripts:
+            return _OTHER
+        return self._rules.of(path, is_folder)
+
+    def _resolved(self, path: str, entry: os.DirEntry, real: tuple[str, ...]) -> str:
+        """Where a link leads: inside the code folder, or it is refused."""
+        target, shown = os.path.realpath(entry.path), os.readlink(entry.path)
+        if not os.path.exists(target):
+            raise BadInput(f"{path} is a symbolic link to {shown}, which does not exist; {_ADVICE}")
+        if os.path.commonpath([real[0], target]) != real[0]:
+            raise BadInput(f"{path} is a symbolic link to {shown}, which is not in {self.root}; {_ADVICE}")
+        if target in real:
+            raise BadInput(f"{path} is a symbolic link to {shown}, a folder that it is in itself; {_ADVICE}")
+        return target
+
+    def _below(self, path: str) -> str:
+        """`path` relative to the code folder, with /."""
+        path = os.path.abspath(path)
+        if not os.path.lexists(path):
+            raise BadInput(f"{path} does not exist")
+        if path == self.root or os.path.commonpath([self.root, path]) != self.root:
+            raise BadInput(f"{path} does not lie in the code folder, {self.root}")
+        return _slashes(os.path.relpath(path, self.root))
+
+
+_ADVICE = f"leave it out with a line in {ignore.FILE}, or put a copy in its place"
+
+
+def _imported_beside(script: str) -> set[str]:
+    """The scripts beside `script`, and in its folder's packages, that it imports wherever in its code, and
+    those that they import."""
+    folder, found, todo = os.path.dirname(script), set(), [script]
+    while todo:
+        file = todo.pop()
+        if file in found or not os.path.isfile(file):
+            continue
+        found.add(file)
+        try:
+            with open(file, "rb") as source:
+                tree = ast.parse(source.read(), file)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise BadInput(f"{file} cannot be read as Python: {error}") from error
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
+                names += [node.module] if node.module else []
+            for name in names:
+                path = os.path.join(folder, *name.split("."))
+                todo += [f"{path}.py", os.path.join(path, "__init__.py")]
+                todo += [os.path.join(folder, name.split(".")[0], "__init__.py")]
+    return found
+
+
+def _measure(path: str) -> tuple[int, int, bool]:
+    """(files, bytes, whether there are more) of what stays behind; links count as what they are."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        return 1, _size(path), False
+    count = size = 0
+    for folder, _, names in os.walk(path):
+        count += len(names)
+        size += sum(_size(os.path.join(folder, name)) for name in names)
+        if count > _COUNTED:
+            return count, size, True
+    return count, size, False
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:  # it has just gone
+        return 0
+
+
+def _kind(entry: os.DirEntry) -> str:
+    mode = entry.stat().st_mode
+    kinds = {stat.S_ISFIFO: "named pipe", stat.S_ISSOCK: "socket"}
+    return next((name for test, name in kinds.items() if test(mode)), "device")
+
+
+def _slashes(path: str) -> str:
+    return path.replace(os.sep, "/")
+
+
+def _is_repository(folder: str) -> bool:
+    return all(os.path.isdir(os.path.join(folder, part)) for part in ("common", "datasets"))

@@ -1,0 +1,66 @@
+"""The dependency list that a platform installs before the boot file starts."""
+
+import os
+import re
+
+from common.exits import BadInput
+from launch.pack.code_folder import REQUIREMENTS
+
+# What the platform's image brings, for its driver and its GPUs. torchaudio asks for one version of torch.
+_OF_THE_IMAGE = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.+")
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_WHEEL = re.compile(r"([^/\\]+?)-\d[^/\\]*\.(?:whl|tar\.gz|zip)(?:[#?\s]|$)")
+_OF_THIS_MACHINE = re.compile(
+    r"(?:-e|--editable|-c|--constraint)\b|(?:-f|--find-links)[ =](?!\s*https?:)|\.{0,2}/|file:"
+)
+
+
+def find(root: str) -> str | None:
+    """The path of the list in the code folder `root`."""
+    paths = [os.path.join(root, name) for name in REQUIREMENTS]
+    return next((path for path in paths if os.path.isfile(path)), None)
+
+
+def made_from(path: str, keep_torch: bool) -> tuple[str, list[str]]:
+    """(text, names of what was left out) of the list to install, from the one at `path`.
+
+    Left out are torch, torchvision, torchaudio, triton and nvidia-*, unless keep_torch, which would replace
+    what the image has, and lines about files of this machine. Environment markers stay; lists that are
+    included (-r) are written out, and they must lie in the same folder as the list, or below it. Raises
+    BadInput.
+    """
+    kept, left_out = [], []
+    for line in _lines(path, (), os.path.realpath(os.path.dirname(path))):
+        wheel, name = _WHEEL.search(line.split(" ")[0]), _NAME.match(line)
+        package = re.sub(r"[-_.]+", "-", (wheel or name)[wheel is not None].lower()) if wheel or name else ""
+        of_the_image = not keep_torch and _OF_THE_IMAGE.fullmatch(package)
+        if of_the_image or _OF_THIS_MACHINE.match(line):
+            left_out.append(package or line.split()[0])
+        else:
+            kept.append(line)
+    return "".join(f"{line}\n" for line in kept), left_out
+
+
+def _lines(path: str, above: tuple[str, ...], root: str) -> list[str]:
+    """The requirements of a file: joined where a backslash continues them, without comments, -r followed."""
+    if os.path.commonpath([root, os.path.realpath(path)]) != root:
+        by = f", which {above[-1]} includes," if above else ""
+        raise BadInput(f"{path}{by} is not in the code folder {root}: its lines would be uploaded")
+    if path in above:
+        raise BadInput(f"{path} includes itself")
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            text = re.sub(r"\\\r?\n\s*", " ", file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+    lines = []
+    for line in text.splitlines():
+        line = re.sub(r"(^|\s+)#.*", "", line).strip()
+        included = re.fullmatch(r"(?:-r|--requirement)[ =]*(\S+)", line)
+        if included:
+            lines += _lines(
+                os.path.normpath(os.path.join(os.path.dirname(path), included[1])), (*above, path), root
+            )
+        elif line:
+            lines.append(line)
+    return list(dict.fromkeys(lines))

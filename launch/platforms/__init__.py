@@ -1,0 +1,1 @@
+"""`launch submit`, `status`, `logs` and `stop`: jobs on managed platforms."""

@@ -1,0 +1,1 @@
+"""`launch report`: one page on runs."""

@@ -1,0 +1,188 @@
+"""What a page says of runs in words and numbers: final figures, starts, epochs, differences, receipts."""
+
+import datetime
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from common.exits import BadInput
+from datasets.sampling import receipt
+from launch.receipt import verdict
+from launch.report.charts import short
+from launch.report.data import SPLIT, Run
+
+NONE = "–"
+_MOST_ROWS = 200  # of a table, and of all tables of one kind ten times as many
+_SAME = ("output_dir",)  # another one for every run
+
+
+class Row(NamedTuple):
+    name: str
+    cells: list[str]
+    differs: bool
+
+
+def final(runs: list[Run]) -> list[Row]:
+    """One row a figure, one cell a run; rows that no run has are left out."""
+    columns = [_final(run) for run in runs]
+    names = list(columns[0])
+    rows = [Row(name, [column[name] for column in columns], False) for name in names]
+    return [row for row in rows if any(cell != NONE for cell in row.cells)]
+
+
+def _final(run: Run) -> dict[str, str]:
+    steps = run.starts[-1].steps if run.starts else math.nan
+    waiting, computing, evaluating = np.array(list(run.split.values()) or [[0.0] * 3]).sum(axis=0)
+    whole = waiting + computing + evaluating
+    state = f"{run.step:,.0f} of {steps:,.0f} steps" if math.isfinite(steps) else f"{run.step:,.0f} steps"
+    best = _best(run)
+    rates = run.figures.get("images_per_s", (None, np.empty(0)))[1]
+    rates = rates[np.isfinite(rates)]
+    again = sum(start.lost_step - start.step for start in run.starts if math.isfinite(start.lost_step))
+    first, last = begin(run), _last_time(run)
+    saved = run.checkpoints
+    return {
+        "done": state + (" (finished)" if run.step == steps else ""),
+        "epochs": str(max(run.ends)) if run.ends else NONE,
+        "validation accuracy": percent(run.last("val_acc")),
+        "best validation accuracy": f"{percent(best[1])} in epoch {best[0]}" if best else NONE,
+        "validation loss": number(run.last("val_loss")),
+        "training accuracy": percent(run.last("acc")),
+        "training loss": number(run.last("loss")),
+        "images per second, median": short(float(np.median(rates))) if len(rates) else NONE,
+        **{
+            name: f"{duration(seconds)} ({seconds / whole:.1%})" if whole > 0 else NONE
+            for name, seconds in zip(SPLIT, (waiting, computing, evaluating), strict=True)
+        },
+        "set-up, all starts": duration(sum(start.time - start.begun for start in run.starts) or math.nan),
+        "restarts": str(len(run.starts) - 1) if run.starts else NONE,
+        "steps done again": f"{again:,.0f}" if len(run.starts) > 1 else NONE,
+        "began": moment(first),
+        "from start to end": duration(last - first),
+        "checkpoints": f"{len(saved)}, newest: step {max(saved):,}" if saved else NONE,
+        "receipt": run.receipt or NONE,
+    }
+
+
+def _best(run: Run) -> tuple[int, float] | None:
+    found = [(epoch, ends["val_acc"]) for epoch, ends in run.ends.items() if "val_acc" in ends]
+    found = [each for each in found if math.isfinite(each[1])]
+    return max(found, key=lambda each: each[1]) if found else None
+
+
+def begin(run: Run) -> float:
+    """When the first process of the run was started, as far as is known: seconds of time.time(), or NaN."""
+    known = [run.starts[0].begun] if run.starts else []
+    return min([*known, *run.times[1][:1]], default=math.nan)
+
+
+def _last_time(run: Run) -> float:
+    return max([*run.times[1][-1:], *(start.time for start in run.starts[-1:])], default=math.nan)
+
+
+def starts(runs: list[Run]) -> list[list[str]]:
+    """Rows of run, number of the start, when, from step, set-up, away, steps done again, what changed."""
+    rows = []
+    for run in runs:
+        for place, start in enumerate(run.starts):
+            before = run.starts[place - 1] if place else None
+            row = [run.name, str(place + 1), moment(start.begun), f"{start.step:,.0f}"]
+            row += [duration(start.time - start.begun)]
+            if before:
+                row += [duration(start.begun - spoke_last(run, place)), f"{max(0, again(start)):,.0f}"]
+                changed = differences(
+                    [before.settings | before.environment, start.settings | start.environment]
+                )
+                row += ["; ".join(f"{each.name}: {' → '.join(each.cells)}" for each in changed) or "nothing"]
+            else:
+                row += [NONE, NONE, NONE]
+            rows.append(row)
+    return rows
+
+
+def again(start) -> float:
+    return start.lost_step - start.step if math.isfinite(start.lost_step) else 0.0
+
+
+def spoke_last(run: Run, place: int) -> float:
+    """When the start before this one reported for the last time; NaN where nothing is known of it."""
+    start, before = run.starts[place], run.starts[place - 1]
+    times = run.times[1]
+    times = times[(times >= before.time) & (times < start.time)]
+    return max([before.time, *times[-1:], *([start.lost_time] if math.isfinite(start.lost_time) else [])])
+
+
+def epochs(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows) of one of so many runs; not every epoch where there are many."""
+    numbers = sorted(run.ends.keys() | run.split.keys())
+    numbers = numbers[:: max(1, math.ceil(len(numbers) / min(_MOST_ROWS, 10 * _MOST_ROWS // runs)))]
+    names = list(dict.fromkeys(name for each in numbers for name in run.ends.get(each, {})))
+    rows = []
+    for each in numbers:
+        ends, split = run.ends.get(each, {}), run.split.get(each)
+        row = [percent(ends.get(name)) if "acc" in name else number(ends.get(name)) for name in names]
+        rows.append([str(each), *row, *(map(duration, split) if split else [NONE] * len(SPLIT))])
+    return ["epoch", *names, *SPLIT], rows
+
+
+def table(columns: list[dict]) -> list[Row]:
+    """Every name of these dictionaries, one cell each; what nothing is known of differs from nothing."""
+    rows = []
+    for name in dict.fromkeys(name for column in columns for name in column):
+        cells = [_cell(column[name]) if name in column else NONE for column in columns]
+        known = {cell for cell, column in zip(cells, columns, strict=True) if column}
+        rows.append(Row(str(name), cells, len(known) > 1))
+    return rows
+
+
+def differences(columns: list[dict]) -> list[Row]:
+    return [row for row in table(columns) if row.differs and row.name not in _SAME]
+
+
+def receipts(runs: list[Run]) -> list[list[str]]:
+    """Rows of two runs and the verdict on them: each run against the first."""
+    found, rows = {}, []
+    for run in runs:
+        try:
+            found[run.name] = receipt.read(run.path)
+        except BadInput as error:
+            rows.append([run.name, NONE, str(error)])
+    if runs[0].name in found:
+        for run in runs[1:]:
+            if run.name in found:
+                rows.append([runs[0].name, run.name, verdict(found[runs[0].name], found[run.name])[1]])
+    return rows
+
+
+def _cell(value) -> str:
+    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 300 else text[:300] + "…"
+
+
+def number(value: float | None) -> str:
+    return NONE if value is None or math.isnan(value) else f"{value:.5g}"
+
+
+def percent(value: float | None) -> str:
+    return NONE if value is None or math.isnan(value) else f"{value:.2%}"
+
+
+def duration(seconds: float) -> str:
+    """ "1 h 04 min"; NONE for what is unknown."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return NONE
+    if seconds < 99.95:
+        return f"{seconds:.{1 if seconds >= 9.995 else 2}f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def moment(seconds: float) -> str:
+    """ "2026-11-20 22:01:09 UTC"; NONE for what no calendar has."""
+    try:
+        return f"{datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return NONE

@@ -1,0 +1,1 @@
+"""`launch simulate`: run a job as a platform would."""

@@ -1,0 +1,152 @@
+"""What is started on a simulated node: the platform's words around the user's, and a clean environment."""
+
+import argparse
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+
+from common.exits import BadInput
+from common.object_store import scratch
+from launch.simulate.network import Network
+from launch.simulate.nodes import INPUT, Node
+from launch.simulate.profiles import profile
+
+_NAMES = {  # what may stand in the environment of whoever simulates, and must not reach a node
+    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "NPROC_PER_NODE", "PYTHONPATH",
+    "CUDA_VISIBLE_DEVICES",
+}  # fmt: skip
+_PREFIXES = (
+    "MASTER_", "MA_", "VC_", "VK_", "PET_", "SLURM_", "SRUN_", "SM_", "MLP_", "SKYPILOT_", "DSTACK_",
+    "AZUREML_", "TORCHELASTIC_", "OMPI_", "PMI_", "BOOTFILE_",
+)  # fmt: skip
+
+
+class Commands:
+    """The commands of every node. args: what `simulate` was given. device: "cuda" or "cpu"."""
+
+    def __init__(self, args: argparse.Namespace, network: Network | None):
+        self._args, self._network = args, network
+        gpus = [] if option(args.job_arguments, "--enable_gpu") == "false" else _visible_gpus()
+        self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
+        self.device = "cuda" if self._gpus else "cpu"
+        self._hosts, self._port = _loopback(args.nodes), _free_port()
+        if network is not None:
+            self._hosts = network.addresses[: args.nodes]
+        self._environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _NAMES and not name.startswith(_PREFIXES)
+        }
+        self._environment["PYTHONUNBUFFERED"] = "1"
+        if not self._gpus:  # all nodes share the cores of this machine
+            threads = max(1, (os.cpu_count() or 1) // (args.nodes * args.processes))
+            self._environment.setdefault("OMP_NUM_THREADS", str(threads))
+
+    def make_folders(self, node: Node, outputs: str | None = None) -> None:
+        """A fresh container; `outputs`: a folder whose content the platform brings back."""
+        data = self._args.data and os.path.abspath(self._args.data)
+        node.make_folders(self._args.code, data, outputs)
+
+    def of(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
+        """(command, environment, what the platform added to it) of every process that the platform starts on
+        a node, in the order of local ranks."""
+        args, processes = self._args, self._args.processes
+        gpus = self._gpus[node.index * processes :][:processes]
+        starts = profile(
+            args.platform, node.index, args.nodes, processes, self._hosts, self._port, node.folders, len(gpus)
+        )
+        levels = "process" if len(starts) > 1 or starts[0].prefix else "node"
+        if node.only is not None and len(starts) > 1:
+            starts = [starts[node.only]]
+        job = args.code.job(node.folders.code)
+        commands = []
+        for start in starts:
+            platforms = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]
+            given = self._given(node, platforms, tell_processes=levels == "node" and not gpus)
+            command = [sys.executable, *start.prefix, job, *given, *platforms]
+            added = dict(start.environment)
+            if "MA_SCHEDULE_CNT" in added:
+                counts = {"MA_SCHEDULE_CNT": node.scheduled, "MA_PROC_START_CNT": node.started + 1}
+                added |= {name: str(count) for name, count in counts.items()}
+            own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), scratch.PLACE: node.folders.scratch}
+            environment = self._environment | own | added
+            if self._network is not None:
+                command = self._network.command(node.slot, command)
+            commands.append((command, environment, added))
+        return commands
+
+    def _is_url(self, name: str) -> bool:
+        """Whether the user's arguments have a URL there, for which a platform has no input or output."""
+        return "://" in (option(self._args.job_arguments, name) or "")
+
+    def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
+        """The user's arguments as they are on a node, and what stands in for what is missing there."""
+        args, given = self._args, list(self._args.job_arguments)
+        if args.data is not None:
+            given = [*_without(given, "--data_url"), f"--data_url={os.path.join(node.folders.inputs, INPUT)}"]
+        if option([*given, *platforms], "--train_url", "--output_dir") is None:
+            given.append(f"--train_url={node.output}")
+        if tell_processes and args.processes > 1 and option(given, "--processes_per_node") is None:
+            given.append(f"--processes_per_node={args.processes}")  # no GPUs that the job could count
+        if any(fault.step for fault in args.faults) and option(given, "--report_every") is None:
+            given.append("--report_every=1")
+        return given
+
+
+def option(arguments: list[str], *names: str) -> str | None:
+    """The value of an option, given as `--name value` or `--name=value`; the last one counts. names: with _,
+    for which - may stand, too."""
+    value = None
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        name, equals, own = argument.partition("=")
+        if _underscored(name) in names:
+            value = own if equals else following
+    return value
+
+
+def _underscored(name: str) -> str:
+    return f"--{name[2:].replace('-', '_')}"
+
+
+def _without(arguments: list[str], name: str) -> list[str]:
+    kept, words = [], iter(arguments)
+    for word in words:
+        given, equals, _ = word.partition("=")
+        if _underscored(given) != name:
+            kept.append(word)
+        elif not equals:
+            next(words, None)
+    return kept
+
+
+def _loopback(nodes: int) -> list[str]:
+    """An address for every node: Linux has all of 127.0.0.0/8, others one."""
+    if sys.platform != "linux":
+        return ["127.0.0.1"] * nodes
+    return [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(nodes)]
+
+
+def _free_port() -> int:
+    """Below the ports that outgoing connections take, so that it is still free when a node starts again."""
+    for port in random.SystemRandom().sample(range(20000, 30000), 100):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+    raise BadInput("no free port among 100 in 20000..29999 on 127.0.0.1")
+
+
+def _visible_gpus() -> list[str]:
+    """Ids for CUDA_VISIBLE_DEVICES, without importing torch."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu not in ("", "-1")]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    result = subprocess.run(query, capture_output=True, text=True)
+    return result.stdout.split() if result.returncode == 0 else []

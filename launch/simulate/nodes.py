@@ -1,0 +1,252 @@
+"""One simulated node: its folders as platforms lay them out, its processes, its log."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from launch.exit_codes import normalized
+from launch.pack.code_folder import CodeFolder
+from launch.simulate.profiles import Folders
+
+INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
+_CHUNKS = 20  # of 64 KiB: more than a pipe holds
+_MARK = "BOOTFILE_SIMULATED_NODE"  # in the environment of every process of a node, so that none escapes
+
+
+@dataclass
+class Run:
+    """One run of a node's command. began, ended: seconds of time.monotonic(). code: that of the first process
+    that failed, 0 when all are done, None before. note: why it ended, where the simulation knows."""
+
+    began: float
+    ended: float = 0.0
+    code: int | None = None
+    note: str = ""
+
+
+class Node:
+    """A container that a platform would start. index: the node's rank. slot: its place in the network. only:
+    the local rank that alone is started, where the platform starts one process per rank.
+
+    make_folders() makes a fresh container, start() begins a run in it, read() and poll() are called until
+    poll() gives the exit code; kill() ends a run at once. On Linux every process that a run started is found
+    and ended, also those that left its session.
+    """
+
+    def __init__(self, index: int, label: str, slot: int, folder: str, only: int | None = None):
+        self.index, self.label, self.slot, self.only = index, label, slot, only
+        self.scheduled, self.started = 0, 0  # as MA_SCHEDULE_CNT and MA_PROC_START_CNT count
+        self.runs: list[Run] = []
+        self._folder = folder
+        self._tasks: list[subprocess.Popen] = []
+        self._partial: dict[subprocess.Popen, bytes] = {}  # open pipes, and the line that is not whole yet
+        self._log = None
+
+    def make_folders(self, code: CodeFolder, data: str | None, outputs: str | None) -> None:
+        """A new container: code, an output folder that holds what stood in `outputs`, nothing else.
+
+        data: a folder that is linked in where a platform puts a copy.
+        """
+        self.scheduled, self.started = self.scheduled + 1, 0
+        place = self._folder if self.scheduled == 1 else f"{self._folder}.{self.scheduled}"
+        names = {name: os.path.join(place, name) for name in ("inputs", "outputs", "cache", "logs")}
+        own_code = os.path.join(place, "user-job-dir", code.name)
+        self.folders = Folders(own_code, names["inputs"], names["outputs"], names["cache"], names["logs"])
+        for name in names.values():
+            os.makedirs(name)
+        code.copy(own_code)
+        if data is None:
+            os.mkdir(os.path.join(self.folders.inputs, INPUT))
+        else:
+            os.symlink(data, os.path.join(self.folders.inputs, INPUT))
+        os.mkdir(self.output)
+        if outputs is not None:
+            copy_tree(outputs, self.output)
+
+    @property
+    def output(self) -> str:
+        """The folder that a platform takes away at the end."""
+        return os.path.join(self.folders.outputs, OUTPUT)
+
+    @property
+    def log(self) -> str:
+        return os.path.join(self.folders.logs, f"node_{self.label.replace(' ', '_')}.log")
+
+    @property
+    def running(self) -> bool:
+        return bool(self._tasks)
+
+    def start(self, commands: list[tuple[list[str], dict[str, str]]]) -> None:
+        """Begin a run: every (command, environment) becomes a process, in the code directory."""
+        self.started += 1
+        self.runs.append(Run(time.monotonic()))
+        self._log = open(self.log, "ab", buffering=0)  # noqa: SIM115
+        for command, environment in commands:
+            task = subprocess.Popen(
+                command,
+                env=environment | {_MARK: self._mark},
+                cwd=self.folders.code,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+            os.set_blocking(task.stdout.fileno(), False)
+            self._tasks.append(task)
+            self._partial[task] = b""
+
+    @property
+    def pipes(self) -> list:
+        """Open pipes, for select()."""
+        return [task.stdout for task in self._partial]
+
+    @property
+    def pids(self) -> list[int]:
+        """What is left of the processes that the platform itself started: the boot process, or one for every
+        rank."""
+        return [task.pid for task in self._tasks if task.returncode is None]
+
+    def read(self) -> list[str]:
+        """The lines that were printed since the last call; they go into the log, too. Does not wait."""
+        lines = []
+        for task, chunk in list(self._partial.items()):
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(_CHUNKS):  # not for ever: a job may print faster than anybody reads
+                    if not (data := os.read(task.stdout.fileno(), 65536)):
+                        task.stdout.close()
+                        break
+                    chunk += data
+            *whole, rest = chunk.split(b"\n")
+            if task.stdout.closed:
+                del self._partial[task]
+                whole += [rest] if rest else []
+            else:
+                self._partial[task] = rest
+            for line in whole:
+                self._log.write(line + b"\n")
+                lines.append(line.decode(errors="replace").rstrip("\r"))
+        return lines
+
+    def poll(self) -> int | None:
+        """The exit code of a run whose last process has just ended: of the first that failed, 128 + n for
+        signal n. None while it runs and when there is none. What the run left behind is ended."""
+        if not self._tasks:
+            return None
+        run = self.runs[-1]
+        for task in self._tasks:
+            if task.poll() and run.code is None:
+                run.code = normalized(task.returncode)
+        if any(task.returncode is None for task in self._tasks):
+            return None
+        if not run.ended:
+            run.code, run.ended = run.code or 0, time.monotonic()
+            self._signal_all(signal.SIGKILL)
+        return run.code
+
+    def close(self) -> list[str]:
+        """When poll() gives an exit code, and after kill(): the last lines; the node is ready for another
+        run."""
+        self.poll()
+        lines = self.read()
+        for task in self._partial:
+            task.stdout.close()
+        self._log.close()
+        self._tasks, self._partial = [], {}
+        return lines
+
+    def end(self, number: int) -> None:
+        """Send a signal to the process groups that the platform started, as far as they live."""
+        for task in self._tasks:
+            if task.poll() is None:
+                os.killpg(task.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to everything in the node, and wait."""
+        self.end(signal.SIGKILL)
+        self._signal_all(signal.SIGKILL)
+        for task in self._tasks:
+            task.wait()
+
+    def ranks(self, processes: int) -> dict[int, int]:
+        """Global rank -> process id. processes: per node.
+
+        A rank's process is told RANK and LOCAL_RANK by whoever starts it, and so are its helpers, which are
+        its children. Where nobody says so, a rank is what the platform started.
+        """
+        told, parents = {}, {}
+        for pid, environment in self._processes().items():
+            if "LOCAL_RANK" in environment and environment.get("RANK", "").isdecimal():
+                told[pid], parents[pid] = int(environment["RANK"]), _stat(pid)[1]
+        if not told:
+            living = [(local, task) for local, task in enumerate(self._tasks) if task.poll() is None]
+            return {self.index * processes + local: task.pid for local, task in living}
+        return {rank: pid for pid, rank in told.items() if told.get(parents[pid]) != rank}
+
+    def stands_still(self, processes: int) -> bool:
+        """Whether every rank that is left on this node is stopped (SIGSTOP)."""
+        ranks = self.ranks(processes)
+        return bool(ranks) and all(_stat(pid)[0] == "T" for pid in ranks.values())
+
+    @property
+    def _mark(self) -> str:
+        return f"{os.getpid()}.{self.slot}"
+
+    def _processes(self) -> dict[int, dict[str, str]]:
+        """Living processes of this node and the environments that they were started with."""
+        found = {}
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if sys.platform == "linux" else ())):
+            with contextlib.suppress(OSError):  # gone, or another user's
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    pairs = os.fsdecode(file.read()).split("\0")
+                environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+                if environment.get(_MARK) == self._mark and _stat(pid)[0] not in "ZX":
+                    found[pid] = environment
+        return found
+
+    def _signal_all(self, number: int) -> None:
+        deadline = time.monotonic() + 5
+        while (pids := self._processes()) and time.monotonic() < deadline:  # again: some may just have forked
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            for task in self._tasks:
+                task.poll()
+            time.sleep(0.01)
+
+
+def copy_tree(source: str, destination: str) -> None:
+    """Copy a folder that others may be writing to into one that may hold something. What vanishes meanwhile
+    is left out."""
+    for folder, _, files in os.walk(source):
+        target = os.path.join(destination, os.path.relpath(folder, source))
+        os.makedirs(target, exist_ok=True)
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy2(os.path.join(folder, name), os.path.join(target, name))
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """(state letter, parent's process id); X for a process that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+    except OSError:
+        return "X", 0
+    return state, int(parent)
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    """Between fork and exec: a simulation that is killed without notice takes its nodes along."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,257 @@
+"""The course of a simulation: nodes start, faults fire, nodes end."""
+
+import os
+import re
+import select
+import shlex
+import signal
+import sys
+import tempfile
+import time
+
+from launch.exit_codes import NEVER_FIRED, TIME_LIMIT, explain
+from launch.simulate.commands import Commands
+from launch.simulate.faults import Fault
+from launch.simulate.network import Network
+from launch.simulate.nodes import Node, copy_tree
+
+_STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # what a job's log lines begin with
+_SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+_GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+_STANDSTILL = 10.0  # seconds in which the parent of a stopped process may still end it
+
+
+def say(line: str) -> None:
+    """A line of the simulation's own, beside those of the nodes."""
+    print(f"[simulate] {line}", flush=True)
+
+
+class Simulation:
+    """Runs nodes to their end. processes: of every node. limit: seconds, None for none."""
+
+    def __init__(self, processes: int, faults: list[Fault], limit: float | None):
+        self._processes, self._pending, self._limit = processes, list(faults), limit
+        self._step = 0
+        self._interrupts: list[int] = []
+        self._mend_at: dict[Node, float] = {}
+        self._restarts: dict[Node, int] = {}  # how often a node that fails is started again
+        self._stopped: set[int] = set()  # process ids
+        self._still_since: float | None = None
+
+    def interrupt(self, number: int, frame) -> None:
+        """A signal handler: end everything, and the simulation; a second signal ends the wait for it."""
+        self._interrupts.append(number)
+
+    def run(self, nodes: list[Node], commands: Commands, network: Network | None) -> int:
+        """Make the folders, start the nodes, wait for their ends, print a table. Returns the exit code of
+        the whole. Whatever happens, nothing that was started is left."""
+        self._nodes, self._commands, self._network = nodes, commands, network
+        for node in nodes:
+            commands.make_folders(node)
+        self._began = time.monotonic()
+        self._plan_the_start()
+        code = self._ended_from_outside()
+        try:
+            while code is None and (self._due or any(node.running for node in nodes)):
+                self._start_due()
+                self._read()
+                self._let_faults_fire()
+                self._reap()
+                self._end_what_stands_still()
+                code = self._ended_from_outside()
+            return self._report(code)
+        finally:
+            for node in nodes:
+                if node.running:
+                    node.kill()
+
+    def _plan_the_start(self) -> None:
+        self._due = {node: self._began for node in self._nodes}
+        self._at_start: dict[Node, Fault] = {}
+        duplicates = iter([node for node in self._nodes if node.slot != node.index])
+        for fault in list(self._pending):
+            if fault.step and "step=" not in fault.text:
+                say(f"fault {fault.text}: drawn: step={fault.step}")
+            if fault.kind == "late":
+                self._due[self._nodes[fault.node]] += fault.seconds
+                self._at_start[self._nodes[fault.node]] = fault
+            elif fault.kind == "duplicate":
+                self._at_start[next(duplicates)] = fault
+            elif fault.kind == "missing":
+                del self._due[self._nodes[fault.node]]
+                self._note(fault, f"node {fault.node} is not started", None)
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for node in [node for node, due in self._due.items() if due <= now]:
+            del self._due[node]
+            self._start(node)
+            if node in self._at_start:
+                self._note(self._at_start[node], f"node {node.label} is started now", node.pids[0])
+
+    def _start(self, node: Node) -> None:
+        processes = self._commands.of(node)
+        node.start([(command, environment) for command, environment, _ in processes])
+        for (command, _, added), pid in zip(processes, node.pids, strict=True):
+            variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(added.items()))
+            line = f"node {node.label}: pid={pid} {variables} {shlex.join(command)}"
+            say(" ".join(line.split()))
+
+    def _read(self) -> None:
+        """Pass on what the nodes print; wait a moment where they print nothing."""
+        pipes = [pipe for node in self._nodes for pipe in node.pipes]
+        if not select.select(pipes, [], [], 0.05)[0]:
+            return
+        for node in self._nodes:
+            self._show(node, node.read())
+
+    def _show(self, node: Node, lines: list[str]) -> None:
+        for line in lines:
+            print(f"[node {node.label}] {line}")
+            if match := _STEP.match(line):
+                self._step = int(match[1])
+        if lines:
+            sys.stdout.flush()
+
+    def _let_faults_fire(self) -> None:
+        for fault in [fault for fault in self._pending if fault.step and self._step >= fault.step]:
+            if fault.kind in _SIGNALS:
+                self._signal_rank(fault)
+            elif fault.kind == "cut":
+                self._cut(fault)
+            else:
+                self._start_again(fault)
+        now = time.monotonic()
+        for node in [node for node, due in self._mend_at.items() if due <= now]:
+            del self._mend_at[node]
+            self._network.link(node.slot, up=True)
+            say(f"node {node.label}: the link is up again time={now - self._began:.1f} step={self._step}")
+
+    def _signal_rank(self, fault: Fault) -> None:
+        node = self._nodes[fault.rank // self._processes]
+        pid = node.ranks(self._processes).get(fault.rank) if node.running else None
+        if pid is None:
+            return
+        number = _SIGNALS[fault.kind]
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:  # it has just ended: the fault waits for another run, or never fires
+            return
+        if number == signal.SIGSTOP:
+            self._stopped.add(pid)
+        self._note(fault, f"{number.name} to rank {fault.rank} on node {node.label}", pid)
+
+    def _cut(self, fault: Fault) -> None:
+        node = self._nodes[fault.node]
+        if not node.running:
+            return
+        self._network.link(node.slot, up=False)
+        self._mend_at[node] = time.monotonic() + fault.seconds
+        self._note(fault, f"the link of node {node.label} is down", node.pids[0])
+
+    def _start_again(self, fault: Fault) -> None:
+        """In place, or in new containers to which the outputs of all nodes come back."""
+        targets = self._nodes if fault.node is None else [self._nodes[fault.node]]
+        targets = [node for node in targets if node.running]
+        if not targets:
+            return
+        self._note(fault, f"SIGKILL to node {', '.join(node.label for node in targets)}", targets[0].pids[0])
+        for node in targets:
+            node.kill()
+        for node in targets:
+            self._finish(node, f"ended by fault {fault.text}")
+        if fault.kind == "reschedule":
+            with tempfile.TemporaryDirectory(prefix="bootfile-outputs-") as outputs:
+                for node in reversed(self._nodes):  # all upload to one place: node 0 has the last word
+                    copy_tree(node.output, outputs)
+                for node in targets:
+                    self._commands.make_folders(node, outputs)
+        for node in targets:
+            self._start(node)
+        for node in self._nodes:
+            if node not in targets:
+                self._restarts[node] = self._restarts.get(node, 0) + 1
+
+    def _note(self, fault: Fault, what: str, pid: int | None) -> None:
+        self._pending.remove(fault)
+        seconds = time.monotonic() - self._began
+        say(f"fault {fault.text}: {what} time={seconds:.1f} step={self._step} pid={pid or 'none'}")
+
+    def _reap(self) -> None:
+        for node in self._nodes:
+            if node.poll() is None:
+                continue
+            code = self._finish(node)
+            if code and self._restarts.get(node):
+                self._restarts[node] -= 1
+                say(f"node {node.label} ended with {code}: it is restarted in place")
+                self._start(node)
+
+    def _finish(self, node: Node, note: str = "") -> int:
+        self._show(node, node.close())
+        run = node.runs[-1]
+        run.note = run.note or note
+        return run.code
+
+    def _end_what_stands_still(self) -> None:
+        """A stopped process never ends by itself: when nothing else is left, it is killed."""
+        left = [node for node in self._nodes if node.running]
+        if not self._stopped or self._due or not all(node.stands_still(self._processes) for node in left):
+            self._still_since = None
+            return
+        now = time.monotonic()
+        self._still_since = self._still_since or now
+        for node in left:
+            if self._stopped.issuperset(node.pids) or now - self._still_since > _STANDSTILL:
+                node.runs[-1].note = "stopped by a fault, and killed when nothing else was left"
+                node.kill()
+
+    def _ended_from_outside(self) -> int | None:
+        """After a signal or at the limit: end the nodes, and say with which exit code."""
+        seconds = time.monotonic() - self._began
+        if self._interrupts:
+            number = self._interrupts[0]
+            reason, code = f"{signal.Signals(number).name} to the simulation", 128 + number
+        elif self._limit is not None and seconds > self._limit:
+            reason, code = f"--limit {self._limit:g}", TIME_LIMIT
+        else:
+            return None
+        say(f"{reason} after {seconds:.1f} s: ending all nodes")
+        self._due.clear()
+        for node in self._nodes:
+            if node.running:
+                node.runs[-1].note = f"ended by {reason}"
+                node.end(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE
+        while any(node.running for node in self._nodes) and time.monotonic() < deadline:
+            if len(self._interrupts) > 1 + (code == TIME_LIMIT):
+                break
+            self._read()
+            for node in self._nodes:
+                if node.poll() is not None:
+                    self._finish(node)
+        for node in self._nodes:
+            if node.running:
+                node.kill()
+                self._finish(node)
+        return code
+
+    def _report(self, code: int | None) -> int:
+        """The table and what the simulation has to say. code: None where it came to its own end."""
+        print(f"\n{'node':<16}{'exit code':>9}{'seconds':>10}  explanation")
+        for node in self._nodes:
+            for number, run in enumerate(node.runs, start=1):
+                label = node.label if len(node.runs) == 1 else f"{node.label} run {number}"
+                meaning = run.note or explain(run.code)
+                print(f"{label:<16}{run.code:>9}{run.ended - run.began:>10.1f}  {meaning}")
+            if not node.runs:
+                print(f"{node.label:<16}{'-':>9}{'-':>10}  not started")
+        print(flush=True)
+        for node in self._nodes:
+            say(f"node {node.label}: outputs={node.output} log={node.log}")
+        for fault in self._pending:
+            say(f"fault {fault.text} never fired: the last step seen is {self._step}")
+        if code is None:
+            last = sorted((node.runs[-1] for node in self._nodes if node.runs), key=lambda run: run.ended)
+            code = next((run.code for run in last if run.code), NEVER_FIRED if self._pending else 0)
+        return code

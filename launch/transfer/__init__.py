@@ -1,0 +1,1 @@
+"""`launch upload`, `fetch` and `clean`: to and from an object store."""

@@ -1,0 +1,226 @@
+"""Files of checkpoints: what is damaged is refused by its own sentence, and nothing is lost for it."""
+
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from common.checkpoint import files as checkpoint
+from common.checkpoint.files import Refused
+from tests.conftest import ROOT, environment
+
+
+def _state(step: int = 1) -> dict:
+    return {"format": 1, "step": step, "objects": {"model": {"weight": torch.full((40, 30), float(step))}}}
+
+
+def _write(folder, step: int = 1, run: str = "a") -> str:
+    path = str(folder / checkpoint.name_of(step))
+    checkpoint.write(path, _state(step), step=step, run=run)
+    checkpoint.write_text(str(folder / checkpoint.LATEST), os.path.basename(path))
+    return path
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = _write(tmp_path, 7)
+    state = checkpoint.read(path)
+    assert state["step"] == 7 and torch.equal(state["objects"]["model"]["weight"], torch.full((40, 30), 7.0))
+    facts = checkpoint.verify(path)
+    assert facts["size"] == os.path.getsize(path) and facts["run"] == "a"
+    assert sorted(os.listdir(tmp_path)) == ["latest", "step_7.pt", "step_7.pt.json"]
+
+
+def test_every_single_bit_flip_is_found(tmp_path):
+    path, draw = _write(tmp_path), random.Random(0)
+    files = [path, f"{path}.json"]
+    sizes = [os.path.getsize(file) for file in files]
+    found = 0
+    for _ in range(1000):
+        file = draw.choices(files, weights=sizes)[0]
+        with open(file, "rb+") as content:
+            place = draw.randrange(os.path.getsize(file))
+            content.seek(place)
+            byte = content.read(1)[0]
+            for value in (byte ^ (1 << draw.randrange(8)), byte):  # flip, look, flip back
+                content.seek(place)
+                content.write(bytes([value]))
+                content.flush()
+                if value != byte:
+                    with pytest.raises(Refused):
+                        checkpoint.read(path)
+                    found += 1
+    assert found == 1000
+    checkpoint.read(path)
+
+
+def _truncated(content: bytes) -> bytes:
+    return content[:-100]
+
+
+def _zero_tailed(content: bytes) -> bytes:
+    return content[:-5000] + bytes(5000)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (_truncated, r"truncated: \d+ bytes instead of \d+"),
+        (lambda content: b"", "it is empty"),
+        (lambda content: b"<!DOCTYPE html><html>503</html>" + bytes(len(content)), "an HTML or XML page"),
+        (_zero_tailed, "it ends in zeros: its last blocks were never written"),
+        (lambda content: content + b"x", r"too long: \d+ bytes instead of \d+"),
+        (lambda content: b"PK" + content[3:] + b"x", "the sha256 differs"),
+    ],
+)
+def test_damage_has_its_own_sentence(tmp_path, damage, reason):
+    path = _write(tmp_path)
+    with open(path, "rb") as file:
+        content = file.read()
+    with open(path, "wb") as file:
+        file.write(damage(content))
+    with pytest.raises(Refused, match=reason):
+        checkpoint.verify(path)
+
+
+def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
+    path = _write(tmp_path)
+    os.unlink(f"{path}.json")
+    with pytest.raises(Refused, match=r"its checksum step_1.pt.json is missing"):
+        checkpoint.read(path)
+    with open(f"{path}.json", "w") as file:
+        file.write("[" * 100_000)
+    with pytest.raises(Refused, match=r"its checksum step_1.pt.json is damaged"):
+        checkpoint.read(path)
+
+
+class _Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda value, file: pickle.dump(value, file)])
+def test_a_hostile_pickle_executes_nothing(tmp_path, save):
+    """Even one with the right checksum beside it."""
+    path, target = _write(tmp_path), tmp_path / "executed"
+    with open(path, "wb") as file:
+        save({"format": 1, "step": _Hostile(str(target))}, file)
+    content = open(path, "rb").read()  # noqa: SIM115
+    facts = {"sha256": __import__("hashlib").sha256(content).hexdigest(), "size": len(content)}
+    checkpoint.write_text(f"{path}.json", checkpoint._sealed(facts))
+    checkpoint.verify(path)
+    with pytest.raises(Refused, match=r"torch cannot load it|writes a zip file"):
+        checkpoint.read(path)
+    assert not target.exists()
+
+
+def test_order_is_numeric_and_the_current_run_comes_first(tmp_path):
+    for step in (9, 10, 100, 20):
+        _write(tmp_path, step)
+    names = [os.path.basename(path) for path in checkpoint.found(str(tmp_path))]
+    assert names == ["step_100.pt", "step_20.pt", "step_10.pt", "step_9.pt"]
+    _write(tmp_path, 5, run="b")  # a run that began anew in the same folder
+    assert os.path.basename(checkpoint.found(str(tmp_path))[0]) == "step_5.pt"
+    assert checkpoint.found(str(tmp_path / "nowhere")) == []
+
+
+def test_the_last_ones_of_the_run_stay(tmp_path):
+    _write(tmp_path, 500, run="earlier")
+    for step in (1, 2, 3, 10):
+        _write(tmp_path, step)
+    (tmp_path / ".partial-left").write_text("of a killed writer")
+    (tmp_path / "notes.txt").write_text("of the user")
+    checkpoint.keep(str(tmp_path), "a", 2, {})
+    names = {"latest", "notes.txt", "step_3.pt", "step_3.pt.json", "step_10.pt", "step_10.pt.json"}
+    assert set(os.listdir(tmp_path)) == names
+
+
+def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
+    script = textwrap.dedent(f"""
+        import sys, torch
+        sys.path.insert(0, {str(ROOT)!r})
+        from common import checkpoint
+        state = {{"weight": torch.zeros(1_000_000)}}
+        for step in range(1, 10**6):
+            checkpoint.write(f"{tmp_path}/step_{{step}}.pt", state, step=step, run="a")
+            print(step, flush=True)
+    """)
+    draw = random.Random(1)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        for _ in range(3):
+            writer.stdout.readline()
+        time.sleep(draw.uniform(0, 0.1))
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+    paths = checkpoint.found(str(tmp_path))
+    assert len(paths) >= 3
+    for path in paths:
+        checkpoint.read(path)
+
+
+def test_a_full_disk_is_named_and_costs_nothing(tmp_path):
+    """The errors of the system come out as they are, and what was there stays."""
+    path = _write(tmp_path)
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    if os.geteuid() or subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True
+    ).returncode:  # fmt: skip
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        kept = shutil.copy(path, folder)
+        shutil.copy(f"{path}.json", folder)
+        with pytest.raises(OSError, match="No space left on device"):
+            checkpoint.write(str(folder / "step_2.pt"), {"weight": torch.zeros(100_000)}, step=2, run="a")
+        assert sorted(os.listdir(folder)) == ["step_1.pt", "step_1.pt.json"]
+        checkpoint.read(kept)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("damaged", [(), (2,), (2, 3), (3, 4), (1, 2, 3, 4)])
+def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
+    """The newest was just written. What is damaged is removed only if enough whole ones are there."""
+    for step in (1, 2, 3, 4, 5):
+        _write(tmp_path, step)
+    for step in damaged:
+        path = tmp_path / f"step_{step}.pt"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    known = {}
+    checkpoint.keep(str(tmp_path), "a", 3, known)
+    whole = [step for step in (5, 4, 3, 2, 1) if step not in damaged][:3]
+    there = {int(path.stem[5:]) for path in tmp_path.glob("step_*.pt")}
+    assert there == set(whole) | (set(damaged) if len(whole) < 3 else set())
+    (tmp_path / "step_5.pt").write_bytes(b"cut")  # known to be whole, but another file since
+    _write(tmp_path, 6)
+    checkpoint.keep(str(tmp_path), "a", 2, known)
+    assert [step for step in (6, 5) if (tmp_path / f"step_{step}.pt").exists()] == [6] + [5] * (
+        len(whole) < 2
+    )
+
+
+def test_a_file_that_is_being_written_is_not_swept(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def sweep_first(*names):
+        checkpoint.sweep(str(tmp_path))
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", sweep_first)
+    checkpoint.read(_write(tmp_path))

@@ -1,0 +1,585 @@
+"""What a job writes is at its URL, and what is there is whole or not listed; against a real server."""
+
+import hashlib
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import arguments
+from common.checkpoint import files as checkpoint
+from common.checkpoint import lease as url_lease
+from common.checkpoint import mirror
+from common.checkpoint import restore as restoring
+from common.exits import BadInput
+from common.object_store.store import ObjectStore, StoreError
+from tests.conftest import environment, finish, start
+from tests.support.fault_proxy import FaultProxy
+from tests.support.object_store_server import ObjectStoreServer
+
+# saves steps 2, 4, ... for ever
+JOB = """
+import os, sys, time, torch
+from common import checkpoint, mirror, url_lease
+folder, url = sys.argv[1:]
+os.makedirs(folder, exist_ok=True)
+one = mirror.Mirror(folder, url)
+one.open()
+one.start(0)
+os.makedirs(f"{folder}/checkpoints", exist_ok=True)
+for step in range(2, 1000, 2):
+    state = {"step": step, "x": torch.rand(9)}
+    checkpoint.write(f"{folder}/checkpoints/step_{step}.pt", state, step=step, run="r")
+    checkpoint.write_text(f"{folder}/checkpoints/latest", f"step_{step}.pt")
+    print(f"saved {step}", flush=True)
+    one.saved()
+    time.sleep(0.3)
+"""
+
+
+class Gate(FaultProxy):
+    """Holds what stores an object of this name back for good, from the given time on."""
+
+    def __init__(self, target: int, name: str, times: int):
+        super().__init__(target)
+        self.name, self.times, self.seen = name, times, 0
+
+    def plan(self, line: str):
+        if line.startswith("PUT") and self.name in line:
+            self.seen += 1
+            if self.seen >= self.times:
+                self.closed.wait(60)
+        return super().plan(line)
+
+
+class Auditor(FaultProxy):
+    """Looks before every request that changes something whether the list at the URL is true.
+
+    refuse: answers requests that contain this with an error.
+    """
+
+    def __init__(self, server, url: str, kind: str = "forbidden"):
+        super().__init__(server.port, kind, share=0.0)
+        self.server, self.url, self.wrong, self.refuse = server, url, [], None
+
+    def plan(self, line: str):
+        if line.split()[0] in ("PUT", "POST", "DELETE"):
+            self.check(f"before {line}")
+        if self.refuse and self.refuse in line:
+            return self.kind, 0.5
+        return super().plan(line)
+
+    def check(self, when: str) -> None:
+        there = keys(self.server, self.url)
+        if ".bootfile-outputs.json" not in there:
+            return
+        for file in json.loads(_read(self.server, self.url, ".bootfile-outputs.json"))["files"]:
+            content = _read(self.server, self.url, file["path"]) if file["path"] in there else b""
+            if (len(content), hashlib.sha256(content).hexdigest()) != (file["size"], file["sha256"]):
+                self.wrong.append(f"{file['path']} {when}")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ObjectStoreServer("runs") as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def here(server, monkeypatch):
+    for name, value in (server.environment | {"BOOTFILE_STORE_ATTEMPTS": "2"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(url_lease, "RENEW", 0.3)
+    monkeypatch.setattr(url_lease, "WATCH", 2.0)
+
+
+class Job:
+    """What a job does with its output folder."""
+
+    def __init__(self, folder: Path, url: str, resume: str = "auto", keep: int = 2):
+        self.folder, self.url = folder, url
+        folder.mkdir(exist_ok=True)
+        self.mirror = mirror.Mirror(str(folder), url)
+        self.mirror.open(resume, keep)
+        paths = checkpoint.found(str(folder / "checkpoints"))
+        self.state = checkpoint.read(paths[0]) if paths else {"step": 0}
+        self.step = self.state["step"] if resume == "auto" else 0
+        self.mirror.start(self.step)
+
+    def save(self, step: int, run: str = "r") -> str:
+        """The new checkpoint's path; it has begun to be uploaded."""
+        folder = self.folder / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        path = str(folder / checkpoint.name_of(step))
+        checkpoint.write(path, {"step": step, "x": torch.rand(1000)}, step=step, run=run)
+        checkpoint.write_text(str(folder / "latest"), checkpoint.name_of(step))
+        checkpoint.keep(str(folder), run, self.mirror.keep, {})
+        self.mirror.saved()
+        return path
+
+    def uploaded(self, server, step: int) -> None:
+        """Wait until the list at the URL names it."""
+        deadline = time.monotonic() + 60
+        while step not in steps(server, self.url):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def keys(server, url: str) -> list[str]:
+    prefix = url.partition("://runs/")[2] + "/"
+    found = server.client().list_objects(Bucket="runs", Prefix=prefix).get("Contents", [])
+    return [entry["Key"].removeprefix(prefix) for entry in found]
+
+
+def steps(server, url: str) -> list[int]:
+    """Of the checkpoints that the list names."""
+    if ".bootfile-outputs.json" not in keys(server, url):
+        return []
+    marker = json.loads(_read(server, url, ".bootfile-outputs.json"))
+    return sorted(
+        int(match[1]) for each in marker["files"] if (match := re.search(r"step_(\d+)\.pt$", each["path"]))
+    )
+
+
+def _read(server, url: str, key: str) -> bytes:
+    name = f"{url.partition('://runs/')[2]}/{key}"
+    return server.client().get_object(Bucket="runs", Key=name)["Body"].read()
+
+
+def _write(server, url: str, key: str, content: bytes) -> None:
+    server.client().put_object(Bucket="runs", Key=f"{url.partition('://runs/')[2]}/{key}", Body=content)
+
+
+def test_results_are_at_the_url_and_come_back(server, tmp_path):
+    job = Job(tmp_path / "one", "s3://runs/whole")
+    for step in (2, 4, 6):
+        content = Path(job.save(step)).read_bytes()
+        job.uploaded(server, step)
+    (tmp_path / "one" / "metrics.jsonl").write_text('{"step": 6}\n')
+    (tmp_path / "one" / "index").mkdir()
+    (tmp_path / "one" / "index" / "large").write_text("stays on the node")
+    assert job.mirror.finish() == ""
+    assert keys(server, job.url) == [
+        ".bootfile-outputs.json", "checkpoints/latest", "checkpoints/step_4.pt", "checkpoints/step_4.pt.json",
+        "checkpoints/step_6.pt", "checkpoints/step_6.pt.json", "metrics.jsonl",
+    ]  # fmt: skip
+    marker = json.loads(_read(server, job.url, ".bootfile-outputs.json"))
+    assert marker["step"] == 6 and {each["path"] for each in marker["files"]} == set(
+        keys(server, job.url)[1:]
+    )
+
+    other = Job(tmp_path / "two", job.url)
+    assert other.step == 6 and checkpoint.found(str(tmp_path / "two" / "checkpoints")) == [
+        str(tmp_path / "two" / "checkpoints" / "step_6.pt")
+    ]
+    assert (tmp_path / "two" / "checkpoints" / "step_6.pt").read_bytes() == content
+    assert (tmp_path / "two" / "metrics.jsonl").read_text() == '{"step": 6}\n'
+    other.save(8)
+    assert other.mirror.finish() == "" and steps(server, job.url) == [6, 8]
+
+
+def test_what_lies_on_the_node_is_taken_where_it_is_as_new(server, tmp_path, capsys):
+    url = "s3://runs/places"
+    first = Job(tmp_path / "one", url)
+    first.save(2)
+    first.mirror.finish()
+    second = Job(tmp_path / "two", url)
+    second.save(4)
+    second.mirror.finish()
+    again = Job(tmp_path / "one", url)  # an older copy of its own lies there
+    assert again.step == 4 and "restored step_4.pt" in capsys.readouterr().out
+    again.mirror.finish()
+    there = Job(tmp_path / "two", url)
+    assert there.step == 4 and "restored" not in capsys.readouterr().out
+    there.mirror.finish()
+    anew = Job(tmp_path / "three", url, resume="never")
+    assert not (tmp_path / "three" / "checkpoints").exists()
+    anew.save(1, run="another")
+    anew.mirror.finish()
+    assert steps(server, url) == [1] and "checkpoints/step_4.pt" not in keys(server, url)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("step_8.pt", marks=pytest.mark.faults),
+        "step_8.pt.json",
+        pytest.param("latest", marks=pytest.mark.faults),
+        ".bootfile-outputs.json",
+    ],
+)
+def test_a_kill_in_the_middle_of_an_upload(server, tmp_path, name):
+    """Whatever was the last to arrive, what the list names is whole."""
+    url = f"s3://runs/killed-{name.strip('.')}"
+    before = {"step_8.pt": 1, "step_8.pt.json": 1, "latest": 3, ".bootfile-outputs.json": 3}[name]
+    with Gate(server.port, f"/{name}", before) as gate:
+        env = environment(**server.environment | gate.environment)
+        job = start("-c", JOB, tmp_path / "one", url, env=env)
+        while gate.seen < before:
+            assert job.poll() is None
+            time.sleep(0.01)
+        job.send_signal(signal.SIGKILL)
+        finish(job, -signal.SIGKILL)
+    listed = steps(server, url)
+    if name.startswith("step_8"):
+        assert listed == [6]
+    restored = Job(tmp_path / "two", url)
+    assert restored.step == listed[-1]
+    restored.save(100)
+    assert restored.mirror.finish() == ""
+    left = [key for key in keys(server, url) if re.search(r"step_\d+\.pt$", key)]
+    assert sorted(left) == sorted(f"checkpoints/step_{step}.pt" for step in (listed[-1], 100))
+
+
+def test_damaged_checkpoints_are_refused_for_the_one_before(server, tmp_path, capsys):
+    url = "s3://runs/damaged"
+    job = Job(tmp_path / "one", url)
+    for step in (2, 4):
+        job.save(step)
+        job.uploaded(server, step)
+    job.mirror.finish()
+    good = _read(server, url, "checkpoints/step_4.pt")
+    _write(server, url, "checkpoints/step_4.pt", good[:-100] + bytes(100))
+    second = Job(tmp_path / "two", url)
+    assert second.step == 2 and not (tmp_path / "two" / "checkpoints" / "step_4.pt").exists()
+    assert "checkpoint refused: s3://runs/damaged/checkpoints/step_4.pt: " in capsys.readouterr().out
+    second.mirror.finish()
+    _write(server, url, "checkpoints/step_2.pt.json", b"{}")
+    with pytest.raises(BadInput, match=r"no checkpoint can be used: .*step_4.*step_2"):
+        Job(tmp_path / "three", url)
+    _write(server, url, ".bootfile-outputs.json", b"{")
+    with pytest.raises(BadInput, match=r"bootfile-outputs\.json is damaged"):
+        Job(tmp_path / "four", url)
+
+
+def test_a_store_that_fails_does_not_end_the_job(server, tmp_path, monkeypatch):
+    url, lines = "s3://runs/fails", queue.SimpleQueue()
+    monkeypatch.setattr(mirror, "_say", lines.put)
+    with FaultProxy(server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
+        job = Job(tmp_path / "one", url)
+        job.save(2)
+        job.uploaded(server, 2)
+        proxy.kind, proxy.share = "forbidden", 1.0
+        job.save(4)
+        said = lines.get(timeout=60)
+        assert re.fullmatch(r"warning: not uploaded to s3://runs/fails: .*no permission.*; training.*", said)
+        assert steps(server, url) == [2]
+        proxy.kind = None
+        proxy.struck.clear()
+        job.save(6)
+        job.uploaded(server, 6)
+        proxy.kind = "forbidden"
+        job.save(8)
+        assert "no permission" in job.mirror.finish()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.environment["AWS_ENDPOINT_URL_S3"])
+    assert Job(tmp_path / "two", url).step == 6
+
+
+def test_two_jobs_at_one_url(server, tmp_path, monkeypatch, capsys):
+    url = "s3://runs/twice"
+    first = Job(tmp_path / "one", url)
+    first.save(2)
+    with pytest.raises(
+        BadInput, match=r"s3://runs/twice belongs to another job that is running \(process \d+ on"
+    ):
+        Job(tmp_path / "two", url)
+    first.mirror.lease._ended.set()  # as a killed job: its lease stays
+    begin = time.monotonic()
+    second = Job(tmp_path / "two", url)
+    assert 1.5 < time.monotonic() - begin < 10
+    assert "watching for 2 s whether it is alive" in capsys.readouterr().out
+    second.save(20)
+    second.uploaded(server, 20)
+    before = _read(server, url, ".bootfile-outputs.json")
+    lines = queue.SimpleQueue()
+    monkeypatch.setattr(mirror, "_say", lines.put)
+    first.save(12)  # it was paused, and lives after all
+    assert "belongs to another job" in lines.get(timeout=60)
+    assert "belongs to another job" in first.mirror.finish()
+    assert _read(server, url, ".bootfile-outputs.json") == before and steps(server, url) == [2, 20]
+    assert ".bootfile-lease.json" in keys(server, url), "that of the second"
+
+    second.mirror.lease._ended.set()  # the same, and its successor has finished
+    third = Job(tmp_path / "three", url)
+    assert third.step == 20 and third.mirror.finish() == ""
+    second.save(30)
+    assert "belonged to another job" in second.mirror.finish() and steps(server, url) == [2, 20]
+
+
+def test_a_file_that_is_written_to_while_it_is_sent(server, tmp_path):
+    job = Job(tmp_path / "one", "s3://runs/appended")
+    deadline = time.monotonic() + 3
+    with open(tmp_path / "one" / "metrics.jsonl", "a", buffering=1) as file:
+        number = 0
+        while time.monotonic() < deadline:
+            file.write(f'{{"step": {number}}}\n')
+            number += 1
+            job.mirror._wake.set()
+    assert job.mirror.finish() == ""
+    assert _read(server, job.url, "metrics.jsonl") == (tmp_path / "one" / "metrics.jsonl").read_bytes()
+    assert not (tmp_path / "one" / ".mirror").exists()
+
+
+def test_a_job_aborts_its_own_unfinished_uploads_only(server, tmp_path, monkeypatch):
+    client = server.client()
+    others = ["left-of-another/step_2.pt", "left/8/checkpoints/step_5.pt", "left/8/best.pth", "left/data.tar"]
+    for key in ("left/checkpoints/step_2.pt", "left/epoch_3.pth", "left/best.pth", *others):
+        client.create_multipart_upload(Bucket="runs", Key=key)
+    Job(tmp_path / "one", "s3://runs/left").mirror.finish()
+    unfinished = client.list_multipart_uploads(Bucket="runs").get("Uploads", [])
+    assert sorted(each["Key"] for each in unfinished) == sorted(others)
+
+    for url in ("s3://runs", "obs://runs/"):
+        parser = arguments.Parser("")
+        parser.add_argument("--train_url", dest="output_dir")
+        monkeypatch.setattr(sys, "argv", ["train.py", "--train_url", url])
+        with pytest.raises(BadInput, match=f"{url} is a whole bucket"):
+            arguments.parse(parser)
+
+
+def test_what_the_list_names_is_there_at_any_moment(server, tmp_path, monkeypatch):
+    """Between any two requests, for every kind of file that is overwritten in place; with answers that are
+    lost, a restart of an earlier step, and a run that begins anew."""
+    url, history = (
+        "s3://runs/audited",
+        ("metrics.jsonl", "receipt.bin", "starts.jsonl", "events.out.tfevents.1"),
+    )
+
+    def work(name: str, start: int, end: int, resume: str = "auto") -> Job:
+        job = Job(tmp_path / name, url, resume, keep=1)
+        for step in range(start, end):
+            for each in (*history, "best.pth", f"epoch_{step}.pth", "classes.json"):
+                with open(job.folder / each, "a") as file:
+                    file.write(f"{name} {step}\n")
+            job.save(step, run=name)
+            deadline = time.monotonic() + 60
+            while job.mirror._listed.get(restoring.names_of(step)[0]) is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        return job
+
+    with Auditor(server, url, "reset") as audit:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", audit.environment["AWS_ENDPOINT_URL_S3"])
+        job = work("one", 1, 4)
+        audit.refuse = ".bootfile-outputs.json"  # written, and the answer does not arrive
+        (job.folder / "best.pth").write_bytes(b"another")
+        job.save(4, run="one")
+        deadline = time.monotonic() + 60
+        while not job.mirror.error:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        audit.refuse = None
+        assert job.mirror.finish() == "" and steps(server, url) == [4]
+        shutil.rmtree(tmp_path / "one" / "checkpoints")
+        _write(server, url, "checkpoints/step_4.pt", b"damaged")
+        audit.wrong.clear()
+        with pytest.raises(BadInput, match="no checkpoint can be used"):
+            Job(tmp_path / "one", url)
+        assert work("one", 1, 5, "never").mirror.finish() == "" and steps(server, url) == [4]
+        audit.wrong = [each for each in audit.wrong if "step_4.pt" not in each]  # until the first is there
+        assert work("two", 5, 7).mirror.finish() == "" and steps(server, url) == [6]
+        audit.check("at the end")
+        assert audit.wrong == []
+        there = keys(server, url)
+        assert {"best.pth", "epoch_6.pth", "classes.json", *history} <= set(there)
+        listed = {each["path"] for each in json.loads(_read(server, url, ".bootfile-outputs.json"))["files"]}
+        assert listed == set(there) - {".bootfile-outputs.json"}
+
+
+def test_half_a_checkpoint_replaces_none(server, tmp_path, monkeypatch):
+    """The file has arrived and its checksum has not; or what lies on the node is damaged."""
+    url = "s3://runs/half"
+    with Auditor(server, url) as audit:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", audit.environment["AWS_ENDPOINT_URL_S3"])
+        job = Job(tmp_path / "one", url, keep=1)
+        job.save(2)
+        job.uploaded(server, 2)
+        audit.refuse = "step_4.pt.json"
+        job.save(4)
+        deadline = time.monotonic() + 60
+        while "step_4.pt.json" not in job.mirror.error:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert steps(server, url) == [2]
+        audit.refuse = None
+        path = Path(job.save(6))
+        path.write_bytes(path.read_bytes()[:-10] + bytes(10))
+        (job.folder / "checkpoints" / "step_4.pt").unlink(missing_ok=True)
+        job.mirror._wake.set()
+        job.mirror.finish()
+        listed = steps(server, url)
+        assert listed and set(listed) <= {2, 6}
+        assert audit.wrong == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.environment["AWS_ENDPOINT_URL_S3"])
+    assert Job(tmp_path / "two", url).step == listed[-1]
+
+
+def _flip(server, url: str, *names: str) -> None:
+    for name in names:
+        content = bytearray(_read(server, url, name))
+        content[len(content) // 2] ^= 1
+        _write(server, url, name, bytes(content))
+
+
+def test_damage_at_the_url_leaves_the_nodes_own_checkpoints(server, tmp_path, monkeypatch, capsys):
+    url, place = "s3://runs/own", tmp_path / "one" / "checkpoints"
+    job = Job(tmp_path / "one", url, keep=3)
+    for step in (1, 2, 3):
+        job.save(step)
+        job.uploaded(server, step)
+    job.mirror.finish()
+    shutil.copytree(place, tmp_path / "kept")
+
+    def have(*numbers: int) -> dict[str, bytes]:
+        """Leave these on the node, whole; all of its files."""
+        shutil.rmtree(place)
+        place.mkdir()
+        for name in [f"step_{number}.pt{end}" for number in numbers for end in ("", ".json")]:
+            shutil.copy(tmp_path / "kept" / name, place)
+        (place / "latest").write_text(f"step_{numbers[-1]}.pt\n")
+        return whole()
+
+    def whole() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in place.glob("step_*")}
+
+    # a step is damaged there, the checksum of another one, at last all: the node's own is used
+    for damaged, wanted in (("step_3.pt", 2), ("step_2.pt.json", 1), ("step_1.pt", 1)):
+        _flip(server, url, f"checkpoints/{damaged}")
+        before = have(1)
+        job = Job(tmp_path / "one", url, keep=3)
+        assert job.step == wanted and before.items() <= whole().items()
+        job.mirror.finish()
+    job = Job(tmp_path / "one", url, keep=3)
+    job.save(2)
+    job.uploaded(server, 2)
+    job.mirror.finish()
+    assert Job(tmp_path / "two", url).step == 2
+
+    # a checkpoint of another run, and of the same step: it stays until the other is whole
+    url = "s3://runs/own2"
+    for step in (1, 2):
+        _put_checkpoint(server, url, tmp_path / "theirs", step)
+    _flip(server, url, "checkpoints/step_2.pt")
+    before = have(1)
+    real = ObjectStore.fetch
+
+    def interrupted(error):
+        def fetch(self, key, path, *more):
+            if "step_1" in key:
+                raise error
+            return real(self, key, path, *more)
+
+        return fetch
+
+    for error in (
+        StoreError("the store cannot be reached", "unreachable"),
+        KeyboardInterrupt(),
+        OSError(28, "full"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(ObjectStore, "fetch", interrupted(error))
+            with pytest.raises(type(error)):
+                Job(tmp_path / "one", url)
+        assert whole() == before
+    replace, killed = os.replace, []
+
+    def kill(source, target):  # between the checksum and the file
+        if str(target) == str(place / "step_1.pt") and not killed:
+            killed.append(target)
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", kill)
+    with pytest.raises(KeyboardInterrupt):
+        Job(tmp_path / "one", url)
+    assert killed
+    _flip(server, url, "checkpoints/step_1.pt")
+    job = Job(tmp_path / "one", url)
+    assert job.step == 1 and not (place / ".restore").exists()
+    assert whole() == {path.name: path.read_bytes() for path in (tmp_path / "theirs").glob("step_1.*")}
+    job.mirror.finish()
+    with pytest.raises(BadInput, match="no checkpoint can be used"):
+        Job(tmp_path / "three", url)
+    assert steps(server, url) == [1, 2], "nothing was changed there"
+
+
+def _put_checkpoint(server, url: str, folder: Path, step: int) -> None:
+    """One of another run, and a list that names all in the folder."""
+    folder.mkdir(exist_ok=True)
+    checkpoint.write(
+        str(folder / f"step_{step}.pt"), {"step": step, "x": torch.rand(10)}, step=step, run="other"
+    )
+    files = []
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        _write(server, url, f"checkpoints/{path.name}", content)
+        digest = hashlib.sha256(content).hexdigest()
+        files.append({"path": f"checkpoints/{path.name}", "size": len(content), "sha256": digest})
+    text = json.dumps({"format": 1, "files": files, "step": step})
+    _write(server, url, ".bootfile-outputs.json", text.encode())
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        DEEP, b"5", b"null", b"\xff", b'{"format": 1, "files": 5}', b'{"format": 2, "files": []}',
+        b'{"format": 1, "files": [{"path": 5, "size": 1, "sha256": "%s"}]}' % (b"0" * 64),
+        b'{"format": 1, "files": [{"path": "a", "size": Infinity, "sha256": "%s"}]}' % (b"0" * 64),
+        b'{"format": 1, "files": [{"path": "a", "size": 1, "sha256": null}]}',
+        b'{"format": [], "files": []}',
+    ],
+)  # fmt: skip
+def test_lists_that_are_none_are_refused(server, tmp_path, content):
+    _write(server, "s3://runs/nolist", ".bootfile-outputs.json", content)
+    with pytest.raises(BadInput, match=r"s3://runs/nolist/\.bootfile-outputs\.json"):
+        Job(tmp_path / "one", "s3://runs/nolist")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [DEEP, b"5", b"{}", b'{"id": "x", "time": "noon", "host": "a\\nb"}', b'{"id": [], "time": null}'],
+)
+def test_leases_that_are_none_are_taken_over(server, tmp_path, monkeypatch, capsys, content):
+    monkeypatch.setattr(url_lease, "WATCH", 0.1)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / ".identity").write_bytes(b"\xff")
+    _write(server, "s3://runs/nolease", url_lease.KEY, content)
+    assert Job(tmp_path / "one", "s3://runs/nolease").mirror.finish() == ""
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize("facts", [b"null", DEEP, b'{"seal": 1}', {"step": 1.5}, {"size": "x"}, None])
+def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
+    """facts: beside a checkpoint and in the list, or what is wrong in them; None: not in the list."""
+    url = "s3://runs/facts"
+    _put_checkpoint(server, url, tmp_path / "theirs", 1)
+    _put_checkpoint(server, url, tmp_path / "theirs", 2)
+    marker = json.loads(_read(server, url, ".bootfile-outputs.json"))
+    (entry,) = (each for each in marker["files"] if each["path"].endswith("step_2.pt.json"))
+    if facts is None:
+        marker["files"].remove(entry)
+    else:
+        if isinstance(facts, dict):
+            known = checkpoint.facts_of(str(tmp_path / "theirs" / "step_2.pt"))
+            facts = checkpoint._sealed(known | facts).encode()
+        _write(server, url, entry["path"], facts)
+        entry |= {"size": len(facts), "sha256": hashlib.sha256(facts).hexdigest()}
+    _write(server, url, ".bootfile-outputs.json", json.dumps(marker).encode())
+    job = Job(tmp_path / "one", url)
+    assert (
+        job.step == 1
+        and "checkpoint refused: s3://runs/facts/checkpoints/step_2.pt" in capsys.readouterr().out
+    )
+    job.mirror.finish()

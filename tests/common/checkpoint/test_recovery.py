@@ -1,0 +1,386 @@
+"""What a checkpoint holds and when it is due, without a job around it."""
+
+import argparse
+import os
+
+import pytest
+import torch
+
+from common.checkpoint import files as checkpoint
+from common.checkpoint import nonfinite, resume
+from common.checkpoint.checkpointer import Recovery
+from common.exits import BadInput
+from common.interval import Interval, interval
+
+_FUSED = "fused" in torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults
+_needs_fused = pytest.mark.skipif(not _FUSED, reason="this torch has no fused SGD")
+
+
+@pytest.fixture(params=[None, True], ids=["unfused", "fused"])
+def recovery(request, tmp_path, monkeypatch):
+    """(Recovery, model) of a job with a secret among its arguments; resumed, at step 0 of 20. With a fused
+    optimizer the verdict on a step comes with the next."""
+    if request.param and not _FUSED:
+        pytest.skip("this torch has no fused SGD")
+    monkeypatch.setattr("common.distributed.preemption.watch", lambda grace: None)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    fused = {"fused": True} if request.param else {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **fused)
+
+    def build(**values):
+        given = dict(
+            output_dir=str(tmp_path), resume="auto", save_every=Interval(4, "step"), keep=2, grace=25.0,
+            max_bad_steps=3, batch_size=8, seed=0, dataset="digits", secret_key="hunter2",
+            data_url="https://user:hunter2@host/data",
+        )  # fmt: skip
+        args = argparse.Namespace(**given | values)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
+        built = Recovery(args, {"model": model, "optimizer": optimizer, "scheduler": schedule})
+        built.resume(20, 5)
+        return built, model
+
+    return build
+
+
+def _step(recovery, model, poison=False):
+    loss = model(torch.full((4, 3), float("nan")) if poison else torch.randn(4, 3)).square().mean()
+    recovery.objects["optimizer"].zero_grad()
+    loss.backward()
+    if recovery.finite(loss):
+        recovery.objects["optimizer"].step()
+    recovery.objects["scheduler"].step()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("200", (200, "step")), ("90s", (90, "s")), ("1.5s", (1.5, "s")), ("1epoch", (1, "epoch")),
+        ("2epochs", (2, "epoch")),
+    ],
+)  # fmt: skip
+def test_intervals(text, expected):
+    assert interval(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3", "1.5epoch", "0.5", "s", "10m", "1e3"])
+def test_no_intervals(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a number of steps"):
+        interval(text)
+
+
+@pytest.mark.parametrize(
+    ("every", "due"),
+    [
+        (Interval(4, "step"), [4, 8, 12, 16, 20]),
+        (Interval(2, "epoch"), [10, 20]),
+        (Interval(3600, "s"), [20]),
+    ],
+)
+def test_when_a_save_is_due(recovery, every, due):
+    keeper, model = recovery(save_every=every)
+    found = []
+    for step in range(1, 21):
+        _step(keeper, model)
+        found += [step] if keeper.due(step) else []
+    assert found == due
+
+
+def test_seconds_count_since_the_last_save(recovery, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    keeper, model = recovery(save_every=Interval(10, "s"))
+    saved = []
+    for step in range(1, 13):
+        now[0] += 3
+        _step(keeper, model)
+        if keeper.due(step):
+            saved.append(step)
+            keeper.save(step)
+    late = keeper.objects["optimizer"].defaults.get("fused")  # a fused optimizer hears one step later
+    assert saved == ([5, 10] if late else [4, 8, 12])
+
+
+def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
+    keeper, model = recovery()
+    for step in range(1, 5):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.finish()
+    path = str(tmp_path / "checkpoints" / "step_4.pt")
+    state = checkpoint.read(path)
+    assert b"hunter2" not in open(path, "rb").read()  # noqa: SIM115
+    assert state["arguments"]["data_url"] == "https://host/data" and "secret_key" not in state["arguments"]
+    assert (state["step"], state["epoch"], state["step_of_epoch"]) == (4, 1, 4)
+    assert set(state["versions"]) == {"python", "torch", "numpy"} and "cpu" in state["random"]
+
+    rate = keeper.objects["optimizer"].param_groups[0]["lr"]
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    again, model = recovery()
+    assert again.objects["optimizer"].param_groups[0]["lr"] == rate
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state["random"]["cpu"])
+
+
+@pytest.mark.parametrize("first_is_bad", [False, True])
+def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys, first_is_bad):
+    keeper, model = recovery()
+    if not first_is_bad:
+        _step(keeper, model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    _step(keeper, model, poison=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    _step(keeper, model)
+    assert not torch.equal(model[0].weight, before["0.weight"])
+    assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
+    assert "skipped a step: loss nan" in capsys.readouterr().out
+    _step(keeper, model)
+    assert (keeper.bad_steps, keeper.bad_in_a_row) == (1, 0)
+    with pytest.raises(BadInput, match=r"3 steps in a row .*there is no checkpoint") as error:
+        for _ in range(4):
+            _step(keeper, model, poison=True)
+    assert error.value.code == 7
+
+
+@_needs_fused
+def test_weights_of_both_kinds_of_optimizer_agree():
+    """Also where a step was left out, the very first among them."""
+    found = []
+    for fused in (None, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, fused=fused
+        )
+        guard, verdicts = nonfinite.Guard(model, optimizer), []
+        for step in range(8):
+            images = torch.full((4, 3), float("nan")) if step in (0, 5) else torch.randn(4, 3)
+            loss = (model(images) - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            verdicts.append(guard.check(loss, asked=step == 2, late=step == 3))
+            if guard.ahead or not verdicts[-1].bad:
+                optimizer.step()
+        verdicts = [*verdicts[guard.ahead :], *filter(None, [guard.settle()])]
+        said = [verdict[:3] for verdict in verdicts]
+        assert said == [(step in (0, 5), step == 2, step == 3) for step in range(8)]
+        found.append(model.state_dict())
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+@_needs_fused
+@pytest.mark.parametrize("dampening", [0, 0.5])
+def test_a_first_step_that_is_left_out_leaves_no_momentum(dampening):
+    found = []
+    for fused in (None, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(64, 64)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, dampening=dampening, fused=fused)
+        guard = nonfinite.Guard(model, optimizer)
+        for step in range(4):
+            optimizer.zero_grad()
+            torch.full((64, 64), float("nan"))  # what memory that is not set may hold
+            loss = model(torch.randn(4, 64) if step else torch.full((4, 64), float("nan"))).square().mean()
+            loss.backward()
+            verdict = guard.check(loss, asked=False, late=False)
+            if guard.ahead or not verdict.bad:
+                optimizer.step()
+        found.append(model.weight.detach())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
+def test_an_optimizer_that_went_on_from_a_checkpoint_may_become_fused(kind):
+    """Adam's counts of steps are on the host before, and on the GPU after."""
+    found = []
+    for fused in (False, None):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2).cuda()
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
+        for step in range(6):
+            if step == 3 and fused is None:
+                optimizer.load_state_dict(optimizer.state_dict())
+                guard = nonfinite.Guard(model, optimizer)
+            optimizer.zero_grad()
+            poisoned = step == 4
+            if poisoned and fused is False:
+                continue
+            generator = torch.Generator().manual_seed(step)
+            images = torch.full((4, 3), float("nan")) if poisoned else torch.randn(4, 3, generator=generator)
+            loss = model(images.cuda()).square().mean()
+            loss.backward()
+            if step < 3 or fused is False:
+                optimizer.step()
+                continue
+            verdict = guard.check(loss, asked=False, late=False)
+            if guard.ahead or not verdict.bad:
+                optimizer.step()
+        found.append(model.weight.detach())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
+    """What leads to steps that are not finite must not push out what was good."""
+    keeper, model = recovery(max_bad_steps=100)
+    for step in range(1, 21):
+        _step(keeper, model, poison=step > 9)
+        keeper.save(step)
+    keeper.finish()
+    assert [path.name for path in sorted((tmp_path / "checkpoints").glob("*.pt"))] == [
+        "step_4.pt",
+        "step_8.pt",
+    ]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"random": None}, {"random": {"cpu": torch.zeros(3, dtype=torch.uint8)}}, {"step": 1.5}, {"step": -8},
+        {"step": True}, {"schedule": {}}, {"objects": {"model": {}}}, {"best": "x"}, {"identity": []},
+        {"schedule": {"class": "OneCycleLR", "calls": "x", "began": {"state": {}, "groups": []}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(recovery, capsys, damage):
+    keeper, model = recovery(keep=3)
+    for step in range(1, 9):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.finish()
+    path = checkpoint.found(keeper.folder)[0]
+    state = checkpoint.read(path)
+    checkpoint.write(path, state | damage, step=8, run=keeper.run)
+    again, _ = recovery(keep=3)
+    said = capsys.readouterr().out
+    assert (
+        f"checkpoint refused: {path}: " in said and again._saved == 4 and "step_4.pt: epoch 1, step 4" in said
+    )
+    for keys in (["objects", "optimizer"], ["schedule"], ["objects", "model", "0.weight"], ["random", "cpu"]):
+        part = state
+        for key in keys[:-1]:
+            part = part[key]
+        left = part.pop(keys[-1])
+        checkpoint.write(path, state, step=8, run=keeper.run)
+        part[keys[-1]] = left
+        again, _ = recovery(keep=3)
+        assert again._saved == 4, keys
+
+
+def test_another_run_is_refused_with_both_values(recovery):
+    keeper, model = recovery()
+    for step in range(1, 5):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.finish()
+    for name, value, here in (("seed", 7, 0), ("dataset", "cifar10", "digits"), ("batch_size", 16, 8)):
+        with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
+            recovery(**{name: value})
+    state = checkpoint.read(checkpoint.found(keeper.folder)[0])
+    with pytest.raises(BadInput, match=r"it has done 4 steps, and this run ends at 3:"):
+        resume.check(state, 2, state["identity"], model.state_dict(), 3)
+    with pytest.raises(checkpoint.Refused, match=r"another: 0.weight is \[2, 3\] there and \[2, 4\] here"):
+        resume.check(state, 2, state["identity"], model.state_dict() | {"0.weight": torch.zeros(2, 4)}, 20)
+    with pytest.raises(checkpoint.Refused, match="its format is 2, this program reads 3"):
+        resume.check(state, 3, state["identity"], model.state_dict(), 20)
+
+
+def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys):
+    keeper, model = recovery()
+    _step(keeper, model)
+    keeper.save_weights(1, torch.tensor([1.0, 5.0, 10.0]))
+    keeper.finish()
+    kept = (tmp_path / "best.pth").read_bytes()
+    with torch.no_grad():
+        model[0].bias[0] = float("inf")
+    keeper.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
+    with pytest.raises(BadInput, match=r"epoch_2.pth was not saved: the weights are not finite") as error:
+        keeper.finish()
+    assert error.value.code == 6 and (tmp_path / "best.pth").read_bytes() == kept
+    assert not (tmp_path / "epoch_2.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("correct", "best"), [((5.0, 8.0, 7.0), 2), ((torch.nan,) * 3, 3)], ids=["accuracy", "loss"]
+)
+def test_best_is_the_highest_accuracy_or_the_lowest_loss(recovery, tmp_path, correct, best):
+    keeper, model = recovery()
+    for epoch in (1, 2, 3):
+        with torch.no_grad():
+            model[0].bias.fill_(epoch)
+        keeper.save_weights(epoch, torch.tensor([(0, 4.0, 5.0, 3.0)[epoch], correct[epoch - 1], 10.0]))
+    keeper.finish()
+    assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [best, best]
+
+
+def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, capsys):
+    (tmp_path / "given").mkdir()
+    given = str(tmp_path / "given" / "best.pth")
+    keeper, model = recovery()
+    torch.save({name: tensor + 1 for name, tensor in model.state_dict().items()}, given)
+    expected = model[0].weight + 1
+    keeper, model = recovery(weights=given)
+    assert (
+        torch.equal(model[0].weight, expected) and f"weights from {given}: 7 of 7" in capsys.readouterr().out
+    )
+    for step in range(1, 5):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.finish()
+    trained = model[0].weight.detach().clone()
+    os.remove(given)  # a restart does not need it
+    recovery()
+    for option in (given, "other.pth"):
+        _, model = recovery(weights=option)
+        assert torch.equal(model[0].weight, trained)
+        line = f"--weights {option} is not used: the run continues, it began with {given}\n"
+        assert line in capsys.readouterr().out
+    with pytest.raises(BadInput, match=rf"weights {given}: it cannot be read: No such file"):
+        recovery(weights=given, resume="never", output_dir=str(tmp_path / "another"))
+
+
+def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, capsys):
+    """Of another batch size, seed and data set, with fewer steps here than there; and writes nothing."""
+    keeper, model = recovery()
+    for step in range(1, 5):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.save_weights(1, torch.tensor([1.0, 5.0, 10.0]))
+    keeper.finish()
+    trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    files = sorted(str(path) for path in tmp_path.rglob("*"))
+    capsys.readouterr()
+    for option, named in (
+        ("weights", "best.pth"), ("weights", "epoch_1.pth"), ("weights", "checkpoints/step_4.pt"),
+        ("resume", "checkpoints/step_4.pt"), ("resume", "checkpoints"), ("resume", "."),
+    ):  # fmt: skip
+        for tensor in model.state_dict().values():
+            tensor.zero_()
+        other = {"resume": "auto", "batch_size": 3, "seed": 9, "dataset": "cifar10", "evaluate": True}
+        evaluating, model = recovery(**other | {option: str(tmp_path / named)})
+        assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items()), named
+        assert ": 7 of 7 tensors" in capsys.readouterr().out
+        assert evaluating.resume(2, 1) == 2
+        evaluating.leave_if_asked(2)
+        evaluating.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
+        evaluating.finish()
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == files
+    with pytest.raises(BadInput, match=rf"best.pth.json is missing.*: --weights {tmp_path / 'best.pth'}"):
+        recovery(resume=str(tmp_path / "best.pth"), output_dir=str(tmp_path / "another"))
+
+
+def test_averaged_weights_begin_at_the_given_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("common.distributed.preemption.watch", lambda grace: None)
+    model = torch.nn.Linear(3, 2)
+    ema = torch.optim.swa_utils.AveragedModel(model)
+    given = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    torch.save(given, tmp_path / "best.pth")
+    args = argparse.Namespace(
+        output_dir=str(tmp_path), weights=str(tmp_path / "best.pth"), evaluate=True, grace=25.0
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Recovery(args, {"model": model, "optimizer": optimizer, "ema": ema}).resume(4, 2)
+    assert torch.equal(ema.module.weight, given["weight"]) and torch.equal(model.weight, given["weight"])

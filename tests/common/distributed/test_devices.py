@@ -1,0 +1,95 @@
+"""How many GPUs of a node are used, counted with fake devices: the processes are real, the GPUs are not."""
+
+import argparse
+import textwrap
+
+import pytest
+import torch
+
+from common.distributed.process_group import _device, _topology
+from common.exits import BadInput
+from tests.conftest import ROOT, finish, free_port, run, start
+
+GPUS = 4
+
+# The job itself, in real processes, up to the moment in which they would meet.
+FAKE = textwrap.dedent(f"""
+    import runpy, sys, torch
+    torch.cuda.device_count = lambda: {GPUS}
+    torch.cuda.set_device = lambda device: None
+    sys.path.insert(0, {str(ROOT)!r})
+    from common import process_group, rendezvous
+
+    def meet(topology, timeout, backend):
+        device = process_group._device(argparse_namespace, topology)
+        with open(sys.argv[-1], "a") as file:
+            file.write(f"{{topology.rank}} {{topology.world_size}} {{device}}\\n")
+        sys.exit(0)
+
+    original = process_group.join
+    def join(args):
+        global argparse_namespace
+        argparse_namespace = args
+        return original(args)
+
+    process_group.join, rendezvous.meet = join, meet
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+""")
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_every_gpu_of_a_node_gets_a_process(node, tmp_path):
+    found = tmp_path / "found"
+    run(
+        "-c", FAKE, "jobs/train_ddp.py", "--dataset=digits", f"--output_dir={tmp_path}", "--world_size=2",
+        f"--rank={node}", f"--init_method=tcp://127.0.0.1:{free_port()}", "--not_an_argument", found,
+    )  # fmt: skip
+    assert sorted(found.read_text().splitlines()) == [
+        f"{GPUS * node + local_rank} {2 * GPUS} cuda:{local_rank}" for local_rank in range(GPUS)
+    ]
+
+
+SAMPLE = textwrap.dedent(f"""
+    import sys, torch
+    torch.cuda.device_count = lambda: {GPUS}
+    init_method, rank = sys.argv[1:]
+    torch.distributed.init_process_group("gloo", init_method=init_method, rank=int(rank), world_size=2)
+    model, calls = torch.nn.Linear(4, 2), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    torch.nn.parallel.DistributedDataParallel(model)(torch.randn(8, 4)).sum().backward()
+    print("replicas that computed:", len(calls), "of", torch.cuda.device_count())
+""")
+
+
+def test_the_pattern_of_the_modelarts_sample_uses_one_gpu_of_a_node():
+    """One process per node, --rank and --world_size as injected, DistributedDataParallel without device_ids:
+    up to torch 1.8 it computed with a replica on every GPU, now with one. The job above uses all."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    nodes = [start("-c", SAMPLE, address, rank) for rank in range(2)]
+    for node in nodes:
+        assert f"replicas that computed: 1 of {GPUS}\n" in finish(node).stdout
+
+
+def _args(**values):
+    given = dict(enable_gpu=None, init_method=None, rank=None, world_size=None, processes_per_node=None)
+    return argparse.Namespace(**given | values)
+
+
+def test_choice_of_device(monkeypatch):
+    touched = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", touched.append)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    args = _args()
+    assert _topology(args).processes_per_node == 2
+    _device(args, _topology(args))
+    assert touched == [], "a process that only starts others leaves the GPUs alone"
+    assert str(_device(_args(enable_gpu=False), _topology(_args(enable_gpu=False)))) == "cpu"
+    assert _topology(_args(enable_gpu=False)).processes_per_node == 1
+    args = _args(processes_per_node=1)
+    assert str(_device(args, _topology(args))) == "cuda:0" and touched == [torch.device("cuda:0")]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(BadInput, match=r"--enable_gpu=true, but torch .* sees no GPU"):
+        _topology(_args(enable_gpu=True))

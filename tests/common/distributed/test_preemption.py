@@ -1,0 +1,186 @@
+"""Signals that ask to stop: heard by every process, bounded, and harmless to workers."""
+
+import os
+import re
+import signal
+import textwrap
+import time
+
+import pytest
+
+from tests.conftest import ROOT, finish, processes_of, start
+
+STUCK = textwrap.dedent(f"""
+    import sys, time
+    sys.path.insert(0, {str(ROOT)!r})
+    from common import preemption
+    preemption.watch(1.0)
+    print("ready", flush=True)
+    {{wait}}
+""")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR2, 143), (signal.SIGINT, 130)]
+)
+def test_a_process_that_is_stuck_leaves_after_its_grace(number, code):
+    """In C code that never returns to the interpreter: a lock, as inside a collective."""
+    stuck = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    process = start("-c", STUCK.format(wait=stuck))
+    assert process.stdout.readline() == "ready\n"
+    begin = time.monotonic()
+    process.send_signal(number)
+    process.send_signal(number)
+    result = finish(process, code)
+    assert 0.9 < time.monotonic() - begin < 3
+    assert f"{number.name}: stopping at the next step, within 1 s" in result.stdout
+    assert "error: asked to stop 1 s ago and not ready" in result.stderr
+
+
+def test_a_second_interrupt_ends_a_stuck_process_at_once():
+    stuck = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    process = start("-c", STUCK.format(wait=stuck).replace("watch(1.0)", "watch(1000)"))
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline().startswith("SIGINT: stopping at the next step")
+    time.sleep(0.6)  # longer than one press of the keys
+    process.send_signal(signal.SIGINT)
+    result = finish(process, 130, timeout=20)
+    assert result.stderr == "error: interrupted again: ending without another checkpoint\n"
+
+
+@pytest.mark.parametrize("stuck", ["time.sleep(60)", "lock.acquire()"])
+def test_an_interrupt_during_set_up_is_one_line(stuck):
+    """In Python code, and in C code that never returns to the interpreter."""
+    job = textwrap.dedent(f"""
+        import sys, threading, time
+        sys.path.insert(0, {str(ROOT)!r})
+        from common import exits
+        @exits.entry
+        def main():
+            lock = threading.Lock()
+            lock.acquire()
+            print("ready", flush=True)
+            {stuck}
+        main()
+    """)
+    process = start("-c", job)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert finish(process, 130, timeout=20).stderr == "error: interrupted\n"
+
+
+def test_ctrl_c_while_torch_is_loaded_is_one_line():
+    job = start("-X", "importtime", "jobs/train.py", "--dataset=digits")
+    for line in job.stderr:
+        if line.endswith(" common.interrupts\n"):
+            break
+    job.send_signal(signal.SIGINT)
+    errors = [line for line in finish(job, 130).stderr.splitlines() if not line.startswith("import time:")]
+    assert errors == ["error: interrupted"]
+
+
+def test_ctrl_c_of_a_profile(tmp_path):
+    """--prof saves nothing, so it ends at once and leaves nothing."""
+    job = start(
+        "jobs/imagenet.py", "--data_backend=synthetic", "--arch=resnet18", "--image_size=32",
+        "--batch_size=8", "--prof=1000000", "--epochs=1000", "--workers=1",
+        f"--output_dir={tmp_path / 'out'}",
+    )  # fmt: skip
+    for line in job.stdout:
+        if line.startswith("data train="):
+            break
+    time.sleep(1)  # among the steps, most likely; before them it ends in the same way
+    job.send_signal(signal.SIGINT)
+    assert finish(job, 130, timeout=20).stderr.endswith("error: interrupted\n")
+    assert not (tmp_path / "out").exists()
+
+
+DIGITS = ("--dataset=digits", "--batch_size=240", "--report_every=1")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("moment", ["^topology ", "^epoch=1 step=2 ", "^evaluating"])
+def test_ctrl_c_of_a_job(tmp_path, processes, moment):
+    """A terminal signals the whole process group. In training and evaluation a checkpoint is saved."""
+    slow = (
+        "import runpy, sys, time; sys.path.insert(0, '.'); from common import evaluation\n"
+        "original = evaluation.evaluate\n"
+        "def evaluate(*given, **more):\n"
+        "    print('evaluating', flush=True)\n"
+        "    time.sleep(1)\n"
+        "    return original(*given, **more)\n"
+        "evaluation.evaluate = evaluate\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    job = start(
+        "-c", slow, "jobs/train_ddp.py", *DIGITS, f"--processes_per_node={processes}",
+        f"--output_dir={tmp_path}", start_new_session=True,
+    )  # fmt: skip
+    for line in job.stdout:
+        if re.search(moment, line):
+            break
+    os.killpg(job.pid, signal.SIGINT)
+    result = finish(job, 130)
+    assert "Traceback" not in result.stderr + result.stdout, result.stderr
+    if moment == "^topology ":
+        assert result.stderr.count("error: ") == 1 and "error: interrupted" in result.stderr
+        assert not (tmp_path / "checkpoints").exists()
+        return
+    step, = re.findall(r"stopped as asked after step (\d+); .* that of step \1\n", result.stdout)  # fmt: skip
+    assert (tmp_path / "checkpoints" / f"step_{step}.pt").exists()
+
+
+def test_workers_of_a_dataloader_do_not_die_of_it():
+    """The whole process group is signalled, as a container's is: the batches still come."""
+    work = textwrap.dedent("""
+        import os, signal, torch
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self): return 8
+            def __getitem__(self, index): time.sleep(0.2); return index
+        if __name__ == "__main__":
+            loader = torch.utils.data.DataLoader(
+                Slow(), batch_size=2, num_workers=2, worker_init_fn=preemption.ignore
+            )
+            seen = []
+            for batch in loader:
+                if not seen: os.killpg(0, signal.SIGTERM), os.killpg(0, signal.SIGINT)
+                seen += batch.tolist()
+            print(seen, preemption.asked(), flush=True)
+    """)
+    script = STUCK.format(wait="").replace("watch(1.0)", "watch(30)") + work
+    result = finish(start("-c", script, start_new_session=True))
+    assert "[0, 1, 2, 3, 4, 5, 6, 7] True" in result.stdout
+
+
+def test_one_process_is_signalled_while_all_evaluate(tmp_path):
+    """Evaluating processes do not talk to each other, and the others stop soon all the same."""
+    slow = (
+        "import runpy, sys, time; sys.path.insert(0, '.'); from common import models\n"
+        "original = models._ResNet.forward\n"
+        "def forward(self, images):\n"
+        "    if not self.training:\n"
+        "        print('evaluating', flush=True)\n"
+        "        time.sleep(0.5)\n"
+        "    return original(self, images)\n"
+        "models._ResNet.forward = forward\n"
+        "from datasets.sampling import sampler as order\n"
+        "start = order.Sequential.__init__\n"
+        "def small(self, size, batch, *rest, **more): start(self, size, 4, *rest, **more)\n"
+        "order.Sequential.__init__ = small\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    job = start(
+        "-c", slow, "jobs/train_ddp.py", "--dataset=digits", "--processes_per_node=2", "--batch_size=24",
+        "--max_steps=2", f"--output_dir={tmp_path}",
+    )  # fmt: skip
+    for line in job.stdout:
+        if "evaluating" in line:
+            break
+    begin = time.monotonic()
+    os.kill(processes_of(job)[1], signal.SIGTERM)
+    result = finish(job, 143)
+    assert time.monotonic() - begin < 8  # 45 batches of half a second otherwise
+    assert re.search(
+        r"stopped as asked after step 2; the newest checkpoint is that of step 2\n", result.stdout
+    )

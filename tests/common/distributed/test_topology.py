@@ -1,0 +1,624 @@
+"""Who is who on every platform: recorded environments, simulated ones, contradictions."""
+
+import argparse
+import itertools
+import re
+
+import pytest
+
+from common.distributed.platforms import hostlist
+from common.distributed.topology import STARTED_BY, Topology, promised_gpus, resolve
+from common.exits import BadInput
+from launch.simulate.profiles import PROFILES, Folders, profile
+from tests.conftest import ROOT, environment, finish, free_port, run, start
+
+
+def _resolve(env=None, processes_per_node=1, **args):
+    given = dict.fromkeys(("init_method", "rank", "world_size", "rank_level")) | args
+    return resolve(argparse.Namespace(processes_per_node=processes_per_node, **given), env or {})
+
+
+def _words(text):
+    """Environment variables from `NAME=value NAME=value`."""
+    return dict(word.split("=", 1) for word in text.split())
+
+
+LAUNCHED = _words(
+    "RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=1234",
+)
+TORCHRUN = LAUNCHED | _words(
+    "TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_USE_AGENT_STORE=True GROUP_RANK=1 "
+    "GROUP_WORLD_SIZE=2 ROLE_RANK=5 ROLE_WORLD_SIZE=8"
+)
+MODELARTS = _words(
+    "MA_HOME=/home/ma-user MA_MOUNT_PATH=/home/ma-user/modelarts "
+    "MA_JOB_DIR=/home/ma-user/modelarts/user-job-dir MA_NUM_HOSTS=2 MA_NUM_GPUS=8 MA_TASK_NAME=worker "
+    "MA_VJ_NAME=modelarts-job-10ec3221 MA_CURRENT_IP=172.16.0.79 VC_WORKER_NUM=2 VC_TASK_INDEX=1 "
+    "VC_WORKER_HOSTS=modelarts-job-10ec3221-worker-0.modelarts-job-10ec3221,"
+    "modelarts-job-10ec3221-worker-1.modelarts-job-10ec3221"
+)
+PAI = _words(
+    "MASTER_ADDR=dlc18isgeayd-master-0 MASTER_PORT=23456 WORLD_SIZE=3 RANK=2 NPROC_PER_NODE=8 "
+    "NVIDIA_VISIBLE_DEVICES=all"
+)
+VOLCENGINE = _words(
+    "MLP_ROLE=worker MLP_ROLE_INDEX=3 MLP_WORKER_NUM=4 MLP_WORKER_GPU=8 MLP_WORKER_0_HOST=10.8.3.21 "
+    "MLP_WORKER_0_PORT=2222"
+)
+VOLCANO = _words("VC_TRAINER_HOSTS=job-trainer-0.job,job-trainer-1.job VC_TRAINER_NUM=2 VK_TASK_INDEX=1")
+VOLCANO_PLUGIN = _words(
+    "MASTER_ADDR=job-master-0.job MASTER_PORT=23456 WORLD_SIZE=3 RANK=1 VC_MASTER_HOSTS=job-master-0.job "
+    "VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job VC_WORKER_NUM=2 VC_TASK_INDEX=0 VK_TASK_INDEX=0"
+)
+SAGEMAKER = _words(
+    'SM_HOSTS=["algo-1","algo-2","algo-3"] SM_CURRENT_HOST=algo-2 SM_NUM_GPUS=8 SM_NUM_CPUS=96 '
+    "SM_NETWORK_INTERFACE_NAME=eth0 SM_MODEL_DIR=/opt/ml/model "
+    "SM_CHANNEL_TRAINING=/opt/ml/input/data/training"
+)
+AZUREML = _words(
+    "AZUREML_RUN_ID=calm_tree_1 MASTER_ADDR=10.0.0.4 MASTER_PORT=6105 WORLD_SIZE=8 NODE_RANK=1 RANK=6 "
+    "LOCAL_RANK=2"
+)
+KUBEFLOW = _words(
+    "MASTER_ADDR=mnist-master-0 MASTER_PORT=23456 RANK=1 WORLD_SIZE=16 PET_NNODES=2 PET_NODE_RANK=1 "
+    "PET_NPROC_PER_NODE=8 PET_MASTER_ADDR=mnist-master-0 PET_MASTER_PORT=23456 PYTHONUNBUFFERED=1"
+)
+KUBEFLOW_V2 = _words(
+    "PET_NNODES=3 PET_NODE_RANK=2 PET_NPROC_PER_NODE=4 PET_MASTER_ADDR=pytorch-node-0-0.pytorch "
+    "PET_MASTER_PORT=29400"
+)
+SLURM = _words(
+    "SLURM_JOB_ID=8675309 SLURM_STEP_ID=0 SLURM_PROCID=9 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_NTASKS=12 "
+    "SLURM_NNODES=3 SLURM_TASKS_PER_NODE=4(x3) SLURM_JOB_NODELIST=node[009-010],gpu7 SLURM_GPUS_ON_NODE=4"
+)
+SKYPILOT = _words(
+    "SKYPILOT_NODE_RANK=1 SKYPILOT_NUM_NODES=2 SKYPILOT_NUM_GPUS_PER_NODE=8 SKYPILOT_TASK_ID=sky-2026-11-01"
+) | {"SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.6"}
+DSTACK = _words(
+    "DSTACK_NODE_RANK=1 DSTACK_NODES_NUM=2 DSTACK_GPUS_PER_NODE=8 DSTACK_GPUS_NUM=16 "
+    "DSTACK_MASTER_NODE_IP=10.1.0.3"
+) | {"DSTACK_NODES_IPS": "10.1.0.3\n10.1.0.4"}
+FIRST_WORKER = "modelarts-job-10ec3221-worker-0.modelarts-job-10ec3221"
+SLURM_PORT = 61440 + 8675309 % 4096
+
+
+def test_nothing_injected_is_one_node():
+    assert _resolve() == Topology(0, 1, 1, None, None, None, "node", "plain")
+    assert _resolve(processes_per_node=4).world_size == 4
+    assert _resolve(processes_per_node=None).world_size == 1
+    assert resolve(argparse.Namespace(), {}).source == "plain"
+    assert str(_resolve()).endswith("node_rank=0 master=none")
+    assert (
+        _resolve(_words("NPROC_PER_NODE=8 MASTER_ADDR=h SLURM_PROCID=0 MA_HOME=/home/ma-user"), None)
+        == _resolve()
+    )
+    assert resolve(argparse.Namespace(), PAI | {"WORLD_SIZE": "1", "RANK": "0"}).world_size == 1
+
+
+@pytest.mark.parametrize(
+    "env, topology",
+    [
+        (TORCHRUN, Topology(1, 2, 4, 1, "h", 1234, "process", "torchrun")),
+        (LAUNCHED, Topology(1, 2, 4, 1, "h", 1234, "process", "launcher")),
+        (MODELARTS, Topology(1, 2, 5, None, FIRST_WORKER, 29500, "node", "modelarts-environment")),
+        (
+            MODELARTS | {"MASTER_PORT": "6060"},
+            Topology(1, 2, 5, None, FIRST_WORKER, 6060, "node", "modelarts-environment"),
+        ),
+        (
+            {"MA_NUM_HOSTS": "1", "MA_NUM_GPUS": "8", "VC_TASK_INDEX": "7"},
+            Topology(0, 1, 5, None, None, None, "node", "modelarts-environment"),
+        ),
+        (
+            {name: MODELARTS[name] for name in ("MA_JOB_DIR", "VC_WORKER_HOSTS", "VC_TASK_INDEX")},
+            Topology(1, 2, 5, None, FIRST_WORKER, 29500, "node", "modelarts-environment"),
+        ),
+        (PAI, Topology(2, 3, 5, None, "dlc18isgeayd-master-0", 23456, "node", "pai-dlc-or-baidu")),
+        (VOLCENGINE, Topology(3, 4, 5, None, "10.8.3.21", 2222, "node", "volcengine")),
+        (VOLCANO, Topology(1, 2, 5, None, "job-trainer-0.job", 29500, "node", "volcano")),
+        (VOLCANO_PLUGIN, Topology(1, 3, 5, None, "job-master-0.job", 23456, "node", "volcano")),
+        ({"VC_WORKER_HOSTS": "h"}, Topology(0, 1, 5, None, "h", 29500, "node", "volcano")),
+        (SAGEMAKER, Topology(1, 3, 5, None, "algo-1", 29500, "node", "sagemaker")),
+        (AZUREML, Topology(1, 2, 4, 2, "10.0.0.4", 6105, "process", "azureml")),
+        (
+            AZUREML | _words("NODE_RANK=0 RANK=2 AZUREML_NODE_COUNT=1"),
+            Topology(0, 1, 8, 2, "10.0.0.4", 6105, "process", "azureml"),
+        ),
+        (KUBEFLOW, Topology(1, 2, 5, None, "mnist-master-0", 23456, "node", "kubeflow")),
+        (
+            KUBEFLOW | {"PET_NPROC_PER_NODE": "auto", "WORLD_SIZE": "2"},
+            Topology(1, 2, 5, None, "mnist-master-0", 23456, "node", "kubeflow"),
+        ),
+        (KUBEFLOW_V2, Topology(2, 3, 5, None, "pytorch-node-0-0.pytorch", 29400, "node", "kubeflow-v2")),
+        (
+            _words("PET_NNODES=2 PET_NODE_RANK=1 MASTER_ADDR=h MASTER_PORT=65535"),
+            Topology(1, 2, 5, None, "h", 65535, "node", "kubeflow-v2"),
+        ),
+        ({"PET_NNODES": "1"}, Topology(0, 1, 5, None, None, None, "node", "kubeflow-v2")),
+        (SLURM, Topology(2, 3, 4, 1, "node009", SLURM_PORT, "process", "slurm")),
+        (
+            _words(
+                "SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NODEID=0 SLURM_NTASKS=2 SLURM_NNODES=1 MASTER_ADDR=h"
+            ),
+            Topology(0, 1, 2, 1, "h", 61440, "process", "slurm"),
+        ),
+        (
+            SLURM | {"MASTER_ADDR": "10.9.9.9", "MASTER_PORT": "7000"},
+            Topology(2, 3, 4, 1, "10.9.9.9", 7000, "process", "slurm"),
+        ),
+        (  # a step on two of the job's three nodes
+            SLURM
+            | _words("SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=gpu7,gpu8")
+            | _words("SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_PROCID=1 SLURM_NODEID=1 SLURM_LOCALID=0")
+            | _words("SLURM_GPUS_ON_NODE=1"),
+            Topology(1, 2, 1, 0, "gpu7", SLURM_PORT, "process", "slurm"),
+        ),
+        (  # one task for four GPUs: a process, but not one per rank
+            SLURM | _words("SLURM_NTASKS=3 SLURM_TASKS_PER_NODE=1(x3) SLURM_PROCID=2 SLURM_LOCALID=0"),
+            Topology(2, 3, 5, None, "node009", SLURM_PORT, "node", "slurm"),
+        ),
+        (  # salloc without srun
+            {name: SLURM[name] for name in SLURM if name not in ("SLURM_PROCID", "SLURM_LOCALID")},
+            Topology(0, 1, 5, None, None, None, "node", "plain"),
+        ),
+        (SKYPILOT, Topology(1, 2, 5, None, "10.0.0.5", 29500, "node", "skypilot")),
+        (DSTACK, Topology(1, 2, 5, None, "10.1.0.3", 29500, "node", "dstack")),
+        (
+            _words("RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1234"),
+            Topology(1, 2, 5, None, "h", 1234, "node", "environment-assumed-node"),
+        ),
+    ],
+)
+def test_recorded_environments(env, topology):
+    """Values in the form that the vendors' documents show. processes_per_node=5 is what none of them says:
+    where the platform started the processes, its number stands."""
+    assert _resolve(env, processes_per_node=5) == topology
+
+
+NAMED_BY_ITSELF = {  # platform: source, level, and master where there is one node only
+    "modelarts": ("modelarts-arguments", "node", None),  # its arguments come with the second node
+    "modelarts-custom": ("modelarts-environment", "node", "own"),
+    "pai-dlc": ("pai-dlc-or-baidu", "node", "own"),
+    "baidu": ("pai-dlc-or-baidu", "node", "own"),
+    "sagemaker": ("sagemaker", "node", "own"),
+    "azureml": ("azureml", "process", "own"),
+    "kubeflow": ("kubeflow", "node", "own"),
+    "kubeflow-v2": ("kubeflow-v2", "node", "own"),
+    "volcano": ("volcano", "node", "own"),
+    "volcengine": ("volcengine", "node", "own"),
+    "slurm": ("slurm", "process", "own"),
+    "skypilot": ("skypilot", "node", "own"),
+    "dstack": ("dstack", "node", "own"),
+    "plain": ("plain", "node", None),
+}
+LAYOUTS = [(1, 4), (2, 2), (4, 1)]
+HOSTS = {"shared": ["127.0.0.1"] * 4, "own": [f"10.77.0.{number}" for number in range(1, 5)]}
+FOLDERS = Folders(
+    "/ma/modelarts/user-job-dir/code", "/ma/modelarts/inputs", "/ma/modelarts/outputs", "/c", "/l"
+)
+
+
+@pytest.mark.parametrize("addresses", HOSTS)
+@pytest.mark.parametrize("nodes, processes", LAYOUTS)
+@pytest.mark.parametrize("name", NAMED_BY_ITSELF)
+def test_profiles(name, nodes, processes, addresses):
+    source, level, master_of_one = NAMED_BY_ITSELF[name]
+    hosts = HOSTS[addresses][:nodes]
+    if name == "plain" and nodes > 1:
+        with pytest.raises(BadInput, match=f"cannot start {nodes} nodes"):
+            profile(name, 0, nodes, processes, hosts, 4321, FOLDERS)
+        return
+    master, port = hosts[0], 4321
+    if nodes == 1 and name == "modelarts":
+        source, port = "modelarts-environment", 29500
+    elif nodes == 1 and master_of_one is None:
+        master = port = None
+    found = []
+    for node in range(nodes):
+        starts = profile(name, node, nodes, processes, hosts, 4321, FOLDERS)
+        assert len(starts) == (processes if level == "process" else 1)
+        for local_rank, one in enumerate(starts):
+            assert one.prefix == []
+            topology = _resolve(one.environment, processes, **_parsed(one.arguments))
+            own = local_rank if level == "process" else None
+            assert topology == Topology(node, nodes, processes, own, master, port, level, source)
+            found.append(topology.rank)
+    assert found == list(range(0, 4, 1 if level == "process" else processes))
+
+
+def _parsed(words):
+    """As train_ddp.py reads them: what it does not know is left."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--init_method")
+    for name in ("--rank", "--world_size"):
+        parser.add_argument(name, type=int)
+    return vars(parser.parse_known_args(words)[0])
+
+
+def test_all_profiles_are_tested():
+    assert set(PROFILES) == {*NAMED_BY_ITSELF, "torchrun", "launch"}
+    with pytest.raises(BadInput, match="'modelart' is none of modelarts, modelarts-custom"):
+        profile("modelart", 0, 1, 1, ["h"], 1, FOLDERS)
+    with pytest.raises(BadInput, match="node 2 of 2 with 2 host names"):
+        profile("volcano", 2, 2, 1, ["h", "i"], 1, FOLDERS)
+
+
+@pytest.mark.parametrize("name", ["torchrun", "launch"])
+def test_profiles_of_launchers(name, tmp_path):
+    """Here the launcher itself tells the processes; --local-rank is launch's own."""
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import argparse, os, sys\n"
+        "from common.distributed.topology import resolve\n"
+        "args = argparse.Namespace(init_method='tcp://h:1', processes_per_node=8)\n"
+        "topology = resolve(args, os.environ)\n"
+        "line = [f'rank={topology.rank} local_rank={topology.local_rank} {topology} {sys.argv[1:]}']\n"
+        "os.write(1, (line[0] + chr(10)).encode())\n"  # in one piece: the processes share the pipe
+    )
+    port = free_port()
+    started = []
+    for node in range(2):
+        (one,) = profile(name, node, 2, 2, ["127.0.0.1"] * 2, port, FOLDERS)
+        assert one.arguments == [] and one.environment == {}
+        started.append(start(*one.prefix, job, "--lr=1", env=environment(PYTHONPATH=str(ROOT))))
+    lines = sorted("".join(finish(process, timeout=60).stdout for process in started).splitlines())
+    assert lines == [
+        f"rank={rank} local_rank={rank % 2} topology source=torchrun level=process nodes=2 "
+        f"processes_per_node=2 node_rank={rank // 2} master=127.0.0.1:{port} ignored=--init_method "
+        + str([f"--local-rank={rank % 2}", "--lr=1"] if name == "launch" else ["--lr=1"])
+        for rank in range(4)
+    ]
+
+
+def test_what_modelarts_injects():
+    """The folders and counters of the vendor's documents, and an argument that no job knows."""
+    (first,) = profile("modelarts", 1, 2, 8, ["a", "b"], 6666, FOLDERS, gpus=8)
+    assert first.arguments == [
+        "--data_url=/ma/modelarts/inputs/data_url_0",
+        "--train_url=/ma/modelarts/outputs/train_url_0",
+        "--num_gpus=8",
+        "--init_method=tcp://a:6666",
+        "--rank=1",
+        "--world_size=2",
+    ]
+    expected = {
+        "MA_MOUNT_PATH": "/ma/modelarts", "MA_JOB_DIR": "/ma/modelarts/user-job-dir", "MA_NUM_GPUS": "8",
+        "MA_SCHEDULE_CNT": "1", "MA_PROC_START_CNT": "1", "PYTHONPATH": "/ma/modelarts/user-job-dir",
+        "VC_WORKER_HOSTS": "a,b", "MA_CURRENT_IP": "b",
+    }  # fmt: skip
+    assert expected.items() <= first.environment.items()
+    (alone,) = profile("modelarts", 0, 1, 8, ["a"], 6666, FOLDERS, gpus=8)
+    assert alone.arguments == first.arguments[:3], "on one node the platform says nothing of ranks"
+    (custom,) = profile("modelarts-custom", 1, 2, 8, ["a", "b"], 6666, FOLDERS)
+    assert custom.arguments == first.arguments[:2]
+    assert custom.environment["MASTER_PORT"] == "6666"
+
+
+@pytest.mark.parametrize(
+    "init_method, host",
+    [
+        ("tcp://job-0.job:6666", "job-0.job"),
+        ("job-0.job:6666", "job-0.job"),
+        ("tcp://[fd00::7]:6666", "fd00::7"),
+        ("[fd00::7]:6666", "fd00::7"),
+    ],
+)
+def test_modelarts_arguments_count_nodes(init_method, host):
+    topology = _resolve(init_method=init_method, rank=1, world_size=2, processes_per_node=8)
+    assert topology == Topology(1, 2, 8, None, host, 6666, "node", "modelarts-arguments")
+    assert (topology.world_size, topology.rank) == (16, 8)
+    assert str(topology) == (
+        "topology source=modelarts-arguments level=node nodes=2 processes_per_node=8 node_rank=1 master="
+        + init_method.removeprefix("tcp://")
+    )
+    assert topology == _resolve(init_method=init_method, rank="1", world_size="2", processes_per_node="8")
+
+
+def test_a_launcher_counts_processes_and_wins():
+    arguments = dict(init_method="tcp://other:1", rank=0, world_size=2, processes_per_node=3)
+    topology = _resolve(LAUNCHED, **arguments)
+    assert (topology.nodes, topology.processes_per_node, topology.master_host) == (2, 4, "h")
+    assert (topology.world_size, topology.rank) == (8, 5)
+    assert str(topology) == (
+        "topology source=launcher level=process nodes=2 processes_per_node=4 node_rank=1 master=h:1234 "
+        "ignored=--init_method,--rank,--world_size"
+    )
+    for platform in (TORCHRUN, MODELARTS, PAI, SLURM, KUBEFLOW, SAGEMAKER):
+        assert _resolve(platform | LAUNCHED, **arguments).rank == 5
+    assert _resolve(AZUREML | TORCHRUN).source == "torchrun"
+    assert _resolve(TORCHRUN, init_method="tcp://h:1").ignored == "--init_method"
+    assert _resolve(TORCHRUN, init_method="env://").ignored == ""
+
+
+def test_a_process_that_the_job_started_repeats_the_arguments_of_its_parent():
+    """They were taken, by the parent; nor do the platform's variables, which it inherits, speak again."""
+    arguments = dict(init_method="tcp://h:1", rank=1, world_size=2, rank_level="node", processes_per_node=4)
+    for platform in (MODELARTS, VOLCANO_PLUGIN, _words("NODE_RANK=7 AZUREML_NODE_COUNT=9")):
+        topology = _resolve(platform | LAUNCHED | {STARTED_BY: "1"}, **arguments)
+        assert topology == Topology(1, 2, 4, 1, "h", 1234, "process", "launcher")
+
+
+def test_arguments_of_one_node():
+    one = Topology(0, 1, 1, None, None, None, "node", "modelarts-arguments")
+    assert _resolve(rank=0) == _resolve(world_size=1) == _resolve(rank=0, world_size=1) == one
+    topology = _resolve(init_method="h:65535")
+    assert topology == Topology(0, 1, 1, None, "h", 65535, "node", "modelarts-arguments")
+
+
+def test_arguments_win_over_a_platform_that_agrees_and_take_the_rest_from_it():
+    address = ("tcp://elsewhere:6666", "elsewhere", 6666)
+    arguments = Topology(1, 2, 8, None, *address[1:], "node", "modelarts-arguments")
+    assert _resolve(MODELARTS, 8, init_method=address[0], rank=1, world_size=2) == arguments
+    assert _resolve(MODELARTS, 8, init_method=address[0], world_size=2) == arguments
+    assert _resolve(MODELARTS, 8, init_method=address[0], rank=1) == arguments
+    topology = _resolve(MODELARTS, 8, init_method=address[0])
+    assert (topology.master_host, topology.source) == ("elsewhere", "modelarts-environment")
+    assert _resolve(MODELARTS, 8, rank=1, world_size=2).master_host == FIRST_WORKER
+    master = _words("MASTER_ADDR=h MASTER_PORT=1234")
+    assert _resolve(master, 8, init_method="env://", rank=1, world_size=2).master_port == 1234
+    assert _resolve(KUBEFLOW, 8, init_method="env://").master_host == "mnist-master-0"
+    assert _resolve(VOLCANO_PLUGIN | MODELARTS).source == "modelarts-environment", "the more specific"
+    assert _resolve(KUBEFLOW | SLURM).source == "slurm"
+
+
+@pytest.mark.parametrize(
+    "env, args, topology",
+    [
+        (  # four processes that a script started itself, two on each node
+            {},
+            dict(init_method="tcp://h:1", rank=3, world_size=4, processes_per_node=2),
+            Topology(1, 2, 2, 1, "h", 1, "process", "arguments"),
+        ),
+        (  # fewer than the node's GPUs
+            {},
+            dict(init_method="tcp://h:1", rank=1, world_size=2, processes_per_node=8),
+            Topology(0, 1, 2, 1, "h", 1, "process", "arguments"),
+        ),
+        (  # nodes are known: the number on each follows
+            MODELARTS,
+            dict(rank=5, world_size=8, processes_per_node=1),
+            Topology(1, 2, 4, 1, FIRST_WORKER, 29500, "process", "arguments"),
+        ),
+        (SLURM, {}, Topology(2, 3, 4, 1, "node009", SLURM_PORT, "process", "slurm")),
+        (
+            SLURM,
+            dict(rank=9, world_size=12, init_method="tcp://h:1"),
+            Topology(2, 3, 4, 1, "h", 1, "process", "arguments"),
+        ),
+        (
+            SLURM | _words("SLURM_NTASKS=3 SLURM_TASKS_PER_NODE=1(x3) SLURM_PROCID=2 SLURM_LOCALID=0"),
+            dict(processes_per_node=4),
+            Topology(2, 3, 1, 0, "node009", SLURM_PORT, "process", "slurm"),
+        ),
+        (
+            _words("RANK=3 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=1234"),
+            dict(processes_per_node=2),
+            Topology(1, 2, 2, 1, "h", 1234, "process", "environment"),
+        ),
+        (
+            _words("RANK=3 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=1234"),
+            dict(rank=3, world_size=4, processes_per_node=2),
+            Topology(1, 2, 2, 1, "h", 1234, "process", "arguments"),
+        ),
+    ],
+)
+def test_rank_level_process(env, args, topology):
+    assert _resolve(env, rank_level="process", **args) == topology
+
+
+def test_rank_level_node_settles_what_was_assumed():
+    with pytest.raises(BadInput, match=r"--world_size 4 contradicts MA_NUM_HOSTS=2$"):  # no advice to give
+        _resolve(MODELARTS, rank_level="node", rank=1, world_size=4, init_method="tcp://h:1")
+    env = _words("RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1234")
+    assert _resolve(env).source == "environment-assumed-node"
+    assert _resolve(env, rank_level="node").source == "environment"
+    one_task = _words("SLURM_NTASKS=3 SLURM_TASKS_PER_NODE=1(x3) SLURM_PROCID=2 SLURM_LOCALID=0")
+    topology = _resolve(SLURM | one_task | {"SLURM_GPUS_ON_NODE": "1"}, 4, rank_level="node")
+    assert (topology.level, topology.world_size, topology.rank) == ("node", 12, 8)
+    assert _resolve(SLURM | one_task, 4, rank=2, world_size=3).rank == 8
+
+
+@pytest.mark.parametrize(
+    "env, given, processes",
+    [
+        (PAI, None, 8),
+        (PAI, 2, 2),
+        (PAI | {"NPROC_PER_NODE": "gpu"}, None, 1),
+        (PAI | {"NPROC_PER_NODE": "0"}, None, 1),
+        (KUBEFLOW, None, 8),
+        (KUBEFLOW_V2, None, 4),
+        (KUBEFLOW_V2 | {"PET_NPROC_PER_NODE": "auto"}, None, 1),
+        (KUBEFLOW_V2 | {"PET_NPROC_PER_NODE": "0"}, None, 1),
+        (KUBEFLOW_V2, 1, 1),
+        (AZUREML | _words("NODE_RANK=0 RANK=2"), 4, 4),  # the first node of two, and no LOCAL_WORLD_SIZE
+        (MODELARTS, None, 1),
+    ],
+)
+def test_processes_per_node(env, given, processes):
+    assert _resolve(env, given).processes_per_node == processes
+
+
+@pytest.mark.parametrize(
+    "env, gpus",
+    [
+        (MODELARTS, 8), (VOLCENGINE, 8), (SAGEMAKER, 8), (PAI, 8), (SKYPILOT, 8), (DSTACK, 8),
+        (MODELARTS | {"MA_NUM_GPUS": "0"}, None), (PAI | {"NPROC_PER_NODE": "auto"}, None),
+        (KUBEFLOW_V2, None), (TORCHRUN, None), ({}, None),
+    ],
+)  # fmt: skip
+def test_promised_gpus(env, gpus):
+    assert promised_gpus(env) == gpus
+
+
+@pytest.mark.parametrize("name", NAMED_BY_ITSELF)
+def test_profiles_promise_the_gpus_that_they_are_given(name):
+    tells = name not in ("azureml", "kubeflow", "kubeflow-v2", "volcano", "slurm", "plain")
+    for gpus in (0, 2):
+        one, *_ = profile(name, 0, 1, 4, ["h"], 1, FOLDERS, gpus)
+        assert promised_gpus(one.environment) == (gpus or None if tells else None)
+
+
+def test_hostlist():
+    assert hostlist("gpu3") == ["gpu3"]
+    assert hostlist("node[001-004,7],gpu3") == ["node001", "node002", "node003", "node004", "node7", "gpu3"]
+    assert hostlist("r[1-2]n[09-10]-ib,x-1.y") == [
+        *(f"r{rack}n{node}-ib" for rack, node in itertools.product((1, 2), ("09", "10"))),
+        "x-1.y",
+    ]
+    for text in ("", "node[1-", "node]1", "a,,b", "node[2-1]", "node[a-b]", "node[]", "n[1-2-3]"):
+        with pytest.raises(BadInput, match="is not a Slurm host list"):
+            hostlist(text)
+
+
+NODE_ARGUMENTS = dict(init_method="tcp://h:6666", rank=0, world_size=2)
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (dict(rank=None), "--world_size 2 without --rank"),
+        (dict(world_size=None, rank=1), "--rank 1 without --world_size"),
+        (dict(rank=2), "--rank 2 is not in 0..1: --world_size 2 counts nodes"),
+        (dict(rank=-1), "--rank -1 is not in 0..1"),
+        (dict(rank="zero"), "--rank zero is not a whole number"),
+        (dict(rank=0.5), "--rank 0.5 is not a whole number"),
+        (dict(world_size="two"), "--world_size two is not a whole number"),
+        (dict(world_size=0), "--world_size 0 is not at least 1"),
+        (dict(init_method=None), "--world_size 2 without --init_method tcp://host:port"),
+        (dict(init_method="env://"), "--world_size 2 without --init_method tcp://host:port"),
+        (dict(init_method="tcp://h"), "--init_method tcp://h is not tcp://host:port"),
+        (dict(init_method="tcp://:6666"), "--init_method tcp://:6666 is not tcp://host:port"),
+        (
+            dict(init_method="tcp://h:0"),
+            "--init_method tcp://h:0 is not tcp://host:port with a port in 1..65535",
+        ),
+        (dict(init_method="h:65536"), "--init_method h:65536 is not tcp://host:port with a port in 1..65535"),
+        (dict(init_method="tcp://h:-1"), "tcp://h:-1 is not tcp://host:port"),
+        (dict(init_method="fd00::7:6666"), "fd00::7:6666 is not tcp://host:port"),
+        (dict(init_method="[fd00::7:6666"), "[fd00::7:6666 is not tcp://host:port"),
+        (dict(init_method="fd00::7]:6666"), "fd00::7]:6666 is not tcp://host:port"),
+        (dict(init_method="file:///x"), "file:///x is not tcp://host:port"),
+        (dict(init_method="http://h:80"), "http://h:80 is not tcp://host:port"),
+        (dict(init_method="tcp://h:http"), "tcp://h:http is not tcp://host:port"),
+        (dict(rank_level="gpu"), "--rank_level gpu is neither node nor process"),
+        (dict(rank_level="process", rank=4, world_size=4), "is not in 0..3: --world_size 4 counts processes"),
+        (
+            dict(rank_level="process", world_size=3, processes_per_node=2),
+            "--world_size 3 counts processes and is not divisible by --processes_per_node 2",
+        ),
+        (dict(processes_per_node=0), "--processes_per_node 0 is not at least 1"),
+        (dict(processes_per_node="all"), "--processes_per_node all is not a whole number"),
+    ],
+)
+def test_arguments_that_are_wrong_by_themselves(args, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
+        _resolve(**NODE_ARGUMENTS | args)
+
+
+@pytest.mark.parametrize(
+    "env, changed, args, message",
+    [
+        (MODELARTS, "MA_NUM_HOSTS=4 VC_WORKER_NUM=4", {}, "MA_NUM_HOSTS=4 contradicts VC_WORKER_HOSTS="),
+        (MODELARTS, "", NODE_ARGUMENTS, "--rank 0 contradicts VC_TASK_INDEX=1"),
+        (MODELARTS, "", NODE_ARGUMENTS | dict(world_size=4), "--world_size 4 contradicts MA_NUM_HOSTS=2 ("),
+        ({}, "MA_NUM_HOSTS=4 VC_TASK_INDEX=0", NODE_ARGUMENTS, "--world_size 2 contradicts MA_NUM_HOSTS=4"),
+        ({}, "MA_NUM_HOSTS=4 VC_TASK_INDEX=0", {}, "MA_NUM_HOSTS=4, but no variable names the first node"),
+        ({}, "MA_NUM_HOSTS=4", {}, "MA_NUM_HOSTS=4, but VC_TASK_INDEX is not set"),
+        ({}, "MA_NUM_HOSTS=four", {}, "MA_NUM_HOSTS=four is not a whole number"),
+        ({}, "MA_NUM_HOSTS=0", {}, "MA_NUM_HOSTS=0 is not at least 1"),
+        (MODELARTS, "VC_TASK_INDEX=2", {}, "VC_TASK_INDEX=2 is not in 0..1: MA_NUM_HOSTS=2"),
+        (MODELARTS, "MASTER_PORT=65536", {}, "MASTER_PORT=65536 is not a port in 1..65535"),
+        (MODELARTS, "", dict(rank_level="process"), "--rank_level process contradicts modelarts-environment"),
+        (
+            MODELARTS, "",
+            dict(rank_level="process", rank=0, world_size=3),
+            "--world_size 3 counts processes and is not divisible by MA_NUM_HOSTS=2",
+        ),
+        (
+            MODELARTS, "",
+            dict(rank_level="process", rank=3, world_size=8),
+            "--rank 3 is a process of node 0 (4 on each), but VC_TASK_INDEX=1",
+        ),
+        (PAI, "RANK=3", {}, "RANK=3 is not in 0..2: WORLD_SIZE=3"),
+        (PAI, "RANK=x", {}, "RANK=x is not a whole number"),
+        (PAI, "", dict(rank_level="process"), "pai-dlc-or-baidu, where WORLD_SIZE=3 counts nodes"),
+        (VOLCANO, "VC_TASK_INDEX=0", {}, "VC_TASK_INDEX=0 contradicts VK_TASK_INDEX=1"),
+        (VOLCANO, "VC_TRAINER_NUM=3", {}, "(2 hosts) contradicts VC_TRAINER_NUM=3"),
+        (VOLCANO, "VC_PS_HOSTS=job-ps-0.job", {}, "VC_PS_HOSTS and VC_TRAINER_HOSTS are 2 groups of pods"),
+        (SAGEMAKER, "SM_CURRENT_HOST=algo-9", {}, 'SM_CURRENT_HOST=algo-9 is not in SM_HOSTS=["algo-1"'),
+        (SAGEMAKER, "SM_HOSTS=algo-1,algo-2", {}, "SM_HOSTS=algo-1,algo-2 is not a JSON list"),
+        (SAGEMAKER, 'SM_HOSTS="algo-2"', {}, 'SM_HOSTS="algo-2" is not a JSON list'),
+        (SAGEMAKER, "SM_HOSTS=[]", {}, "SM_HOSTS=[] is not a JSON list"),
+        (SAGEMAKER, 'SM_HOSTS=[1,"algo-2"]', {}, 'SM_HOSTS=[1,"algo-2"] is not a JSON list'),
+        (VOLCENGINE, "MLP_ROLE_INDEX=4", {}, "MLP_ROLE_INDEX=4 is not in 0..3: MLP_WORKER_NUM=4"),
+        (KUBEFLOW, "WORLD_SIZE=12", {}, "WORLD_SIZE=12 contradicts PET_NNODES=2 x PET_NPROC_PER_NODE=8"),
+        (KUBEFLOW, "RANK=0", {}, "PET_NODE_RANK=1 contradicts RANK=0"),
+        (KUBEFLOW_V2, "PET_NNODES=1:3", {}, "PET_NNODES=1:3 is elastic"),
+        (SLURM, "SLURM_TASKS_PER_NODE=4(x2),3", {}, "SLURM_TASKS_PER_NODE=4(x2),3: every node must run"),
+        (SLURM, "SLURM_NTASKS=11", {}, "SLURM_NTASKS=11 is not divisible by SLURM_NNODES=3"),
+        (SLURM, "SLURM_NNODES=0", {}, "SLURM_NTASKS=12 is not divisible by SLURM_NNODES=0"),
+        (SLURM, "SLURM_PROCID=8 SLURM_NODEID=1 SLURM_LOCALID=4", {}, "SLURM_LOCALID=4 do not follow"),
+        ({}, "SLURM_PROCID=1 SLURM_NTASKS=2", {}, "SLURM_NNODES is not set"),
+        (SLURM, "SLURM_PROCID=5", {}, "SLURM_PROCID=5 SLURM_NODEID=2 SLURM_LOCALID=1 do not follow"),
+        (SLURM, "SLURM_JOB_NODELIST=node[1-2]", {}, "(2 hosts) contradicts SLURM_NNODES=3"),
+        (SLURM, "", dict(rank_level="node"), "--rank_level node contradicts slurm, which started 4"),
+        (SLURM, "", NODE_ARGUMENTS | dict(rank=2, world_size=3), "count nodes, but slurm started 4 "),
+        (SLURM, "", NODE_ARGUMENTS | dict(world_size=12), "--world_size 12 contradicts SLURM_NNODES=3 SLURM"),
+        (SKYPILOT, "SKYPILOT_NUM_NODES=3", {}, "SKYPILOT_NUM_NODES=3 contradicts SKYPILOT_NODE_IPS="),
+        (DSTACK, "DSTACK_NODE_RANK=2", {}, "DSTACK_NODE_RANK=2 is not in 0..1: DSTACK_NODES_NUM=2"),
+        ({}, "DSTACK_NODE_RANK=2", {}, "DSTACK_NODES_NUM is not set"),
+        (VOLCANO, "WORLD_SIZE=2", {}, "WORLD_SIZE=2 is set, but RANK is not"),
+        ({}, "WORLD_SIZE=2", {}, "WORLD_SIZE=2 is set, but RANK is not"),
+        ({}, "RANK=1", {}, "RANK=1 is set, but WORLD_SIZE is not"),
+        ({}, "RANK=1 WORLD_SIZE=2", {}, "WORLD_SIZE=2, but no variable names the first node"),
+        ({}, "RANK=1 WORLD_SIZE=2", NODE_ARGUMENTS, "--rank 0 contradicts RANK=1"),
+        ({}, "RANK=1 WORLD_SIZE=2", NODE_ARGUMENTS | dict(rank_level="process"), "--rank 0 contradicts RANK"),
+        (
+            {}, "RANK=1 WORLD_SIZE=3 MASTER_ADDR=h MASTER_PORT=1",
+            dict(rank_level="process", processes_per_node=2),
+            "WORLD_SIZE 3 counts processes and is not divisible by --processes_per_node 2",
+        ),
+    ],
+)  # fmt: skip
+def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
+        _resolve(env | _words(changed), **args)
+
+
+@pytest.mark.parametrize(
+    "env, changed, args, message",
+    [
+        (LAUNCHED, "RANK=x", {}, "RANK=x is not a whole number"),
+        (LAUNCHED, "LOCAL_RANK=2", {}, "RANK=5 LOCAL_RANK=2 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 contradict"),
+        (LAUNCHED, "LOCAL_RANK=4 RANK=4", {}, "RANK=4 LOCAL_RANK=4 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4"),
+        (LAUNCHED, "WORLD_SIZE=6", {}, "contradict each other"),
+        (LAUNCHED, "RANK=8 LOCAL_RANK=0", {}, "RANK=8 LOCAL_RANK=0 WORLD_SIZE=8"),
+        (TORCHRUN, "GROUP_RANK=0", {}, "GROUP_RANK=0 GROUP_WORLD_SIZE=2 contradict each other"),
+        (TORCHRUN, "GROUP_WORLD_SIZE=3", {}, "GROUP_RANK=1 GROUP_WORLD_SIZE=3 contradict each other"),
+        (LAUNCHED, "RANK=9", {}, "RANK=9 LOCAL_RANK=1 WORLD_SIZE=8"),
+        (LAUNCHED, "LOCAL_WORLD_SIZE=0", {}, "LOCAL_WORLD_SIZE=0 contradict each other"),
+        (LAUNCHED, "MASTER_PORT=0", {}, "MASTER_PORT=0 is not a port in 1..65535"),
+        # Two processes on the first node, one on the second: 3 are not divisible by 2.
+        (TORCHRUN, "WORLD_SIZE=3 LOCAL_WORLD_SIZE=2 RANK=1 GROUP_RANK=0", {}, "GROUP_WORLD_SIZE=2 contra"),
+        # Three and one: the second node's process would see nothing wrong with 4 = 4 x 1.
+        (TORCHRUN, "WORLD_SIZE=4 LOCAL_WORLD_SIZE=1 RANK=3 LOCAL_RANK=0", {}, "GROUP_WORLD_SIZE=2 contra"),
+        (TORCHRUN, "", dict(rank_level="node"), "--rank_level node contradicts LOCAL_RANK=1"),
+        (AZUREML, "AZUREML_NODE_COUNT=4", {}, "NODE_RANK=1 AZUREML_NODE_COUNT=4 contradict each other"),
+        (AZUREML, "NODE_RANK=0", dict(processes_per_node=2), "do not fit --processes_per_node 2"),
+        (AZUREML, "NODE_RANK=0 RANK=1 LOCAL_RANK=1", dict(processes_per_node=3), "do not fit .* 3"),
+        ({}, "LOCAL_RANK=0", {}, "LOCAL_RANK is set, but RANK is not"),
+        ({}, "TORCHELASTIC_RUN_ID=none", {}, "TORCHELASTIC_RUN_ID is set, but LOCAL_RANK is not"),
+    ],
+)  # fmt: skip
+def test_a_broken_launcher_is_named(env, changed, args, message):
+    with pytest.raises(BadInput, match=message):
+        _resolve(env | _words(changed), **args)
+
+
+def test_torch_is_not_imported():
+    modules = "common.distributed.topology, launch.simulate.profiles"
+    run(
+        "-c",
+        f"import sys, {modules}; sys.exit('torch' in sys.modules)",
+        env=environment(PYTHONPATH=str(ROOT)),
+    )

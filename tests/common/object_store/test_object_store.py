@@ -1,0 +1,523 @@
+"""Against a real server: what arrives is what was sent, and what fails says why in one line."""
+
+import hashlib
+import os
+import pickle
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from common.exits import BadInput
+from common.object_store import client as object_store_client
+from common.object_store import errors as object_store_errors
+from common.object_store import paths as object_store_paths
+from common.object_store import store as object_store
+from common.object_store.store import Location, ObjectStore, StoreError, is_url, parse
+from tests.conftest import environment, free_port, run, start
+from tests.support.fault_proxy import FaultProxy
+from tests.support.object_store_server import CREDENTIALS, ObjectStoreServer
+
+pytest.importorskip("boto3", reason="boto3 is not installed")
+pytest.importorskip("moto", reason="moto is not installed")
+
+BIG = 17_000_001  # bytes: parts both ways, the last one short
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ObjectStoreServer("bucket") as running:
+        yield running
+
+
+@pytest.fixture
+def store(server, monkeypatch, request):
+    """Below a folder of the test's own."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("BOOTFILE_STORE_TIMEOUT", "1")
+    with ObjectStore(f"s3://bucket/{request.node.name.replace('[', '-').rstrip(']')}") as opened:
+        yield opened
+
+
+def through(monkeypatch, proxy, store) -> ObjectStore:
+    """The same place, through a proxy."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
+    return ObjectStore(store.location.url())
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("s3://bucket", Location("s3", "bucket", "")),
+        ("obs://my-bucket/", Location("obs", "my-bucket", "")),
+        ("s3://bucket/a/b c/", Location("s3", "bucket", "a/b c")),
+    ],
+)
+def test_urls_are_taken_apart(url, location):
+    assert is_url(url)
+    assert parse(url) == location
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("s3:///a", "names no bucket"),
+        ("s3://my.bucket/a", "dots"),
+        ("s3://Bucket/a", "no bucket's name"),
+        ("s3://bucket/a/../b", "empty part"),
+        ("s3://bucket/a//b", "empty part"),
+        ("s3://bucket/a\nb", "control character"),
+        ("https://host/a", "is no s3://"),
+        ("s3://me:hunter2@bucket/a", "credentials have variables"),
+        ("https://me:hunter2@host/a", "is no s3://"),
+    ],
+)
+def test_urls_that_are_none_are_refused(url, words):
+    with pytest.raises(BadInput, match=words) as refused:
+        parse(url)
+    assert "hunter2" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_url_is_none():
+    assert not any(map(is_url, ["/data", "data", "", None, "https://host/a", "redis://host"]))
+
+
+@pytest.mark.parametrize(
+    ("variables", "url", "style"),
+    [
+        ({"S3_ENDPOINT": "obs.cn-1.myhuaweicloud.com"}, "https://obs.cn-1.myhuaweicloud.com", "virtual"),
+        ({"S3_ENDPOINT": "10.0.0.1:9000", "S3_USE_HTTPS": "0"}, "http://10.0.0.1:9000", "path"),
+        ({"AWS_ENDPOINT_URL_S3": "http://localhost:9000"}, "http://localhost:9000", "path"),
+        ({"AWS_ENDPOINT_URL": "https://store.example/"}, "https://store.example", "virtual"),
+        ({"OBS_REGION": "ap-southeast-3"}, "https://obs.ap-southeast-3.myhuaweicloud.com", "virtual"),
+    ],
+)  # fmt: skip
+def test_the_environment_says_where(monkeypatch, variables, url, style):
+    for name in (
+        "S3_ENDPOINT",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_ENDPOINT_URL",
+        "OBS_REGION",
+        "AWS_DEFAULT_REGION",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    with pytest.raises(BadInput, match="OBS_REGION"):
+        ObjectStore("obs://bucket")
+    for name, value in (CREDENTIALS | variables).items():
+        if name != "AWS_DEFAULT_REGION":
+            monkeypatch.setenv(name, value)
+    opened = ObjectStore("obs://bucket")
+    assert (opened.requests.endpoint.url, opened.requests.endpoint.style) == (url, style)
+    # and boto3 does so: what it would ask, without asking
+    address = opened.requests.client.generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "key"})
+    host = url.partition("://")[2]
+    assert address.partition("?")[0].partition("://")[2] == (
+        f"bucket.{host}/key" if style == "virtual" else f"{host}/bucket/key"
+    )
+    if "OBS" in str(variables) or "obs." in host:
+        assert opened.requests.endpoint.region in host
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT"])
+def test_clear_text_to_another_machine_is_refused_or_said(monkeypatch, tmp_path, capsys, name):
+    for each in ("S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_USE_HTTPS"):
+        monkeypatch.delenv(each, raising=False)
+    for each, value in CREDENTIALS.items():
+        monkeypatch.setenv(each, value)
+    for url in ("http://obs.example.com", "http://192.0.2.1:9000", "http://localhost.example"):
+        monkeypatch.setenv(name, url)
+        with pytest.raises(BadInput, match=rf"{name}={url} is not encrypted.*S3_USE_HTTPS"):
+            ObjectStore("s3://bucket")
+    monkeypatch.setenv("S3_USE_HTTPS", "0")
+    object_store_client._warn_of_clear_text.cache_clear()
+    for _ in range(2):
+        assert ObjectStore("s3://bucket").requests.client.meta.endpoint_url == url
+    assert capsys.readouterr().err.count(f"warning: {url} is not encrypted") == 1
+    monkeypatch.delenv("S3_USE_HTTPS")
+    for local in ("http://127.0.0.2:1", "http://localhost:1", "http://[::1]:1"):
+        monkeypatch.setenv(name, local)
+        assert ObjectStore("s3://bucket").requests.client.meta.endpoint_url == local
+    assert capsys.readouterr().err == ""
+    monkeypatch.delenv(name)
+    (tmp_path / "config").write_text(f"[default]\nendpoint_url = {url}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(BadInput, match="not encrypted"):
+        _ = ObjectStore("s3://bucket").requests.client
+
+
+def test_a_killed_test_takes_its_server_with_it():
+    script = (
+        "from tests.support.object_store_server import ObjectStoreServer as S\n"
+        "print(S().process.pid, flush=True); input()"
+    )
+    test = start("-c", script, stdin=subprocess.PIPE)
+    server = os.pidfd_open(int(test.stdout.readline()))
+    test.kill()
+    test.communicate()
+    assert select.select([server], [], [], 20)[0], "moto is still there"
+    os.close(server)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://me:hunter2@host", "ftp://host", "http://", "http://host:none", "http://ho st"]
+)
+def test_endpoints_that_are_none_are_refused_without_their_password(monkeypatch, endpoint):
+    monkeypatch.setenv("S3_ENDPOINT", endpoint)
+    with pytest.raises(BadInput, match="S3_ENDPOINT") as refused:
+        ObjectStore("s3://bucket")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_small_objects(store):
+    assert list(store.list()) == []
+    assert store.head("a") is None
+    store.write("a", b"hello")
+    store.write("sub/ü +%&", b"")
+    store.requests.put("sub/", b"", "0" * 64)  # a folder, as a console makes it
+    assert (store.read("a"), store.read("a", 1, 3), store.read("a", 3), store.read("a", 3, 10)) == (
+        b"hello", b"ell", b"lo", b"lo",
+    )  # fmt: skip
+    assert store.read("sub/ü +%&") == b""
+    assert [(entry.key, entry.size) for entry in store.list()] == [("a", 5), ("sub/ü +%&", 0)]
+    assert [entry.key for entry in store.list("sub/")] == ["sub/ü +%&"]
+    assert [entry.key for entry in store.list("su")] == []
+    assert list(store.folders()) == ["sub"]
+    found = store.head("a")
+    assert (found.size, found.sha256) == (5, hashlib.sha256(b"hello").hexdigest())
+    assert abs(found.modified - time.time()) < 60
+    assert pickle.loads(pickle.dumps(store)).read("a") == b"hello"
+    store.delete(["a", "nothing"])
+    assert store.head("a") is None
+
+
+@pytest.mark.parametrize("page", [1, 7, 20, 21])
+def test_listings_go_on_after_a_page(store, monkeypatch, page):
+    monkeypatch.setattr(object_store, "_PAGE", page)
+    for number in range(20):
+        store.write(f"{number:02}/x", b"")
+    assert [entry.key for entry in store.list()] == [f"{number:02}/x" for number in range(20)]
+    assert list(store.folders()) == [f"{number:02}" for number in range(20)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, 2**22, 2**22 + 1, BIG])
+def test_files_come_back(store, tmp_path, size):
+    content = os.urandom(size)
+    (tmp_path / "file").write_bytes(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    sent, came = [], []
+    assert store.send(str(tmp_path / "file"), "key", sent.append) == sha256
+    assert store.head("key").sha256 == sha256
+    assert store.uploads() == []
+    assert store.fetch("key", str(tmp_path / "back"), size, progress=came.append) == sha256
+    assert (tmp_path / "back").read_bytes() == content
+    assert (sum(sent), sum(came)) == (size, size)
+    assert sorted(os.listdir(tmp_path)) == ["back", "file"]
+
+
+def test_what_was_not_uploaded_by_us_is_compared_with_its_md5(store, server, tmp_path, monkeypatch):
+    content = os.urandom(300_000)
+    server.client().put_object(Bucket="bucket", Key=f"{store.location.prefix}/key", Body=content)
+    with FaultProxy(server.port, "flip", seed=5, share=0.5) as proxy:
+        for number in range(4):
+            path = tmp_path / str(number)
+            through(monkeypatch, proxy, store).fetch("key", str(path), len(content))
+            assert path.read_bytes() == content
+        assert proxy.struck
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        *((kind, 100_000) for kind in ("reset", "cut", "stall", "flip", "busy", "slow")),
+        ("cut", BIG),
+        ("flip", BIG),
+    ],
+)
+def test_faults_are_survived(server, store, tmp_path, monkeypatch, kind, size):
+    content = os.urandom(size)
+    (tmp_path / "file").write_bytes(content)
+    with FaultProxy(server.port, kind, seed=1, share=0.15) as proxy:
+        faulty = through(monkeypatch, proxy, store)
+        monkeypatch.setattr(faulty.requests, "attempts", 12)
+        for number in range(1 if size == BIG else 5):
+            faulty.send(str(tmp_path / "file"), f"{number}")
+            faulty.fetch(f"{number}", str(tmp_path / f"{number}"), size)
+            assert (tmp_path / f"{number}").read_bytes() == content
+        assert proxy.struck
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+    assert store.head("0").sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_an_answer_to_complete_that_was_lost_is_no_failure(server, store, tmp_path):
+    """The second attempt hears that there is no such upload."""
+    (tmp_path / "file").write_bytes(os.urandom(BIG))
+    once = store.requests._once
+
+    def lose(operation, parameters):
+        answer = once(operation, parameters)
+        if operation == "complete_multipart_upload" and not lost:
+            lost.append(operation)
+            raise ConnectionResetError
+        return answer
+
+    lost = []
+    store.requests._once = lose
+    store.send(str(tmp_path / "file"), "key")
+    assert lost and store.head("key").size == BIG and store.uploads() == []
+
+
+def test_unfinished_uploads_of_the_key_are_taken_back_by_the_next(server, store, tmp_path):
+    for key in ("key", "key2"):
+        server.client().create_multipart_upload(Bucket="bucket", Key=f"{store.location.prefix}/{key}")
+    assert [each[0] for each in store.uploads()] == ["key", "key2"]
+    (tmp_path / "file").write_bytes(bytes(BIG))
+    store.send(str(tmp_path / "file"), "key")
+    assert [each[0] for each in store.uploads()] == ["key2"]
+    store.abort(*store.uploads()[0][:2])
+    assert store.uploads() == []
+
+
+def test_a_fetch_goes_on_where_it_was_cut_off(server, store, tmp_path, monkeypatch):
+    content = os.urandom(BIG)
+    (tmp_path / "file").write_bytes(content)
+    store.send(str(tmp_path / "file"), "key")
+    monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", "2")
+    with FaultProxy(server.port, "gone", share=1.0, after=5) as proxy, pytest.raises(StoreError):
+        through(monkeypatch, proxy, store).fetch("key", str(tmp_path / "back"), BIG)
+    (hidden,) = [name for name in os.listdir(tmp_path) if object_store_paths.is_partial(name)]
+    begun = (tmp_path / hidden).stat().st_size
+    assert begun > 0
+    with FaultProxy(server.port) as proxy:
+        through(monkeypatch, proxy, store).fetch("key", str(tmp_path / "back"), BIG)
+        assert proxy.requests == 1 + -(-(BIG - begun) // 2**22)  # HEAD, and what was missing
+    assert (tmp_path / "back").read_bytes() == content
+    assert sorted(os.listdir(tmp_path)) == ["back", "file"]
+
+
+def test_a_damaged_beginning_is_fetched_again(server, store, tmp_path, monkeypatch):
+    content = os.urandom(BIG)
+    (tmp_path / "file").write_bytes(content)
+    store.send(str(tmp_path / "file"), "key")
+    monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", "2")
+    with FaultProxy(server.port, "gone", share=1.0, after=5) as proxy, pytest.raises(StoreError):
+        through(monkeypatch, proxy, store).fetch("key", str(tmp_path / "back"), BIG)
+    (hidden,) = tmp_path.glob(".bootfile-*")
+    with open(hidden, "r+b") as file:
+        file.write(b"damage")
+    came = []
+    store.fetch("key", str(tmp_path / "back"), BIG, progress=came.append)
+    assert (tmp_path / "back").read_bytes() == content
+    assert sum(came) == BIG
+
+
+@pytest.mark.parametrize("answered", [None, "bytes=1-2", "bytes=2-3", "bytes=1-4"])
+def test_servers_that_answer_with_another_range(store, answered):
+    store.write("key", b"hello")
+    once = store.requests._once
+
+    def other(operation, parameters):
+        assert parameters.pop("Range") == "bytes=1-3"
+        return once(operation, parameters | ({"Range": answered} if answered else {}))
+
+    store.requests._once, store.requests.attempts = other, 1
+    with pytest.raises(StoreError, match="not the range from byte 1 on"):
+        store.read("key", 1, 3)
+
+
+def test_two_that_fetch_the_same_file_at_a_time(store, tmp_path):
+    content = os.urandom(BIG)
+    (tmp_path / "file").write_bytes(content)
+    store.send(str(tmp_path / "file"), "key")
+    threads = [
+        threading.Thread(target=store.fetch, args=("key", str(tmp_path / "back"), BIG)) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "back").read_bytes() == content
+    assert sorted(os.listdir(tmp_path)) == ["back", "file"]
+
+
+def test_a_file_that_is_not_what_it_should_be_is_refused(store, tmp_path):
+    (tmp_path / "file").write_bytes(b"hello")
+    with pytest.raises(BadInput, match="has changed"):
+        store.send(str(tmp_path / "file"), "key", sha256="0" * 64)
+    store.write("key", b"hello")
+    with pytest.raises(StoreError, match=r"5 bytes and not 6.*replaced"):
+        store.fetch("key", str(tmp_path / "back"), 6)
+    store.requests.attempts = 2
+    with pytest.raises(StoreError, match=r"bucket/.*/key: .*not those that were sent.*2 times"):
+        store.fetch("key", str(tmp_path / "back"), 5, "0" * 64)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("expired", "the credentials have expired"),
+        ("forbidden", "no permission"),
+        ("clock", "clock of this machine is wrong"),
+        ("unknown_key", "the access key is not known"),
+    ],
+)
+def test_what_the_store_refuses_is_one_line(server, store, monkeypatch, kind, words):
+    with FaultProxy(server.port, kind, share=1.0) as proxy:
+        refusing = through(monkeypatch, proxy, store)
+        for call in (lambda: refusing.read("key"), lambda: refusing.write("key", b"")):
+            with pytest.raises(StoreError, match=words) as refused:
+                call()
+            said = str(refused.value)
+            assert said.startswith(f"s3://bucket/{store.location.prefix}/key: ")
+            assert "\n" not in said and CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in said
+        assert proxy.requests == 2  # no second attempt
+
+
+def test_what_is_not_there_is_one_line(store):
+    nothing = ObjectStore("s3://nothing")
+    with pytest.raises(StoreError, match=r"s3://nothing/key: there is no such bucket"):
+        nothing.write("key", b"")
+    with pytest.raises(StoreError, match=r"s3://nothing: there is no such bucket"):
+        list(nothing.list())
+    with pytest.raises(StoreError, match=r"/key: there is no such object"):
+        store.read("key")
+    with pytest.raises(StoreError, match=r"/key: .*there is no such object"):
+        store.fetch("key", "/nowhere", 10)
+
+
+def test_a_server_that_is_not_there(store, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", "2")
+    with pytest.raises(StoreError, match=r"127\.0\.0\.1:\d+ cannot be reached, 2 times") as refused:
+        ObjectStore("s3://bucket/x").read("key")
+    assert refused.value.reason == "unreachable"
+
+
+def test_no_credentials(store, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(StoreError, match=r"credentials.*set AWS_ACCESS_KEY_ID"):
+        ObjectStore("s3://bucket/x").read("key")
+    monkeypatch.setenv("OBS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("OBS_SECRET_ACCESS_KEY", "testing-secret")
+    ObjectStore("obs://bucket/x").write("key", b"")
+
+
+def test_stopped_stores_end_soon(server, store, tmp_path, monkeypatch):
+    with FaultProxy(server.port, "busy", share=1.0) as proxy:
+        faulty = through(monkeypatch, proxy, store)
+        threading.Timer(0.3, faulty.stop).start()
+        begin = time.monotonic()
+        with pytest.raises(StoreError, match="interrupted"):
+            for _ in range(100):
+                faulty.read("key")
+        assert time.monotonic() - begin < 5
+
+
+def test_a_multipart_upload_that_fails_is_taken_back(server, store, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(os.urandom(BIG))
+    once = store.requests._once
+
+    def refuse(operation, parameters):
+        if operation == "upload_part" and parameters["PartNumber"] == 2:
+            raise object_store_errors.StoreError("no")
+        return once(operation, parameters)
+
+    store.requests._once = refuse
+    with pytest.raises(StoreError, match="no"):
+        store.send(str(tmp_path / "file"), "key")
+    assert store.uploads() == [] and store.head("key") is None
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(store, small_disk):
+    store.write("small", bytes(2_000_000))
+    store.send(_file(small_disk.parent / "big", BIG), "big")
+    for key, size in (("small", 2_000_000), ("big", BIG)):
+        with pytest.raises(StoreError, match=r"No space left on device \(\d\.\d MB free\)|File too large"):
+            store.fetch(key, str(small_disk / "back"), size)
+        assert os.listdir(small_disk) == []
+
+
+def _file(path, size: int) -> str:
+    path.write_bytes(os.urandom(size))
+    return str(path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "bootfile-test", str(folder)], capture_output=True
+    )
+    if mount.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {mount.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["../x", "/x", "a/../../x", "a//x", "a\\x", "a\0x", "a\nx", "", ".", "a/", "x" * 256, "\ud800",
+     ".bootfile-0123456789abcdef.partial"],
+)  # fmt: skip
+def test_hostile_keys_never_become_paths(tmp_path, key):
+    with pytest.raises(BadInput, match="key") as refused:
+        object_store_paths.local_path(str(tmp_path), key)
+    assert "\n" not in str(refused.value) and str(refused.value).isprintable()
+
+
+def test_keys_through_links_and_files(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "out").symlink_to(tmp_path)
+    with pytest.raises(BadInput, match="a link leads out"):
+        object_store_paths.local_path(str(tmp_path / "in"), "out/x")
+    (tmp_path / "in" / "a").write_text("")
+    with pytest.raises(BadInput, match=r"key a/b: a file stands"):
+        object_store_paths.make_folder_of(str(tmp_path / "in" / "a" / "b"), "a/b")
+    with pytest.raises(BadInput, match=r"key a is a file, and a folder"):
+        object_store_paths.check_keys(["a/b", "a"], "s3://bucket")
+    assert object_store_paths.local_path(str(tmp_path / "in"), "b/c d") == str(tmp_path / "in/b/c d")
+
+
+def test_sweeping_leaves_what_is_being_written(tmp_path):
+    (tmp_path / ".bootfile-0.partial").write_text("")
+    (tmp_path / ".bootfile-outputs.json").write_text("")
+    with object_store_paths.PartialFile(str(tmp_path / "x"), "x"):
+        object_store_paths.sweep(str(tmp_path))
+        assert len(os.listdir(tmp_path)) == 2
+    object_store_paths.sweep(str(tmp_path))
+    assert os.listdir(tmp_path) == [".bootfile-outputs.json"]
+
+
+def test_boto3_is_imported_when_it_is_needed_and_named_when_it_is_missing(server):
+    script = (
+        "import sys; from common import object_store; store = object_store.ObjectStore('s3://bucket')\n"
+        "assert not {'boto3', 'botocore', 'torch'} & set(sys.modules)\n"
+        "sys.modules['boto3'] = None\n"
+        "from common import exits\n"
+        "exits.entry(lambda: store.read('x'))()"
+    )
+    result = run("-c", script, code=2, env=environment(**server.environment))
+    assert re.fullmatch(r"error: object stores need boto3 \(.*boto3.*\): pip install boto3\n", result.stderr)
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_fork_has_connections_of_its_own(server, store):
+    store.write("key", b"hello")
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if store.read("key") == b"hello" else 1)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.read("key") == b"hello"
+    assert sys.exc_info() == (None, None, None)

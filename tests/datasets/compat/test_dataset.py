@@ -1,0 +1,395 @@
+"""`Dataset`, used as its users use it: train, validate, reset, with every engine."""
+
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from PIL import Image
+
+from common.exits import BadInput
+from datasets import loaders
+from datasets.compat.dali_dataset import Dataset
+from tests.conftest import ROOT, free_port, run
+
+TRAIN, VAL, CLASSES = 50, 23, 5
+MISSING = loaders.backends(torch.device("cpu"))["dali"]
+ENGINES = [
+    pytest.param({"use_dali": False}, id="torchvision"),
+    pytest.param({"use_dali": True}, id="dali", marks=pytest.mark.skipif(bool(MISSING), reason=str(MISSING))),
+    pytest.param({"backend": "threads"}, id="threads"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Grey squares: the brightness of an image says which it is, whatever is cut out of it."""
+    root = tmp_path_factory.mktemp("images")
+    for split, count in (("train", TRAIN), ("val", VAL)):
+        for number in range(count):
+            target = root / split / f"class_{number % CLASSES}"
+            target.mkdir(parents=True, exist_ok=True)
+            image = Image.new("RGB", (60 + number, 70), (5 * number,) * 3)
+            image.save(target / f"{number:02}.jpg", quality=100)
+    return root
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def dataset_of(folder, cache, batch_size=8, **options) -> Dataset:
+    options = {"size": 32, "val_size": 40, "workers": 2, "seed": 3, "cache_dir": cache} | options
+    options |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    return Dataset(str(folder), batch_size, **options)
+
+
+def seen(loader) -> tuple[list[int], Counter]:
+    """The sizes of the batches, and how often each (image, label) came."""
+    sizes, images_seen = [], Counter()
+    for images, labels in loader:
+        assert (
+            images.shape[1:] == (3, 32, 32) and images.dtype == torch.float32 and labels.dtype == torch.int64
+        )
+        sizes.append(len(images))
+        numbers = (images.mean(dim=(1, 2, 3)) / 5).round().int().tolist()
+        images_seen.update(zip(numbers, labels.tolist(), strict=True))
+    return sizes, images_seen
+
+
+ONCE = Counter((number, number % CLASSES) for number in range(VAL))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_epochs_with_everything_that_may_happen_between_them(engine, folder, cache):
+    dataset = dataset_of(folder, cache, val_batch_size=9, **engine)
+    try:
+        assert (dataset.get_nb_train(), dataset.get_nb_val(), dataset.get_nb_classes()) == (
+            TRAIN,
+            VAL,
+            CLASSES,
+        )
+        orders = []
+        for batch_size, calls in (
+            (8, ("reset", "prep_for_val")),
+            (7, ("prep_for_val", "reset", "set")),
+            (50, ("set", "reset", "reset")),
+            (16, ("prep_for_val", "prep_for_val", "set")),
+        ):
+            for call in calls:
+                if call == "set":
+                    dataset.set_train_batch_size(batch_size)
+                else:
+                    getattr(dataset, call)()
+            if "set" not in calls:
+                dataset.set_train_batch_size(batch_size)
+            for _ in range(2):
+                loader = dataset.get_train_loader()
+                sizes, images = seen(loader)
+                assert sizes == [batch_size] * (TRAIN // batch_size) == [batch_size] * len(loader)
+                assert max(images.values()) == 1 and all(label == n % CLASSES for n, label in images)
+                orders.append(images)
+                sizes, images = seen(dataset.get_val_loader())
+                assert sizes == [9, 9, 5] and images == ONCE
+        assert dataset.get_train_loader().epoch == 8
+        assert len({tuple(sorted(order)) for order in orders if sum(order.values()) < TRAIN}) > 4, (
+            "it shuffles"
+        )
+    finally:
+        dataset.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES[:2])
+def test_the_calls_that_the_article_prints(engine, folder, monkeypatch, tmp_path):
+    """Dataset(data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16), and every method."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data_dir, batch_size, val_batch_size, workers = str(folder), 8, 9, 2
+    use_dali, dali_cpu, fp16 = engine["use_dali"], True, True
+    dataset = Dataset(data_dir,
+                      batch_size,
+                      val_batch_size,
+                      workers,
+                      use_dali,
+                      dali_cpu,
+                      fp16)  # fmt: skip
+    assert dataset.backend == ("dali" if use_dali else "pytorch")
+    train_loader = dataset.get_train_loader()
+    val_loader = dataset.get_val_loader()
+    images, labels = next(iter(train_loader))
+    assert images.shape == (8, 3, 224, 224) and images.dtype == torch.float16 and labels.shape == (8,)
+    dataset.set_train_batch_size(5)
+    assert [len(labels) for _, labels in train_loader] == [5] * 10
+    dataset.prep_for_val()
+    assert [len(labels) for _, labels in val_loader] == [9, 9, 5]
+    dataset.reset()
+    dataset.close()
+
+
+def _receipts(dataset) -> tuple[list, list]:
+    train, val = dataset.get_train_loader(), dataset.get_val_loader()
+    for loader in (train, val):
+        for _ in loader:
+            pass
+    return train.receipt.take().tolist(), val.receipt.take().tolist()
+
+
+def test_every_engine_delivers_the_same(folder, cache, tmp_path):
+    found = []
+    for case in ENGINES:
+        if case.id == "dali" and MISSING:
+            continue
+        for options in ({}, {"pack": str(tmp_path / "packs")}):
+            dataset = dataset_of(folder, cache, **case.values[0], **options)
+            found.append(_receipts(dataset))
+            dataset.close()
+    assert len(found) >= 4 and all(receipts == found[0] for receipts in found)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_it_goes_on_in_the_middle_of_an_epoch(engine, folder, cache):
+    dataset = dataset_of(folder, cache, **engine)
+    loader = dataset.get_train_loader()
+    loader.set_epoch(4)
+    expected = [labels.tolist() for _, labels in loader]
+    for step, _ in enumerate(loader, start=1):
+        if step == 2:
+            break
+    assert (loader.epoch, loader.step) == (5, 2)
+    loader.set_epoch(4, 2)
+    assert [labels.tolist() for _, labels in loader] == expected[2:]
+    assert (loader.epoch, loader.step) == (4, len(loader))
+    assert len(list(loader)) == len(loader) and loader.epoch == 5
+    dataset.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_ranks_share_an_epoch(engine, folder, cache):
+    whole = dataset_of(folder, cache, 10, val_batch_size=4, **engine)
+    parts = [
+        dataset_of(folder, cache, 5, val_batch_size=4, world_size=2, rank=rank, **engine) for rank in (0, 1)
+    ]
+    steps = [[labels.tolist() for _, labels in part.get_train_loader()] for part in parts]
+    assert [a + b for a, b in zip(*steps, strict=True)] == [y.tolist() for _, y in whole.get_train_loader()]
+    images = [seen(part.get_val_loader())[1] for part in parts]
+    assert images[0] + images[1] == ONCE
+    for dataset in (whole, *parts):
+        dataset.close()
+
+
+PROCESSES = """
+import sys
+import torch
+from datasets.imagenet import Dataset
+torch.distributed.init_process_group("gloo")
+dataset = Dataset(sys.argv[1], 5, size=32, val_size=40, workers=1, world_size=2, cache_dir=sys.argv[2])
+total = torch.zeros(2, dtype=torch.int64)
+for images, _ in dataset.get_train_loader():
+    total[0] += len(images)
+dataset.prep_for_val()
+for images, _ in dataset.get_val_loader():
+    total[1] += len(images)
+dataset.reset()
+torch.distributed.all_reduce(total)
+assert dataset.get_train_loader().receipt.take().numel()
+if torch.distributed.get_rank() == 0:
+    print("counted", total.tolist())
+dataset.close()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_processes(folder, cache, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{PROCESSES}")
+    port = f"--master-port={free_port()}"
+    result = run("-m", "torch.distributed.run", "--nproc-per-node=2", port, script, folder, cache)
+    assert f"counted [50, {VAL}]" in result.stdout
+
+
+def test_precision_and_the_two_scales_of_mean_and_std(folder, cache):
+    expected = None
+    for options in (
+        {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)},
+        {"mean": (102.0, 127.5, 153.0), "std": (51.0, 63.75, 76.5)},
+        {"mean": (102.0, 127.5, 153.0), "std": (51.0, 63.75, 76.5), "fp16": True, "pin_memory": False},
+    ):
+        dataset = Dataset(
+            str(folder), 8, size=32, val_size=32, workers=2, backend="threads", cache_dir=cache, **options
+        )
+        images = torch.cat([images for images, _ in dataset.get_val_loader()])
+        assert images.dtype == (torch.float16 if options.get("fp16") else torch.float32)
+        expected = images if expected is None else expected
+        torch.testing.assert_close(
+            images.float(), expected, rtol=0, atol=4e-3 if options.get("fp16") else 1e-5
+        )
+        dataset.close()
+
+
+def test_validation_gives_back_what_it_took(folder, cache):
+    dataset = dataset_of(folder, cache)
+    seen(dataset.get_train_loader())
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    dataset.prep_for_val()
+    seen(dataset.get_val_loader())
+    gone = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    psutil.wait_procs([psutil.Process(pid) for pid in gone if psutil.pid_exists(pid)], timeout=10)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+    dataset.prep_for_val()
+    dataset.close()
+    psutil.wait_procs(psutil.Process().children(), timeout=10)
+    assert not before & {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+# what may be wrong
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_image_that_went_bad_is_named_and_the_next_epoch_lives(engine, folder, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", folder, copy], check=True)
+    dataset = dataset_of(copy, str(tmp_path / "cache"), **engine)
+    victim = copy / "train" / "class_2" / "22.jpg"
+    good = victim.read_bytes()
+    for _ in range(2):
+        victim.write_bytes(os.urandom(len(good)))
+        for epoch in range(1, 4):  # an epoch leaves two images out: not this one in each of three
+            dataset.get_train_loader().set_epoch(epoch)
+            try:
+                seen(dataset.get_train_loader())
+            except BadInput as error:
+                assert "22.jpg" in str(error)
+                break
+        else:
+            pytest.fail("nobody noticed")
+        victim.write_bytes(good)
+        assert sum(seen(dataset.get_train_loader())[0]) == 48
+        assert seen(dataset.get_val_loader())[1] == ONCE
+    dataset.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"batch_size": 0}, "batch_size 0 is not above 0"),
+        ({"batch_size": 51}, r"51 is larger than the data set \(50 samples\)"),
+        ({"workers": 0}, "workers 0"),
+        ({"min_crop_size": 1.5}, "min_crop_size 1.5"),
+        ({"size": 64, "val_size": 40}, "val_size 40 is smaller than size 64"),
+        ({"world_size": 2}, "which rank"),
+        ({"world_size": 2, "rank": 2}, r"rank 2 is not in 0\.\.1"),
+        ({"backend": "fast"}, "data_backend fast"),
+        ({"val_batch_size": 0}, "val_batch_size 0"),
+        ({"backend": "threads", "use_dali": True}, "use_dali=True and backend='threads' contradict"),
+        ({"workers": True}, "workers True is not a number; the positional arguments are data_dir, batch"),
+        (
+            {"use_dali": 256},
+            "use_dali 256 is not True or False; the positional arguments are data_dir, batch",
+        ),
+        ({"val_share": 1}, "val_share '1' is not a share like 10%"),
+    ],
+)
+def test_bad_arguments(options, reason, folder, cache):
+    with pytest.raises(BadInput, match=reason):
+        dataset_of(folder, cache, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.skipif(bool(MISSING), reason=str(MISSING))
+def test_the_gpu_path_without_a_gpu(folder, cache):
+    with pytest.raises(BadInput, match=r"dali-gpu: it needs a GPU; available here: .*dali"):
+        dataset_of(folder, cache, use_dali=True, dali_cpu=False)
+
+
+def test_dali_is_not_installed(folder, cache, tmp_path):
+    """An environment in which `nvidia` is somebody else's package."""
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia" / "__init__.py").touch()
+    call = f"from datasets.compat.dali_dataset import Dataset; Dataset({str(folder)!r}, 8, use_dali=True)"
+    script = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; {call}"
+    result = run("-c", script, code=None)
+    assert result.returncode and "DALI is not installed: pip install nvidia-dali-cuda120" in result.stderr
+
+
+def test_class_folders_alone_are_divided(folder, cache, capsys):
+    dataset = dataset_of(folder / "train", cache, val_share="30%")
+    train, val = dataset.get_nb_train(), dataset.get_nb_val()
+    assert train + val == TRAIN and 5 <= val <= 25 and dataset.get_nb_classes() == CLASSES
+    assert (
+        f"train={train} test={val} split of {folder}/train by path, --val_share 30%"
+        in capsys.readouterr().out
+    )
+    assert dataset_of(folder / "train", cache, val_share=0.3).get_nb_val() == val
+
+
+def test_an_empty_folder(tmp_path):
+    Path(tmp_path / "train").mkdir()
+    with pytest.raises(BadInput, match="train"):
+        dataset_of(tmp_path, str(tmp_path / "cache"))
+
+
+# thirty epochs
+
+SOAK = """
+import sys
+sys.path.insert(0, {root!r})
+import psutil, torch
+from datasets.imagenet import Dataset
+
+def used():
+    own = psutil.Process()
+    return sum(each.memory_full_info().pss for each in [own, *own.children(recursive=True)])
+
+def device_memory():
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+dali = sys.argv[3]
+dataset = Dataset(
+    sys.argv[1], 10, size=64, val_batch_size=9, val_size=72, workers=2, cache_dir=sys.argv[2],
+    use_dali=dali != "no", dali_cpu=dali != "gpu",
+)
+for epoch in range(30):
+    for _ in dataset.get_train_loader():
+        pass
+    after_training = device_memory() if torch.cuda.is_available() else 0
+    dataset.prep_for_val()
+    for _ in dataset.get_val_loader():
+        pass
+    dataset.reset()
+    print(used(), after_training, flush=True)
+dataset.close()
+"""
+
+
+def _memory_of_epochs(folder, cache, dali, **options) -> list[tuple[int, int]]:
+    lines = run("-c", SOAK.format(root=str(ROOT)), folder, cache, dali, **options).stdout.splitlines()
+    return [tuple(map(int, line.split())) for line in lines if line[0].isdigit()]
+
+
+@pytest.mark.parametrize(
+    "dali",
+    [pytest.param("no", marks=pytest.mark.faults), pytest.param("cpu", marks=ENGINES[1].marks)],
+)
+def test_memory_of_thirty_epochs(dali, folder, cache):
+    used = [memory for memory, _ in _memory_of_epochs(folder, cache, dali)]
+    assert len(used) == 30
+    early, late = max(used[1:6]), max(used[-5:])
+    print(f"{early / 1e6:.0f} MB in epochs 2-6, {late / 1e6:.0f} MB in the last five")
+    assert late < 1.08 * early  # of 420 MB; DALI's own buffers: up to 4.9 % was seen
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dali", ["no", "cpu", "gpu"])
+def test_memory_of_thirty_epochs_on_a_gpu(dali, folder, cache):
+    if dali != "no" and MISSING:
+        pytest.skip(MISSING)
+    found = _memory_of_epochs(folder, cache, dali, env=dict(os.environ))
+    device = [memory for _, memory in found]
+    print(f"GPU: {device[1] / 1e6:.0f} MB after the second training, {max(device[2:]) / 1e6:.0f} MB at most")
+    assert max(device[2:]) <= 1.01 * device[1]

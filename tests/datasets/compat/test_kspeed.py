@@ -1,0 +1,502 @@
+"""KSpeed's calls: the bytes of the files from every tier, whatever fails; DALI's source at an epoch's end."""
+
+import io
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from common.exits import BadInput
+from datasets import loaders
+from datasets.compat import by_path
+from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder
+from datasets.stores import pack
+from datasets.stores.shared import address, wire
+from tests.conftest import free_port
+from tests.support import pictures
+from tests.support.redis_server import PASSWORD, RIGHTS, RedisServer, files_with, needed, until, with_user
+
+pytest.importorskip("redis", reason="redis-py is not installed")
+
+MISSING = loaders.backends(torch.device("cpu"))["dali"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A data set with what an index leaves out: a hidden file, a cut one; and one in a deeper folder."""
+    root = pictures.make(tmp_path_factory.mktemp("images"), 27, 6)
+    first = root / "train" / "class_0" / "000.jpg"
+    shutil.copy(first, first.with_name(".hidden.jpg"))
+    first.with_name("cut.jpg").write_bytes(first.read_bytes()[:3000])
+    (first.parent / "deeper").mkdir()
+    shutil.copy(first, first.parent / "deeper" / "one.jpg")
+    return root
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("index"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def empty(server):
+    server.client().flushall()
+    return server
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """What a password of a script leaves there goes with the test."""
+    monkeypatch.setenv(address.PASSWORD, "")
+    monkeypatch.delenv(address.PASSWORD)
+    monkeypatch.setattr(by_path, "_handed_on", [None])
+
+
+def whole(folder) -> list[str]:
+    """The files below it that an image can be made of."""
+    return [os.fspath(path) for path in sorted(Path(folder).rglob("*.jpg")) if path.name != "cut.jpg"]
+
+
+def right(folder: KSpeedFolder, paths) -> bool:
+    return folder.getbatch(paths) == [Path(path).read_bytes() for path in paths]
+
+
+TO_TENSOR = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32), transforms.ToTensor()])
+
+
+@needed
+@pytest.mark.parametrize("place", ["list", "text", "url", "packs", "node"])
+def test_it_is_torchvisions_image_folder(place, images, cache_dir, empty, tmp_path, monkeypatch):
+    """From no matter where: what there is, in which order, and every pixel; the second time from memory."""
+    host = f"127.0.0.1:{empty.port}"
+    iplist = {
+        "list": [host], "text": f" {host} ", "url": f"redis://{host}?form=decoded",
+        "packs": str(tmp_path / "packs"), "node": None,
+    }[place]  # fmt: skip
+    monkeypatch.chdir(images.parent)
+    root = f"{images.name}/train"  # relative: ImageFolder's paths are, too
+    expected = ImageFolder(root, TO_TENSOR)
+    found = KSpeedImageFolder(root, None, 2, iplist, None, None, TO_TENSOR, cache_dir=cache_dir)
+    for name in ("classes", "class_to_idx", "samples", "targets", "imgs"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert len(found) == len(expected) == 30 and isinstance(found, ImageFolder)
+    usable = [number for number, (path, _) in enumerate(found.samples) if not path.endswith("cut.jpg")]
+    for _ in range(2):
+        for number in usable:
+            (image, label), (image_too, label_too) = found[number], expected[number]
+            assert torch.equal(image, image_too) and label == label_too
+        if place in ("list", "text", "url"):
+            until(lambda: empty.client().dbsize() >= 28)
+    known = len(usable) - 1  # not the hidden one
+    packed = place in ("packs", "node")
+    assert found.folder.counts == {
+        "hits": known * (1 + packed), "misses": 2 + known * (not packed), "bad": 0, "errors": 0,
+    }  # fmt: skip
+    with pytest.raises(OSError):
+        found[[path.endswith("cut.jpg") for path, _ in found.samples].index(True)]
+    found.folder.close()
+    assert torch.equal(found[usable[0]][0], expected[usable[0]][0]), "after it was closed, too"
+    if not packed:
+        assert empty.client().dbsize() == 0, "it was active"
+    if place == "node":
+        assert not list(
+            Path("/dev/shm").glob(f"bootfile-*/*{found.folder.files.indexes[0].fingerprint[:12]}*pack")
+        )
+
+
+@needed
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_in_the_workers_of_a_data_loader(method, images, cache_dir, tmp_path):
+    """With user and password, in the order of the arguments of KSpeed's documentation."""
+    options = "user default off", f"user admin on >{PASSWORD} {RIGHTS}"
+    with RedisServer(tmp_path, *options) as server:
+        hosts = [f"127.0.0.1:{server.port}"]
+        found = KSpeedImageFolder(
+            images / "val", None, 2, hosts, "admin", PASSWORD, TO_TENSOR, cache_dir=cache_dir
+        )
+        expected = [ImageFolder(images / "val", TO_TENSOR)[number][0] for number in range(6)]
+        loader = DataLoader(found, 4, num_workers=1, multiprocessing_context=method, persistent_workers=True)
+        client = server.client(username="admin", password=PASSWORD)
+        cache = found.folder.files._tiers[0]._tiers.cache
+        for _ in range(2):
+            batches, labels = zip(*loader, strict=True)
+            assert torch.equal(torch.cat(batches), torch.stack(expected))
+            assert torch.cat(labels).tolist() == found.targets
+            until(lambda: (cache.lengths(range(6)) > 0).all())
+        assert client.execute_command("INFO", "stats")["keyspace_hits"] >= 6
+        assert found.folder.counts == {"hits": 6, "misses": 6, "bad": 0, "errors": 0}
+        del loader
+        for _ in DataLoader(found, 2, num_workers=2, multiprocessing_context=method):
+            pass
+        assert found.folder.counts["hits"] == 12 and found.folder.hit_rate == 12 / 18
+        found.folder.close()
+
+
+def test_the_calls_of_a_folder(images, cache_dir, monkeypatch, tmp_path):
+    packs = str(tmp_path / "packs")
+    folder = KSpeedFolder(images, 1, packs, cache_dir=cache_dir)
+    assert len(folder) == 28 + 6, "of train and val, without the hidden and the cut one"
+    path = images / "val" / "class_1" / "004.jpg"
+    content = path.read_bytes()
+    monkeypatch.chdir(images / "val")
+    relative = KSpeedFolder("../val", 1, packs, cache_dir=cache_dir)
+    monkeypatch.chdir("/")
+    for source, name in (
+        (folder, path), (folder, str(path)), (folder, "val/class_1/004.jpg"),
+        (folder, "val/./class_1//004.jpg"), (relative, "class_1/004.jpg"),
+        (relative, "../val/class_1/004.jpg"), (relative, path),
+    ):  # fmt: skip
+        before = source.counts["hits"]
+        assert source.getBIN(name) == content and source.size(name) == len(content)
+        assert source.counts["hits"] == before + 1
+    array = folder.get(path)
+    assert array.dtype == np.uint8 and array.tobytes() == content
+    assert np.array_equal(folder.getPIL(path), Image.open(path).convert("RGB"))
+    names = whole(images)[::-1]
+    assert right(folder, names * 2)
+    assert folder.size() == sum(os.path.getsize(name) for name in names if ".hidden" not in name)
+    cut = images / "train" / "class_0" / "cut.jpg"
+    assert folder.getBIN(cut) == cut.read_bytes() and folder.size(cut) == 3000
+    assert folder.getBIN(__file__) == Path(__file__).read_bytes(), "even of another folder"
+    for call in (folder.getBIN, folder.size):
+        with pytest.raises(FileNotFoundError):
+            call("val/class_1/nothing.jpg")
+    copy = pickle.loads(pickle.dumps(folder))
+    before = folder.counts["hits"]
+    assert right(copy, names) and copy.counts == folder.counts and folder.counts["hits"] == before + 34
+
+
+def test_a_file_changed_or_added(images, cache_dir, tmp_path):
+    root = tmp_path / "train"
+    shutil.copytree(images / "train", root)
+    old = KSpeedFolder(root, 1, str(tmp_path / "packs"), cache_dir=cache_dir)
+    victim = root / "class_1" / "001.jpg"
+    content = bytearray(victim.read_bytes())
+    content[-3] ^= 1
+    victim.write_bytes(content)
+    added = root / "class_1" / "new.jpg"
+    added.write_bytes(content)
+    assert old.getBIN(added) == content, "not in its index"
+    new = KSpeedFolder(root, 1, str(tmp_path / "packs"), cache_dir=cache_dir)
+    assert right(new, whole(root))
+
+
+# what fails
+
+
+def test_a_damaged_pack(images, cache_dir, tmp_path):
+    packs = tmp_path / "packs"
+    folder = KSpeedFolder(images / "train", 1, str(packs), cache_dir=cache_dir)
+    paths = [path for path in whole(images / "train") if ".hidden" not in path]
+    assert right(folder, paths) and folder.counts["hits"] == 28
+    (part,) = packs.glob("train-*-encoded.pack/*.arrow")
+    content = bytearray(part.read_bytes())
+    place = content.find(Path(paths[5]).read_bytes()) + 1000
+    content[place] ^= 1
+    part.write_bytes(content)
+    again = KSpeedFolder(images / "train", 1, str(packs), cache_dir=cache_dir)
+    assert right(again, paths) and again.counts == {"hits": 27, "misses": 0, "bad": 1, "errors": 0}
+    part.write_bytes(content[:9000])  # its size shows that: the part is made again
+    again = KSpeedFolder(images / "train", 1, str(packs), cache_dir=cache_dir)
+    assert right(again, paths) and again.counts == {"hits": 28, "misses": 0, "bad": 0, "errors": 0}
+
+
+@needed
+def test_servers_that_fail(images, cache_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "READ", 0.3)
+    paths, said = whole(images), []
+    with RedisServer(tmp_path) as server:
+        client, host = server.client(), f"127.0.0.1:{server.port}"
+        folder = KSpeedFolder(images, 1, host, cache_dir=cache_dir, say=said.append)
+        assert right(folder, paths)
+        until(lambda: client.dbsize() >= 28 + 6)
+        assert right(folder, paths) and folder.counts["hits"] == 34
+        key = next(key for key in client.scan_iter() if b":encoded:" in key)
+        value = bytearray(client.get(key))
+        value[-5] ^= 1
+        client.set(key, bytes(value))
+        assert right(folder, paths) and folder.counts["bad"] == 1
+        server.pause()
+        assert right(folder, paths) and folder.counts["errors"] > 0
+        server.resume()
+        server.kill()
+        assert right(folder, paths) and all(folder.getBIN(path) for path in paths)
+        folder.close()
+    said.clear()
+    never = KSpeedFolder(images, 1, [f"127.0.0.1:{free_port()}"], cache_dir=cache_dir, say=said.append)
+    assert right(never, paths) and len(said) == 1 and "Connection refused" in said[0]
+    assert never.counts["errors"] + never.counts["misses"] == len(paths) and never.counts["hits"] == 0
+    never.close()
+
+
+def test_without_an_index(images, tmp_path):
+    """Nothing to be cached is no reason to stop."""
+    said = []
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    folder = KSpeedFolder(images, 1, None, cache_dir=str(file), say=said.append)
+    assert right(folder, whole(images)) and folder.counts["misses"] == 35
+    assert len(said) == 1 and "the files are read without a cache" in said[0]
+    with pytest.raises(BadInput, match="cannot write the index"):
+        KSpeedCallable(images / "train", 4, cache_dir=str(file), say=said.append)
+
+
+def test_arguments_that_are_none(images, cache_dir):
+    for iplist, reason in (
+        (["a:b"], "iplist: number 1 of its hosts is not host"),
+        ("redis://u:SECRET@h", "password"),
+        ("http://h", "is not"),
+    ):
+        with pytest.raises(BadInput, match=reason) as caught:
+            KSpeedFolder(images, 1, iplist, cache_dir=cache_dir)
+        assert "SECRET" not in str(caught.value)
+    with pytest.raises(BadInput, match="does not exist"):
+        KSpeedFolder(images / "nothing")
+
+
+# the password
+
+
+@needed
+def test_the_documented_call_with_every_kind_of_server(images, cache_dir, tmp_path, capsys):
+    """KSpeedImageFolder(traindir, None, workers, iplist, "admin", "admin", transforms), as it is printed."""
+    admin = "user admin on >{} " + RIGHTS
+    for number, (options, line) in enumerate((
+        ((), "it refuses the user, so the user default is used"),
+        (("requirepass admin",), "it refuses the user, so the user default is used"),
+        (("user default off", admin.format("admin")), ""),
+        (("requirepass other", admin.format("admin")), ""),
+        (("requirepass other",), None),
+        (("user default off", admin.format("other")), None),
+    )):  # fmt: skip
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        os.environ.pop(address.PASSWORD, None)
+        with RedisServer(folder, *options) as server:
+            iplist = [f"127.0.0.1:{server.port}"]
+
+            def call(iplist=iplist):
+                return KSpeedImageFolder(
+                    images / "val", None, 2, iplist, "admin", "admin", TO_TENSOR, cache_dir=cache_dir
+                )
+
+            if line is None:
+                with pytest.raises(BadInput, match=r"users admin and default were tried: pass .* None, None"):
+                    call()
+                continue
+            found = call()
+            copy = pickle.loads(pickle.dumps(found))
+            for each in (found, found, copy):
+                assert right(each.folder, whole(images / "val"))
+                until(lambda cache=found.folder.files._tiers[0]._tiers.cache: cache.counts["put"] == 6)
+            assert found.folder.counts["hits"] >= 6 and found.folder.counts["errors"] == 0
+            assert [text for text in capsys.readouterr().out.splitlines() if "cache" in text] == [
+                f"cache {iplist[0]}: {line}"
+            ] * bool(line)
+            found.folder.close()
+    dead = KSpeedImageFolder(
+        images / "val",
+        None,
+        2,
+        [f"127.0.0.1:{server.port}"],
+        "admin",
+        "admin",
+        TO_TENSOR,
+        cache_dir=cache_dir,
+    )
+    assert right(dead.folder, whole(images / "val")) and "Connection refused" in capsys.readouterr().out
+
+
+@needed
+def test_a_password_is_nowhere(images, cache_dir, tmp_path, capsys, monkeypatch):
+    with with_user(tmp_path) as server:
+        hosts = [f"127.0.0.1:{server.port}"]
+        found = KSpeedImageFolder(images / "val", None, 1, hosts, "bootfile", PASSWORD, cache_dir=cache_dir)
+        source = KSpeedCallable(images / "val", 2, 0, 1, 1, hosts, "bootfile", PASSWORD, cache_dir=cache_dir)
+        until(lambda: right(found.folder, whole(images / "val")) and found.folder.counts["hits"])
+        seen = [repr(found), repr(vars(found)), repr(vars(found.folder)), repr(source), repr(vars(source))]
+        seen += [str(pickle.dumps(found)), str(pickle.dumps(source))]
+        monkeypatch.delenv(address.PASSWORD)
+        with pytest.raises(BadInput, match="refuses the user or the password") as caught:
+            KSpeedFolder(images / "val", 1, hosts, "bootfile", f"not {PASSWORD}", cache_dir=cache_dir)
+        seen.append(str(caught.value))
+        # what the environment says goes before the script, so that its "admin" may stay
+        monkeypatch.setenv(address.PASSWORD, PASSWORD)
+        url = server.url("bootfile")
+        other = KSpeedFolder(images / "val", 1, url, "admin", "admin", cache_dir=cache_dir)
+        assert right(other, whole(images / "val")) and other.counts["hits"] == 6
+        server.kill()
+        assert right(other, whole(images / "val"))
+        seen += capsys.readouterr()
+        for each in (found.folder, source.folder, other):
+            each.close()
+    assert not [text for text in seen if PASSWORD in text] and files_with(PASSWORD, cache_dir) == []
+
+
+# DALI
+
+
+class Info:
+    """As DALI's SampleInfo and BatchInfo."""
+
+    def __init__(self, iteration, epoch, batch_size=None, number=None):
+        self.iteration, self.epoch_idx = iteration, epoch
+        if number is not None:
+            self.idx_in_batch, self.idx_in_epoch = number, iteration * batch_size + number
+
+
+@pytest.fixture
+def good(images, tmp_path):
+    """Without the file that is cut. The names of the files, by their bytes."""
+    root = tmp_path / "good"
+    shutil.copytree(images / "train", root, ignore=shutil.ignore_patterns("cut.jpg", ".hidden.jpg"))
+    return root
+
+
+def sources(good, cache_dir, shards, batch_size, **options):
+    return [
+        KSpeedCallable(
+            good, batch_size, shard, shards, 1, str(good.parent / "packs"), cache_dir=cache_dir, **options
+        )
+        for shard in range(shards)
+    ]
+
+
+def batches_of(source, epoch, single=True) -> list[list[tuple[bytes, int]]]:
+    """What DALI would get of it in an epoch: whole batches."""
+    found = []
+    try:
+        while True:
+            if single:
+                infos = [
+                    Info(len(found), epoch, source.batch_size, number) for number in range(source.batch_size)
+                ]
+                samples, labels = zip(*[source(info) for info in infos], strict=True)
+            else:
+                samples, labels = source(Info(len(found), epoch))
+            found.append(
+                [(sample.tobytes(), int(label[0])) for sample, label in zip(samples, labels, strict=True)]
+            )
+    except StopIteration:
+        return found
+
+
+def test_a_source_is_right_at_the_ends_of_epochs(good, cache_dir):
+    """28 samples in batches of 3: nothing twice, in any number of shards; of batches, nothing left out."""
+    whole_epochs = []
+    for shards in (1, 2, 3):
+        parts = sources(good, cache_dir, shards, 6 // shards, seed=5)
+        epochs = []
+        for epoch in (0, 1, 0):
+            full, every = (
+                list(zip(*[batches_of(part, epoch, single) for part in parts], strict=True))
+                for single in (True, False)
+            )
+            assert len(full) == 28 // 6 and len(every) == 5
+            assert full == every[:4]
+            epochs.append([sorted(sample for part in step for sample in part) for step in every])
+            seen = [sample for step in epochs[-1] for sample in step]
+            assert len(seen) == 28 and len({content for content, _ in seen}) == 27, "one file is there twice"
+        assert epochs[0] == epochs[2] != epochs[1]
+        whole_epochs.append(epochs)
+    assert whole_epochs[0] == whole_epochs[1] == whole_epochs[2], "a step is the same in any number of shards"
+    assert (
+        sources(good, cache_dir, 1, 6, seed=6)[0](Info(0, 0, 6, 0))[0].tobytes()
+        != batches_of(parts[0], 0)[0][0][0]
+    )
+    many = [len(batches_of(part, 0, single=False)) for part in sources(good, cache_dir, 6, 1)]
+    assert sorted(many) == [4, 4, 5, 5, 5, 5], "a shard may have nothing of what remains"
+    (ordered,) = sources(good, cache_dir, 1, 28, shuffle=False)
+    paths, index = [], ordered.index
+    for (content, label), id in zip(batches_of(ordered, 3)[0], range(28), strict=True):
+        paths.append(index.path(id))
+        assert label == index.labels[id]
+        if index.plain[id]:
+            assert content == Path(paths[-1]).read_bytes()
+        else:
+            pixels = np.asarray(Image.open(io.BytesIO(content)))
+            assert content.startswith(b"\x89PNG") and pixels.shape[2] == 3
+    assert paths == sorted(whole(good))
+
+
+def test_a_png_that_is_named_jpg(good, cache_dir, capsys):
+    """It is a warning, and the bytes are those of the file: DALI decodes by content."""
+    path = good / "class_1" / "001.jpg"
+    Image.open(path).save(path, "PNG")
+    (source,) = sources(good, cache_dir, 1, 28, shuffle=False)
+    warning = f"warning: 1 of 28 images of {good} are not what their ending says: {path} is a PNG"
+    assert warning in capsys.readouterr().out
+    id = [source.index.path(id) for id in range(28)].index(str(path))
+    assert batches_of(source, 0)[0][id][0] == path.read_bytes()
+
+
+def test_a_source_that_does_not_fit_its_pipeline(good, images, cache_dir):
+    (source,) = sources(good, cache_dir, 1, 6)
+    with pytest.raises(BadInput, match="another batch_size than 6"):
+        source(Info(1, 0, 8, 2))
+    with pytest.raises(BadInput, match="batch_info=True"):
+        source(3)
+    with pytest.raises(BadInput, match="1 of 29 images"):
+        KSpeedCallable(images / "train", 4, cache_dir=cache_dir, say=lambda text: None)
+    with pytest.raises(BadInput, match="batch_size 0"):
+        KSpeedCallable(good, 0)
+
+
+@pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
+@pytest.mark.parametrize("method, batch", [("fork", False), ("spawn", False), ("fork", True)])
+def test_a_source_in_dali(method, batch, good, cache_dir):
+    """In its worker processes, over two epochs: every step has the images and labels that it must."""
+    from nvidia.dali import Pipeline, fn, types
+
+    (source,) = sources(good, cache_dir, 1, 6, seed=3)
+    pipeline = Pipeline(
+        6, 2, device_id=None, py_num_workers=1, py_start_method=method, prefetch_queue_depth=2
+    )
+    with pipeline:
+        contents, labels = fn.external_source(
+            source, num_outputs=2, batch=batch, batch_info=True if batch else None, parallel=True,
+            dtype=[types.UINT8, types.INT32],
+        )  # fmt: skip
+        pipeline.set_outputs(contents, labels, fn.decoders.image(contents, output_type=types.RGB))
+    pipeline.build()
+    expected = KSpeedCallable(good, 6, 0, 1, 1, str(good.parent / "packs"), cache_dir=cache_dir, seed=3)
+    for epoch in range(2):
+        steps = batches_of(expected, epoch, single=not batch)
+        assert len(steps) == (5 if batch else 4)
+        for step in steps:
+            contents, labels, images = pipeline.run()
+            found = [np.array(contents[number]).tobytes() for number in range(len(step))]
+            assert found == [content for content, _ in step]
+            assert [int(np.array(labels[number])[0]) for number in range(len(step))] == [
+                label for _, label in step
+            ]
+            assert len(images) == len(step)
+        with pytest.raises(StopIteration):
+            pipeline.run()
+        pipeline.reset()
+    assert source.folder.counts["hits"] >= 2 * 4 * 6 and source.folder.hit_rate == 1
+    del pipeline
+
+
+def test_a_pack_of_the_node_is_not_made_twice(images, cache_dir, tmp_path):
+    """One that was made for the data set is found for the folder of a split."""
+    index = KSpeedFolder(images, 1, str(tmp_path), cache_dir=cache_dir).files.indexes[1]
+    made = Path(pack.place(str(tmp_path), index, "encoded")) / "000000.arrow"
+    begun = made.stat().st_mtime_ns
+    folder = KSpeedFolder(images / "val", 1, str(tmp_path), cache_dir=cache_dir)
+    assert right(folder, whole(images / "val")) and folder.counts["hits"] == 6
+    assert made.stat().st_mtime_ns == begun and len(list(tmp_path.glob("val-*.pack"))) == 1

@@ -1,0 +1,766 @@
+"""Folders of images as users have them, and what the index says of them at the first start and the next."""
+
+import argparse
+import functools
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from common.exits import BadInput
+from datasets.folders import image_folder, images, listing
+from datasets.folders.image_folder import fraction, load, open_index
+from tests.conftest import ROOT, environment
+
+PHOTO = Image.fromarray(load_sample_images().images[0])
+
+
+@functools.cache
+def photo(number: int, kind: str = "JPEG") -> bytes:
+    """A part of a photograph, another one for each number: 40 + number pixels wide, 32 high."""
+    buffer = io.BytesIO()
+    PHOTO.crop((number, 0, 40 + 2 * number, 32)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def write(folder, **contents):
+    """write(folder, cat=3): folder/cat/0.jpg, 1.jpg, 2.jpg, no two alike."""
+    for label, (name, count) in enumerate(contents.items()):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            (folder / name / f"{number}.jpg").write_bytes(photo(10 * label + number))
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    write(tmp_path / "data" / "train", cat=3, dog=2)
+    write(tmp_path / "data" / "val", cat=1, dog=1)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+@pytest.fixture
+def start(tmp_path, lines):
+    """load() with this test's cache; `lines` takes what it says, `start.read` which files were read."""
+
+    def call(root, split="train", **options):
+        lines.clear()
+        read = call.read = []
+        with pytest.MonkeyPatch.context() as patch:
+            inspect = images.inspect
+            patch.setattr(
+                images,
+                "inspect",
+                lambda content, path: (read.append(os.path.relpath(path, root)), inspect(content, path))[1],
+            )
+            return load(str(root), split, str(tmp_path / "cache"), say=lines.append, **options)
+
+    return call
+
+
+def names(index):
+    return [os.path.relpath(index.path(id), index.base) for id in range(len(index))]
+
+
+def test_class_folders(data, start, lines):
+    (data / "train" / "cat" / "deep" / "er").mkdir(parents=True)
+    (data / "train" / "cat" / "deep" / "er" / "b.PNG").write_bytes(photo(7, "PNG"))
+    index = start(data)
+    assert index.classes == ("cat", "dog") and (index.split, index.root) == ("train", str(data))
+    assert names(index) == [
+        "cat/0.jpg",
+        "cat/1.jpg",
+        "cat/2.jpg",
+        "cat/deep/er/b.PNG",
+        "dog/0.jpg",
+        "dog/1.jpg",
+    ]
+    assert len(index) == 6 and index.labels.tolist() == [0, 0, 0, 0, 1, 1]
+    assert index.widths.tolist() == [40, 41, 42, 47, 50, 51] and index.heights.tolist() == [32] * 6
+    assert index.plain.all() and index.excluded == []
+    assert index.bytes.tolist() == [os.path.getsize(index.path(id)) for id in range(6)]
+    types = [np.int64, np.int32, np.int32, bool, np.int64]
+    columns = (index.labels, index.widths, index.heights, index.plain, index.bytes)
+    assert [column.dtype for column in columns] == types
+    assert all(isinstance(column.base, np.memmap) and not column.flags.writeable for column in columns)
+    assert lines == [] and os.path.isabs(index.path(np.int64(5)))
+    for id in (-1, 6):
+        with pytest.raises(IndexError, match=rf"id {id} is not in 0\.\.5"):
+            index.path(id)
+    val = start(data, "val", classes=index.classes)
+    assert names(val) == ["cat/0.jpg", "dog/0.jpg"] and val.fingerprint != index.fingerprint
+    assert val.base == str(data / "val")
+
+
+def test_an_unusual_image_is_not_plain_and_counts_as_turned(data, start):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    PHOTO.crop((0, 0, 40, 32)).save(data / "train" / "cat" / "0.jpg", exif=exif)
+    index = start(data)
+    assert (index.widths[0], index.heights[0]) == (32, 40) and index.plain.tolist() == [False] + [True] * 4
+
+
+@pytest.mark.parametrize("spelling", ["val", "validation", "valid", "test"])
+def test_spellings_of_val(data, start, spelling):
+    fingerprint = start(data, "val").fingerprint
+    (data / "val").rename(data / spelling)
+    index = start(data, "val")
+    assert index.base == str(data / spelling) and os.path.isfile(index.path(0))
+    assert index.fingerprint == fingerprint and start.read == []
+
+
+def test_val_is_taken_before_test(data, start):
+    write(data / "test", cat=2)
+    assert len(start(data, "val")) == 2
+
+
+def test_val_uses_the_numbers_of_train(data, start):
+    shutil.rmtree(data / "val" / "cat")
+    train = start(data)
+    assert start(data, "val", classes=train.classes).labels.tolist() == [1]
+    assert start(data, "val", classes=train.classes).classes == ("cat", "dog")
+    write(data / "val", zebra=2)
+    with pytest.raises(BadInput, match=r"val: 2 images belong to class 'zebra', but the train split has 2 "):
+        start(data, "val", classes=train.classes)
+
+
+def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines):
+    """Each image in one split; it stays there in another place, when others come or go, when it is renamed
+    to another ending, and with a larger share."""
+    root = write(tmp_path / "data", cat=30, dog=20)
+    train = start(root, val_share=0.2)
+    many = 50 - len(train)
+    assert lines == [f"train={len(train)} test={many} split of {root} by path, --val_share 20%"]
+    val = start(root, "val", classes=train.classes, val_share=0.2)
+    assert lines == [] and 4 <= len(val) == many <= 16 and train.classes == val.classes == ("cat", "dog")
+    assert sorted(names(train) + names(val)) == sorted(
+        str(path.relative_to(root)) for path in root.glob("*/*")
+    )
+    numbers = {"cat": (16, 17, 20, 25, 6, 7), "dog": (13, 15, 4, 9)}
+    expected = [f"{name}/{number}.jpg" for name, each in numbers.items() for number in each]
+    assert names(val) == expected, "on every machine"
+
+    copy = shutil.copytree(root, tmp_path / "elsewhere" / "copy")
+    assert start(copy, val_share=0.2).fingerprint == train.fingerprint
+    assert start(copy, "val", val_share=0.2).fingerprint == val.fingerprint
+    write(copy, ape=40)
+    for name in ("cat/17.jpg", "dog/3.jpg"):
+        (copy / name).unlink()
+    (copy / "cat" / "6.jpg").rename(copy / "cat" / "6.jpeg")
+    found = [name for name in names(start(copy, "val", val_share=0.2)) if not name.startswith("ape/")]
+    assert found == ["cat/16.jpg", "cat/20.jpg", "cat/25.jpg", "cat/6.jpeg", *expected[5:]]
+    assert set(names(val)) < set(names(start(root, "val", val_share=0.5)))
+    assert start(root, val_share=0.5).fingerprint != train.fingerprint
+
+
+def test_a_split_by_path_of_few_images(tmp_path, start, lines):
+    """Each class keeps an image for training, and there is one for validation if there can be."""
+    root = write(tmp_path / "data", cat=3, dog=1)
+    for share in (1e-6, 0.999999):
+        train, val = (start(root, split, val_share=share) for split in ("train", "val"))
+        assert sorted(names(train) + names(val)) == ["cat/0.jpg", "cat/1.jpg", "cat/2.jpg", "dog/0.jpg"]
+        assert set(train.labels) == {0, 1} and len(val) == (1 if share < 0.5 else 2)
+    root = write(tmp_path / "single", cat=1, dog=1)
+    assert len(start(root)) == 2
+    assert lines == [
+        f"train=2 test=0 split of {root} by path, --val_share 10%: no image for validation, "
+        "for each class has one"
+    ]
+    with pytest.raises(BadInput, match="2 images in as many classes: none remains for validation"):
+        start(root, "val")
+
+
+def test_a_share_has_no_effect_on_folders_of_splits(data, start, lines):
+    fingerprint = start(data).fingerprint
+    assert start(data, val_share=0.5).fingerprint == fingerprint and start.read == [] and lines == []
+
+
+@pytest.mark.parametrize("text, value", [("10%", 0.1), ("0.1", 0.1), ("99.9%", 0.999), ("1e-3", 0.001)])
+def test_val_share(text, value):
+    assert image_folder.val_share(text) == value
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "1", "100%", "10", "-1%", "nan", "", "a tenth"])
+def test_no_val_share(text):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match=r"is not a share like 10% or 0\.1, above 0 and below 1"
+    ):
+        image_folder.val_share(text)
+
+
+def test_images_without_class_folders(tmp_path, start, lines):
+    write(tmp_path, data=3)
+    (tmp_path / "data" / "notes").mkdir()
+    (tmp_path / "data" / "notes" / "a.txt").touch()
+    index = start(tmp_path / "data", val_share=0)
+    assert index.classes == ("",) and names(index) == ["0.jpg", "1.jpg", "2.jpg"]
+    assert index.labels.tolist() == [0, 0, 0]
+
+
+def test_images_of_val_without_class_folders(data, start):
+    shutil.rmtree(data / "val")
+    write(data, val=2)
+    with pytest.raises(
+        BadInput, match=r"val: 2 images belong to no class folder, but .* 2 classes: cat, dog"
+    ):
+        start(data, "val", classes=("cat", "dog"))
+
+
+def test_other_files_are_counted(data, start, lines):
+    (data / "train" / "cat" / "readme.txt").touch()
+    (data / "train" / "cat" / ".hidden.jpg").touch()
+    (data / "train" / ".cache").mkdir()
+    (data / "train" / "loose.jpg").write_bytes(photo(1))
+    os.mkfifo(data / "train" / "dog" / "pipe.jpg")
+    assert len(start(data)) == 5
+    assert lines == [f"{data}/train: ignored 4 hidden or other files and 1 images outside class folders"]
+
+
+def test_links(data, tmp_path, start):
+    write(tmp_path / "elsewhere", zebra=2)
+    (data / "train" / "zebra").symlink_to(tmp_path / "elsewhere" / "zebra")
+    (data / "train" / "cat" / "9.jpg").symlink_to(tmp_path / "elsewhere" / "zebra" / "0.jpg")
+    (data / "train" / "dog" / "up").symlink_to(data / "train")
+    (data / "train" / "round").symlink_to(".")
+    (tmp_path / "elsewhere" / "zebra" / "back").symlink_to(data / "train" / "zebra")
+    index = start(data)
+    assert index.classes == ("cat", "dog", "zebra") and names(index)[3:] == [
+        "cat/9.jpg", "dog/0.jpg", "dog/1.jpg", "zebra/0.jpg", "zebra/1.jpg",
+    ]  # fmt: skip
+    (data / "train" / "cat" / "broken.jpg").symlink_to("nowhere")
+    with pytest.raises(BadInput, match=r"1 of 9 files are missing in .*train: cat/broken\.jpg"):
+        start(data)
+
+
+def test_names_of_any_bytes(data, start, lines):
+    for name in ("with space.jpg", "没有.jpg", os.fsdecode(b"latin\xe9.jpg"), "new\nline.jpg"):
+        (data / "train" / "cat" / name).write_bytes(photo(5))
+    index = start(data)
+    assert len(index) == 9 and all(os.path.isfile(index.path(id)) for id in range(9))
+    bad = data / "train" / "cat" / os.fsdecode(b"bad\xe9.jpg")
+    bad.touch()
+    (data / "train" / "cat" / "new\nline.jpg").write_bytes(b"")
+    assert start(data, max_bad=0.5).excluded[0] == (str(bad), "is empty (0 bytes)")
+    assert sorted(start.read) == sorted([os.path.relpath(bad, data), "train/cat/new\nline.jpg"])
+    assert lines[1].endswith(
+        "cat/bad\\udce9.jpg: is empty (0 bytes); " + f"{data}/train/cat/new line.jpg: is empty (0 bytes)"
+    )
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_list(data, start, numbers):
+    labels = ("0", "1") if numbers else ("cat", "dog")
+    (data / "train" / "cat" / "a b.jpg").write_bytes(photo(6))
+    for split, paths in {"train": ["dog/1.jpg", "cat/a b.jpg", "dog/0.jpg"], "val": ["dog/0.jpg"]}.items():
+        lines = [f"{split}/{path}  {labels[path.startswith('dog')]}" for path in paths]
+        (data / f"{split}.txt").write_text("\ufeff" + "\n".join(lines) + "\n\n", encoding="utf-8")
+    train = start(data)
+    assert names(train) == ["train/cat/a b.jpg", "train/dog/0.jpg", "train/dog/1.jpg"]
+    assert train.classes == labels and train.labels.tolist() == [0, 1, 1]
+    val = start(data, "val", classes=train.classes)
+    assert names(val) == ["val/dog/0.jpg"] and val.labels.tolist() == [1]
+
+
+def test_list_with_other_labels(data, start, lines):
+    (data / "train.txt").write_text("train/cat/0.jpg 1\ntrain/dog/0.jpg 0\n")
+    first = start(data)
+    (data / "train.txt").write_text("train/cat/0.jpg 0\ntrain/dog/0.jpg 1\n")
+    second = start(data)
+    assert lines == [f"{data}: the same files, labelled anew"] and start.read == []
+    assert second.labels.tolist() == [0, 1] and second.fingerprint != first.fingerprint
+
+
+def test_list_of_numbers_for_class_folders(data, start):
+    """As ImageNet's val.txt: relative to val/, labels by number."""
+    shutil.rmtree(data / "val")
+    write(data, val=3)
+    (data / "val.txt").write_text("2.jpg 1\n0.jpg 0\n")
+    val = start(data, "val", classes=start(data).classes)
+    assert [os.path.relpath(val.path(id), data) for id in range(2)] == ["val/0.jpg", "val/2.jpg"]
+    assert val.labels.tolist() == [0, 1] and val.classes == ("cat", "dog")
+
+
+def test_list_whose_class_names_look_like_numbers(data, start):
+    (data / "val.txt").write_text("val/cat/0.jpg 10\nval/dog/0.jpg 9\n")
+    assert start(data, "val", classes=("10", "9")).labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", r"val\.txt lists no image"),
+        (
+            "val/cat/0.jpg 0\n\nval/dog/0.jpg\n",
+            r"val\.txt, line 3: expected `path label`, found 'val/dog/0\.jpg'",
+        ),
+        ("val/cat/0.jpg 0\nval/dog/0.jpg 2\n", r"val\.txt: label 2 is not in 0\.\.1 \(2 classes\)"),
+        ("val/cat/0.jpg -1\n", r"val\.txt: label -1 is not in 0\.\.1"),
+        ("val/cat/0.jpg bird\n", r"val\.txt: 1 images belong to class 'bird'"),
+        ("val/cat/0.jpg cat\nval/cat/0.jpg dog\n", r"lists val/cat/0\.jpg twice, with labels cat and dog"),
+        (
+            "".join(f"val/cat/{number}.jpg cat\n" for number in range(20)),
+            r"19 of 20 files are missing in .*: val/cat/1\.jpg, val/cat/10\.jpg, .*18\.jpg$",
+        ),
+        (
+            "val/cat/0.jpg 0\n\0\1\2 3\n",
+            r"val\.txt, line 2: expected `path label`, found '\\x00\\x01\\x02 3'$",
+        ),
+        (f"val/cat/0.jpg {'1' * 5000}\n", r"val\.txt, line 1: expected `path label`, .*\(5014 characters\)$"),
+        (f"{'a/' * 5000}0.jpg 1\n", r"val\.txt, line 1: expected `path label`, .* characters\)$"),
+        ("/etc/0.jpg 0\n", r"val\.txt, line 1: /etc/0\.jpg is not below the folder of .*val\.txt"),
+        ("val/cat/0.jpg 0\nval/../../0.jpg 0\n", r"val\.txt, line 2: val/\.\./\.\./0\.jpg is not below"),
+        ("val/cat cat\nval/dog/0.jpg dog\n", r"1 of 2 files are missing in .*: val/cat$"),
+    ],
+)
+def test_lists_that_are_wrong(data, start, text, message):
+    (data / "val.txt").write_text(text)
+    with pytest.raises(BadInput, match=message):
+        start(data, "val", classes=("cat", "dog"))
+
+
+def test_list_of_numbers_from_1(data, start):
+    (data / "train.txt").write_text("train/cat/0.jpg 1\ntrain/dog/0.jpg 2\n")
+    with pytest.raises(BadInput, match=r"train\.txt: label 2 is not in 0\.\.1"):
+        start(data)
+
+
+def test_nothing_to_learn_from(tmp_path, data, start):
+    with pytest.raises(BadInput, match=r"data_url .*nowhere does not exist"):
+        start(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match=r"gs://bucket/data is a gs URL, not s3:// or obs://"):
+        load("gs://bucket/data", "train", str(tmp_path / "cache"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match=r"empty holds no image \(\.jpg \.jpeg"):
+        start(tmp_path / "empty")
+    (tmp_path / "texts" / "cat").mkdir(parents=True)
+    (tmp_path / "texts" / "cat" / "a.txt").touch()
+    with pytest.raises(BadInput, match=r"texts holds no image"):
+        start(tmp_path / "texts")
+    (data / "train" / "zebra").mkdir()
+    (data / "train" / "ape").mkdir()
+    with pytest.raises(BadInput, match=r"train: 2 class folders hold no image: ape, zebra"):
+        start(data)
+    (data / "val" / "zebra").mkdir()
+    assert len(start(data, "val", classes=("cat", "dog", "zebra"))) == 2, "a class may be missing in val"
+    shutil.rmtree(data / "val")
+    with pytest.raises(
+        BadInput, match=r"data has train, but no val/ or val\.txt or validation/ or .*test\.txt"
+    ):
+        start(data, "val")
+    (data / "train" / "zebra").rmdir()
+    (data / "train" / "ape").rmdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match=r"cannot write the index of .* to .*file/cache: Not a directory"):
+        load(str(data), "train", str(tmp_path / "file" / "cache"))
+    assert not (tmp_path / "cache" / "train").exists()
+
+
+def kept(cache) -> list[str]:
+    """What lies in a cache folder beside the lock."""
+    return sorted(name for name in os.listdir(cache) if not name.endswith(".lock"))
+
+
+def test_second_start_reads_nothing(data, start, lines):
+    first = start(data)
+    assert len(start.read) == 5
+    second = start(data)
+    assert start.read == [] and lines == []
+    assert (second.fingerprint, second.folder) == (first.fingerprint, first.folder)
+    assert kept(os.path.dirname(first.folder)) == [os.path.basename(first.folder)]
+
+
+def test_added_removed_changed(data, start, lines):
+    first = start(data)
+    (data / "train" / "cat" / "1.jpg").unlink()
+    (data / "train" / "cat" / "00.jpg").write_bytes(photo(8))
+    (data / "train" / "dog" / "5.jpg").write_bytes(photo(9))
+    (data / "train" / "dog" / "0.jpg").write_bytes(photo(19))
+    second = start(data)
+    assert lines == [f"{data}/train: 2 files added, 1 removed, 1 changed"]
+    assert sorted(start.read) == ["train/cat/00.jpg", "train/dog/0.jpg", "train/dog/5.jpg"]
+    assert second.widths.tolist() == [40, 48, 42, 59, 51, 49] and second.labels.tolist() == [0] * 3 + [1] * 3
+    assert names(first)[1] == "cat/1.jpg" and first.widths[1] == 41, "who has the old one open keeps it"
+    fresh = load(str(data), "train", str(data.parent / "another cache"))
+    assert fresh.fingerprint == second.fingerprint != first.fingerprint
+    for name in ("widths", "heights", "channels", "plain", "bytes", "crc32", "mtimes"):
+        assert np.array_equal(getattr(fresh, name), getattr(second, name))
+
+
+def test_a_change_of_the_same_size(data, start, lines):
+    first = start(data)
+    path = data / "train" / "dog" / "1.jpg"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    second = start(data)
+    assert lines == [f"{data}/train: 0 files added, 0 removed, 1 changed"]
+    assert start.read == ["train/dog/1.jpg"] and second.fingerprint != first.fingerprint
+    os.utime(path, ns=(0, 0))
+    assert start(data).fingerprint == second.fingerprint and start.read == ["train/dog/1.jpg"]
+
+
+def test_another_class(data, start, lines):
+    """No old file is read again, though the labels are others."""
+    start(data)
+    write(data / "train", ape=1)
+    index = start(data)
+    assert start.read == ["train/ape/0.jpg"] and index.labels.tolist() == [0, 1, 1, 1, 2, 2]
+    start(data, "val", classes=("cat", "dog"))
+    val = start(data, "val", classes=index.classes)
+    assert start.read == [] and val.labels.tolist() == [1, 2]
+    assert lines == [f"{data}/val: the same files, labelled anew"]
+
+
+def test_fingerprint_is_that_of_the_data(data, tmp_path, start):
+    first = start(data)
+    shutil.copytree(data, tmp_path / "copy", copy_function=shutil.copyfile)  # other mtimes
+    copy = start(tmp_path / "copy")
+    assert copy.fingerprint == first.fingerprint and copy.path(0).startswith(str(tmp_path / "copy"))
+    changes = [
+        lambda root: (root / "train" / "cat" / "0.jpg").rename(root / "train" / "cat" / "a.jpg"),
+        lambda root: (root / "train" / "cat" / "0.jpg").rename(root / "train" / "dog" / "9.jpg"),
+        lambda root: (root / "train" / "cat").rename(root / "train" / "bat"),
+        lambda root: (root / "train" / "cat" / "0.jpg").unlink(),
+        lambda root: (root / "train" / "cat" / "0.jpg").write_bytes(photo(0) + b"\0"),
+        lambda root: [  # two images change places
+            (root / "train" / "cat" / f"{number}.jpg").write_bytes(photo(1 - number)) for number in (0, 1)
+        ],
+    ]
+    fingerprints = {first.fingerprint}
+    for number, change in enumerate(changes):
+        root = tmp_path / str(number)
+        shutil.copytree(data, root)
+        change(root)
+        fingerprints.add(start(root).fingerprint)
+    assert len(fingerprints) == 1 + len(changes)
+
+
+def test_a_wrong_ending_is_a_warning(data, tmp_path, start, lines):
+    """The pixels, the fingerprint and the numbers are those of the rightly named files."""
+    for name, kind in (("cat/0", "PNG"), ("cat/2", "WEBP"), ("dog/1", "JPEG")):
+        (data / "train" / f"{name}.jpg").write_bytes(photo(7, kind))
+    (data / "train" / "dog" / "1.jpg").rename(data / "train" / "dog" / "1.png")
+    right = shutil.copytree(data, tmp_path / "right")
+    for name, ending in (("cat/0.jpg", "png"), ("cat/2.jpg", "webp"), ("dog/1.png", "jpeg")):
+        (right / "train" / name).rename(right / "train" / f"{name[:-4]}.{ending}")
+    expected = start(right)
+    assert lines == [] and not expected.misnamed.any()
+    for read in (5, 0):  # the second start reads nothing, and warns again
+        index = start(data)
+        (line,) = lines
+        assert line.startswith(f"warning: 3 of 5 images of {data}/train are not what their ending says: ")
+        assert f"{data}/train/cat/0.jpg is a PNG" in line and len(start.read) == read
+    assert index.fingerprint == expected.fingerprint and index.excluded == []
+    assert np.array_equal(index.plain, expected.plain) and np.array_equal(index.labels, expected.labels)
+
+
+def spoil(data):
+    (data / "train" / "cat" / "1.jpg").write_bytes(b"<html>404")
+    (data / "train" / "dog" / "1.jpg").write_bytes(photo(11)[:-50])
+
+
+def test_bad_images_are_refused(data, start):
+    spoil(data)
+    with pytest.raises(BadInput) as error:
+        start(data)
+    assert str(error.value) == (
+        f"2 of 5 images of {data}/train are bad: "
+        f"{data}/train/cat/1.jpg: is text, not an image (9 bytes): it starts with '<html>404'; "
+        f"{data}/train/dog/1.jpg: is cut or damaged ({len(photo(11)) - 50} bytes): Premature end of JPEG file"
+        ". --max_bad_images 100% would leave out up to 5"
+    )
+    with pytest.raises(BadInput, match=r"2 of 5"):
+        start(data, max_bad=0.39)
+    assert start.read == [], "a second look is not needed"
+
+
+def test_bad_images_are_left_out(data, start, lines):
+    spoil(data)
+    with pytest.raises(BadInput):
+        start(data)
+    index = start(data, max_bad=0.4)
+    assert names(index) == ["cat/0.jpg", "cat/2.jpg", "dog/0.jpg"] and index.labels.tolist() == [0, 0, 1]
+    assert [path for path, _ in index.excluded] == [
+        f"{data}/train/{name}" for name in ("cat/1.jpg", "dog/1.jpg")
+    ]
+    assert start.read == [] and len(lines) == 1
+    assert lines[0].startswith(f"left out 2 bad of 5 images of {data}/train: {data}/train/cat/1.jpg: is text")
+    (data / "train" / "cat" / "1.jpg").write_bytes(photo(1))  # one is mended, another one is spoilt
+    (data / "train" / "cat" / "2.jpg").write_bytes(b"")
+    index = start(data, max_bad=0.4)
+    assert lines[0] == f"{data}/train: 0 files added, 0 removed, 2 changed" and len(start.read) == 2
+    assert names(index) == ["cat/0.jpg", "cat/1.jpg", "dog/0.jpg"]
+    assert [reason.split()[1] for _, reason in index.excluded] == ["empty", "cut"]
+    for name in ("cat/2.jpg", "dog/1.jpg"):  # without them it is the same data
+        (data / "train" / name).unlink()
+    assert start(data).fingerprint == index.fingerprint
+    assert lines == [f"{data}/train: 0 files added, 2 removed, 0 changed"]
+
+
+def test_many_bad_images(tmp_path, start):
+    root = write(tmp_path / "data", cat=1, dog=0)
+    for number in range(30):
+        (root / "dog" / f"{number:02}.jpg").touch()
+    with pytest.raises(BadInput) as error:
+        start(root, val_share=0)
+    text = str(error.value)
+    assert text.startswith("30 of 31 images") and text.count("is empty") == 10 and "; and 20 more. " in text
+    (root / "cat" / "0.jpg").write_bytes(b"")
+    with pytest.raises(BadInput, match=r"all 31 images of .*data are bad"):
+        start(root, max_bad=1.0, val_share=0)
+
+
+def test_the_advice_names_a_share_that_is_enough(tmp_path, start):
+    root = write(tmp_path / "data", cat=200)
+    (root / "cat" / "7.jpg").write_bytes(b"")
+    with pytest.raises(BadInput, match=r"^1 of 200 .* --max_bad_images 1% would leave out up to 2$"):
+        start(root, val_share=0)
+    assert len(start(root, max_bad=fraction("1%"), val_share=0)) == 199
+
+
+def test_a_file_that_cannot_be_read_is_not_a_bad_image(data, start, monkeypatch):
+    """It is never left out, and the others are not read again when it can be read."""
+
+    def failing(path, *arguments, **options):
+        if str(path).endswith("cat/1.jpg"):
+            raise OSError(5, "Input/output error")
+        return open(path, *arguments, **options)
+
+    monkeypatch.setattr(image_folder, "open", failing, raising=False)
+    for _ in range(2):
+        with pytest.raises(
+            BadInput, match=r"1 of 5 files in .* cannot be read: cat/1\.jpg: Input/output error"
+        ):
+            start(data, max_bad=1.0)
+    monkeypatch.undo()
+    index = start(data)
+    assert len(index) == 5 and start.read == ["train/cat/1.jpg"]
+
+
+def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
+    path = data / "train" / "cat" / "1.jpg"
+    stat_files = listing.stat_files
+
+    def grow(base, paths):
+        listed = stat_files(base, paths)
+        path.write_bytes(photo(1) + b"more")
+        return listed
+
+    monkeypatch.setattr(listing, "stat_files", grow)
+    size = len(photo(1))
+    with pytest.raises(BadInput, match=rf"1\.jpg: {size} bytes when it was listed, {size + 4} when read$"):
+        start(data)
+    monkeypatch.undo()
+    assert start(data).bytes[1] == len(photo(1)) + 4
+
+
+def _damage_json(folder):
+    (folder / "index.json").write_text((folder / "index.json").read_text()[:-100])
+
+
+def _deep_json(folder):
+    (folder / "index.json").write_text("[" * 100_000)
+
+
+def _older_format(folder):
+    meta = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps(meta | {"format": 0}))
+
+
+def _cut_column(folder):
+    os.truncate(folder / "widths.npy", os.path.getsize(folder / "widths.npy") - 1)
+
+
+def _flip_bit(folder):
+    content = bytearray((folder / "heights.npy").read_bytes())
+    content[-1] ^= 64
+    (folder / "heights.npy").write_bytes(content)
+
+
+def _other_column(folder):
+    shutil.copy(folder / "widths.npy", folder / "labels.npy")
+
+
+def _no_column(folder):
+    (folder / "plain.npy").unlink()
+
+
+def _nothing(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_damage_json, _deep_json, _older_format, _cut_column, _flip_bit, _other_column, _no_column, _nothing],
+)
+def test_a_damaged_index_is_made_anew(data, start, lines, damage):
+    first = start(data)
+    fingerprint, folder = first.fingerprint, first.folder
+    damage(data.parent / "cache" / os.path.basename(folder))
+    if damage is not _flip_bit:
+        with pytest.raises(BadInput, match=r"the index .* is damaged or of another version"):
+            open_index(folder)
+    second = start(data)
+    assert second.fingerprint == fingerprint and len(start.read) == 5
+    assert len(lines) == 1 and "damaged" in lines[0] and lines[0].endswith(": scanning anew")
+    start(data)
+    assert start.read == [] and lines == []
+
+
+def test_pickle_is_its_folder(data, start):
+    index = start(data)
+    pickled = pickle.dumps(index)
+    assert len(pickled) < 500
+    assert names(pickle.loads(pickled)) == names(index)
+    (data / "train" / "cat" / "0.jpg").unlink()
+    start(data)
+    with pytest.raises(BadInput, match=rf"was {index.fingerprint} and is now .*: data changed"):
+        pickle.loads(pickled)
+
+
+SCAN = """
+import sys, time
+from datasets import image_folder, images, listing
+inspect = images.inspect
+def slow(content, path):
+    print(f"read {path}", flush=True)
+    time.sleep(float(sys.argv[3]))
+    return inspect(content, path)
+images.inspect = slow
+index = image_folder.load(sys.argv[1], "train", sys.argv[2])
+print("fingerprint", index.fingerprint, len(index), flush=True)
+"""
+
+
+def scanning(data, cache, seconds):
+    return subprocess.Popen(
+        [sys.executable, "-c", SCAN, str(data), str(cache), str(seconds)],
+        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_of_several_processes_one_scans(data, tmp_path, start):
+    processes = [scanning(data, tmp_path / "cache", 0.1) for _ in range(3)]
+    outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert sorted(len(output) for output in outputs) == [1, 1, 6], outputs
+    assert {output[-1] for output in outputs} == {f"fingerprint {start(data).fingerprint} 5"}
+    assert start.read == []
+
+
+def test_nothing_of_a_killed_scan_is_believed(data, tmp_path, start, monkeypatch):
+    process = scanning(data, tmp_path / "cache", 60)
+    assert process.stdout.readline().startswith("read ")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    index = start(data)
+    assert len(start.read) == 5 and names(index)[4] == "dog/1.jpg"
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("last", [1, 5, 10, "between the renames"])
+def test_killed_while_the_index_is_written(data, tmp_path, start, monkeypatch, last):
+    index = start(data)
+    (data / "train" / "dog" / "1.jpg").unlink()
+    flush, rename, done = image_folder._flush, os.rename, []
+
+    def until(function, *arguments):
+        function(*arguments)
+        done.append(function)
+        if len(done) == last or function is rename:
+            raise Killed
+
+    monkeypatch.setattr(image_folder, "_flush", functools.partial(until, flush))
+    monkeypatch.setattr(os, "rename", functools.partial(until, rename))
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process tidies nothing up
+    with pytest.raises(Killed):
+        start(data)
+    monkeypatch.undo()
+    cache = tmp_path / "cache"
+    assert len(kept(cache)) == 2, "what is left of the new index, and the old one"
+    if last != "between the renames":
+        assert len(open_index(index.folder)) == 5
+    assert len(start(data)) == 4 and kept(cache) == [os.path.basename(index.folder)]
+
+
+def _resident() -> int:
+    """Private memory of this process in bytes."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+
+OPEN = """
+import sys, time, json
+from datasets.image_folder import open_index
+from tests.datasets.test_image_folder import _resident
+before = _resident()
+start = time.perf_counter()
+index = open_index(sys.argv[1])
+seconds = time.perf_counter() - start
+ids = [0, 1, len(index) // 2, len(index) - 1]
+paths = [index.path(id) for id in ids]
+print(json.dumps([seconds, _resident() - before, len(index), paths, index.labels[ids].tolist()]))
+"""
+
+
+def test_ten_million_images(tmp_path):
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else tmp_path
+    count = 10_000_000 if shutil.disk_usage(memory).free > 3 << 30 else 100_000
+    cache = os.path.join(memory, f"index-{random.getrandbits(64):x}")
+    os.mkdir(cache)
+    try:
+        numbers = np.arange(count)
+        text = np.full((count, 17), ord("0"), dtype=np.uint8)  # c000/00000000.jpg
+        for place in range(8):
+            text[:, 12 - place] += (numbers // 10**place % 10).astype(np.uint8)
+        text[:, [0, 4]] = np.frombuffer(b"c/", np.uint8)
+        text[:, 13:] = np.frombuffer(b".jpg", np.uint8)
+        ones = np.ones(count, dtype=np.int64)
+        columns = dict.fromkeys(("widths", "heights", "channels", "plain", "bytes", "crc32", "mtimes"), ones)
+        columns |= {"labels": numbers % 1000, "names": text.reshape(-1), "offsets": np.arange(count + 1) * 17}
+        meta = {"root": "/data", "base": "/data/train", "split": "train", "stamp": "", "bad": []}
+        folder = os.path.join(cache, "train-0")
+        image_folder.write_index(folder, columns, classes=[str(label) for label in range(1000)], **meta)
+        output = subprocess.check_output([sys.executable, "-c", OPEN, folder], cwd=ROOT, env=environment())
+    finally:
+        shutil.rmtree(cache)
+    seconds, memory, length, paths, labels = json.loads(output)
+    assert length == count and seconds < 0.5, seconds
+    assert memory < 10 << 20, f"{memory / 2**20:.1f} MiB"
+    assert paths == [f"/data/train/c000/{id:08}.jpg" for id in (0, 1, count // 2, count - 1)]
+    assert labels == [0, 1, 0, 999]
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [("0", 0), ("1", 1), ("0.001", 0.001), ("0.1%", 0.001), ("0.7%", 0.007), ("100%", 1), ("1e-3", 0.001)],
+)
+def test_fraction(text, value):
+    assert fraction(text) == value and isinstance(fraction(text), float)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "%", "-0.1", "1.1", "101%", "nan", "inf", "-inf%", "a", "0.1%%", "1e999999"]
+)
+def test_no_fraction(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is not a share like 0\.1% or 0\.001, in 0\.\.1"):
+        fraction(text)

@@ -1,0 +1,378 @@
+"""Images as they are found in the wild, written by Pillow from real photographs; what is expected of them is
+what Pillow makes of them."""
+
+import io
+import struct
+import time
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_images
+
+from datasets.folders import images
+from datasets.folders.images import BadImage, Header, decode, inspect, normalised
+
+PHOTO = load_sample_images().images[0]  # uint8 [427, 640, 3]
+SMALL = Image.fromarray(PHOTO).resize((96, 64))
+GREY_16 = (np.asarray(SMALL.convert("L")).astype(np.uint16) << 8) + 77
+
+
+def encode(image, kind="JPEG", **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def pillow(content: bytes) -> np.ndarray:
+    """The reference: open, turn, convert."""
+    with Image.open(io.BytesIO(content)) as image:
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def exif(orientation) -> Image.Exif:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
+
+
+PNG = encode(SMALL, "PNG")
+JPEG = encode(Image.fromarray(PHOTO), quality=55)
+PALETTE = SMALL.convert("P", palette=Image.Palette.ADAPTIVE)
+ALPHA = SMALL.convert("RGBA")
+ALPHA.putalpha(Image.linear_gradient("L").resize(SMALL.size))
+
+# name: (content, file name, channels, plain)
+GOOD = {
+    "photograph": (JPEG, "a.jpg", 3, True),
+    "4:4:4": (encode(SMALL, subsampling=0), "a.JPEG", 3, True),
+    "progressive": (encode(SMALL, progressive=True), "a.jpeg", 3, True),
+    "grey JPEG": (encode(SMALL.convert("L")), "a.jpg", 1, True),
+    "RGB JPEG": (encode(SMALL, keep_rgb=True), "a.jpg", 3, True),
+    "with Exif": (encode(SMALL, exif=exif(1)), "a.jpg", 3, True),
+    "restart markers": (encode(SMALL, restart_marker_rows=1), "a.jpg", 3, True),
+    "colour profile": (encode(SMALL, icc_profile=bytes(200_000)), "a.jpg", 3, True),
+    "bytes after the end": (JPEG + b"a camera's own notes", "a.jpg", 3, True),
+    "zeros after the end": (JPEG + bytes(4096), "a.jpg", 3, True),
+    "fill bytes": (JPEG[:2] + b"\xff\xff" + JPEG[2:], "a.jpg", 3, True),
+    "CMYK": (encode(SMALL.convert("CMYK")), "a.jpg", 4, False),
+    "PNG": (PNG, "a.png", 3, True),
+    "PNG with text": (PNG[:33] + chunk(b"tEXt", b"a\0hello") + PNG[33:], "a.png", 3, True),
+    "bytes after a PNG": (PNG + b"notes", "a.png", 3, True),
+    "grey PNG": (encode(SMALL.convert("L"), "PNG"), "a.png", 1, True),
+    "palette": (encode(PALETTE, "PNG"), "a.png", 1, False),
+    "palette with alpha": (encode(PALETTE, "PNG", transparency=bytes(range(200))), "a.png", 1, False),
+    "RGBA": (encode(ALPHA, "PNG"), "a.png", 4, False),
+    "grey with alpha": (encode(ALPHA.convert("LA"), "PNG"), "a.png", 2, False),
+    "RGB with a transparent colour": (encode(SMALL, "PNG", transparency=(0, 0, 0)), "a.png", 3, False),
+    "1 bit": (encode(SMALL.convert("1"), "PNG"), "a.png", 1, False),
+    "BMP": (encode(SMALL, "BMP"), "a.bmp", 3, False),
+    "PPM": (encode(SMALL, "PPM"), "a.ppm", 3, False),
+    "PGM": (encode(SMALL.convert("L"), "PPM"), "a.PGM", 1, False),
+    "TIFF": (encode(SMALL, "TIFF"), "a.tif", 3, False),
+    "compressed TIFF": (encode(SMALL, "TIFF", compression="tiff_lzw"), "a.tiff", 3, False),
+    "WebP": (encode(SMALL, "WEBP", lossless=True), "a.webp", 3, False),
+    "WebP with alpha": (encode(ALPHA, "WEBP", lossless=True), "a.webp", 4, False),
+    "GIF in a list": (encode(PALETTE, "GIF"), "a.gif", 1, False),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.filterwarnings("error")
+def test_good(name):
+    content, file, channels, plain = GOOD[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the reference
+        expected = pillow(content)
+    height, width, _ = expected.shape
+    assert inspect(content, f"folder.png/{file}") == Header(width, height, channels, 1, plain)
+    for found in (decode(content), decode(content, plain), decode(normalised(content), True)):
+        assert found.dtype == np.uint8 and found.flags.c_contiguous and found.shape == expected.shape
+        assert np.array_equal(found, expected)
+    assert inspect(normalised(content), "a.png") == Header(width, height, 3, 1, True)
+
+
+@pytest.mark.parametrize(
+    "name", ["photograph", "CMYK", "PNG", "palette", "BMP", "TIFF", "WebP", "GIF in a list"]
+)
+def test_a_wrong_ending_is_recorded_and_changes_nothing_else(name):
+    content, file, _, _ = GOOD[name]
+    kind = Image.open(io.BytesIO(content)).format
+    for wrong in ("a.JPEG", "a.png", "a.bmp"):
+        expected = inspect(content, file)
+        if (kind, wrong) not in (("JPEG", "a.JPEG"), ("PNG", "a.png"), ("BMP", "a.bmp")):
+            expected = expected._replace(misnamed=kind)
+        assert inspect(content, wrong) == expected
+    cut = content[: len(content) // 2]
+    with pytest.raises(BadImage):
+        inspect(cut, "a.JPEG" if kind != "JPEG" else "a.png")
+
+
+def test_cmyk_is_not_inverted():
+    photo = SMALL.convert("CMYK")
+    difference = decode(encode(photo, quality=95)).astype(int) - np.asarray(photo.convert("RGB"))
+    assert np.abs(difference).mean() < 3
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_orientation(kind, orientation):
+    content = encode(SMALL, kind, exif=exif(orientation))
+    expected = pillow(content)
+    header = inspect(content, f"a.{kind.lower()}")
+    width, height = (96, 64) if orientation < 5 else (64, 96)
+    assert (header.width, header.height) == (width, height)
+    assert header.orientation == (1 if kind == "TIFF" else orientation)  # Pillow has turned a TIFF
+    assert header.plain == (orientation == 1 and kind in ("JPEG", "PNG"))
+    assert np.array_equal(decode(content, header.plain), expected)
+    assert np.array_equal(decode(normalised(content)), expected)
+    if orientation > 1 and kind == "PNG":
+        assert not np.array_equal(expected[:64, :64], np.asarray(SMALL)[:64, :64])
+
+
+@pytest.mark.parametrize("orientation", [0, 9])
+def test_orientation_that_is_none(orientation):
+    content = encode(SMALL, exif=exif(orientation))
+    assert inspect(content, "a.jpg") == Header(96, 64, 3, 1, True)
+    assert np.array_equal(decode(content), decode(encode(SMALL)))
+
+
+def test_orientation_of_xmp():
+    packet = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    content = encode(SMALL, xmp=packet)
+    assert inspect(content, "a.jpg") == Header(64, 96, 3, 6, False)
+    assert np.array_equal(decode(content), pillow(content))
+
+
+def test_exif_that_other_segments_follow():
+    content = encode(SMALL, exif=exif(6), xmp=b"<x:xmpmeta/>")
+    assert inspect(content, "a.jpg") == Header(64, 96, 3, 6, False)
+
+
+def test_exif_as_text_in_a_png():
+    text = f"\nexif\n{len(exif(6).tobytes()):8}\n{exif(6).tobytes().hex()}\n".encode()
+    content = PNG[:33] + chunk(b"tEXt", b"Raw profile type exif\0" + text) + PNG[33:]
+    assert inspect(content, "a.png") == Header(64, 96, 3, 6, False)
+    assert np.array_equal(decode(content), pillow(content))
+
+
+def test_damaged_exif_is_no_reason_to_refuse():
+    content = encode(SMALL, exif=exif(6))
+    place = content.index(b"Exif\0\0") + 6
+    content = content[:place] + b"garbage!" + content[place + 8 :]
+    assert inspect(content, "a.jpg") == Header(96, 64, 3, 1, True)
+    assert np.array_equal(decode(content), decode(encode(SMALL)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        encode(Image.fromarray(GREY_16), "PNG"),
+        encode(Image.fromarray(GREY_16), "TIFF"),
+        encode(Image.frombytes("I;16B", SMALL.size, GREY_16.astype(">u2").tobytes()), "TIFF"),
+        b"P5\n96 64\n65535\n" + GREY_16.astype(">u2").tobytes(),
+    ],
+    ids=["PNG", "TIFF", "big-endian TIFF", "PGM"],
+)
+def test_16_bit_grey_loses_the_lower_bits(content):
+    header = inspect(content, "a")
+    assert header == Header(96, 64, 1, 1, False)
+    expected = np.repeat(np.asarray(SMALL.convert("L"))[:, :, None], 3, axis=2)
+    assert np.array_equal(decode(content), expected)
+    assert np.array_equal(decode(normalised(content)), expected)
+
+
+def test_decode_into_a_buffer():
+    scratch = np.zeros(PHOTO.size + 5, dtype=np.uint8)
+    found = decode(JPEG, True, scratch)
+    assert np.shares_memory(found, scratch) and np.array_equal(found, pillow(JPEG))
+    assert np.array_equal(scratch[: PHOTO.size], found.reshape(-1)) and not scratch[PHOTO.size :].any()
+    for out in (scratch[: PHOTO.size], scratch[: PHOTO.size - 1]):  # exactly large enough, and too small
+        found = decode(JPEG, True, out)
+        assert np.shares_memory(found, out) == (len(out) == PHOTO.size)
+        assert np.array_equal(found, pillow(JPEG))
+    assert np.array_equal(decode(PNG, True, scratch), np.asarray(SMALL)), "not a JPEG: the buffer is not used"
+
+
+def test_threads_decode_the_same():
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: decode(JPEG, True, np.empty(PHOTO.size, np.uint8)), range(16)))
+    assert all(np.array_equal(each, pillow(JPEG)) for each in found)
+
+
+def damaged_in_the_middle() -> bytes:
+    middle = len(JPEG) // 2
+    return JPEG[:middle] + bytes(600) + JPEG[middle + 600 :]
+
+
+def test_damage_that_libjpeg_repairs_does_not_end_a_run():
+    content = damaged_in_the_middle()
+    with pytest.raises(ValueError):
+        images.simplejpeg.decode_jpeg(content)
+    assert inspect(content, "a.jpg").plain, "only its ends are looked at"
+    assert np.array_equal(decode(content, plain=True), pillow(content))
+
+
+def unusual_subsampling() -> bytes:
+    """Two luma lines for each chroma line in a way that turbojpeg has no name for."""
+    content = bytearray(encode(SMALL, subsampling=0))
+    frame = content.index(b"\xff\xc0")
+    content[frame + 11] = content[frame + 14] = content[frame + 17] = 0x12
+    return bytes(content)
+
+
+def test_what_simplejpeg_cannot_name_goes_through_pillow():
+    content = unusual_subsampling()
+    assert inspect(content, "a.jpg")[:3] == (96, 64, 3)
+    assert np.array_equal(decode(content), pillow(content))
+    assert np.array_equal(decode(content, plain=True), pillow(content))
+
+
+def bare_png(width: int, height: int) -> bytes:
+    """A PNG of any size that takes no memory: its pixels are missing."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+
+
+def resized_jpeg(width: int, height: int) -> bytes:
+    frame = JPEG.index(b"\xff\xc0") + 5
+    return JPEG[:frame] + struct.pack(">HH", height, width) + JPEG[frame + 4 :]
+
+
+def twelve_bits() -> bytes:
+    frame = JPEG.index(b"\xff\xc0") + 4
+    return JPEG[:frame] + b"\x0c" + JPEG[frame + 1 :]
+
+
+EXIF = encode(SMALL, exif=exif(6))
+HALF = len(JPEG) // 2
+PROGRESSIVE = encode(Image.fromarray(PHOTO), progressive=True)
+BROKEN = {
+    "empty": (b"", "a.jpg", r"is empty \(0 bytes\)"),
+    "html": (
+        b"<!DOCTYPE html>\n<html><head><title>404 Not Found",
+        "a.jpg",
+        r"is text, not an image \(48 bytes\): it starts with '<!DOCTYPE html>\\n<html>",
+    ),
+    "Git LFS": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a",
+        "a.png",
+        r"it starts with 'version https://git-lfs",
+    ),
+    "utf-8": ("\ufeff<p>没有找到</p>".encode(), "a.jpg", r"is text, .* '<p>没有找到</p>'"),
+    "zeros": (bytes(1000), "a.jpg", r"nothing but zeros \(1000 bytes\)"),
+    "unknown": (
+        b"\x01\x02\x03\xff" * 9,
+        "a.jpg",
+        r"is no known kind of image \(36 bytes\): it starts with 01 02 03 ff",
+    ),
+    "cut to its mark": (JPEG[:3], "a.jpg", r"is not a whole JPEG \(3 bytes\)"),
+    "cut in the header": (JPEG[:300], "a.jpg", r"is not a whole JPEG \(300 bytes\)"),
+    "cut in half": (JPEG[:HALF], "a.jpg", rf"is cut or damaged \({HALF} bytes\): Premature end"),
+    "cut by one byte": (JPEG[:-1], "a.jpg", rf"is cut or damaged \({len(JPEG) - 1} bytes\): Premature end"),
+    "zero-tailed": (
+        JPEG[:HALF] + bytes(5000),
+        "a.jpg",
+        rf"is cut or damaged \({HALF + 5000} bytes, the last 500\d of them zeros\)",
+    ),
+    "zero-tailed progressive": (
+        PROGRESSIVE[: len(PROGRESSIVE) * 3 // 4] + bytes(9000),
+        "a.jpg",
+        r"is cut or damaged",
+    ),
+    "cut CMYK": (encode(SMALL.convert("CMYK"))[:-200], "a.jpg", r"is not a whole JPEG .* truncated"),
+    "12 bits": (twelve_bits(), "a.jpg", r"is not a whole JPEG"),
+    "PNG cut to its mark": (PNG[:8], "a.png", r"a PNG without its header chunk"),
+    "PNG cut in its header": (PNG[:30], "a.png", r"a PNG without its header chunk"),
+    "PNG cut in half": (
+        PNG[: len(PNG) // 2],
+        "a.png",
+        rf"cut or damaged \({len(PNG) // 2} bytes\): a PNG without its end",
+    ),
+    "PNG without end": (PNG[:-12], "a.png", r"without its end"),
+    "PNG cut by one byte": (PNG[:-1], "a.png", r"without its end"),
+    "zero-tailed PNG": (PNG[:-500] + bytes(500), "a.png", r"the last 50\d of them zeros"),
+    "cut WebP": (encode(SMALL, "WEBP")[:500], "a.webp", r"is not a whole WEBP"),
+    "cut TIFF": (encode(SMALL, "TIFF")[:-3000], "a.tif", r"is not a whole TIFF"),
+    "cut BMP": (encode(SMALL, "BMP")[:-1], "a.bmp", r"is not a whole BMP"),
+    "cut PPM": (encode(SMALL, "PPM")[:-1], "a.ppm", r"is not a whole PPM"),
+    "bomb": (bare_png(20_000, 20_000), "a.png", r"has 400\.0 megapixels \(20000x20000\), more than 179\.0"),
+    "JPEG bomb": (resized_jpeg(60_000, 50_000), "a.jpg", r"has 3000\.0 megapixels \(60000x50000\)"),
+    "PPM bomb": (b"P6\n20000 20000\n255\n", "a.ppm", r"has more than 179\.0 megapixels: .*400000000 pixels"),
+    "Exif in a file that only Pillow refuses": (
+        EXIF[:2] + b"\xff\xe0\0\7JFIF\0" + EXIF[2:],
+        "a.jpg",
+        r"is not a whole JPEG",
+    ),
+    "PNG with a flipped bit": (
+        PNG[:900] + bytes([PNG[900] ^ 1]) + PNG[901:],
+        "a.png",
+        r"the PNG chunk at byte \d+ has another CRC",
+    ),
+    "PNG of no pixels": (bare_png(0, 5), "a.png", r"a PNG of 0x5 pixels"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken(name):
+    content, file, reason = BROKEN[name]
+    start = time.process_time()
+    with pytest.raises(BadImage, match=reason) as error:
+        inspect(content, file)
+    assert time.process_time() - start < 1, "a bomb is refused before it is decoded"
+    assert "0x7f" not in str(error.value) and "\n" not in str(error.value)
+    # Pillow does without the end of a PNG, and libjpeg is no judge of Exif.
+    if not name.startswith(("PNG", "zero-tailed PNG", "Exif")):
+        for plain in (False, True):
+            with pytest.raises(BadImage):
+                decode(content, plain)
+
+
+@pytest.mark.parametrize("name", ["photograph", "progressive", "CMYK", "PNG", "palette", "TIFF", "WebP"])
+@pytest.mark.filterwarnings("ignore")
+def test_whatever_the_bytes(name):
+    """Cut anywhere and changed anywhere: it is judged, and nothing but BadImage comes out."""
+    content, file, _, _ = GOOD[name]
+    content = encode(SMALL, quality=90) if name == "photograph" else content
+    generator = np.random.default_rng(0)
+    variants = [content[:cut] for cut in range(0, len(content), 97)]
+    for _ in range(200):
+        changed = np.frombuffer(content, dtype=np.uint8).copy()
+        places = generator.integers(0, min(len(content), generator.choice([64, 1024, len(content)])), 8)
+        changed[places] = generator.integers(0, 256, 8)
+        variants.append(changed.tobytes())
+    good = 0
+    for each in variants:
+        outcomes = []
+        for judge in (lambda data: inspect(data, file), decode, lambda data: decode(data, True)):
+            try:
+                outcomes.append(type(judge(each)))
+            except BadImage as error:
+                assert str(error)
+                outcomes.append(BadImage)
+        assert outcomes[0] in (Header, BadImage) and set(outcomes[1:]) <= {np.ndarray, BadImage}
+        # Of a JPEG only the ends were looked at; of the others, what is taken can also be decoded.
+        assert outcomes[0] is BadImage or outcomes[1] is np.ndarray or "jpg" in file or "jpeg" in file
+        good += outcomes[0] is Header
+    assert good < len(variants) and (good or "png" in file), "no byte of a PNG can change unnoticed"
+    for cut in range(0, len(content), 97):
+        with pytest.raises(BadImage):
+            inspect(content[:cut], file)
+
+
+def test_it_is_quick():
+    """Millions of files: the time of one must not be that of decoding it (about 1 ms here)."""
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        for _ in range(200):
+            inspect(JPEG, "photograph.jpg")
+        times.append((time.process_time() - start) / 200)
+    assert min(times) < 100e-6, f"{min(times) * 1e6:.0f} us for {len(JPEG)} bytes"

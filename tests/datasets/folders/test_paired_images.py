@@ -1,0 +1,360 @@
+"""Pairs of images: matched by name, through the same window, each once an epoch, from both engines."""
+
+import argparse
+import os
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from common.exits import BadInput
+from datasets import loaders
+from datasets.folders import images, paired_images, random_pairs
+from datasets.loaders.engines.paired import PairedThreads, PairLoader
+from datasets.loaders.engines.paired_dali import PairedDali
+from datasets.sampling.receipt import Receipt
+from datasets.sampling.sampler import WholeOrder
+
+CPU = torch.device("cpu")
+MISSING = loaders.backends(CPU)["dali"]
+DALI = pytest.param(PairedDali, marks=pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}"))
+ENGINES = [PairedThreads, DALI]
+COUNT, BATCH, CROP = 19, 6, 32  # the last batch holds one pair: some processes get nothing of it
+SIZES = [(60, 48), (48, 60), (33, 200), (32, 32)]
+
+
+def save(path: Path, pixels, **options) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(pixels)).save(path, **options)
+
+
+def coordinates(number: int, side: int, width: int, height: int) -> np.ndarray:
+    """Every pixel says where it is, and in which image: [x, y, 2 * pair + side]."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x, y, np.full_like(x, 2 * number + side)], axis=2).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Pairs whose pixels are coordinates, PNG on one side and BMP on the other."""
+    root = tmp_path_factory.mktemp("pairs")
+    for number in range(COUNT):
+        for side, name in enumerate(("blurry", "sharp")):
+            path = root / "train" / name / f"sub_{number % 3}" / f"{number:02}.{('png', 'bmp')[side]}"
+            save(path, coordinates(number, side, *SIZES[number % len(SIZES)]))
+    return root
+
+
+@pytest.fixture(scope="module")
+def pairs(folder, tmp_path_factory):
+    return paired_images.load(str(folder), "train", str(tmp_path_factory.mktemp("cache")))
+
+
+def plan_of(pairs, rank=0, world_size=1, batch=BATCH, crop=CROP, training=True):
+    order = WholeOrder(len(pairs), batch, 7, rank, world_size, shuffle=training)
+    return paired_images.PairPlan(pairs, order, crop, augment=training)
+
+
+def loader_of(pairs, engine, *place, **options):
+    plan = plan_of(pairs, *place, **options)
+    return PairLoader(engine(pairs, 2, CPU), plan, CPU)
+
+
+def levels(images: torch.Tensor) -> np.ndarray:
+    """What was 0..255: int [n, height, width, 3]."""
+    assert images.dtype == torch.float32 and images.shape[1] == 3
+    if len(images):
+        assert images.min() >= -1 and images.max() <= 1
+    found = (images + 1) * 127.5
+    assert (found - found.round()).abs().max() < 1e-3 if len(images) else True
+    return found.round().permute(0, 2, 3, 1).numpy().astype(int)
+
+
+def epoch_of(loader, epoch=1, steps=None):
+    """([(blurry, sharp)] as levels(), and the receipt's sums)."""
+    loader.set_epoch(epoch)
+    batches = []
+    for blurry, sharp in loader:
+        batches.append((levels(blurry), levels(sharp)))
+        if len(batches) == steps:
+            break
+    return batches, loader.receipt.take()
+
+
+def planned(pairs, epoch=1):
+    """The receipt's sums of an epoch, from the plan alone."""
+    plan, receipt = plan_of(pairs), Receipt()
+    plan.set_epoch(epoch)
+    for batch in plan:
+        receipt.add(batch.ids, batch.labels, batch.crops)
+    return receipt.take()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_pair_once_and_one_window_for_both(engine, world_size, pairs):
+    windows = []
+    for epoch in (1, 2):
+        seen, total = [], torch.zeros(4, 3, dtype=torch.int64)
+        for rank in range(world_size):
+            with loader_of(pairs, engine, rank, world_size) as loader:
+                batches, sums = epoch_of(loader, epoch)
+                assert len(batches) == len(loader) == 4
+                plan = list(loader.plan)
+            total += sums
+            for (blurry, sharp), batch in zip(batches, plan, strict=True):
+                assert blurry.shape == sharp.shape == (len(batch.ids) // 2, CROP, CROP, 3)
+                for row, (left, right) in enumerate(zip(blurry, sharp, strict=True)):
+                    number = left[0, 0, 2] // 2
+                    assert (left[..., 2] == 2 * number).all() and (right[..., 2] == 2 * number + 1).all()
+                    assert np.array_equal(left[..., :2], right[..., :2]), "another window"
+                    top, start, height, width, flip = (int(column[row]) for column in batch.crops)
+                    expected = coordinates(0, 0, 256, 256)[top : top + height, start : start + width, :2]
+                    expected = expected[:: -1 if flip & 2 else 1, :: -1 if flip & 1 else 1]
+                    assert np.array_equal(left[..., :2], expected)
+                    assert f"{number:02}." in pairs.path(batch.ids[row])
+                    seen.append((number, top, start, flip))
+        assert sorted(number for number, *_ in seen) == list(range(COUNT))
+        assert torch.equal(total, planned(pairs, epoch)), "the receipt at any world size"
+        windows.append(seen)
+    assert windows[0] != windows[1] and {flip for *_, flip in windows[0]} == {0, 1, 2, 3}
+    assert [each[0] for each in windows[0]] != [each[0] for each in windows[1]], "shuffled anew"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_random_parts_pairs_come_in_order_from_the_middle(engine, pairs):
+    with loader_of(pairs, engine, training=False) as loader:
+        batches, sums = epoch_of(loader)
+        assert torch.equal(epoch_of(loader, 2)[1], sums), "every epoch is the same"
+    rows = [image for blurry, _ in batches for image in blurry]
+    names = [int(Path(pairs.path(id)).stem) for id in range(COUNT)]
+    assert [image[0, 0, 2] // 2 for image in rows] == names
+    for image, number in zip(rows, names, strict=True):
+        width, height = SIZES[number % len(SIZES)]
+        assert image[0, 0, :2].tolist() == [(width - CROP) // 2, (height - CROP) // 2]
+        assert np.array_equal(image[-1, -1, :2] - image[0, 0, :2], [CROP - 1, CROP - 1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_resized_images_are_those_of_pillow(engine, tmp_path):
+    """Resized whole to --resize rows and then cut: below 2 / 255 (mean) and above 30 dB, both the same."""
+    photographs = load_sample_images().images
+    for number in range(6):
+        picture = photographs[number % 2][: 300 + 10 * number, : 500 - 31 * number]
+        save(tmp_path / "train" / "img" / f"{number}.jpg", picture, quality=95)
+        save(tmp_path / "train" / "gt" / f"{number}.png", picture)
+    pairs = paired_images.load(str(tmp_path), "train", str(tmp_path / "cache"), rows=131)
+    with loader_of(pairs, engine, crop=96) as loader:
+        ((blurry, sharp),), _ = epoch_of(loader)
+        (batch,) = loader.plan
+    for row, found in enumerate((*blurry, *sharp)):
+        whole = Image.open(pairs.path(batch.ids[row])).convert("RGB")
+        shape = round(whole.width * 131 / whole.height), 131
+        top, left, height, width, flip = (int(column[row]) for column in batch.crops)
+        expected = np.asarray(whole.resize(shape, Image.Resampling.BILINEAR)).astype(int)
+        expected = expected[top : top + height, left : left + width]
+        expected = expected[:: -1 if flip & 2 else 1, :: -1 if flip & 1 else 1]
+        difference = np.abs(found - expected)
+        assert difference.mean() < 2 and 10 * np.log10(255**2 / (difference**2).mean()) > 30
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_images_of_odd_kinds_are_those_of_one_decoder(engine, tmp_path):
+    """Grey, 16 bits, a palette, transparency, turned by its Exif orientation: exactly the same pixels."""
+    photograph = Image.fromarray(load_sample_images().images[0][:150, :200])
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    deep = (np.asarray(photograph.convert("L")).astype(np.uint16) << 8) + 77
+    kinds = {
+        "grey.jpg": (photograph.convert("L"), {}),
+        "deep.png": (Image.fromarray(deep), {}),
+        "palette.png": (photograph.convert("P"), {}),
+        "clear.png": (photograph.convert("RGBA"), {}),
+        "cmyk.jpg": (photograph.convert("CMYK"), {}),
+        "progressive.jpg": (photograph, {"progressive": True}),
+    }
+    for name, (image, options) in kinds.items():
+        for side in ("blurry", "sharp"):
+            path = tmp_path / "test" / side / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path, **options)
+    photograph.rotate(90, expand=True).save(tmp_path / "test" / "sharp" / "turned.png")
+    photograph.save(tmp_path / "test" / "blurry" / "turned.jpg", exif=turned)
+    pairs = paired_images.load(str(tmp_path), "test", str(tmp_path / "cache"))
+    with loader_of(pairs, engine, batch=12, crop=150, training=False) as loader:
+        ((blurry, sharp),), _ = epoch_of(loader)
+        (batch,) = loader.plan
+    for row, found in enumerate((*blurry, *sharp)):
+        whole = images.decode(Path(pairs.path(batch.ids[row])).read_bytes())
+        top, left = batch.crops.top[row], batch.crops.left[row]
+        assert np.array_equal(found, whole[top : top + 150, left : left + 150]), pairs.path(batch.ids[row])
+
+
+def test_partners_have_the_same_name_not_the_same_place(tmp_path):
+    """Sorted by their files' names, these would be paired wrongly."""
+    for number, name in enumerate(("x", "x.q")):
+        save(tmp_path / "train" / "img" / "a" / f"{name}.png", coordinates(number, 0, 32, 32))
+    for number, name in enumerate(("x.webp", "x.q.bmp")):
+        save(tmp_path / "train" / "gt" / "a" / name, coordinates(number, 1, 32, 32), lossless=True)
+    assert sorted(os.listdir(tmp_path / "train" / "gt" / "a")) == ["x.q.bmp", "x.webp"]
+    pairs = paired_images.load(str(tmp_path), "train", str(tmp_path / "cache"))
+    found = [(os.path.basename(pairs.path(pair)), os.path.basename(pairs.path(pair + 2))) for pair in (0, 1)]
+    assert found == [("x.png", "x.webp"), ("x.q.png", "x.q.bmp")]
+
+
+# what is refused
+
+
+def small(*names, width=40, height=36):
+    """Makes images in <root>/train; a name without an ending is that of an empty folder."""
+
+    def make(root):
+        for name in names:
+            if "." in name:
+                save(root / "train" / name, np.zeros((height, width, 3), np.uint8))
+            else:
+                (root / "train" / name).mkdir(parents=True)
+
+    return make
+
+
+def uneven(root):
+    small("img/a/1.png")(root)
+    small("gt/a/1.png", width=39)(root)
+
+
+def broken(root):
+    small("img/a/1.png", "gt/a")(root)
+    (root / "train" / "gt" / "a" / "1.png").write_bytes(b"")
+
+
+EXPECTED = "expected blurry/ and sharp/ or img/ and gt/"
+BAD = {
+    "no split": (lambda root: None, "ROOT has no folder train/"),
+    "no sides": (small("a/1.png"), f"ROOT/train has none of these folders: {EXPECTED}"),
+    "one side": (small("blurry/a/1.png"), f"ROOT/train has blurry/: {EXPECTED}"),
+    "mixed spellings": (small("blurry/1.png", "gt/1.png"), f"ROOT/train has blurry/ and gt/: {EXPECTED}"),
+    "empty folder": (small("blurry", "sharp/a/1.png"), "ROOT/train/blurry holds no image (.jpg .jpeg"),
+    "one-sided pairs": (
+        small("img/a/1.png", "img/a/2.png", "gt/a/1.png", "gt/b/3.jpg"),
+        "2 of 4 images of ROOT/train have no partner: "
+        "img/a/2.png has no gt/a/2.*; gt/b/3.jpg has no img/b/3.*",
+    ),
+    "the same name twice": (
+        small("img/1.png", "img/1.bmp", "gt/1.png"),
+        "ROOT/train: img/1.bmp and img/1.png have the same name",
+    ),
+    "another size": (
+        uneven,
+        "1 of 1 pairs of ROOT/train differ in size: img/a/1.png (40x36 pixels) and gt/a/1.png (39x36 pixels)",
+    ),
+    "a bad image": (
+        broken,
+        "1 of 2 images of ROOT/train are bad: ROOT/train/gt/a/1.png: is empty (0 bytes)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_set_of_pairs_is_named(case, tmp_path):
+    make, message = BAD[case]
+    make(tmp_path)
+    with pytest.raises(BadInput, match=re.escape(message.replace("ROOT", str(tmp_path)))):
+        paired_images.load(str(tmp_path), "train", str(tmp_path / "cache"))
+
+
+def test_a_crop_that_does_not_fit_is_named(pairs, folder, tmp_path):
+    with pytest.raises(BadInput, match=r"8 of 38 images are smaller than --crop 33: \S+ has 32x32 pixels; "):
+        plan_of(pairs, crop=33)
+    resized = paired_images.load(str(folder), "train", str(tmp_path), rows=24)
+    assert resized.shape(int(resized.widths.argmin())) == "4x24 pixels, resized from 33x200 pixels"
+    expected = "38 of 38 .* has 30x24 pixels, resized from 60x48 pixels; .*; and 28 more"
+    with pytest.raises(BadInput, match=expected):
+        plan_of(resized, crop=25)
+
+
+def test_rows_are_a_number_or_none():
+    assert [paired_images.rows(text) for text in ("0", "none", "None", "480")] == [0, 0, 0, 480]
+    for text in ("-3", "1.5", "", "all"):
+        with pytest.raises(
+            argparse.ArgumentTypeError, match=f"'{text}' is neither a number of rows nor none"
+        ):
+            paired_images.rows(text)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_image_that_went_bad_is_named_and_the_next_epoch_is_whole(engine, folder, tmp_path):
+    """After it was scanned, in the middle of an epoch: other bytes of the same length, and then fewer."""
+    for side in ("blurry", "sharp"):
+        for number in range(COUNT):
+            save(tmp_path / "test" / side / f"{number:02}.png", coordinates(number, 0, 64, 64))
+    pairs = paired_images.load(str(tmp_path), "test", str(tmp_path / "cache"))
+    victim = tmp_path / "test" / "sharp" / "13.png"
+    good = victim.read_bytes()
+    with loader_of(pairs, engine, batch=2, training=False) as loader:
+        for content, reason in ((os.urandom(len(good)), "cannot decode"), (good[:-9], "bytes")):
+            victim.write_bytes(content)
+            delivered = []
+            with pytest.raises(BadInput, match=rf"{reason}.*sharp/13\.png|sharp/13\.png.*{reason}"):
+                loader.set_epoch(1)
+                delivered.extend(len(blurry) for blurry, _ in loader)
+            loader.receipt.take()
+            victim.write_bytes(good)
+            batches, _ = epoch_of(loader, 2)
+            assert sum(len(blurry) for blurry, _ in batches) == COUNT
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_abandoned_epoch_leaves_nothing_for_the_next(engine, pairs):
+    threads = threading.active_count()
+    with loader_of(pairs, engine) as loader:
+        epoch_of(loader, 5, steps=2)
+        assert torch.equal(epoch_of(loader)[1], planned(pairs))
+    assert threading.active_count() <= threads
+
+
+def test_a_gpu_that_is_not_there_and_dali_that_is_not_installed(pairs, monkeypatch):
+    with pytest.raises(BadInput, match=r"--dali_device gpu: .*(needs a GPU|pip install nvidia-dali)"):
+        PairedDali(pairs, 1, CPU, "gpu")
+    monkeypatch.setattr(loaders.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match="DALI is not installed: pip install nvidia-dali-cuda120"):
+        PairedDali(pairs, 1, CPU)
+
+
+def test_generated_pairs_are_pairs(tmp_path):
+    root = random_pairs.make(str(tmp_path / "generated"))
+    counts = {split: len(paired_images.load(root, split, str(tmp_path))) for split in ("train", "test")}
+    assert counts == {"train": 26, "test": 8} and random_pairs.make(root) == root
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: torch sees none")
+@pytest.mark.parametrize("rows", [0, 280])
+def test_on_a_gpu_the_same_pairs_and_nearly_the_same_pixels(rows, tmp_path):
+    device = torch.device("cuda", torch.cuda.current_device())
+    root = random_pairs.make(str(tmp_path / "generated"))
+    pairs = paired_images.load(root, "train", str(tmp_path), rows)
+    order = WholeOrder(len(pairs), 6, 7)
+    plan = paired_images.PairPlan(pairs, order, 128, augment=True)
+    found = {}
+    for name, engine in (
+        ("threads", PairedThreads(pairs, 2, device)),
+        ("cpu", PairedDali(pairs, 2, device, "cpu")),
+        ("gpu", PairedDali(pairs, 2, device)),
+    ):
+        with PairLoader(engine, plan, device) as loader:
+            for epoch in (1, 2):
+                loader.set_epoch(epoch)
+                batches = [(blurry.cpu(), sharp.cpu()) for blurry, sharp in loader]
+            assert all(blurry.is_cuda and sharp.is_cuda for blurry, sharp in loader)
+            found[name] = batches, loader.receipt.take()
+    for name in ("cpu", "gpu"):
+        assert torch.equal(found[name][1], found["threads"][1])
+        for ours, theirs in zip(found["threads"][0], found[name][0], strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                assert (one - other).abs().mean() * 127.5 < 2, name

@@ -1,0 +1,463 @@
+"""Every engine and store: the same samples and boxes, nearly the same pixels, nothing left behind."""
+
+import errno
+import io
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from common.exits import BadInput
+from datasets import loaders
+from datasets.folders import image_folder
+from datasets.folders.cut import scaled
+from datasets.loaders import measure
+from datasets.loaders.engines.synthetic import SyntheticIndex
+from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Order, Sequential
+from datasets.stores import pack
+from datasets.stores.files import FileStore
+from tests.conftest import ROOT, finish, start
+
+CPU = torch.device("cpu")
+SIZES = [(320, 240), (201, 333), (64, 48), (500, 90), (97, 400), (224, 224), (31, 31), (333, 335)]
+BACKENDS = ["pytorch", "threads", pytest.param("dali", marks=pytest.mark.skipif(
+    loaders.backends(CPU)["dali"] is not None, reason=f"{loaders.backends(CPU)['dali']}"
+))]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """train/ and val/ of photographs in odd sizes, grey, CMYK, palette and turned ones among them."""
+    root = tmp_path_factory.mktemp("images")
+    photographs = [Image.fromarray(image) for image in load_sample_images().images]
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 40), ("val", 21)):
+        for number in range(count):
+            target = root / split / f"class_{number % 3}"
+            target.mkdir(parents=True, exist_ok=True)
+            whole, (width, height) = photographs[number % 2], SIZES[number % len(SIZES)]
+            left, top = (
+                draw.integers(whole.width - width + 1),
+                draw.integers(max(1, whole.height - height + 1)),
+            )
+            image = whole.crop((left, top, left + width, top + height))
+            kind, exif = number % 10, Image.Exif()
+            if kind == 3:
+                image.convert("L").save(target / f"{number:03}.jpg", quality=95)
+            elif kind == 5:
+                image.convert("CMYK").save(target / f"{number:03}.jpg", quality=95)
+            elif kind == 6:
+                image.convert("P").save(target / f"{number:03}.png")
+            elif kind == 7:
+                exif[0x0112] = 6
+                image.save(target / f"{number:03}.jpg", quality=95, exif=exif)
+            else:
+                image.save(target / f"{number:03}.jpg", quality=95)
+    return root
+
+
+@pytest.fixture(scope="module")
+def index(folder, tmp_path_factory):
+    return image_folder.load(str(folder), "train", str(tmp_path_factory.mktemp("cache")))
+
+
+def plan_of(index, batch=8, rank=0, world_size=1, size=64) -> Plan:
+    return Plan(index, Order(len(index), batch, 7, rank, world_size), size, augment=True)
+
+
+def epoch_of(loader, epoch=1, start_step=0, steps=None):
+    """(images uint8-like float [n, 3, s, s] in 0..255, labels) of the steps, and the receipt's sums."""
+    loader.set_epoch(epoch, start_step)
+    mean, std = (
+        torch.tensor(each).view(1, 3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    batches = []
+    for number, (images, labels) in enumerate(loader):
+        assert images.dtype == torch.float32 and images.is_contiguous(memory_format=torch.channels_last)
+        batches.append(((images * std + mean) * 255, labels.clone()))
+        if steps and number + 1 == steps:
+            break
+    return batches, loader.receipt.take()
+
+
+@pytest.fixture(scope="module")
+def reference(index):
+    """The receipt's sums of epoch 1, from the plan alone."""
+    from datasets.sampling.receipt import Receipt
+
+    plan, receipt = plan_of(index), Receipt()
+    plan.set_epoch(1)
+    for batch in plan:
+        receipt.add(batch.ids, batch.labels, batch.crops)
+    return receipt.take()
+
+
+@pytest.fixture(scope="module")
+def packs(index, tmp_path_factory):
+    root = tmp_path_factory.mktemp("packs")
+    made = {form: pack.build(index, str(root / form), form, short_side=128) for form in pack.FORMS}
+    return made | {"files": FileStore(index)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", ["files", "encoded", "decoded"])
+def test_the_same_data_from_every_engine_and_store(backend, form, index, packs, reference):
+    with loaders.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
+        batches, sums = epoch_of(loader)
+        assert torch.equal(sums, reference) and len(batches) == len(loader) == 5
+        again, _ = epoch_of(loader)
+        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(batches, again, strict=True))
+
+
+@pytest.mark.parametrize("form", ["files", "encoded", "decoded"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pixels_are_those_of_pillow(backend, form, index, packs):
+    """Decoded, cut and resized by Pillow, with antialiasing; grey, CMYK, palettes and turned images, too.
+    From a pack of decoded images: cut out of what it holds."""
+    plan = plan_of(index, size=96)
+    with loaders.build(backend, packs[form], plan, CPU, 2) as loader:
+        batches, _ = epoch_of(loader)
+    plan.set_epoch(1)
+    worst_mean, worst_ratio, means = 0.0, float("inf"), []
+    for planned, (images, labels) in zip(plan, batches, strict=True):
+        assert labels.tolist() == index.labels[planned.ids].tolist()
+        for row, id in enumerate(planned.ids):
+            top, left, height, width, flip = (int(column[row]) for column in planned.crops)
+            if form == "decoded":
+                image = Image.fromarray(packs[form].image(id))
+                scale = image.height / int(index.heights[id])
+                top, left, height, width = scaled(top, left, height, width, scale, image.height, image.width)
+            else:
+                image = Image.open(io.BytesIO(packs["files"].encoded(id))).convert("RGB")
+            box = (left, top, left + width, top + height)
+            expected = np.asarray(
+                image.crop(box).resize((96, 96), Image.Resampling.BILINEAR), dtype=np.float64
+            )
+            expected = expected[:, ::-1] if flip else expected
+            difference = np.abs(images[row].permute(1, 2, 0).numpy() - expected)
+            means.append(difference.mean())
+            worst_ratio = min(worst_ratio, 10 * np.log10(255**2 / max(1e-9, (difference**2).mean())))
+    worst_mean = max(means)
+    assert worst_mean < 2 and worst_ratio >= 30, (worst_mean, worst_ratio)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
+    """From files, packs of either form, and by the content: ImageNet has a PNG that is named .JPEG."""
+    whole = Image.fromarray(load_sample_images().images[0])
+    found = []
+    for endings in (
+        ("png", "webp", "gif", "bmp", "jpeg", "jpg", "tif"),
+        ("JPEG", "jpg", "JPG", "png", "png", "bmp", "jpg"),
+    ):
+        root = tmp_path / endings[0]
+        root.mkdir()
+        kinds = ("PNG", "WEBP", "GIF", "BMP", "JPEG", "JPEG", "TIFF")
+        for number, (kind, ending) in enumerate(zip(kinds, endings, strict=True)):
+            image = whole.crop((0, 0, 90 + number, 70)).convert("CMYK" if number == 5 else "RGB")
+            image.save(root / f"{number}.{ending}", kind)
+        (root / "train.txt").write_text("".join(f"{path.name} 0\n" for path in root.iterdir()))
+        index = image_folder.load(str(root), "train", str(tmp_path / "cache"))
+        stores = [FileStore(index), *(pack.build(index, str(root / form), form) for form in pack.FORMS)]
+        for store in stores:
+            with loaders.build(backend, store, plan_of(index, batch=7), CPU, 1) as loader:
+                [(images, _)], sums = epoch_of(loader)
+                found.append((index.fingerprint, images, sums))
+    for one, other in zip(found[:3], found[3:], strict=True):
+        assert one[0] == other[0] and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_processes_deliver_the_parts_of_one(backend, world_size, index, packs, reference):
+    total = torch.zeros_like(reference)
+    for rank in range(world_size):
+        plan = plan_of(index, rank=rank, world_size=world_size)
+        with loaders.build(backend, packs["files"], plan, CPU, 1) as loader:
+            total += epoch_of(loader)[1]
+    assert torch.equal(total, reference)
+
+
+def test_the_backend_may_change_in_the_middle_of_an_epoch(index, packs, reference):
+    """Left in the middle, and gone on with another one, in another form, at that step."""
+    with loaders.build("dali" if loaders.backends(CPU)["dali"] is None else "pytorch", packs["files"],
+                       plan_of(index), CPU, 2) as first:  # fmt: skip
+        begun = epoch_of(first, steps=2)[1]
+    with loaders.build("threads", packs["encoded"], plan_of(index), CPU, 2) as second:
+        rest = epoch_of(second, start_step=2)[1]
+    assert torch.equal(torch.cat([begun, rest]), reference)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_sample_once_in_an_evaluation_that_does_not_divide(backend, folder, tmp_path):
+    val = image_folder.load(str(folder), "val", str(tmp_path))
+    seen = []
+    for rank in range(2):
+        plan = Plan(val, Sequential(len(val), 4, rank, 2), 32)
+        with loaders.build(backend, FileStore(val), plan, CPU, 1) as loader:
+            for _ in range(2):  # a second evaluation is the first
+                batches = [labels.clone() for _, labels in loader]
+            assert [len(each) for each in batches] == ([4, 4, 2] if rank == 0 else [4, 4, 3])
+            seen += torch.cat(batches).tolist()
+    assert seen == val.labels.tolist()
+
+
+def test_abandoned_epochs_leave_no_batch_for_the_next(index, packs, reference):
+    for backend in ("pytorch", "threads", "dali"):
+        if loaders.backends(CPU)[backend]:
+            continue
+        with loaders.build(backend, packs["files"], plan_of(index), CPU, 2) as loader:
+            for steps in (1, 3):
+                epoch_of(loader, epoch=2, steps=steps)
+            assert torch.equal(epoch_of(loader)[1], reference), backend
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_image_that_went_bad_is_named(backend, folder, tmp_path):
+    """After the scan: cut short, which its size shows, and with other bytes of the same length."""
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", folder, copy], check=True)
+    index = image_folder.load(str(copy), "train", str(tmp_path / "cache"))
+    victim = Path(index.path(11))
+    good = victim.read_bytes()
+    for content, reason in ((good[:-100], "bytes"), (os.urandom(len(good)), "decode")):
+        victim.write_bytes(content)
+        with loaders.build(backend, FileStore(index), plan_of(index), CPU, 2) as loader:
+            with pytest.raises(BadInput, match=rf"{reason}.*{victim.name}|{victim.name}.*{reason}"):
+                epoch_of(loader)
+            victim.write_bytes(good)
+            assert len(epoch_of(loader)[0]) == 5, "the next epoch is whole"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_left_behind(backend, index, packs):
+    threads = threading.active_count()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    memory = set(os.listdir("/dev/shm"))
+    loader = loaders.build(backend, packs["files"], plan_of(index), CPU, 2)
+    epoch_of(loader, steps=2)
+    loader.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and (
+        {child.pid for child in psutil.Process().children(recursive=True)} - before
+        or threading.active_count() > threads
+    ):
+        time.sleep(0.05)
+    assert threading.active_count() <= threads
+    assert not {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert not {name for name in os.listdir("/dev/shm") if name.startswith("torch_")} - memory
+
+
+SCRIPT = """
+import sys, torch
+from datasets import image_folder, loaders
+from datasets.cut import scaled
+from datasets.order import Order
+from datasets.plan import Plan
+from datasets.stores.files import FileStore
+
+if __name__ == "__main__":
+    index = image_folder.load(sys.argv[1], "train", sys.argv[2])
+    plan = Plan(index, Order(len(index), 8, 0), 64, augment=True)
+    loader = loaders.build(sys.argv[3], FileStore(index), plan, torch.device("cpu"), 2)
+    for epoch in range(10**6):
+        loader.set_epoch(epoch)
+        for images, labels in loader:
+            print("step", flush=True)
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_workers_end_with_the_process(backend, number, folder, tmp_path):
+    """On Ctrl-C, and where nobody could clean up."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{SCRIPT}")
+    process = start(
+        script, folder, tmp_path / "cache", backend,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell ignores it
+    )  # fmt: skip
+    assert "step" in process.stdout.readline()
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    finish(process, None, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=15)
+    assert not alive
+
+
+# names
+
+
+def test_other_spellings_and_what_is_not_there():
+    assert loaders.named("syntetic", CPU) == "synthetic"
+    with pytest.raises(BadInput, match=r"data_backend nonsense: .* available here: pytorch, "):
+        loaders.named("nonsense", CPU)
+    with pytest.raises(BadInput, match=r"dali-gpu: it needs a GPU; available here: .*threads"):
+        loaders.named("dali-gpu", CPU)
+
+
+def test_synthetic_has_the_plan_s_labels_and_no_receipt_of_real_data(index, reference):
+    with loaders.build("synthetic", None, plan_of(index), CPU) as loader:
+        batches, sums = epoch_of(loader)
+    assert len(batches) == 5 and not torch.equal(sums, reference)
+    big = SyntheticIndex(1_281_167, "train")
+    with loaders.build("synthetic", None, plan_of(big, batch=16), CPU) as loader:
+        images, _ = next(iter(loader))
+        assert images.shape == (16, 3, 64, 64)
+
+
+def test_the_fastest_is_measured(index, packs):
+    found = measure.rates(packs["files"], plan_of(index), CPU, 2, seconds=0.2)
+    assert set(found) == {name for name, reason in loaders.backends(CPU).items() if not reason} - {
+        "synthetic"
+    }
+    assert all(rate > 0 for rate in found.values())
+    assert "threads" in measure.text(found)
+
+
+def test_advice_names_what_would_cut_the_waiting_of_a_training_but_not_of_a_smoke_test(
+    index, packs, monkeypatch
+):
+    loader = loaders.build("pytorch", packs["decoded"], plan_of(index), CPU, 2)
+    said = "the device waited for data for {} of the training time with pytorch"
+    assert measure.advice(loader, "pytorch", 0.5, 25, 2, True).startswith(f"{said.format('2.0%')}: another")
+    assert measure.advice(loader, "pytorch", 4, 5, 2, True).startswith(
+        f"{said.format('80.0%')}; backends are"
+    )
+    monkeypatch.setattr(measure, "rates", lambda *_, **__: {"pytorch": 100.0, "threads": 300.0})
+    advice = measure.advice(loader, "pytorch", 20, 25, 2, True)
+    faster = "threads would have cut that to about 57.1% (threads 300, pytorch 100 images/s)"
+    assert advice == f"{said.format('80.0%')}; {faster}"
+    loader.close()
+
+
+# packs
+
+
+def test_a_pack_is_used_again_and_never_for_other_data(index, folder, tmp_path, capfd):
+    path = str(tmp_path / "pack")
+    pack.build(index, path, short_side=64)
+    parts = {name: os.stat(os.path.join(path, name)).st_mtime_ns for name in os.listdir(path)}
+    assert not [name for name in parts if name.endswith(".partial")]
+    pack.build(index, path, short_side=64).verify()
+    assert {name: os.stat(os.path.join(path, name)).st_mtime_ns for name in os.listdir(path)} == parts
+    val = image_folder.load(str(folder), "val", str(tmp_path / "cache"))
+    with pytest.raises(BadInput, match=rf"another data set.*{index.fingerprint}.*{val.fingerprint}"):
+        pack.PackStore(path, val)
+    with pytest.raises(BadInput, match="no finished pack"):
+        pack.PackStore(str(tmp_path / "nothing"), index)
+    assert len(pack.build(val, path, short_side=64).index) == 21, "made anew"
+
+
+def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "TOGETHER", 8)
+    path, write, written = str(tmp_path / "pack"), pack._write, []
+
+    def failing(part, rows):
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        written.append(part)
+        write(part, rows)
+
+    monkeypatch.setattr(pack, "_write", failing)
+    with pytest.raises(BadInput, match=r"cannot write the pack .* No space left"):
+        pack.build(index, path)
+    with pytest.raises(BadInput, match="no finished pack"):
+        pack.PackStore(path, index)
+    monkeypatch.setattr(pack, "_write", lambda part, rows: (written.append(part), write(part, rows)))
+    pack.build(index, path).verify()
+    assert len(written) == len(set(written)) == 5, "no part twice"
+
+
+def test_a_flipped_bit_in_a_pack_is_found(index, tmp_path):
+    path = str(tmp_path / "pack")
+    store = pack.build(index, path, "encoded")
+    store.close()
+    part = Path(path) / "000000.arrow"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 4
+    part.write_bytes(content)
+    with pytest.raises(BadInput, match=r"1 of 40 images in .* are damaged: \['"):
+        pack.PackStore(path, index).verify()
+
+
+def test_a_damaged_sample_is_read_from_its_file(index, tmp_path, capfd):
+    for form in pack.FORMS:
+        path = str(tmp_path / form)
+        expected = [pack.build(index, path, form).image(id).copy() for id in range(len(index))]
+        part = Path(path) / "000000.arrow"
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 4
+        part.write_bytes(content)
+        store = pickle.loads(pickle.dumps(pack.build(index, path, form)))
+        capfd.readouterr()
+        for _ in range(2):
+            assert all(np.array_equal(store.image(id), expected[id]) for id in range(len(index)))
+        said = capfd.readouterr().err
+        assert len(re.findall(rf"^warning: the pack {path} is damaged: {index.base}", said, re.M)) == 1
+
+
+def test_a_pack_whose_parts_have_other_sizes_is_mended(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "TOGETHER", 8)
+    path = tmp_path / "pack"
+    expected = pack.build(index, str(path)).image(9).copy()
+    parts = sorted(path.glob("*.arrow"))
+    content = parts[1].read_bytes()
+    damages = {
+        "empty": lambda: parts[1].write_bytes(b""),
+        "cut": lambda: parts[1].write_bytes(content[:-100]),
+        "missing": parts[1].unlink,
+        "trailing": lambda: parts[1].write_bytes(content + b"x"),
+    }
+    for name, damage in damages.items():
+        damage()
+        made = [os.stat(part).st_mtime_ns for part in parts if part != parts[1]]
+        with pytest.raises(BadInput, match=rf"the pack {path} is damaged: {parts[1]}.*delete it"):
+            pack.PackStore(str(path), index)
+        with monkeypatch.context() as patch:
+            patch.setattr(pack.files, "locked", read_only)
+            with pytest.raises(
+                BadInput, match=r"Read-only file system; .* is damaged .*: delete it, or name"
+            ):
+                pack.build(index, str(path))
+        (path / "000001.arrow.host.1.partial").touch()  # of a process that was killed
+        assert np.array_equal(pack.build(index, str(path)).image(9), expected), name
+        assert [os.stat(part).st_mtime_ns for part in parts if part != parts[1]] == made
+        assert sorted(path.iterdir()) == [*parts, path / "meta.json"]
+    meta = json.loads((path / "meta.json").read_text())
+    meta.pop("sizes")  # as earlier packs have it
+    (path / "meta.json").write_text(json.dumps(meta))
+    monkeypatch.setattr(pack.files, "locked", read_only)
+    assert np.array_equal(pack.build(index, str(path)).image(9), expected)
+
+
+def read_only(path):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_pack_without_room_is_refused_with_sizes(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        pack.shutil, "disk_usage", lambda path: os.statvfs_result and type("U", (), {"free": 10})()
+    )
+    with pytest.raises(BadInput, match=r"a pack of 40 images needs 0\.\d\d GB at .*, 0\.00 GB are free"):
+        pack.build(index, str(tmp_path / "pack"))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "abc", "", "9" * 5000])
+def test_a_number_of_processes_that_is_none(value, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
+    with pytest.raises(BadInput, match="LOCAL_WORLD_SIZE="):
+        loaders.cores()

@@ -1,0 +1,239 @@
+"""Small files of the official layouts; what the md5 table says of them is set beside them."""
+
+import hashlib
+import io
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common.exits import BadInput
+from datasets.memory import cifar10
+
+N = 20  # images a file
+
+
+def _content(number):
+    generator = np.random.default_rng(number)
+    return generator.integers(0, 256, (N, 3072), dtype=np.uint8), generator.integers(0, 10, N).tolist()
+
+
+def _python_batch(number):
+    images, labels = _content(number)
+    buffer = io.BytesIO()
+    _Python2Pickler(buffer, protocol=2).dump({b"data": images, b"labels": labels, b"batch_label": b"a batch"})
+    return buffer.getvalue().replace(b"numpy._core.", b"numpy.core.")
+
+
+class _Python2Pickler(pickle._Pickler):
+    """Writes byte strings as Python 2 did, which wrote the official files."""
+
+    dispatch = dict(pickle._Pickler.dispatch)  # noqa: RUF012
+
+    def save_bytes(self, value):
+        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
+        self.memoize(value)
+
+    dispatch[bytes] = save_bytes
+
+
+def _binary_batch(number):
+    images, labels = _content(number)
+    return np.hstack([np.array(labels, dtype=np.uint8)[:, None], images]).tobytes()
+
+
+NAMES = [*cifar10.TRAIN_FILES, *cifar10.TEST_FILES]
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Make the md5 table expect these contents."""
+
+    def learn(**contents: bytes):
+        for name, content in contents.items():
+            monkeypatch.setitem(cifar10.MD5, name, hashlib.md5(content).hexdigest())
+
+    monkeypatch.setattr(cifar10, "_BATCH", N)
+    return learn
+
+
+def _check(sets):
+    train, test = sets
+    assert (len(train), len(test)) == (5 * N, N)
+    assert train.images.dtype == torch.uint8 and train.images.shape[1:] == (3, 32, 32)
+    assert train.labels.dtype == torch.int64
+    generated, _ = cifar10.load(None, custom_data=True)
+    for name in ("mean", "std", "padding", "flip"):
+        assert getattr(train, name) == getattr(generated, name), "one normalisation for every source"
+    for number in range(6):
+        images, labels = _content(number)
+        part = test if number == 5 else train
+        rows = slice(0, N) if number == 5 else slice(number * N, (number + 1) * N)
+        assert np.array_equal(part.images[rows].numpy().reshape(N, -1), images)
+        assert part.labels[rows].tolist() == labels
+
+
+@pytest.mark.parametrize("below", ["", "cifar-10-batches-py"])
+def test_python_folder(tmp_path, known, below):
+    (tmp_path / below).mkdir(exist_ok=True)
+    batches = {name: _python_batch(number) for number, name in enumerate(NAMES)}
+    known(**batches)
+    for name, content in batches.items():
+        (tmp_path / below / name).write_bytes(content)
+    sets = cifar10.load(str(tmp_path), custom_data=False)
+    _check(sets)
+    assert "python batches, md5 checked" in sets[0].source
+
+
+@pytest.mark.parametrize("below", ["", "cifar-10-batches-bin"])
+def test_binary_folder(tmp_path, known, below):
+    (tmp_path / below).mkdir(exist_ok=True)
+    for number, name in enumerate(NAMES):
+        (tmp_path / below / f"{name}.bin").write_bytes(_binary_batch(number))
+    _check(cifar10.load(str(tmp_path), custom_data=False))
+
+
+def _archive(folder, members):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("version", ["python", "binary"])
+def test_archive_is_read_in_place(tmp_path, known, version):
+    if version == "python":
+        batches = {name: _python_batch(number) for number, name in enumerate(NAMES)}
+        known(**batches)
+        members = {f"cifar-10-batches-py/{name}": content for name, content in batches.items()}
+    else:
+        members = {
+            f"cifar-10-batches-bin/{name}.bin": _binary_batch(number) for number, name in enumerate(NAMES)
+        }
+    content = _archive(tmp_path, {"../escaped": b"!", "/escaped": b"!"} | members)
+    name = f"cifar-10-{version}.tar.gz"
+    known(**{name: content})
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    _check(cifar10.load(str(folder), custom_data=False))
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["data", name]
+
+
+def test_class_folders(tmp_path):
+    def write_png(pixels, path):
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
+
+    classes = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    for part, count in (("train", 2), ("test", 1)):
+        for label, name in enumerate(classes):
+            (tmp_path / part / name).mkdir(parents=True)
+            for number in range(count):
+                image = torch.full((3, 32, 32), 10 * label + number, dtype=torch.uint8)
+                write_png(image, str(tmp_path / part / name / f"{number}.png"))
+    train, test = cifar10.load(str(tmp_path), custom_data=False)
+    assert train.labels.tolist() == [label for label in range(10) for _ in range(2)]
+    assert [int(image[0, 0, 0]) for image in test.images] == [10 * label for label in range(10)]
+    assert "copy" in train.source
+    shutil.copy(tmp_path / "train" / "cat" / "0.png", tmp_path / "train" / "cat" / "0.jpg")
+    assert len(cifar10.load(str(tmp_path), custom_data=False)[0]) == 21, "a PNG may be named .jpg"
+    (tmp_path / "test" / "cat" / "0.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "check_call", lambda *_, **__: pytest.fail("Ghostscript was started"))
+        patch.setattr("PIL.EpsImagePlugin.gs_binary", "gs")
+        patch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
+        with pytest.raises(BadInput, match=r"cannot decode .*0\.png"):
+            cifar10.load(str(tmp_path), custom_data=False)
+    write_png(torch.zeros(3, 16, 32, dtype=torch.uint8), str(tmp_path / "test" / "cat" / "0.png"))
+    with pytest.raises(BadInput, match=r"cat.0\.png is 32x16 pixels, expected 32x32"):
+        cifar10.load(str(tmp_path), custom_data=False)
+    (tmp_path / "test" / "cat" / "0.png").write_bytes(b"<html>")
+    with pytest.raises(BadInput, match=r"cannot decode .*0\.png"):
+        cifar10.load(str(tmp_path), custom_data=False)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 1000, -1])
+def test_truncated_python_batch(tmp_path, known, cut):
+    batches = {name: _python_batch(number) for number, name in enumerate(NAMES)}
+    known(**batches)
+    for name, content in batches.items():
+        (tmp_path / name).write_bytes(content[:cut] if name == "data_batch_3" else content)
+    with pytest.raises(
+        BadInput, match=r"data_batch_3 is not the official file .* bytes with md5 .*, expected md5"
+    ):
+        cifar10.load(str(tmp_path), custom_data=False)
+
+
+def test_missing_batch(tmp_path, known):
+    known(data_batch_1=_python_batch(0))
+    (tmp_path / "data_batch_1").write_bytes(_python_batch(0))
+    with pytest.raises(BadInput, match=r"cannot read .*data_batch_2: No such file"):
+        cifar10.load(str(tmp_path), custom_data=False)
+
+
+def test_truncated_binary_batch(tmp_path, known):
+    for number, name in enumerate(NAMES):
+        (tmp_path / f"{name}.bin").write_bytes(_binary_batch(number)[: -1 if number == 4 else None])
+    with pytest.raises(BadInput, match=rf"data_batch_5.bin has {N * 3073 - 1} bytes, expected {N * 3073}"):
+        cifar10.load(str(tmp_path), custom_data=False)
+
+
+class _Hostile:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_hostile_pickle_executes_nothing(tmp_path, protocol):
+    trap = tmp_path / "executed"
+    calls = [
+        (os.system, f"touch {trap}"),
+        (eval, f"open({str(trap)!r}, 'w')"),
+        (exec, f"open({str(trap)!r}, 'w')"),
+    ]
+    for call in calls:
+        with pytest.raises(BadInput, match=r"which is not allowed"):
+            cifar10.parse_python_batch("data_batch_1", pickle.dumps(_Hostile(*call), protocol))
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    "batch, message",
+    [
+        ({b"data": np.zeros((2, 3072), np.uint8)}, "KeyError"),
+        ({b"data": np.zeros((2, 3072), np.float32), b"labels": [0, 1]}, "images are float32"),
+        ({b"data": np.zeros((2, 3071), np.uint8), b"labels": [0, 1]}, r"\[2, 3071\]"),
+        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0]}, "for 1 labels"),
+        (
+            {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 10]},
+            r"labels are 0\.\.10, expected 0\.\.9",
+        ),
+        ({b"data": np.zeros((0, 3072), np.uint8), b"labels": []}, "labels are none"),
+        ([1, 2, 3], "TypeError"),
+        (7, "TypeError"),
+    ],
+)
+def test_batch_of_another_form(batch, message):
+    with pytest.raises(BadInput, match=message):
+        cifar10.parse_python_batch("data_batch_1", pickle.dumps(batch))
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b"\x80\x05", b"\0" * 100])
+def test_not_a_pickle(content):
+    with pytest.raises(BadInput, match=r"data_batch_1 is not a CIFAR-10 python batch"):
+        cifar10.parse_python_batch("data_batch_1", content)

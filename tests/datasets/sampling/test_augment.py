@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torchvision.transforms.v2 import RandomResizedCrop
+
+from datasets.sampling.augment import (  # fmt: skip
+    CropFlip,
+    Windows,
+    center_crop,
+    center_square,
+    crop_flip,
+    random_resized_crop,
+    square_crop,
+)
+
+
+def test_parameters_depend_on_the_sample_not_on_the_batch():
+    whole = crop_flip(7, 3, np.arange(1000), padding=4, flip=True)
+    part = crop_flip(7, 3, np.arange(1000)[::-1][:10], padding=4, flip=True)
+    for all_rows, some in zip(whole, part, strict=True):
+        assert np.array_equal(all_rows[::-1][:10], some)
+    assert not np.array_equal(whole.top, crop_flip(7, 4, np.arange(1000), 4, True).top)
+    assert not np.array_equal(whole.top, crop_flip(8, 3, np.arange(1000), 4, True).top)
+
+
+def test_windows_are_uniform_and_flips_are_fair_and_independent():
+    top, left, flip = crop_flip(0, 0, np.arange(162_000), padding=4, flip=True)
+    counts = np.zeros((9, 9, 2))
+    np.add.at(counts, (top, left, flip.astype(int)), 1)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 162 + 5 * np.sqrt(2 * 162)
+
+
+def test_no_flip_and_no_padding_leave_the_image():
+    parameters = crop_flip(0, 0, np.arange(100), padding=0, flip=False)
+    images = torch.randint(256, (100, 3, 9, 7), dtype=torch.uint8)
+    assert torch.equal(Windows(images, 0)(np.arange(100), parameters), images)
+
+
+def test_windows_are_cut_as_torchvision_cuts_them():
+    from torchvision.transforms.functional import crop, hflip, pad
+
+    images = torch.randint(256, (200, 3, 12, 10), dtype=torch.uint8)
+    parameters = crop_flip(1, 2, np.arange(200), padding=3, flip=True)
+    cut = Windows(images, 3)(np.arange(200), parameters)
+    assert cut.dtype == torch.uint8 and cut.shape == images.shape
+    for image, result, top, left, flip in zip(images, cut, *parameters, strict=True):
+        expected = crop(pad(image, [3, 3]), int(top), int(left), 12, 10)
+        assert torch.equal(result, hflip(expected) if flip else expected)
+
+
+def test_a_window_by_hand():
+    image = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
+    parameters = CropFlip(np.array([0]), np.array([2]), np.array([True]))
+    assert Windows(image, 1)(np.array([0]), parameters)[0, 0].tolist() == [[0, 0, 0], [0, 3, 2], [0, 6, 5]]
+
+
+# random-resized crops
+
+
+def _boxes(width, height, count=4000):
+    return random_resized_crop(3, 1, np.arange(count), np.full(count, width), np.full(count, height))
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (100, 40), (64, 300), (3, 3), (1000, 10)])
+def test_boxes_are_distributed_as_torchvision_s(size):
+    """Both draw from the same distribution: a two-sample Kolmogorov-Smirnov test of every figure."""
+    width, height = size
+    ours = _boxes(width, height)
+    image = torch.empty(3, height, width)
+    torch.manual_seed(0)
+    theirs = np.array(
+        [RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(len(ours.top))]
+    ).T
+    for own, other in zip((ours.top, ours.left, ours.height, ours.width), theirs, strict=True):
+        assert scipy.stats.ks_2samp(own, other).pvalue > 1e-4
+    assert (ours.top >= 0).all() and (ours.top + ours.height <= height).all()
+    assert (ours.left >= 0).all() and (ours.left + ours.width <= width).all()
+    assert 0.45 < ours.flip.mean() < 0.55
+
+
+def test_the_largest_box_that_is_allowed_where_no_attempt_fits():
+    crop = _boxes(1000, 10, 5)
+    found = {tuple(map(int, row)) for row in zip(*crop[:4], strict=True)}
+    assert (0, 493, 10, 13) in found, "torchvision's fallback: the whole height, centred"
+
+
+def test_a_box_depends_on_seed_epoch_id_and_size_only():
+    ids = np.array([5, 9, 2**40])
+    sizes = np.array([400, 500, 640]), np.array([300, 375, 480])
+    together = random_resized_crop(1, 2, ids, *sizes)
+    for place in range(3):
+        one = slice(place, place + 1)
+        alone = random_resized_crop(1, 2, ids[one], sizes[0][one], sizes[1][one])
+        assert all(np.array_equal(a, b[one]) for a, b in zip(alone, together, strict=True))
+    for seed, epoch in ((2, 2), (1, 3)):
+        other = random_resized_crop(seed, epoch, ids, *sizes)
+        assert not np.array_equal(other.width, together.width)
+
+
+def test_centre_crops_show_what_resize_and_centre_crop_show():
+    crop = center_crop(np.array([500, 375, 256, 1]), np.array([375, 500, 256, 300]))
+    assert crop.width.tolist() == crop.height.tolist() == [328, 328, 224, 1]
+    assert crop.left.tolist() == [86, 23, 16, 0] and crop.top.tolist() == [23, 86, 16, 149]
+    assert not crop.flip.any()
+
+
+# squares
+
+
+def test_squares_are_uniform_and_their_flips_fair_and_independent():
+    ids, widths, heights = np.arange(90_000), np.full(90_000, 12), np.full(90_000, 10)
+    top, left, height, width, flip = square_crop(1, 2, ids, widths, heights, 8)
+    assert set(height.tolist()) == set(width.tolist()) == {8}
+    counts = np.zeros((3, 5, 4))
+    np.add.at(counts, (top, left, flip), 1)
+    assert ((counts - 1500) ** 2 / 1500).sum() < 60 + 5 * np.sqrt(2 * 60)
+    assert not np.array_equal(top, square_crop(1, 3, ids, widths, heights, 8).top)
+    part = square_crop(1, 2, ids[500:510], widths[:10], heights[:10], 8)
+    assert all(
+        np.array_equal(some, column[500:510])
+        for some, column in zip(part, (top, left, height, width, flip), strict=True)
+    )
+
+
+def test_the_square_in_the_middle():
+    middle = center_square(np.array([12, 9]), np.array([10, 8]), 8)
+    assert [column.tolist() for column in middle] == [[1, 0], [2, 0], [8, 8], [8, 8], [0, 0]]

@@ -1,0 +1,164 @@
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from common.exits import BadInput
+from datasets.sampling.sampler import Order, Sequential, WholeOrder, permute
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 97, 100, 1438, 4096, 50_000])
+def test_permutation_is_a_bijection(size):
+    for seed, epoch in ((0, 0), (0, 1), (2**63, 7)):
+        assert sorted(permute(np.arange(size), size, seed, epoch)) == list(range(size))
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("size, batch", [(1438, 128), (50_000, 128), (100, 8)])
+def test_global_batches_are_the_same_at_any_world_size(size, batch, world_size):
+    alone = Order(size, batch, seed=5)
+    ranks = [Order(size, batch, seed=5, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for epoch in (1, 2):
+        for order in (alone, *ranks):
+            order.set_epoch(epoch)
+        for whole, *parts in zip(alone, *ranks, strict=True):
+            assert np.concatenate(parts).tolist() == whole.tolist()
+
+
+def test_an_epoch_visits_no_sample_twice_and_epochs_differ():
+    order = Order(1000, 30, seed=1)
+    epochs = []
+    for epoch in (1, 2):
+        order.set_epoch(epoch)
+        epochs.append(np.concatenate(list(order)))
+        assert len(set(epochs[-1].tolist())) == 990 == 30 * len(order)
+    assert (epochs[0] != epochs[1]).mean() > 0.99
+    assert set(range(1000)) - set(epochs[0].tolist()) != set(range(1000)) - set(epochs[1].tolist())
+
+
+def test_resuming_and_random_access_give_the_same_batches():
+    order = Order(10_007, 16, seed=2**40)
+    order.set_epoch(3)
+    whole = list(order)
+    order.set_epoch(3, start_step=600)
+    assert np.array_equal(np.concatenate(list(order)), np.concatenate(whole[600:]))
+    assert all(np.array_equal(order.batch(step), whole[step]) for step in (0, 255, 256, 624))
+    order.set_epoch(3, start_step=len(order))
+    assert list(order) == []
+
+
+def _chi_square_bound(cells):
+    return cells + 5 * np.sqrt(2 * cells)  # five standard deviations above the mean
+
+
+@pytest.mark.parametrize("size", [7, 64, 1000])
+def test_positions_are_uniform(size):
+    """Over many epochs every sample stands at every place equally often (places in up to 10 groups)."""
+    epochs, groups = 2000, min(10, size)
+    counts = np.zeros((size, groups))
+    place = np.arange(size) * groups // size
+    for epoch in range(epochs):
+        counts[permute(np.arange(size), size, 11, epoch), place] += 1
+    expected = np.bincount(place, minlength=groups) * epochs / size
+    assert ((counts - expected) ** 2 / expected).sum() < _chi_square_bound(size * groups)
+
+
+@pytest.mark.parametrize("size", [64, 1000])
+def test_neighbours_are_independent(size):
+    """The step from one sample to the next, and the sample after a given one, are uniform."""
+    epochs = 2000
+    distance, successor = np.zeros(size), np.zeros((10, 10))
+    for epoch in range(epochs):
+        ids = permute(np.arange(size), size, 12, epoch)
+        distance += np.bincount((ids[1:] - ids[:-1]) % size, minlength=size)
+        np.add.at(successor, (ids[:-1] * 10 // size, ids[1:] * 10 // size), 1)
+    assert distance[0] == 0
+    expected = epochs * (size - 1) / (size - 1)
+    assert ((distance[1:] - expected) ** 2 / expected).sum() < _chi_square_bound(size - 1)
+    share = np.bincount(np.arange(size) * 10 // size) / size
+    expected = epochs * (size - 1) * (np.outer(share, share) * size - np.diag(share)) / (size - 1)
+    assert ((successor - expected) ** 2 / expected).sum() < _chi_square_bound(100)
+
+
+@pytest.mark.parametrize("other", [dict(seed=0, epoch=2), dict(seed=1, epoch=1), dict(seed=2**32, epoch=1)])
+def test_epochs_and_seeds_are_independent(other):
+    """As often as between two random permutations, a sample keeps its place or two samples their distance."""
+    size = 100_000
+    first, second = permute(np.arange(size), size, 0, 1), permute(np.arange(size), size, **other)
+    assert (first == second).sum() < 10  # Poisson with mean 1
+    assert ((first[1:] - first[:-1]) == (second[1:] - second[:-1])).sum() < 12
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(size)
+    assert abs(np.corrcoef(first, np.arange(size))[0, 1]) < 5 / np.sqrt(size)
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 5 / np.sqrt(size)
+
+
+def test_a_billion_samples_cost_the_memory_of_a_batch():
+    order = Order(10**9, 256, seed=0)
+    tracemalloc.start()
+    ids = order.batch(3_000_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(set(ids.tolist())) == 256 and ids.min() >= 0 and ids.max() < 10**9
+    assert peak < 1_000_000
+    start = time.perf_counter()  # not a benchmark: a permutation that is stored would take a minute and 8 GB
+    order.batch(3_906_249)
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 359, 1000, 10_000])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+def test_sequential_visits_each_sample_once(size, world_size):
+    parts = [Sequential(size, 100, rank, world_size) for rank in range(world_size)]
+    batches = [list(part) for part in parts]
+    assert [len(part) for part in parts] == [len(part) for part in batches]
+    ids = [int(sample) for part in batches for batch in part for sample in batch]
+    assert sorted(ids) == list(range(size))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("size, batch", [(1, 6), (19, 6), (24, 6), (26, 12), (10_007, 6)])
+def test_whole_order_visits_each_sample_once(size, batch, world_size, shuffle):
+    alone = WholeOrder(size, batch, 5, shuffle=shuffle)
+    ranks = [WholeOrder(size, batch, 5, rank, world_size, shuffle) for rank in range(world_size)]
+    epochs = []
+    for epoch in (1, 2):
+        for order in (alone, *ranks):
+            order.set_epoch(epoch)
+        batches = [np.concatenate(parts).tolist() for parts in zip(*ranks, strict=True)]
+        assert batches == [each.tolist() for each in alone], "the k-th batch is the same at any world size"
+        assert [len(each) for each in batches[:-1]] == [batch] * (len(alone) - 1)
+        for parts in zip(*ranks, strict=True):
+            lengths = [len(part) for part in parts]
+            assert sorted(lengths, reverse=True) == lengths and lengths[0] - lengths[-1] <= 1
+            assert lengths[0] <= ranks[0].largest
+        epochs.append([sample for each in batches for sample in each])
+        assert sorted(epochs[-1]) == list(range(size))
+    assert size == 1 or (epochs[0] == epochs[1]) == (epochs[0] == sorted(epochs[0])) == (not shuffle)
+
+
+def test_whole_order_goes_on_in_the_middle():
+    order = WholeOrder(10_007, 16, seed=2**40, rank=1, world_size=2)
+    order.set_epoch(3)
+    whole = list(order)
+    order.set_epoch(3, start_step=600)
+    assert np.array_equal(np.concatenate(list(order)), np.concatenate(whole[600:]))
+    assert all(np.array_equal(order.batch(step), whole[step]) for step in (0, 255, 256, 625))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            dict(size=100, global_batch=128, seed=0),
+            "batch size 128 is larger than the data set (100 samples)",
+        ),
+        (dict(size=1000, global_batch=100, seed=0, world_size=3), "100 is not divisible by 3 processes"),
+        (dict(size=1000, global_batch=100, seed=0, rank=2, world_size=2), "rank 2 is not in 0..1"),
+        (dict(size=1000, global_batch=100, seed=-1), "seed -1"),
+    ],
+)
+def test_bad_numbers_are_named(arguments, message):
+    with pytest.raises(BadInput, match=message.replace("(", r"\(").replace(")", r"\)")):
+        Order(**arguments)

@@ -1,0 +1,690 @@
+"""The shared cache against real servers: what comes back is what was put, or nothing."""
+
+import contextlib
+import os
+import pickle
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trustme
+
+from common.exits import BadInput
+from datasets.folders import image_folder
+from datasets.stores import forms
+from datasets.stores.files import FileStore
+from datasets.stores.shared import address, leases, servers, wire
+from datasets.stores.shared.redis import RedisStore
+from tests.conftest import ROOT, finish, free_port, start
+from tests.support import pictures
+from tests.support.redis_server import (
+    PASSWORD,
+    RIGHTS,
+    RedisServer,
+    cluster,
+    cluster_url,
+    files_with,
+    needed,
+    until,
+    with_user,
+)
+
+pytest.importorskip("redis", reason="redis-py is not installed")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    folder = pictures.make(tmp_path_factory.mktemp("images"))
+    return image_folder.load(str(folder), "train", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def made(index):
+    """form -> the samples of the files, by id."""
+    files = FileStore(index)
+    return {form: [forms.make(files, id, form) for id in range(len(index))] for form in forms.FORMS}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def empty(server):
+    server.client().flushall()
+    return server
+
+
+class Opened:
+    """A RedisStore of a URL, and what it said."""
+
+    def __init__(self, url, index, mode="", **options):
+        self.said = []
+        self.servers = servers.Servers(address.parse(url), self.said.append)
+        self.store = RedisStore(self.servers, index, mode, **options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.store.close()
+        self.servers.close()
+
+
+def same(found, expected) -> bool:
+    return len(found) == len(expected) and all(
+        one is not None and one[:2] == other[:2] and bytes(one.content) == bytes(other.content)
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+ALL = list(range(40))
+
+
+# where it is
+
+
+def test_addresses(tmp_path):
+    certificates = tmp_path / "ca.pem"
+    certificates.write_text("x")
+    for text, hosts, rest in (
+        ("redis://cache.example", [("cache.example", 6379)], {}),
+        ("redis://user@10.0.0.1:7000/3/team", [("10.0.0.1", 7000)],
+         {"user": "user", "database": 3, "prefix": "team"}),
+        ("rediss://u%40x@a:1,b:2,c?form=encoded&ca=" + str(certificates), [("a", 1), ("b", 2), ("c", 6379)],
+         {"user": "u@x", "tls": True, "ca": str(certificates), "form": "encoded"}),
+        ("redis://u@a:1,redis://u@b:2/team", [("a", 1), ("b", 2)], {"user": "u", "prefix": "team"}),
+        ("redis://[::1]:7000", [("::1", 7000)], {}),
+    ):  # fmt: skip
+        assert address.parse(text) == address.Address(tuple(hosts), **rest)
+
+
+@pytest.mark.parametrize("text, reason", [
+    ("http://a", "is not redis://"), ("redis://", "is not redis://"), ("a:6379", "is not redis://"),
+    ("redis://a:1,,b:2", "number 2 .* not host"), ("redis://a:port", "number 1 .* not host"),
+    ("redis://a:99999", "number 1 .* not host"), ("redis://u@a:1,redis://v@b:2", "several users"),
+    ("redis://a?forms=encoded", "a:6379: only ca=.* not this value of forms="),
+    ("redis://a?form=raw", "not this value of form="),
+    ("redis://a?ca=/not/there", "/not/there does not exist"),
+    ("redis://a/0/x/y", "after the hosts"), ("redis://a/a{b}", "after the hosts"),
+])  # fmt: skip
+def test_addresses_that_are_none(text, reason):
+    with pytest.raises(BadInput, match=reason.replace("?", r"\?")):
+        address.parse(text)
+
+
+@pytest.mark.parametrize("text", [
+    "redis://user:PASS@a:1", "redis://:PASS@a", "rediss://user:PA@SS@a:1,b:2", "redis://user:PASS@a:1,b:x",
+    "redis://user:PA,SS@a", "redis://u@a:1,redis://u:PASS@b:2", "redis:/user:PASS@a", "redis://user:P/A,SS@a:x",
+    "redis://a?password=PASS", "redis://a?auth=PASS", "redis://a?PASS", "redis://a?PASS=", "redis://a?form=PASS",
+    "redis://a/PASS/x/y", "redis://a/0/PASS/y", "redis://a/{PASS}", "redis://a:PASS", "PASS", "PASS://a",
+    "redis://PASS@a?x=y", "redis://PASS@a,b:x", "redis://a:1,b:PASS",
+])  # fmt: skip
+def test_what_may_be_a_password_in_the_url_is_refused_and_not_repeated(text):
+    with pytest.raises(BadInput) as caught:
+        address.parse(text)
+    assert not {"PASS", "PA", "SS", "P"} & set(re.split(r"[^A-Z_]+", str(caught.value)))
+
+
+def test_groups_of_keys_lie_evenly_in_a_cluster():
+    parts = [servers.slot(tag) * servers.GROUPS // 16384 for tag in servers.TAGS]
+    assert sorted(parts) == list(range(servers.GROUPS))
+    for first in range(0, servers.GROUPS, 16):
+        assert {part * 4 // servers.GROUPS for part in parts[first : first + 16]} == {0, 1, 2, 3}
+    assert servers.slot("123456789") == 0x31C3, "the specification's test value"
+
+
+# what comes back
+
+
+@needed
+@pytest.mark.parametrize("form", forms.FORMS)
+def test_what_was_put_comes_back(form, empty, index, made):
+    with Opened(empty.url(tail=f"?form={form}"), index) as opened:
+        store, samples = opened.store, made[form]
+        assert store.get(ALL) == [None] * 40 and store.counts["misses"] == 40
+        assert store.put(ALL[:30], samples[:30]) == 30
+        ids = [39, 3, 0, 3, 29, 35, 17]
+        found = store.get(ids)
+        assert found[0] is None and found[5] is None
+        kept = [place for place in range(7) if place not in (0, 5)]
+        assert same([found[place] for place in kept], [samples[ids[place]] for place in kept])
+        assert store.lengths(ALL).tolist() == [len(sample.content) + 24 for sample in samples[:30]] + [0] * 10
+        assert store.get([]) == [] and store.counts["hits"] == 5
+
+
+@needed
+def test_memory_that_is_still_read_is_not_used_again(empty, index, made):
+    with Opened(empty.url(), index) as opened:
+        opened.store.put(ALL, made["decoded"])
+        held = [opened.store.get(ALL[first:] + ALL[:first]) for first in range(0, 40, 3)]
+        for first, found in zip(range(0, 40, 3), held, strict=True):
+            assert same(found, made["decoded"][first:] + made["decoded"][:first])
+
+
+def damages(value: bytes, other: bytes):
+    yield "flipped bit in the pixels", value[:-9] + bytes([value[-9] ^ 16]) + value[-8:]
+    yield "flipped bit in the height", value[:4] + bytes([value[4] ^ 1]) + value[5:]
+    yield "flipped bit in the checksum", value[:20] + bytes([value[20] ^ 1]) + value[21:]
+    yield "cut", value[: len(value) // 2]
+    yield "cut in the header", value[:7]
+    yield "empty", b""
+    yield "one byte more", value + b"\0"
+    yield "much longer", value + bytes(1_000_000)
+    yield "that of another sample", other
+    yield "another version", value[:3] + b"\2" + value[4:]
+    yield "a pickle", pickle.dumps(os.getcwd)
+
+
+@needed
+@pytest.mark.parametrize("form", forms.FORMS)
+def test_a_damaged_value_is_a_miss_and_counted(form, empty, index, made):
+    client, samples = empty.client(), made[form]
+    with Opened(empty.url(tail=f"?form={form}"), index) as opened:
+        store = opened.store
+        store.put(ALL, samples)
+        victim, twin = 2, 9  # of equal size
+        assert len(samples[victim].content) == len(samples[twin].content) or form == "encoded"
+        keys = [leases.sample_key(opened.servers, store.name, id) for id in (victim, twin)]
+        good, other = client.mget(keys)
+        for number, (name, bad) in enumerate(damages(good, other), start=1):
+            client.set(keys[0], bad)
+            found = store.get(ALL)
+            assert found[victim] is None, name
+            assert same(found[:victim] + found[victim + 1 :], samples[:victim] + samples[victim + 1 :]), name
+            assert store.counts["bad"] == number, name
+            assert store.counts["hits"] == 39 * number and store.counts["misses"] == 0
+        client.delete(keys[0])
+        client.lpush(keys[0], "a list")
+        assert store.get([victim]) == [None]
+        assert opened.said == []
+
+
+@needed
+def test_changed_data_are_never_served_from_before(empty, tmp_path):
+    folder = pictures.make(tmp_path / "images", 6, 1)
+    index = image_folder.load(str(folder), "train", str(tmp_path / "cache"))
+    with Opened(empty.url(), index) as opened:
+        opened.store.put(range(6), [forms.make(FileStore(index), id, "decoded") for id in range(6)])
+        assert None not in opened.store.get(range(6))
+    path = index.path(4)
+    content = bytearray(Path(path).read_bytes())
+    content[-3] ^= 1  # the same size
+    Path(path).write_bytes(content)
+    again = image_folder.load(str(folder), "train", str(tmp_path / "cache"))
+    with Opened(empty.url(), again) as opened:
+        assert opened.store.get(range(6)) == [None] * 6
+
+
+@needed
+def test_threads_forks_and_pickles(empty, index, made):
+    """Connections of their own; in a pickle there is neither a socket nor the password."""
+    with Opened(empty.url(), index) as opened:
+        store = opened.store
+        store.put(ALL, made["decoded"])
+        wrong = []
+
+        def read():
+            for _ in range(10):
+                ids = np.random.default_rng().permutation(40)
+                if not same(store.get(ids), [made["decoded"][id] for id in ids]):
+                    wrong.append(ids)
+
+        children = []
+        for _ in range(3):  # with connections that are open
+            child = os.fork()
+            if not child:
+                try:
+                    read()
+                    os._exit(len(wrong))
+                finally:
+                    os._exit(1)
+            children.append(child)
+        read()
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0] and not wrong
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        copy = pickle.loads(pickle.dumps(store))
+        assert same(copy.get(ALL), made["decoded"])
+        copy.servers.close()
+
+
+@needed
+def test_a_forked_process_finds_a_server_that_comes_back(tmp_path, index, made):
+    """With a thread of its own: that of its parent does not exist there."""
+    server = RedisServer(tmp_path)
+    with Opened(server.url(), index) as opened, server:
+        opened.store.put(ALL, made["decoded"])
+        server.kill()
+        assert opened.store.get(ALL) == [None] * 40
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                until(lambda: same(opened.store.get(ALL), made["decoded"]), 15)
+                code = 0
+            finally:
+                os._exit(code)
+        server.start()
+        until(lambda: opened.store.put(ALL, made["decoded"]) == 40)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+# a Cluster
+
+
+@needed
+def test_a_cluster_and_the_death_of_a_node(tmp_path, index, made):
+    samples = made["encoded"]
+    with cluster(tmp_path) as nodes:
+        for named in (nodes, nodes[1:2]):  # all of them, or one that tells of the others
+            with Opened(cluster_url(named, "?form=encoded"), index) as opened:
+                store = opened.store
+                assert store.put(ALL, samples) == 40 and same(store.get(ALL), samples)
+                assert min(node.client().dbsize() for node in nodes) >= 8, "all of them have some"
+        with Opened(cluster_url(nodes, "?form=encoded"), index) as opened:
+            store = opened.store
+            there = {id for id in ALL if opened.servers.at(servers.TAGS[id % 128]).port == nodes[2].port}
+            assert same(store.get(ALL), samples) and len(there) >= 8
+            nodes[2].kill()
+            for _ in range(5):
+                found = store.get(ALL)
+                assert {id for id in ALL if found[id] is None} == there
+            assert len(opened.said) == 1 and f":{nodes[2].port}: " in opened.said[0]
+            assert store.counts["errors"] == 5 * len(there)
+            nodes[2].start()
+            until(lambda: len(opened.said) == 2)
+            assert {id for id in ALL if store.get([id]) == [None]} == there
+            assert opened.said[1].endswith("it answers again")
+
+
+@needed
+def test_several_hosts_that_are_no_cluster(server, index):
+    with pytest.raises(BadInput, match="is no node of a Cluster"):
+        servers.Servers(address.parse(f"{server.url()},127.0.0.1:{server.port}"))
+    with (
+        pytest.raises(BadInput, match="is no node of a Cluster"),
+        Opened(f"{server.url()},127.0.0.1:{free_port()}", index),
+    ):
+        pass  # fmt: skip
+
+
+# faults
+
+
+@needed
+def test_a_server_that_is_not_there_comes_later(tmp_path, index, made):
+    server = RedisServer(tmp_path)
+    with Opened(server.url(), index) as opened:
+        store = opened.store
+        for _ in range(100):
+            assert store.get(ALL) == [None] * 40 and store.put(ALL, made["decoded"]) == 0
+        assert len(opened.said) == 1 and "Connection refused" in opened.said[0]
+        with server:
+            until(lambda: store.put(ALL, made["decoded"]) == 40)
+            assert same(store.get(ALL), made["decoded"])
+            assert opened.said[1:] == [f"cache 127.0.0.1:{server.port}: it answers again"]
+            server.kill()
+            server.start()  # with another process, and without the data: connections are cut, nobody is away
+            assert store.get(ALL) == [None] * 40
+            assert len(opened.said) == 2
+
+
+@needed
+def test_a_server_that_falls_silent(tmp_path, index, made, monkeypatch):
+    monkeypatch.setattr(wire, "READ", 0.2)
+    with RedisServer(tmp_path) as server, Opened(server.url(), index) as opened:
+        store = opened.store
+        store.put(ALL, made["decoded"])
+        server.pause()
+        for _ in range(50):
+            assert store.get(ALL) == [None] * 40
+        assert len(opened.said) == 1 and "timed out" in opened.said[0].lower()
+        server.resume()
+        until(lambda: same(store.get(ALL), made["decoded"]))
+        assert len(opened.said) == 2
+
+
+@needed
+def test_an_answer_that_trickles_is_given_up(tmp_path, index, made, monkeypatch):
+    """Every byte arrives in time, and the whole would take for ever."""
+    with RedisServer(tmp_path) as server, Opened(server.url(), index) as opened:
+        opened.store.put(ALL, made["decoded"])
+        with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+            def serve():
+                while True:
+                    try:
+                        near, _ = proxy.accept()
+                    except OSError:
+                        return
+                    far = socket.create_connection(("127.0.0.1", server.port))
+                    threading.Thread(target=pump, args=(near, far, 1 << 16, 0), daemon=True).start()
+                    threading.Thread(target=pump, args=(far, near, 100, 0.01), daemon=True).start()
+
+            def pump(source, target, size, pause):
+                try:
+                    while content := source.recv(size):
+                        target.sendall(content)
+                        time.sleep(pause)
+                except OSError:
+                    pass
+                target.close()
+
+            threading.Thread(target=serve, daemon=True).start()
+            monkeypatch.setattr(wire, "READ", 0.5)
+            with Opened(f"redis://127.0.0.1:{proxy.getsockname()[1]}", index) as slow:
+                assert slow.store.get(ALL) == [None] * 40
+                assert "more slowly than 20 MB/s" in slow.said[0]
+
+
+class Odd:
+    """A server that gives one answer to every command, except to those in `others`. connections: so far."""
+
+    def __init__(self, answer: bytes, **others: bytes):
+        self.answer, self.others, self.connections = answer, others, 0
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._server.getsockname()[1]}"
+
+    def __enter__(self):
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection = self._server.accept()[0]
+                self.connections += 1
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection):
+        with contextlib.suppress(OSError), connection, connection.makefile("rb") as commands:
+            while head := commands.readline():
+                words = [commands.read(int(commands.readline()[1:]) + 2)[:-2] for _ in range(int(head[1:]))]
+                connection.sendall(self.others.get(words[0].decode(), self.answer))
+
+
+SLOTS = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$0\r\n\r\n:%d\r\n"
+
+
+@pytest.mark.parametrize("answer, others", [
+    *((answer, {}) for answer in (
+        b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"$2\r\nhi\r\n", b"*-1\r\n", b"*0\r\n", b"*1\r\n:5\r\n",
+        b"*1\r\n" * 3000, b"%1\r\n", b"*x\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    )),
+    *((b"+OK\r\n", {"PING": b"+PONG\r\n", "CLUSTER": answer}) for answer in (
+        b"*1\r\n*3\r\n:0\r\n:16383\r\n$-1\r\n", b"*1\r\n*3\r\n:0\r\n:16383\r\n*1\r\n:7\r\n", b"*1\r\n*0\r\n",
+        b"*1\r\n*3\r\n+a\r\n:9\r\n*2\r\n$1\r\na\r\n:7\r\n",
+        SLOTS % 0,
+    )),
+    (b":1\r\n", {"CLUSTER": b"-ERR unknown command\r\n", "PING": b"+PONG\r\n"}),
+    (b"+OK\r\n", {"CLUSTER": b"-ERR unknown command\r\n", "INFO": b"*0\r\n", "EXEC": b"+OK\r\n"}),
+], ids=lambda value: repr(value)[:50])  # fmt: skip
+def test_a_server_that_is_not_redis_is_a_miss(answer, others, index, made, monkeypatch):
+    """One line, however often it is tried again, and no traceback, with a password and without one."""
+    monkeypatch.setenv(address.PASSWORD, PASSWORD)
+    with Odd(answer, **others) as odd:
+        for url in (odd.url, odd.url.replace("//", "//user@")):
+            with Opened(url, index, "active") as opened:
+                assert opened.store.get(ALL) == [None] * 40
+                opened.store.put(ALL, made["decoded"])
+                before = odd.connections
+                until(lambda before=before: odd.connections >= before + 2)
+            assert len(opened.said) == 1 and "127.0.0.1" in opened.said[0], opened.said
+
+
+@needed
+def test_wrong_credentials_are_an_error_at_once(tmp_path, index, monkeypatch):
+    with with_user(tmp_path) as server:
+        for user, password in (
+            ("bootfile", "wrong"),
+            ("nobody", PASSWORD),
+            ("", PASSWORD),
+            ("bootfile", None),
+            ("", None),
+        ):
+            monkeypatch.delenv(address.PASSWORD, raising=False)
+            if password:
+                monkeypatch.setenv(address.PASSWORD, password)
+            with pytest.raises(
+                BadInput, match=f":{server.port}: it refuses the user or the password; "
+            ) as caught:
+                Opened(server.url(user), index)
+            assert PASSWORD not in str(caught.value) and "wrong" not in str(caught.value)
+        monkeypatch.delenv(address.PASSWORD, raising=False)
+        secret = tmp_path / "secret"
+        secret.write_text(PASSWORD + "\n")
+        monkeypatch.setenv(address.PASSWORD_FILE, str(secret))
+        with Opened(server.url("bootfile"), index) as opened:
+            assert opened.said == []
+    monkeypatch.setenv(address.PASSWORD_FILE, str(tmp_path / "nothing"))
+    with pytest.raises(BadInput, match="BOOTFILE_CACHE_PASSWORD_FILE: cannot read"):
+        Opened("redis://bootfile@127.0.0.1", index)
+
+
+@needed
+def test_a_user_with_the_rights_that_are_documented(tmp_path, index, made, monkeypatch):
+    """All that a job, a preload and `ls` do is allowed; no EVAL; no other keys."""
+    monkeypatch.setenv(address.PASSWORD, PASSWORD)
+    with with_user(tmp_path) as server:
+        log = server.client(username="bootfile", password=PASSWORD)
+        with Opened(server.url("bootfile"), index, "active") as opened:
+            store = opened.store
+            assert store.put(ALL, made["decoded"]) == 40 and same(store.get(ALL), made["decoded"])
+            store.keep(ALL)
+            store.lease.announce("offline")
+            until(lambda: leases.held(opened.servers)[0].leases)
+            leases.sweep(opened.servers)
+            leases.remove(opened.servers, store.name)
+            assert store.lengths(ALL).tolist() == [0] * 40 and opened.said == []
+        for command in (("EVAL", "return 1", 0), ("KEYS", "*"), ("GET", "other")):
+            with pytest.raises(Exception, match="permissions"):
+                log.execute_command(*command)
+    assert "eval" not in RIGHTS
+
+
+@needed
+@pytest.mark.parametrize("without", ["+mget", "+set", "+cluster|slots", "+info", "+hincrby +zadd +time"])
+def test_without_a_right_it_goes_on_without(without, tmp_path, index, made, monkeypatch):
+    monkeypatch.setenv(address.PASSWORD, PASSWORD)
+    rights = RIGHTS
+    for right in without.split():
+        rights = rights.replace(f" {right} ", " ")
+    with with_user(tmp_path, rights) as server, Opened(server.url("bootfile"), index, "active") as opened:
+        for _ in range(3):
+            taken, found = opened.store.put(ALL, made["decoded"]), opened.store.get(ALL)
+        assert taken == (0 if without == "+set" else 40 if without != "+mget" else taken)
+        works = without not in ("+set", "+mget")
+        assert same(found, made["decoded"]) if works else found == [None] * 40
+        assert len(opened.said) == (0 if works else 1), opened.said
+        assert all("permission" in line for line in opened.said)
+
+
+@needed
+def test_tls(tmp_path, index, made, monkeypatch):
+    monkeypatch.setenv(address.PASSWORD, PASSWORD)
+    with with_user(tmp_path, tls=trustme.CA()) as server:
+        trusted = f"?form=encoded&ca={server.folder / 'ca.pem'}"
+        with Opened(server.url("bootfile", trusted), index) as opened:
+            assert opened.store.put(ALL, made["encoded"]) == 40
+            assert same(opened.store.get(ALL), made["encoded"]) and opened.said == []
+        monkeypatch.setenv(address.CA, str(server.folder / "ca.pem"))
+        with Opened(server.url("bootfile", "?form=encoded"), index) as opened:
+            assert same(opened.store.get(ALL), made["encoded"])
+        elsewhere = server.url("bootfile", "?form=encoded").replace("127.0.0.1", "localhost")
+        with Opened(elsewhere, index) as opened:
+            assert opened.store.get(ALL) == [None] * 40
+            assert len(opened.said) == 1 and "certificate is not trusted" in opened.said[0], "another name"
+        monkeypatch.delenv(address.CA)
+        with Opened(server.url("bootfile"), index) as opened:
+            for _ in range(3):
+                assert opened.store.get(ALL) == [None] * 40
+            assert len(opened.said) == 1 and "certificate is not trusted" in opened.said[0]
+        with Opened(server.url("bootfile").replace("rediss", "redis"), index) as opened:
+            assert opened.store.get(ALL) == [None] * 40 and len(opened.said) == 1
+
+
+@needed
+def test_a_full_server_keeps_what_it_has(tmp_path, index, made):
+    full = "maxmemory 4mb", "maxmemory-policy noeviction"
+    with RedisServer(tmp_path, *full) as server, Opened(server.url(), index) as opened:
+        store = opened.store
+        taken = sum(store.put([id], [made["decoded"][id]]) for id in ALL)
+        assert 0 < taken < 40
+        there = [sample is not None for sample in store.get(ALL)]
+        assert sum(there) == taken
+        for _ in range(5):
+            store.put(ALL, made["decoded"])
+        assert [sample is not None for sample in store.get(ALL)] == there
+        assert len(opened.said) == 1 and "takes no more samples" in opened.said[0]
+
+
+@needed
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru"])
+def test_nothing_is_pushed_out_of_a_server_that_evicts(policy, tmp_path, index, made, monkeypatch):
+    monkeypatch.setattr("datasets.stores.shared.redis._LOOK", 200_000)
+    full, samples = ("maxmemory 8mb", f"maxmemory-policy {policy}"), made["decoded"]
+    with RedisServer(tmp_path, *full) as server, Opened(server.url(), index, "active") as opened:
+        taken = sum(opened.store.put([id], [samples[id]]) for id in ALL)
+        assert 0 < taken < 40
+        # one by one: answers on their way to us count as memory, too, and 8 MB are few
+        assert sum(opened.store.get([id])[0] is not None for id in ALL) == taken
+        assert server.client().info("stats")["evicted_keys"] == 0
+        assert len(opened.said) == 1 and "would evict" in opened.said[0]
+
+
+# leases
+
+
+@needed
+def test_an_active_set_goes_with_the_last_one(empty, index, made):
+    client = empty.client()
+    with Opened(empty.url(), index, "active") as first:
+        first.store.put(ALL, made["decoded"])
+        assert 0 < client.ttl(leases.sample_key(first.servers, first.store.name, 0)) <= leases.LEFT
+        with Opened(empty.url(), index, "active") as second:
+            until(lambda: len(leases.held(first.servers)[0].leases) == 2)
+            assert same(second.store.get(ALL), made["decoded"])
+        assert same(first.store.get(ALL), made["decoded"]), "one is left"
+        (held,) = leases.held(first.servers)
+        assert held.samples == 40 and held.mode == "active" and held.title.endswith("/train")
+        assert held.counts == {"hits": 40, "put": 0} or held.counts["hits"] == 40
+    assert client.dbsize() == 0
+
+
+@needed
+def test_an_offline_set_stays_and_is_shared(empty, index, made):
+    client = empty.client()
+    with Opened(empty.url(), index) as preload:
+        preload.store.lease.announce("offline")
+        preload.store.put(ALL, made["decoded"])
+    assert client.ttl(leases.sample_key(preload.servers, preload.store.name, 0)) == -1
+    for mode in ("offline", "active"):
+        with Opened(empty.url(), index, mode) as one, Opened(empty.url(), index, mode) as other:
+            until(lambda one=one: len(leases.held(one.servers)[0].leases) == 2)
+            assert same(one.store.get(ALL), made["decoded"]) and same(other.store.get(ALL), made["decoded"])
+        assert client.dbsize() >= 40
+    with Opened(empty.url(), index) as tool:
+        (held,) = leases.held(tool.servers)
+        assert held.mode == "offline" and held.leases == [] and held.counts["hits"] == 160
+        leases.sweep(tool.servers)
+        assert client.dbsize() >= 40
+        leases.remove(tool.servers, held.name)
+    assert client.dbsize() == 0
+
+
+@needed
+def test_what_an_active_job_put_is_kept_when_asked(empty, index, made, monkeypatch):
+    monkeypatch.setattr("datasets.stores.shared.redis._BEAT", 0.1)
+    client = empty.client()
+    with Opened(empty.url(), index, "active") as job:
+        job.store.put(ALL, made["decoded"])
+        with Opened(empty.url(), index) as preload:
+            preload.store.lease.announce("offline")
+            preload.store.keep(ALL)
+        until(lambda: job.store.lease.stays)
+    key = leases.sample_key(job.servers, job.store.name, 0)
+    assert client.dbsize() >= 40 and client.ttl(key) == -1
+    assert client.ttl(f"bootfile:{{{job.store.name}}}:meta") == -1
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {root!r})
+from datasets import image_folder
+from datasets.stores import address, forms, leases, servers
+from datasets.stores.files import FileStore
+from datasets.stores.redis import RedisStore
+leases.LEASE = 1
+index = image_folder.open_index({folder!r})
+store = RedisStore(servers.Servers(address.parse({url!r})), index, "active")
+store.put([0, 1], [forms.make(FileStore(index), id, "decoded") for id in (0, 1)])
+while not store.lease._held:
+    time.sleep(0.01)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@needed
+def test_what_a_killed_job_left_goes_with_the_next(empty, index, tmp_path):
+    """Its lease ends by itself. Another data set's job takes away what it left; a living one's stays."""
+    script = SCRIPT.format(root=str(ROOT), folder=index.folder, url=empty.url())
+    job = start("-c", script)
+    try:
+        assert job.stdout.readline() == "ready\n"
+    finally:
+        job.kill()
+        finish(job, None)
+    other = image_folder.load(str(pictures.make(tmp_path / "other", 3, 1)), "train", str(tmp_path / "cache"))
+    client = empty.client()
+    assert len(client.keys("*decoded256:*")) == 2
+    with Opened(empty.url(), index) as tool:
+        until(lambda: not leases.held(tool.servers)[0].leases)
+    with Opened(empty.url(), other, "active") as opened:
+        until(lambda: not client.keys("*decoded256:*"))
+        until(lambda: [each.name for each in leases.held(opened.servers)] == [opened.store.name])
+    assert client.dbsize() == 0
+
+
+# secrets
+
+
+@needed
+def test_the_password_is_nowhere(tmp_path, index, made, monkeypatch):
+    monkeypatch.setenv(address.PASSWORD, PASSWORD)
+    with with_user(tmp_path) as server:
+        with Opened(server.url("bootfile"), index, "active") as opened:
+            seen = [
+                repr(opened.store),
+                repr(opened.servers),
+                repr(vars(opened.store)),
+                str(opened.servers.address),
+            ]
+            seen += [str(pickle.dumps(opened.store)), repr(list(opened.servers))]
+            server.client(username="bootfile", password=PASSWORD)
+            server.kill()
+            opened.store.get(ALL)
+            server.start()
+            until(lambda: len(opened.said) == 2)
+            seen += opened.said
+        assert not [text for text in seen if PASSWORD in text]
+        echo = servers._text(
+            wire.Refused(f"ERR unknown command 'AUTH', with args beginning with: '{PASSWORD}'")
+        )
+        assert PASSWORD not in echo
+    assert files_with(PASSWORD, index.folder) == []

@@ -1,0 +1,443 @@
+"""Engines that are fed by a cache: the same data from every tier, form and world size, whatever fails."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.exits import BadInput
+from datasets import loaders
+from datasets.folders import image_folder
+from datasets.sampling.plan import Plan
+from datasets.sampling.receipt import Receipt
+from datasets.sampling.sampler import Order
+from datasets.stores import Stores, forms, local, pack
+from datasets.stores.files import FileStore
+from datasets.stores.shared import address, leases, servers, wire
+from datasets.stores.shared.redis import RedisStore
+from datasets.stores.tiers import Tiers
+from tests.support import pictures
+from tests.support.redis_server import RedisServer, cluster, cluster_url, needed, until
+
+pytest.importorskip("redis", reason="redis-py is not installed")
+
+CPU = torch.device("cpu")
+MISSING = loaders.backends(CPU)["dali"]
+BACKENDS = [
+    "kspeed", "pytorch",
+    pytest.param("dali-kspeed", marks=pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    folder = pictures.make(tmp_path_factory.mktemp("images"))
+    return image_folder.load(str(folder), "train", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def uncached(index, tmp_path_factory):
+    """form -> a store without any cache that gives the same bits."""
+    path = str(tmp_path_factory.mktemp("packs") / "decoded")
+    return {"encoded": FileStore(index), "decoded": pack.build(index, path)}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def empty(server):
+    server.client().flushall()
+    return server
+
+
+@contextlib.contextmanager
+def opened(url, index, mode="active"):
+    """(a Tiers, what was said)."""
+    said = []
+    found = servers.Servers(address.parse(url), said.append)
+    tiers = Tiers(RedisStore(found, index, mode), FileStore(index))
+    try:
+        yield tiers, said
+    finally:
+        tiers.close()
+        found.close()
+
+
+def plan_of(index, rank=0, world_size=1) -> Plan:
+    return Plan(index, Order(len(index), 8, 7, rank, world_size), 64, augment=True)
+
+
+def epoch_of(loader, epoch=1, at_step=lambda step: None):
+    """The batches, and the receipt's sums."""
+    loader.set_epoch(epoch)
+    batches = []
+    for step, (images, labels) in enumerate(loader):
+        batches.append((images.clone(), labels.clone()))
+        at_step(step)
+    return batches, loader.receipt.take()
+
+
+def equal(some, others) -> bool:
+    return len(some) == len(others) and all(
+        torch.equal(a, b) and torch.equal(c, d) for (a, c), (b, d) in zip(some, others, strict=True)
+    )
+
+
+def planned(index, epoch=1) -> torch.Tensor:
+    plan, receipt = plan_of(index), Receipt()
+    plan.set_epoch(epoch)
+    for batch in plan:
+        receipt.add(batch.ids, batch.labels, batch.crops)
+    return receipt.take()
+
+
+@needed
+@pytest.mark.parametrize("form", forms.FORMS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_same_bits_with_and_without_a_cache(backend, form, empty, index, uncached, monkeypatch):
+    """In the epoch that fills it, and in the one that is fed by it."""
+    monkeypatch.setattr("datasets.stores.shared.redis._BEAT", 0.1)
+    with loaders.build(backend, uncached[form], plan_of(index), CPU, 2) as loader:
+        expected, _ = epoch_of(loader)
+    with (
+        opened(empty.url(tail=f"?form={form}"), index) as (tiers, said),
+        loaders.build(backend, tiers, plan_of(index), CPU, 2) as loader,
+    ):
+        cold, sums = epoch_of(loader)
+        assert equal(cold, expected) and torch.equal(sums, planned(index))
+        until(lambda: (tiers.cache.lengths(range(len(index))) > 0).all())
+        warm, sums = epoch_of(loader)
+        assert equal(warm, expected) and torch.equal(sums, planned(index))
+        until(lambda: leases.held(tiers.cache.servers)[0].counts.get("hits", 0) >= len(index))
+        assert "bad" not in leases.held(tiers.cache.servers)[0].counts and said == []
+    assert empty.client().dbsize() == 0
+
+
+@needed
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_processes_share_what_they_read(world_size, empty, index):
+    """Each job of a rank finds what the others have put."""
+    with contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(opened(empty.url(), index))[0] for _ in range(world_size)]
+        for epoch in (1, 2):
+            total = torch.zeros_like(planned(index))
+            for rank, tiers in enumerate(ranks):
+                with loaders.build("kspeed", tiers, plan_of(index, rank, world_size), CPU, 1) as loader:
+                    total += epoch_of(loader, epoch)[1]
+            assert torch.equal(total, planned(index, epoch))
+            until(lambda: (ranks[0].cache.lengths(range(len(index))) > 0).all())
+        counts = {name: sum(tiers.cache.counts[name] for tiers in ranks) for name in ("hits", "misses")}
+        assert counts == {"hits": len(index), "misses": len(index)}
+    assert empty.client().dbsize() == 0
+
+
+@needed
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fault", ["kill", "pause", "flush", "flip", "never there"])
+def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached, monkeypatch):
+    monkeypatch.setattr(wire, "READ", 0.3)
+    monkeypatch.setattr("datasets.stores.shared.redis._BEAT", 0.1)
+    with loaders.build(backend, uncached["decoded"], plan_of(index), CPU, 2) as loader:
+        expected = [epoch_of(loader, epoch)[0] for epoch in (1, 2)]
+
+    def strike(step):
+        if step == 1 and fault == "kill":
+            server.kill()
+        elif step == 1 and fault == "pause":
+            server.pause()
+        elif step == 1 and fault == "flush":
+            server.client().flushall()
+        elif step == 1 and fault == "flip":
+            for key in server.client().scan_iter("*:decoded256:*"):
+                server.client().setrange(key, 1000, b"\0\1\2\3")
+
+    server = RedisServer(tmp_path)
+    with contextlib.ExitStack() as stack:
+        if fault != "never there":
+            stack.enter_context(server)
+        tiers, said = stack.enter_context(opened(server.url(), index))
+        ids = list(range(len(index)))
+        tiers.cache.put(ids, [forms.make(tiers.files, id, "decoded") for id in ids])
+        with loaders.build(backend, tiers, plan_of(index), CPU, 2) as loader:
+            for epoch in (1, 2):
+                batches, sums = epoch_of(loader, epoch, strike if epoch == 1 else lambda step: None)
+                assert equal(batches, expected[epoch - 1]) and torch.equal(sums, planned(index, epoch))
+            if fault in ("kill", "pause", "never there"):
+                until(lambda: said)  # by the thread that looks, where others fetch
+                assert len(said) == 1, said
+            if fault == "flip":
+                until(lambda: leases.held(tiers.cache.servers)[0].counts.get("bad", 0) > 0)
+
+
+@needed
+def test_a_node_of_a_cluster_dies_and_comes_back(tmp_path, index, uncached):
+    with loaders.build("kspeed", uncached["encoded"], plan_of(index), CPU, 2) as loader:
+        expected = [epoch_of(loader, epoch)[0] for epoch in (1, 2, 3)]
+    with (
+        cluster(tmp_path) as nodes,
+        opened(cluster_url(nodes, "?form=encoded"), index) as (tiers, said),
+        loaders.build("kspeed", tiers, plan_of(index), CPU, 2) as loader,
+    ):
+        assert equal(epoch_of(loader, 1)[0], expected[0])
+        nodes[1].kill()
+        assert equal(epoch_of(loader, 2)[0], expected[1])
+        assert len(said) == 1 and str(nodes[1].port) in said[0]
+        nodes[1].start()
+        until(lambda: len(said) == 2)
+        assert equal(epoch_of(loader, 3)[0], expected[2])
+
+
+@needed
+def test_an_image_that_went_bad_is_named_only_where_it_is_read(empty, tmp_path):
+    folder = pictures.make(tmp_path / "images", 8, 1)
+    index = image_folder.load(str(folder), "train", str(tmp_path / "cache"))
+    with opened(empty.url(), index) as (tiers, _):
+        tiers.cache.put(range(8), [forms.make(tiers.files, id, "decoded") for id in range(8)])
+        os.truncate(index.path(3), 100)
+        with loaders.build("kspeed", tiers, plan_of(index), CPU, 2) as loader:
+            assert len(epoch_of(loader)[0]) == 1
+            empty.client().flushall()
+            with pytest.raises(BadInput, match=rf"{index.path(3)} has 100 bytes"):
+                epoch_of(loader)
+
+
+@needed
+def test_nothing_is_left_behind(empty, index):
+    before = threading.active_count()
+    with opened(empty.url(), index) as (tiers, _):
+        with loaders.build("kspeed", tiers, plan_of(index), CPU, 2) as loader:
+            epoch_of(loader)
+        assert [thread.name for thread in threading.enumerate() if "fetcher" in thread.name] == []
+    assert threading.active_count() <= before
+    until(lambda: len(empty.client().client_list()) == 1)
+
+
+# a pack before the cache
+
+
+@needed
+def test_a_pack_is_filled_from_the_cache(empty, index, uncached, tmp_path):
+    said = []
+    with opened(empty.url(), index, "offline") as (tiers, _):
+        tiers.cache.lease.announce("offline")
+        tiers.cache.put(range(30), [forms.make(tiers.files, id, "decoded") for id in range(30)])
+        stores = Stores(str(tmp_path / "packs"), empty.url(), "active", False, said.append)
+        store = stores.open(index)
+        assert isinstance(store, pack.PackStore) and stores.open(index) is store
+        store.verify()
+        for id in range(len(index)):
+            assert np.array_equal(store.image(id), uncached["decoded"].image(id))
+        stores.close()
+        until(lambda: (tiers.cache.lengths(range(len(index))) > 0).all())
+        counts = leases.held(tiers.cache.servers)[0].counts
+        assert (counts["hits"], counts["misses"]) == (30, 10) and said == []
+
+
+@needed
+def test_where_a_pack_has_no_room_the_cache_is_used(empty, index, tmp_path):
+    said = []
+    (tmp_path / "packs").write_text("no folder")
+    stores = Stores(str(tmp_path / "packs"), empty.url(), "active", False, said.append)
+    assert isinstance(stores.open(index), Tiers)
+    assert len(said) == 1 and "cannot write the pack" in said[0] and "the cache is used without it" in said[0]
+    stores.close()
+    with pytest.raises(BadInput, match="cannot write the pack"):
+        Stores(str(tmp_path / "packs"), None, "active", False, said.append).open(index)
+
+
+@needed
+@pytest.mark.parametrize("mode", ["offline", "active"])
+def test_a_set_that_nobody_put_is_named(mode, empty, index):
+    said = []
+    stores = Stores(None, empty.url(), mode, False, said.append)
+    stores.open(index)
+    stores.close()
+    assert [f"{index.fingerprint}:decoded256" in line for line in said] == [True] * (mode == "offline")
+    with opened(empty.url(), index, "") as (tiers, _):
+        assert leases.held(tiers.cache.servers) == []
+
+
+# a pack on the node
+
+
+def test_a_pack_on_the_node_goes_with_the_last_one(index, uncached, tmp_path):
+    places = (str(tmp_path / "missing"), str(tmp_path))
+    first, second = (local.Local(index, "active", print, places=places) for _ in range(2))
+    folder = tmp_path / f"bootfile-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for id in range(len(index)):
+        assert np.array_equal(second.store.image(id), uncached["decoded"].image(id))
+    first.close()
+    assert [path.suffix for path in sorted(folder.iterdir())] == [".pack", ".lease", ".lock"]
+    second.close()
+    assert list(folder.iterdir()) == []
+    for mode in ("offline", "active", "active"):  # made to stay, it stays
+        local.Local(index, mode, print, places=places).close()
+        assert [path for path in folder.iterdir() if path.suffix == ".pack"]
+
+
+def test_a_pack_that_a_killed_process_left_is_used_and_taken_away(index, tmp_path):
+    child = os.fork()
+    if not child:
+        try:
+            torch.set_num_threads(1)  # torch 2.1 makes its threads anew after a fork, one thread at a time
+            local.Local(index, "active", print, places=(str(tmp_path),))
+        finally:
+            os._exit(0)  # as a kill: nothing is closed, and no error reaches a second pytest
+    os.waitpid(child, 0)
+    (part,) = tmp_path.glob("bootfile-*/*.pack/000000.arrow")
+    made = part.stat().st_mtime_ns
+    after = local.Local(index, "active", print, places=(str(tmp_path),))
+    assert part.stat().st_mtime_ns == made
+    after.close()
+    assert not part.exists()
+
+
+@contextlib.contextmanager
+def in_a_process(work):
+    """work() in a child, which keeps what it returns until the end of the block and is then killed."""
+    ready, child_end = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            torch.set_num_threads(1)
+            _kept = work()
+            os.write(child_end, b"1")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(child_end)
+    try:
+        assert os.read(ready, 1) == b"1"
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+
+
+def test_packs_of_killed_jobs_make_room_for_other_data(index, tmp_path):
+    """Those that are used, built or made to stay remain, and so does what the user has named."""
+    others = {}
+    for name in ("killed", "used", "built", "stays", "preloaded", "named"):
+        images = pictures.make(tmp_path / f"{name}-images", 2 + len(others), 1)
+        others[name] = image_folder.load(str(images), "train", str(tmp_path / "cache"))
+    places, folder = (str(tmp_path / "shm"),), tmp_path / "shm" / f"bootfile-{os.getuid()}"
+    (tmp_path / "shm").mkdir()
+    path_of = {name: Path(pack.place(str(folder), each)) for name, each in others.items()}
+
+    def opened(name, mode="active"):
+        return local.Local(others[name], mode, print, places=places)
+
+    with in_a_process(lambda: opened("named")):
+        pass
+    pack.build(others["named"], str(path_of["named"]))
+    opened("stays", "offline").close()
+    pack.build(others["preloaded"], str(path_of["preloaded"]))
+    opened("preloaded").close()
+    (folder / "earlier.pack.lock").touch()
+    with in_a_process(lambda: opened("used")):
+        with in_a_process(lambda: opened("killed")), in_a_process(lambda: opened("built")):
+            pass
+        assert all(path.exists() for path in path_of.values())
+        with in_a_process(lambda: locked(f"{path_of['built']}.lock")):
+            local.Local(index, "active", print, places=places).close()
+            assert {name for name, path in path_of.items() if path.exists()} == others.keys() - {"killed"}
+            assert not (folder / "earlier.pack.lock").exists()
+    local.Local(index, "active", print, places=places).close()
+    assert {name for name, path in path_of.items() if path.exists()} == {"stays", "preloaded", "named"}
+
+
+def locked(path: str):
+    file = open(path, "a")  # noqa: SIM115
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    return file
+
+
+def test_what_earlier_jobs_left_does_not_lift_the_limit_of_memory(index, tmp_path, monkeypatch):
+    folder = tmp_path / f"bootfile-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    Path(f"{pack.place(str(folder), index)}.lock").touch()
+    said, size = [], pack.size_of(index, "decoded", forms.SHORT_SIDE)
+    monkeypatch.setattr(local, "PLACES", (str(tmp_path),))
+    monkeypatch.setattr(pack, "TOGETHER", 8)
+    free = iter([size, size, size // 4, 0, 0])  # another process takes memory meanwhile
+    monkeypatch.setattr(local, "_free", lambda place: next(free))
+    assert local.Local(index, "active", said.append).store is None
+    assert "a pack of 40 images needs" in said[0] and list(folder.iterdir()) == []
+    monkeypatch.setattr(local, "_free", lambda place: 0)
+    assert local.Local(index, "offline", said.append).store is None and list(folder.iterdir()) == []
+    monkeypatch.setattr(local, "_free", lambda place: size)
+    first = local.Local(index, "active", said.append)
+    monkeypatch.setattr(local, "_free", lambda place: 0)
+    second = local.Local(index, "active", said.append)  # it is there: nothing more is taken
+    assert first.store and second.store and len(said) == 2
+    first.close()
+    second.close()
+
+
+def test_processes_that_come_and_go_at_a_time(tmp_path):
+    """None uses a pack that another one is deleting, and the last one leaves nothing."""
+    images = pictures.make(tmp_path / "images", 2, 1)
+    index = image_folder.load(str(images), "train", str(tmp_path / "cache"))
+    expected = FileStore(index).image(1).sum()
+    (tmp_path / "shm").mkdir()
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if not child:
+            code = 1
+            with contextlib.suppress(BaseException):
+                for _ in range(25):
+                    each = local.Local(index, "active", print, places=(str(tmp_path / "shm"),))
+                    assert each.store.image(1).sum() == expected
+                    each.close()
+                code = 0
+            os._exit(code)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0, 0]
+    assert list((tmp_path / "shm" / f"bootfile-{os.getuid()}").iterdir()) == []
+
+
+def test_without_room_on_the_node_the_files_are_read(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "PLACES", (str(tmp_path / "missing"),))
+    said = []
+    stores = Stores(None, None, "active", True, said.append)
+    assert isinstance(stores.open(index), FileStore)
+    assert len(said) == 1 and "no pack of 0.01 GB on the node: 0.00 GB are free in" in said[0]
+    stores.close()
+
+
+def test_another_user_s_folder_is_not_trusted(index, tmp_path):
+    target = tmp_path / "theirs"
+    target.mkdir()
+    os.symlink(target, tmp_path / f"bootfile-{os.getuid()}")
+    said = []
+    assert local.Local(index, "active", said.append, places=(str(tmp_path),)).store is None
+    assert "belongs to somebody else" in said[0] and not list(target.iterdir())
+
+
+@needed
+def test_a_file_that_was_changed_since_the_scan_is_for_nobody_else(empty, tmp_path):
+    """With bytes of the same number: this job reads what it would without a cache, and puts it nowhere."""
+    folder = pictures.make(tmp_path / "images", 8, 1)
+    index = image_folder.load(str(folder), "train", str(tmp_path / "cache"))
+    content = bytearray(Path(index.path(3)).read_bytes())
+    content[-200] ^= 1
+    Path(index.path(3)).write_bytes(content)
+    with opened(empty.url(tail="?form=encoded"), index) as (tiers, _):
+        with loaders.build("kspeed", tiers, plan_of(index), CPU, 2) as loader:
+            epoch_of(loader)
+        until(lambda: (tiers.cache.lengths(range(8)) > 0).sum() == 7)
+        assert tiers.cache.lengths([3]).tolist() == [0]
+        assert tiers.encoded(3) == bytes(content)

@@ -1,0 +1,287 @@
+"""What is below a URL arrives once, whole, and only that; against a real server."""
+
+import http.server
+import json
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from common.exits import BadInput
+from common.object_store import scratch
+from datasets import staged_copy, staging
+from tests.conftest import environment, finish, free_port, start
+from tests.support.fault_proxy import FaultProxy
+from tests.support.object_store_server import ObjectStoreServer
+
+STAGE = "import sys; from common import staging; print('at', staging.stage(sys.argv[1]))"
+# as above, in a process group of two; says now and then what it waits for
+STAGE_TOGETHER = """
+import datetime, sys, time, torch
+from common import exits, meeting, staging
+meeting._SAY_EVERY = staging._SAY_EVERY = 0.5
+rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+store = torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+meeting.share(store, rank, 2, float(sys.argv[4]))
+meeting.everybody("begin", "to begin")
+@exits.entry
+def main():
+    print("at", staging.stage(url), flush=True)
+main()
+store.add("left", 1)
+while rank == 0 and store.add("left", 0) < 2:  # the store is in this process
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ObjectStoreServer("data") as server:
+        yield server
+
+
+@pytest.fixture
+def here(server, monkeypatch, tmp_path):
+    """This process finds the server, and its own scratch folder; a function that stages as a new job does."""
+    for name, value in (server.environment | {scratch.PLACE: str(tmp_path / "scratch")}).items():
+        monkeypatch.setenv(name, value)
+
+    def stage(url: str) -> Path:
+        monkeypatch.setattr(staging, "_staged", {})
+        monkeypatch.setattr(staging, "_began", staged_copy.clock())
+        return Path(staging.stage(url))
+
+    return stage
+
+
+def put(server, prefix: str, **files: bytes) -> dict[str, bytes]:
+    """Store files; their names, with "__" for a slash."""
+    files = {name.replace("__", "/"): content for name, content in files.items()}
+    for name, content in files.items():
+        server.client().put_object(Bucket="data", Key=f"{prefix}/{name}", Body=content)
+    return files
+
+
+def found(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def many(server, prefix: str, count: int = 60) -> dict[str, bytes]:
+    return put(server, prefix, **{f"train__c{n % 3}__{n:03}": bytes([n]) * 1000 for n in range(count)})
+
+
+def test_all_files_arrive_and_are_used_again(server, here, capsys):
+    files = put(
+        server, "again", train__a__1=b"one", train__b__2=b"two" * 999, empty=b"", x=os.urandom(9_000_000)
+    )
+    server.client().put_object(Bucket="data", Key="again/train/", Body=b"")  # what a console calls a folder
+    server.client().put_object(Bucket="data", Key="again-not/3", Body=b"not below it")
+    folder = here("s3://data/again")
+    assert found(folder) == files
+    assert "4 files, 4 fetched" in capsys.readouterr().out
+    times = {path: os.stat(folder / path).st_mtime_ns for path in files}
+    assert here("s3://data/again/") == folder
+    assert "4 files unchanged" in capsys.readouterr().out
+    assert {path: os.stat(folder / path).st_mtime_ns for path in files} == times
+    assert os.stat(folder.parent).st_mode & 0o077 == 0
+
+
+def test_what_changed_is_fetched_and_what_is_gone_goes(server, here, capsys):
+    files = put(server, "change", a=b"1", b__c=b"2", b__d=b"3", e=b"4")
+    folder = here("s3://data/change")
+    capsys.readouterr()
+    for key in ("change/b/c", "change/b/d", "change/e"):
+        server.client().delete_object(Bucket="data", Key=key)
+    files = {"a": b"1"} | put(server, "change", b=b"a file now", e__f=b"a folder now")
+    assert found(here("s3://data/change")) == files
+    assert "3 files, 2 fetched" in capsys.readouterr().out
+    files |= put(server, "change", a=b"9")  # the same size
+    before = os.stat(folder / "a").st_mtime_ns
+    assert found(here("s3://data/change")) == files
+    assert os.stat(folder / "a").st_mtime_ns != before, "an index takes it for the file that it has read"
+
+
+def test_a_copy_that_was_damaged_is_mended(server, here, capsys):
+    files = put(server, "damage", a=b"1" * 100, b=b"2" * 100)
+    folder = here("s3://data/damage")
+    (folder / "a").write_bytes(b"1" * 50 + b"0" * 50)
+    (folder / "stranger").write_bytes(b"")
+    assert found(here("s3://data/damage")) == files
+    status = os.stat(folder / "b")
+    (folder / "b").write_bytes(
+        b"2" * 50 + b"0" * 50
+    )  # a disk that lost a block in the crash that ended the job
+    os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns))
+    folder.rename(folder.parent / ".data")
+    capsys.readouterr()
+    assert found(here("s3://data/damage")) == files
+    assert "2 files, 1 fetched" in capsys.readouterr().out
+
+
+def test_a_copy_is_compared_with_the_store_whatever_the_clock_says(server, here, monkeypatch):
+    put(server, "clock", a=b"1", b=b"2")
+    folder = here("s3://data/clock")
+    now, state = time.time, folder.parent / "state.json"
+    files = put(server, "clock", a=b"3", b=b"4")
+    monkeypatch.setattr(time, "time", lambda: now() - 7200)
+    assert found(here("s3://data/clock")) == files
+    said = json.loads(state.read_text())
+    for damaged in (
+        said | {"listed": 1e300, "boot": "another"},
+        said | {"listed": None},
+        said | {"listed": "x"},
+        5,
+    ):
+        state.write_text(json.dumps(damaged))
+        files = put(server, "clock", a=os.urandom(9))
+        files["b"] = b"4"
+        assert found(here("s3://data/clock")) == files
+
+
+def test_a_damaged_journal_means_fetching_again(server, here, capsys):
+    files = put(server, "journal", a=b"1", b=b"2")
+    folder = here("s3://data/journal")
+    journal, state = folder.parent / "journal.jsonl", folder.parent / "state.json"
+    for line in ("5", "null", "[[], 1, 2, 3, 4]", "[" * 100_000, '["a", 1, 2]', '["a", 1e999, "x", "y", 1]'):
+        journal.write_text(f"{line}\n")
+        state.write_text("[" * 100_000)
+        assert found(here("s3://data/journal")) == files
+    assert capsys.readouterr().out.count("2 files, 2 fetched") == 7
+
+
+@pytest.mark.parametrize("key", ["../out", "a/../../out", "/out", "a//b", "a\\b", "train/x/y"])
+def test_hostile_keys_are_refused_by_name(server, here, tmp_path, key):
+    prefix = f"hostile{abs(hash(key))}"
+    put(server, prefix, train__x=b"1")
+    server.client().put_object(Bucket="data", Key=f"{prefix}/{key}", Body=b"2")
+    with pytest.raises(BadInput) as refused:
+        here(f"s3://data/{prefix}")
+    assert ("train/x" if "x" in key else key) in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() in (b"1", b"2")]
+
+
+def test_what_a_manifest_says_is_compared(server, here):
+    manifest = b'{"format": 1, "files": [{"path": "a", "size": 3, "sha256": "%s"}]}' % (b"0" * 64)
+    put(server, "manifest", **{"a": b"abc", "manifest.json": manifest})
+    with pytest.raises(BadInput, match="s3://data/manifest/a"):
+        here("s3://data/manifest")
+    assert not list(Path(scratch.folder("staged", "s3://data/manifest")).rglob("a")), "nothing half-visible"
+    put(server, "manifest", **{"manifest.json": b'{"somebody": "else\'s"}'})
+    assert "a" in found(here("s3://data/manifest"))
+    with pytest.raises(BadInput, match="nothing below s3://data/nowhere"):
+        here("s3://data/nowhere")
+
+
+def test_a_disk_without_room_is_found_before(here, monkeypatch):
+    """A store that lists an object of 10^15 bytes, and has none."""
+
+    class Listing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            content = (
+                b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key>"
+                b'<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"1"</ETag>'
+                b"<Size>1000000000000000</Size></Contents></ListBucketResult>"
+            )
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    listing = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Listing)
+    threading.Thread(target=listing.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{listing.server_address[1]}")
+    try:
+        with pytest.raises(BadInput, match=r"needs 1000000\.000 GB more on this node, [\d.]+ GB are free"):
+            here("s3://data")
+    finally:
+        listing.shutdown()
+        listing.server_close()
+
+
+def test_a_killed_staging_is_gone_on_with(server, tmp_path):
+    files = many(server, "killed")
+    with FaultProxy(server.port, delay=0.3) as slow:
+        env = environment(**server.environment | slow.environment, BOOTFILE_SCRATCH=str(tmp_path))
+        job = start("-c", STAGE, "s3://data/killed", env=env)
+        journal = []
+        while len(journal) < 16:
+            assert job.poll() is None
+            journal = [path.read_text() for path in tmp_path.rglob("journal.jsonl")]
+            journal = journal[0].splitlines() if journal else []
+            time.sleep(0.01)
+        job.send_signal(signal.SIGKILL)
+        finish(job, -signal.SIGKILL)
+        (place,) = (tmp_path / f"bootfile-{os.getuid()}" / "staged").iterdir()
+        assert not (place / "data").exists()
+        there = {name for name, content in found(place / ".data").items() if name in files}
+        assert {name: (place / ".data" / name).read_bytes() for name in there} == {n: files[n] for n in there}
+        slow.delay = 0.0
+        output = finish(start("-c", STAGE, "s3://data/killed", env=env)).stdout
+    fetched = int(re.search(r"60 files, (\d+) fetched", output)[1])
+    assert fetched <= 60 - 16
+    assert found(place / "data") == files
+
+
+def test_one_process_of_a_node_fetches_and_the_others_wait(server, tmp_path):
+    files = many(server, "once", 32)
+    port = free_port()
+    with FaultProxy(server.port, delay=0.5) as slow:
+        env = environment(**server.environment | slow.environment, BOOTFILE_SCRATCH=str(tmp_path))
+        jobs = [
+            start("-c", STAGE_TOGETHER, rank, port, "s3://data/once", 60, env=env | {"LOCAL_RANK": str(rank)})
+            for rank in range(2)
+        ]
+        outputs = "".join(finish(job).stdout for job in jobs)
+        assert slow.requests == len(files) + 1, "each object once, and one listing"
+    assert outputs.count("32 files, 32 fetched") == 1 and outputs.count("at ") == 2
+    assert re.search(r"staging s3://data/once: \d+ of 32 files, .* MB/s \(\d+ s\)", outputs)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(None, marks=pytest.mark.faults), "forbidden"])
+def test_nodes_wait_for_the_slowest_and_end_with_its_error(server, tmp_path, kind):
+    """For longer than --timeout, which bounds silence only; what goes wrong on one is said by all."""
+    many(server, "nodes", 32)
+    url, limit, port, begin = "s3://data/nodes", 2, free_port(), time.monotonic()
+    with FaultProxy(server.port, kind, share=1, after=1, delay=0.1 if kind else 1.0) as proxy:
+        envs = [environment(**server.environment, BOOTFILE_SCRATCH=str(tmp_path / str(r))) for r in (0, 1)]
+        for env in envs:
+            os.mkdir(env["BOOTFILE_SCRATCH"])
+        envs[1] |= proxy.environment
+        jobs = [start("-c", STAGE_TOGETHER, rank, port, url, limit, env=envs[rank]) for rank in (0, 1)]
+        if kind is None:
+            first = finish(jobs[0]).stdout
+            finish(jobs[1])
+            assert time.monotonic() - begin > limit
+            assert "waiting for 1 of 2 processes to stage s3://data/nodes" in first
+            return
+        errors = [finish(job, 2).stderr for job in jobs]
+        assert errors[0] == errors[1] and len(errors[0].splitlines()) == 1
+        assert re.search(r"error: s3://data/nodes/train/.*no permission.*\(rank 1 on", errors[0])
+
+
+@pytest.mark.faults
+def test_a_node_that_is_lost_while_it_stages_does_not_keep_the_others(server, tmp_path):
+    many(server, "lost", 40)
+    with FaultProxy(server.port, delay=2) as slow:
+        envs = [environment(**server.environment, BOOTFILE_SCRATCH=str(tmp_path / str(r))) for r in (0, 1)]
+        for env in envs:
+            os.mkdir(env["BOOTFILE_SCRATCH"])
+        envs[1] |= slow.environment
+        port = free_port()
+        jobs = [
+            start("-c", STAGE_TOGETHER, rank, port, "s3://data/lost", 4, env=envs[rank]) for rank in (0, 1)
+        ]
+        while slow.requests < 2:
+            time.sleep(0.05)
+        jobs[1].send_signal(signal.SIGKILL)
+        finish(jobs[1], -signal.SIGKILL)
+        assert "rank 1 has given no sign of life for 4 s" in finish(jobs[0], 2, 30).stderr

@@ -1,0 +1,101 @@
+"""python -m launch bench: figures that can be believed, as a table, as JSON, as a picture."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from datasets import loaders
+from datasets.folders import random_folder
+from tests.conftest import run
+
+BENCH = ("-m", "launch", "bench")
+QUICK = ("--rounds=1", "--seconds=0.2", "--arch=resnet18", "--image_size=32", "--batch_size=16")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
+
+
+def test_a_table_with_a_choice(folder, tmp_path):
+    printed = run(*BENCH, "loaders", *QUICK, f"--data_url={folder}", f"--cache_dir={tmp_path}").stdout
+    table = printed[printed.index("backend ") :].splitlines()
+    here = {name for name, reason in loaders.backends(torch.device("cpu")).items() if not reason}
+    assert {line.split()[0] for line in table[1 : 1 + len(here)]} == here
+    assert table[-2].startswith("resnet18 computes ") and table[-1].split()[0] == "choice:"
+    assert table[-1].split()[1] in here - {"synthetic"}
+    assert "dali-gpu: it needs a GPU" in printed or torch.cuda.is_available()
+
+
+def test_json_and_a_picture_with_a_pack(folder, tmp_path):
+    picture = tmp_path / "rates.png"
+    printed = run(
+        *BENCH, "loaders", *QUICK, f"--data_url={folder}", f"--cache_dir={tmp_path}", "--json",
+        f"--pack={tmp_path / 'pack'}", f"--plot={picture}",
+    ).stdout  # fmt: skip
+    found = json.loads(printed)
+    rows = {row["backend"]: row for row in found["rows"]}
+    assert {"pytorch", "threads", "pytorch + pack", "threads + pack", "synthetic"} <= rows.keys()
+    assert rows["pytorch"]["ratio"] == 1 and found["choice"] in rows
+    for row in rows.values():
+        assert row["warm"] > 0 and row["cold"] > 0 and row["bytes"] > 1e8 and 0 <= row["wait"] <= 1
+        assert 0 < row["cores"] < 64 and row["spread"][0] <= row["warm"] <= row["spread"][1]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_job_s_own_throughput_beside_the_article(folder, tmp_path):
+    result = run(
+        *BENCH, "throughput", f"--data_url={folder}", f"--cache_dir={tmp_path}", "--backends=pytorch,dali-cpu"
+        if not loaders.backends(torch.device("cpu"))["dali"] else "--backends=pytorch,threads",
+        "--batch_size=16", "--prof=2", "--rounds=1", "--image_size=32", "--workers=1",
+    )  # fmt: skip
+    table = [line.split() for line in result.stdout.splitlines()[-2:]]
+    rates = {row[0]: row[1:] for row in table}
+    assert rates["pytorch"][1:] == ["1.00x", "1058", "1.00x"] and float(rates["pytorch"][0]) > 0
+    if "dali" in rates:
+        assert rates["dali"][2:] == ["1816", "1.72x"]
+
+
+def test_the_job_s_prof_names_the_article(folder, tmp_path):
+    printed = run(
+        "jobs/imagenet.py", f"--data_url={folder}", f"--cache_dir={tmp_path}", "--prof=1", "--batch_size=16",
+        "--image_size=32", "--arch=shufflenet_v2_x0_5", "--data_backend=threads", f"--output_dir={tmp_path}",
+    ).stdout  # fmt: skip
+    line = next(line for line in printed.splitlines() if line.startswith("prof: "))
+    assert "images/s with threads, 1 batches" in line and "dali-gpu" not in line
+
+
+@pytest.mark.faults
+def test_the_largest_batch_that_a_limit_on_memory_allows(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split / "black").mkdir(parents=True)
+        for number in range(600):
+            Image.new("RGB", (64, 64)).save(tmp_path / split / "black" / f"{number}.jpg")
+    found = json.loads(run(
+        *BENCH, "batch-size", "--arch=resnet18", f"--data_url={tmp_path}", f"--cache_dir={tmp_path / 'c'}",
+        "--json", "--backends=pytorch", "--image_size=64", "--step=192", "--memory=2.2", "--workers=1",
+    ).stdout)  # fmt: skip
+    sizes = found["batch_sizes"]["pytorch"]
+    assert found["most"] == 576 and all(192 <= sizes[name] < 576 for name in ("resident", "released"))
+
+
+def test_a_batch_size_without_a_gpu_needs_a_limit(folder, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    command = (*BENCH, "batch-size", f"--data_url={folder}", f"--cache_dir={tmp_path}")
+    assert "no GPU here, whose memory limits the batch: --memory GB" in run(*command, code=2).stderr
+    failed = run(*command, "--memory=4", "--backends=pytorch", "--image_size=9", "--arch=alexnet", code=2)
+    assert "pytorch with 16 samples failed: " in failed.stderr and "--image_size 9" in failed.stderr
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["loaders"], "the following arguments are required: --data_url"),
+    (["loaders", "--data_url=/does/not/exist"], "/does/not/exist does not exist or is not a folder"),
+    (["loaders", "--data_url=.", "--arch=nothing"], "--arch: nothing is no classifier"),
+    (["speed"], "'speed' is no benchmark: loaders, throughput, batch-size"),
+    ([], "error: which benchmark? expected one of loaders, throughput, batch-size"),
+])  # fmt: skip
+def test_bad_input(arguments, message):
+    assert message in run(*BENCH, *arguments, code=2).stderr

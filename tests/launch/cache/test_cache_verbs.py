@@ -1,0 +1,535 @@
+"""`launch cache` as a user runs it, on packs and real servers: what is in, equal, missing, in use, gone."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.exits import BadInput
+from datasets.folders import image_folder
+from datasets.stores import forms, pack
+from datasets.stores.files import FileStore
+from datasets.stores.shared import address, leases, servers
+from datasets.stores.shared.redis import RedisStore
+from launch.cache import cli as cache
+from launch.cache import redis as cache_redis
+from tests.conftest import environment, finish, free_port, run, start
+from tests.support import pictures
+from tests.support.redis_server import (
+    PASSWORD,
+    RedisServer,
+    cluster,
+    cluster_url,
+    files_with,
+    needed,
+    until,
+    with_user,
+)
+
+pytest.importorskip("redis", reason="redis-py is not installed")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return pictures.make(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    return pictures.make(tmp_path_factory.mktemp("many"), 400, 3)
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("index")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def empty(server):
+    server.client().flushall()
+    server.client().config_resetstat()
+    return server
+
+
+@pytest.fixture
+def launch(cache_dir, capsys):
+    """Run a verb in this process: (exit code, what it printed). `said`: on stderr."""
+
+    def call(verb, to, data=None, *options):
+        capsys.readouterr()
+        where = [] if data is None else ["--data_url", str(data), "--cache_dir", str(cache_dir)]
+        code = cache.main([verb, "--to", str(to), *where, *options])
+        captured = capsys.readouterr()
+        call.said = captured.err
+        return code, captured.out
+
+    return call
+
+
+def loaded(folder, cache_dir, split="train"):
+    train = image_folder.load(str(folder), "train", str(cache_dir))
+    if split == "train":
+        return train
+    return image_folder.load(str(folder), split, str(cache_dir), 0, train.classes)
+
+
+class Opened:
+    """A RedisStore of a URL."""
+
+    def __init__(self, url, index, mode=""):
+        self.servers = servers.Servers(address.parse(url), lambda text: None)
+        self.store = RedisStore(self.servers, index, mode)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.store.close()
+        self.servers.close()
+
+    def key(self, id) -> bytes:
+        return leases.sample_key(self.servers, self.store.name, id)
+
+    def held(self) -> leases.Held:
+        return next(each for each in leases.held(self.servers) if each.name == self.store.name)
+
+
+# both kinds of places
+
+
+@needed
+@pytest.mark.parametrize("form", forms.FORMS)
+@pytest.mark.parametrize("kind", ["pack", "redis"])
+def test_from_preload_to_rm(kind, form, images, cache_dir, empty, launch, tmp_path):
+    to = tmp_path / "packs" if kind == "pack" else empty.url()
+    code, printed = launch("preload", to, images, "--form", form)
+    assert code == 0 and "train: 40 of 40 samples are in\n" in printed
+    assert "val: 12 of 12 samples are in\n" in printed
+    assert launch("preload", to, images, "--form", form)[0] == 0
+    if kind == "redis":
+        assert empty.client().info("commandstats")["cmdstat_set"]["calls"] == 52, "the second sent nothing"
+    code, printed = launch("check", to, images, "--form", form)
+    assert code == 0 and printed.splitlines() == [
+        "train: 40 of 40 samples are there and equal to the files",
+        "val: 12 of 12 samples are there and equal to the files",
+    ]
+    code, printed = launch("ls", to)
+    label = form if form == "encoded" else "decoded256"
+    assert code == 0
+    assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +0$", printed, re.M)) == 2
+    prints = [loaded(images, cache_dir, split).fingerprint for split in ("train", "val")]
+    for where, expected in (((None,), prints), ((images, "--split", "val"), prints[1:])):
+        found = json.loads(launch("stat", to, *where, "--json")[1])
+        assert sorted(each["fingerprint"] for each in found["sets"]) == sorted(expected)
+        for each in found["sets"]:
+            assert each["there"] == each["samples"] and each["users"] == [] and each["hit_rate"] is None
+        assert found["room"][0]["used"] > 0
+    assert "40 of 40 samples" in launch("stat", to)[1]
+    other = next(each for each in forms.FORMS if each != form)
+    code, printed = launch("check", to, images, "--form", other)
+    assert code == 1 and len(re.findall("^missing: /", printed, re.M)) == 20 + 12
+    assert "missing: and 20 more" in printed and "train: 0 of 40 samples" in printed
+    assert launch("rm", to, None, "val" if kind == "pack" else prints[1][:9])[0] == 0
+    assert len(launch("ls", to)[1].splitlines()) == 2
+    assert launch("rm", to, None, "--all")[0] == 0
+    assert len(launch("ls", to)[1].splitlines()) == 1
+    assert not list(to.iterdir()) if kind == "pack" else empty.client().dbsize() == 0
+
+
+def test_class_folders_alone_are_divided_as_in_a_job(images, cache_dir, launch, tmp_path):
+    code, printed = launch("preload", tmp_path, images / "train", "--val_share", "30%")
+    splits = [
+        image_folder.load(str(images / "train"), split, str(cache_dir), val_share=0.3)
+        for split in ("train", "val")
+    ]
+    assert code == 0 and sum(map(len, splits)) == 40
+    for index in splits:
+        assert f"{index.split}: {len(index)} of {len(index)} samples are in\n" in printed
+        assert Path(pack.place(str(tmp_path), index)).is_dir()
+
+
+def test_a_damaged_pack_is_named(images, cache_dir, launch, tmp_path):
+    assert launch("preload", tmp_path, images, "--split", "train")[0] == 0
+    index = loaded(images, cache_dir)
+    part = Path(pack.place(str(tmp_path), index)) / "000000.arrow"
+    content = bytearray(part.read_bytes())
+    content[content.find(bytes(forms.make(FileStore(index), 7, "decoded").content)) + 100] ^= 1
+    part.write_bytes(content)
+    code, printed = launch("check", tmp_path, images, "--split", "train")
+    assert code == 1 and f"different: {index.path(7)}\n" in printed and "39 of 40" in printed
+    part.write_bytes(content[:5000])
+    code, printed = launch("check", tmp_path, images, "--split", "train", "--json")
+    assert code == 1 and len(json.loads(printed)[0]["damaged"]) == 40
+    meta = Path(pack.place(str(tmp_path), index)) / "meta.json"
+    meta.write_text(meta.read_text().replace("true", "false"))
+    assert "unfinished" in launch("ls", tmp_path)[1]
+    assert launch("check", tmp_path, images, "--split", "train")[0] == 1
+
+
+@pytest.mark.parametrize("content", ["5", "null", "[]", '{"fingerprint": "x"}', "{", "[" * 100_000])
+def test_a_pack_that_cannot_be_described_hides_no_other(content, images, cache_dir, launch, tmp_path):
+    assert launch("preload", tmp_path, images)[0] == 0
+    index = loaded(images, cache_dir)
+    bad = Path(pack.place(str(tmp_path), index))
+    (bad / "meta.json").write_text(content)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "meta.json").write_text(content)
+    code, printed = launch("ls", tmp_path)
+    assert code == 0 and len(printed.splitlines()) == 3 and re.search(r" 12/12 .* offline ", printed)
+    assert re.search(rf"^{bad.name} .* damaged ", printed, re.M)
+    assert launch("stat", tmp_path)[0] == launch("stat", tmp_path, images, "--json")[0] == 0
+    assert launch("check", tmp_path, images, "--split", "train")[0] == 1
+    assert launch("rm", tmp_path, None, bad.name)[0] == 0 and not bad.exists()
+    assert launch("preload", tmp_path, images)[0] == 0
+    (bad / "000000.arrow").write_bytes(b"")
+    assert launch("check", tmp_path, images, "--split", "train")[0] == 1
+    assert re.search(rf"^{bad.name} .* damaged ", launch("ls", tmp_path)[1], re.M)
+    assert "40 of 40 samples are in" in launch("preload", tmp_path, images, "--split", "train")[1]
+    assert launch("check", tmp_path, images, "--split", "train")[0] == 0
+    assert launch("rm", tmp_path, None, "--all")[0] == 0 and [*tmp_path.iterdir()] == [tmp_path / "other"]
+
+
+def test_a_pack_that_is_used_stays(images, cache_dir, launch, tmp_path):
+    assert launch("preload", tmp_path, images, "--split", "val")[0] == 0
+    index = loaded(images, cache_dir, "val")
+    store = pack.PackStore(pack.place(str(tmp_path), index), index)
+    image = store.image(3)
+    for what in ("val", "--all"):
+        with pytest.raises(BadInput, match=f"is in use: process {os.getpid()}"):
+            launch("rm", tmp_path, None, what)
+    assert f"used by process {os.getpid()}" in launch("stat", tmp_path)[1]
+    assert launch("rm", tmp_path, None, "val", "--force")[0] == 0
+    assert np.array_equal(store.image(3), image), "what was mapped is still there"
+    store.close()
+
+
+# a preload that is disturbed
+
+
+@contextlib.contextmanager
+def meanwhile(strike):
+    """In a thread; at its end before what it strikes is ended."""
+    thread = threading.Thread(target=strike)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@needed
+@pytest.mark.faults
+def test_a_preload_killed_ten_times(many, cache_dir, empty, launch):
+    """At random moments, each after it has put something more. What is in is not sent again."""
+    words = ("cache", "preload", "--to", empty.url(), "--data_url", many, "--cache_dir", cache_dir)
+    command = ("-m", "launch", *words, "--workers", "1", "--split", "train")
+    client, draw = empty.client(), random.Random(7)
+    loaded(many, cache_dir)
+    put = 0
+    for kill in range(1, 11):
+        moment = draw.randrange(36 * kill - 35, 36 * kill)
+        process = start(*command)
+        try:
+            until(lambda moment=moment: client.dbsize() >= moment)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            finish(process, -signal.SIGKILL)
+        put = client.dbsize()
+        assert put < 400, "it was faster than the kills"
+    result = run(*command)
+    there = int(re.search(r"train: (\d+) of 400 samples are there", result.stderr)[1])
+    assert put - 3 <= there <= put and "train: 400 of 400 samples are in" in result.stdout
+    sent = client.info("commandstats")["cmdstat_set"]["calls"]
+    assert sent == 400, "those whose answers were lost, too, are found"
+    assert launch("check", empty.url(), many, "--split", "train")[0] == 0
+    assert {client.ttl(key) for key in client.scan_iter()} == {-1}
+
+
+@needed
+def test_two_nodes_at_a_time(many, cache_dir, empty, launch):
+    """One is told its share, one finds it in what its platform says."""
+    words = ("cache", "preload", "--to", empty.url(), "--data_url", many, "--cache_dir", cache_dir)
+    platform = {"MA_NUM_HOSTS": "2", "VC_WORKER_HOSTS": "a,b", "VC_TASK_INDEX": "1"}
+    loaded(many, cache_dir, "val")
+    told = start("-m", "launch", *words, "--node", "0", "--nodes", "2")
+    both = told, start("-m", "launch", *words, env=environment(**platform))
+    for number, process in enumerate(both):
+        printed = finish(process).stdout
+        assert f"train: 400 samples, 200 of them by node {number} of 2" in printed
+        assert "train: 200 of 200 samples are in" in printed
+    assert empty.client().info("commandstats")["cmdstat_set"]["calls"] == 403, "none was sent twice"
+    assert launch("check", empty.url(), many)[0] == 0
+    part = launch("check", empty.url(), many, "--node", "1", "--nodes", "3")[1]
+    assert part.startswith("train: 133 of 133 samples")
+
+
+@needed
+def test_a_server_that_begins_anew_meanwhile(many, tmp_path, launch):
+    """All that was put is gone; the preload notices, and what is known of the set is put once more, too."""
+    with RedisServer(tmp_path) as server:
+        client = server.client()
+
+        def strike():
+            until(lambda: client.dbsize() > 60)
+            server.kill()
+            time.sleep(0.5)  # long enough to be noticed
+            server.start()
+
+        with meanwhile(strike):
+            code, printed = launch("preload", server.url(), many, "--workers", "1", "--split", "train")
+        assert code == 0 and "400 of 400 samples are in" in printed
+        assert launch("check", server.url(), many, "--split", "train")[0] == 0
+        assert "400/400" in launch("ls", server.url())[1]
+
+
+@needed
+def test_a_server_that_stays_away(many, tmp_path, launch, monkeypatch):
+    monkeypatch.setattr(cache_redis, "PATIENCE", 0.3)
+    with RedisServer(tmp_path) as server:
+        client = server.client()
+
+        def strike():
+            until(lambda: client.dbsize() > 60)
+            server.kill()
+
+        reason = rf"cannot be asked: 127.0.0.1:{server.port}: "
+        with meanwhile(strike), pytest.raises(BadInput, match=reason):
+            launch("preload", server.url(), many, "--workers", "1")
+
+
+@needed
+def test_a_full_server(images, tmp_path, launch):
+    with RedisServer(tmp_path, "maxmemory 4mb", "maxmemory-policy noeviction") as server:
+        code, printed = launch("preload", server.url(), images)
+        assert code == 1 and "takes no more samples" in launch.said and "not all will fit" in launch.said
+        found = re.search(r"train: (\d+) of 40 samples are in, (\d+) are not", printed)
+        taken, left = map(int, found.groups())
+        assert 0 < taken < 40 and taken + left == 40
+        assert launch("check", server.url(), images)[0] == 1
+        assert launch("check", server.url(), images, "--missing_ok")[0] == 0
+        sets = json.loads(launch("stat", server.url(), None, "--json")[1])["sets"]
+        assert {each["title"].split("/")[1]: each["there"] for each in sets}["train"] == taken
+
+
+# whose bytes they are
+
+
+@needed
+def test_changed_data_are_another_set(images, cache_dir, tmp_path, empty, launch):
+    root, url = tmp_path / "images", empty.url("", "?form=encoded")
+    shutil.copytree(images, root)
+    assert launch("preload", url, root)[0] == 0
+    old = loaded(root, tmp_path / "old")
+    victim = Path(old.path(11))
+    content = bytearray(victim.read_bytes())
+    content[-3] ^= 1  # of the same size
+    victim.write_bytes(content)
+    code, printed = launch("check", url, root, "--split", "train")
+    assert code == 1 and "0 of 40" in printed, "nothing of what was there is served"
+    empty.client().flushall()
+    shared = cache_redis.Shared(url, print)
+    with pytest.raises(BadInput, match="was changed since it was scanned"):
+        shared.preload(old, "encoded", forms.SHORT_SIDE, 2, np.arange(40))
+    shared.close()
+    with Opened(url, old) as opened:
+        assert opened.store.get([11]) == [None], "under the name of the old contents there are no others"
+    assert launch("preload", url, root)[0] == 0
+    assert f"train is there with other contents, too, as {old.fingerprint}:encoded" in launch.said
+    with Opened(url, loaded(root, cache_dir)) as opened:
+        assert opened.store.get([11])[0].content.tobytes() == bytes(content)
+    assert launch("check", url, root)[0] == 0
+
+
+@needed
+def test_what_is_not_as_the_files_say_is_named(images, cache_dir, empty, launch):
+    assert launch("preload", empty.url(), images)[0] == 0
+    index, client = loaded(images, cache_dir), empty.client()
+    with Opened(empty.url(), index) as opened:
+        opened.store.lease.stays = True
+        sample = forms.make(FileStore(index), 4, "decoded")
+        wrong = np.frombuffer(sample.content, np.uint8).copy()
+        wrong[1000] ^= 1
+        assert opened.store.put([4], [sample._replace(content=wrong)]) == 1  # whole, but not those pixels
+        value = bytearray(client.get(opened.key(9)))
+        value[-5] ^= 1
+        client.set(opened.key(9), bytes(value))
+        client.set(opened.key(10), bytes(value[:100]))
+        client.delete(*(opened.key(id) for id in (11, 20, 21)))
+        client.lpush(opened.key(11), "a list")
+    code, printed = launch("check", empty.url(), images)
+    assert code == 1 and "train: 34 of 40 samples are there and equal to the files" in printed
+    expected = {"different": [4], "damaged": [9, 10, 11], "missing": [20, 21]}
+    named = {kind: re.findall(f"^{kind}: (.*)$", printed, re.M) for kind in expected}
+    assert named == {kind: [index.path(id) for id in ids] for kind, ids in expected.items()}
+    found = json.loads(launch("check", empty.url(), images, "--split", "train", "--json")[1])
+    assert {kind: found[0][kind] for kind in named} == named
+    assert launch("check", empty.url(), images, "--missing_ok")[0] == 1, "what differs is never right"
+    client.delete(opened.key(4), opened.key(9))
+    assert launch("preload", empty.url(), images)[0] == 0
+    assert "train: 34 of 40 samples are there" in launch.said, "not what has another length or kind"
+    assert launch("check", empty.url(), images)[0] == 0
+
+
+# who uses it
+
+
+@needed
+def test_what_a_job_uses_stays(images, cache_dir, empty, launch):
+    assert launch("preload", empty.url(), images)[0] == 0
+    index = loaded(images, cache_dir)
+    with Opened(empty.url(), index, "offline") as job:
+        until(lambda: job.held().leases)
+        job.store.get(range(30))
+        for what in (index.fingerprint, "--all"):
+            with pytest.raises(BadInput, match=rf"{job.store.name} is in use: .*:{os.getpid()}:.*a lease of"):
+                launch("rm", empty.url(), None, what)
+        printed = launch("stat", empty.url())[1]
+        assert "40 of 40" in printed, "nothing has gone"
+        assert re.search(rf"used by \S+:{os.getpid()}:\w+ \(a lease of \d+ s more\)", printed)
+    assert launch("check", empty.url(), images)[0] == 0, "it counts as nobody's hits"
+    found = json.loads(launch("stat", empty.url(), images, "--split", "train", "--json")[1])["sets"]
+    assert found[0]["counts"]["hits"] == 30 and found[0]["hit_rate"] == 1.0
+    assert "hit rate 100.0% (hits 30" in launch("stat", empty.url())[1]
+    with Opened(empty.url(), index, "offline") as job:
+        until(lambda: job.held().leases)
+        assert launch("rm", empty.url(), None, "--all", "--force")[0] == 0
+        assert job.store.get([0]) == [None]
+
+
+@needed
+def test_what_an_active_job_put_stays_after_a_preload(images, cache_dir, empty, launch):
+    index, client = loaded(images, cache_dir), empty.client()
+    with Opened(empty.url(), index, "active") as job:
+        job.store.put(range(20), [forms.make(FileStore(index), id, "decoded") for id in range(20)])
+        assert client.ttl(job.key(3)) > 0
+        assert launch("preload", empty.url(), images)[0] == 0
+        assert {client.ttl(job.key(id)) for id in range(40)} == {-1}
+        assert job.held().mode == "offline"
+    assert client.info("commandstats")["cmdstat_set"]["calls"] == 52, "what the job put was not sent again"
+    assert launch("check", empty.url(), images)[0] == 0, "the job's end did not take it away"
+    assert client.ttl(f"bootfile:{{{job.store.name}}}:meta") == -1
+
+
+@needed
+def test_a_cluster(images, tmp_path, launch, monkeypatch):
+    monkeypatch.setattr(cache_redis, "PATIENCE", 0.3)
+    with cluster(tmp_path) as nodes:
+        url = cluster_url(nodes[:2], "/team?form=encoded")
+        assert launch("preload", url, images)[0] == 0 and launch("check", url, images)[0] == 0
+        assert min(node.client().dbsize() for node in nodes) >= 10, "all of them have some"
+        assert len(json.loads(launch("stat", url, None, "--json")[1])["room"]) == 3
+        nodes[2].kill()
+        for verb in ("preload", "check"):
+            with pytest.raises(BadInput, match=f"127.0.0.1:{nodes[2].port}|no node of the Cluster"):
+                launch(verb, url, images)
+        nodes[2].start()
+        until(lambda: answers(launch, url))
+        assert launch("preload", url, images)[0] == 0 and launch("check", url, images)[0] == 0
+        assert launch("rm", url, None, "--all")[0] == 0
+        assert sum(node.client().dbsize() for node in nodes) == 0
+
+
+def answers(launch, url) -> bool:
+    try:
+        return launch("stat", url)[0] == 0
+    except BadInput:
+        return False
+
+
+# arguments and secrets
+
+
+def test_without_a_server_it_is_one_line(images, cache_dir, launch):
+    port, reason = free_port(), "Connection refused"
+    where = ("--to", f"redis://127.0.0.1:{port}", "--data_url", images, "--cache_dir", cache_dir)
+    result = run("-m", "launch", "cache", "preload", *where, code=2)
+    assert result.stdout == "" and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"error: cache 127.0.0.1:{port}: ") and reason in result.stderr
+    quick = "import sys, launch.cache.redis, launch.cache.cli; sys.exit('torch' in sys.modules)"
+    run("-c", quick, code=0)  # it takes longer to import than a server may take to answer
+    for verb, data in (("check", images), ("ls", None), ("stat", None), ("rm", None)):
+        with pytest.raises(BadInput, match=reason):
+            launch(verb, f"redis://127.0.0.1:{port}", data)
+
+
+@needed
+def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypatch):
+    """Nor in the arguments of the processes. The user with the rights of the README may do all this."""
+    seen = []
+    with with_user(tmp_path) as server:
+        to = ("--to", server.url("bootfile"))
+        data = ("--data_url", images, "--cache_dir", cache_dir)
+        secret = tmp_path / "secret"
+        secret.write_text(PASSWORD + "\n")
+        right, wrong = {address.PASSWORD_FILE: str(secret)}, {address.PASSWORD: f"not {PASSWORD}"}
+        for words, env, code in ((("preload", *to, *data), right, 0), (("ls", *to), wrong, 2)):
+            process = start("-m", "launch", "cache", *words, env=environment(**env))
+            seen.append(Path(f"/proc/{process.pid}/cmdline").read_text())
+            result = finish(process, code)
+            seen += result.stdout, result.stderr
+            assert code == 0 or "refuses the user or the password; the user stands in --to" in result.stderr
+        monkeypatch.setenv(address.PASSWORD, PASSWORD)
+        for verb, *words in (("check", images), ("stat",), ("ls", None, "--json"), ("rm", None, "--all")):
+            code, printed = launch(verb, to[1], *words)
+            seen += printed, launch.said
+            assert code == 0
+    user = f"bootfile:{PASSWORD}"
+    for words in (
+        ("--to", f"redis://{user}@a"), ("--to", f"{user}@a:1"), ("--to", f"redis:/{user}@a:1"),
+        ("--to", "redis://a", "--password", PASSWORD), ("--to", "redis://a", f"--password={PASSWORD}"),
+        ("--to", "redis://a", PASSWORD),
+    ):  # fmt: skip
+        with pytest.raises(BadInput) as caught:
+            cache.main(["ls", *words])
+        seen.append(str(caught.value))
+    assert not [text for text in seen if PASSWORD in text] and files_with(PASSWORD, cache_dir) == []
+
+
+@needed
+@pytest.mark.parametrize("words, reason", [
+    (["preload", "--node", "1"], "belong together"),
+    (["preload", "--node", "2", "--nodes", "2"], "not in 0..1"),
+    (["preload", "--short_side", "128"], "--short_side 128"),
+    (["preload", "--form", "raw"], "invalid choice"),
+    (["preload", "--data_url", "/nothing"], "/nothing does not exist"),
+    (["rm"], "name a data set"), (["rm", "x", "--all"], "name a data set"),
+    (["rm", "abc"], "names 0 data sets; there: nothing"),
+])  # fmt: skip
+def test_arguments_that_do_not_fit(words, reason, images, cache_dir, empty):
+    if words[0] == "preload":
+        words = [words[0], "--data_url", str(images), "--cache_dir", str(cache_dir), *words[1:]]
+    with pytest.raises(BadInput, match=re.escape(reason)):
+        cache.main([words[0], "--to", empty.url(), *words[1:]])
+    assert empty.client().dbsize() == 0
+
+
+def test_packs_have_no_shares(images, cache_dir, launch, tmp_path):
+    with pytest.raises(BadInput, match="every node has a pack of its own"):
+        launch("preload", tmp_path, images, "--node", "0", "--nodes", "2")
+    with pytest.raises(BadInput, match="is not redis://"):
+        launch("preload", "redis:/127.0.0.1", images)
+    with pytest.raises(BadInput, match="No such file"):
+        launch("ls", tmp_path / "nothing")
+
+
+def test_help_and_no_verb(capsys):
+    assert cache.main(["--help"]) == 0 and "BOOTFILE_CACHE_PASSWORD" in capsys.readouterr().out
+    assert cache.main(["fill"]) == 2 and "preload, check, ls, stat, rm" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        cache.main(["preload", "--help"])
+    assert caught.value.code == 0 and "--short_side" in capsys.readouterr().out

@@ -1,0 +1,352 @@
+"""`python -m launch pack`: what is kept, what is refused, and that it is all or nothing."""
+
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from common.exits import BadInput
+from launch import manifests
+from launch.pack import dependency_list
+from launch.pack.cli import pack
+from launch.pack.code_folder import CodeFolder
+from tests.conftest import ROOT, run, start
+from tests.support.packed import listed, paths, refused, script_folder, tree
+from tests.support.simulated import simulate
+
+
+@pytest.fixture
+def mine(tmp_path):
+    return script_folder(tmp_path)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A small repository of the form that Bootfile has."""
+    files = {
+        "common/__init__.py": "", "datasets/__init__.py": "", "README.md": "read me", "tests/test_job.py": "",
+        "jobs/job.py": "import json\nfrom common import a\n", "jobs/other.py": "", "jobs/settings.json": "{}",
+        "common/a.py": "A = 1\n", "common/__pycache__/a.pyc": "x", "common/tests/test_a.py": "",
+        "requirements.txt": "torch>=2.1\nnumpy\n", "output_dir/best.pth": "x", ".env": "PASSWORD=hunter22",
+    }  # fmt: skip
+    return tree(tmp_path / "repository", files)
+
+
+def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
+    result = run("-m", "launch", "pack", "jobs/train_ddp.py", "--to", tmp_path / "to")
+    (folder,) = (tmp_path / "to").iterdir()
+    manifest = manifests.parsed((folder / "manifest.json").read_bytes())
+    assert manifest["name"] == "train_ddp" and manifest["job"] == "jobs/train_ddp.py"
+    assert folder.name == f"train_ddp-{manifest['digest'][:12]}"
+    assert re.search(
+        rf"^packed={folder} job=jobs/train_ddp.py digest={manifest['digest']} ", result.stdout, re.M
+    )
+    kept = [file["path"] for file in manifest["files"]]
+    assert kept == sorted(kept) and sorted([*kept, "manifest.json"]) == listed(folder)
+    assert {path.split("/")[0] for path in kept} == {"common", "datasets", "jobs", "pip-requirements.txt"}
+    assert [path for path in kept if path.startswith("jobs/")] == ["jobs/train_ddp.py"]
+    modules = {*listed(ROOT / "common"), *listed(ROOT / "datasets")}
+    expected = {module for module in modules if module.endswith(".py")}
+    assert {path.partition("/")[2] for path in kept if path[0] in "cd"} == expected
+    for file in manifest["files"]:
+        assert (folder / file["path"]).stat().st_size == file["size"]
+        if file["path"] != "pip-requirements.txt":
+            assert (folder / file["path"]).read_bytes() == (ROOT / file["path"]).read_bytes()
+    needs = (folder / "pip-requirements.txt").read_text().splitlines()
+    own = (ROOT / "requirements.txt").read_text().splitlines()
+    assert needs == [line for line in own if not line.startswith(("#", "torch", "nvidia"))] and needs
+    assert "without torch, torchvision, nvidia-dali-cuda120\n" in result.stdout
+    assert "the job does not need it\n" in result.stdout and ".git/" in result.stdout
+    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
+    assert (manifest["git"] or {}).get("commit", "") == commit.stdout.strip()
+
+
+def test_the_same_content_has_the_same_name(repository, tmp_path):
+    first = pack(str(repository / "jobs/job.py"), str(tmp_path / "to"))
+    assert first.made and first.manifest["git"] is None
+    shutil.copytree(repository, tmp_path / "elsewhere" / "copy")
+    for path in (tmp_path / "elsewhere").rglob("*.py"):
+        path.chmod(0o755)
+        os.utime(path, (0, 0))
+    git = ["git", "-C", tmp_path / "elsewhere/copy", "-c", "user.name=n", "-c", "user.email=e"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    second = pack(str(tmp_path / "elsewhere/copy/jobs/job.py"), str(tmp_path / "to"))
+    assert second.path == first.path and not second.made, "unchanged"
+    assert second.manifest["git"]["dirty"] is False
+    (tmp_path / "elsewhere/copy/README.md").write_text("changed, and not packed")
+    job = tmp_path / "elsewhere/copy/jobs/job.py"
+    assert pack(str(job), str(tmp_path / "to")).manifest["git"]["dirty"] is False
+    (tmp_path / "elsewhere/copy/requirements.txt").write_text("torch>=2.2\nnumpy\n")
+    assert pack(str(job), str(tmp_path / "to")).manifest["git"]["dirty"] is True
+    (tmp_path / "elsewhere/copy/common/new.py").write_text("")
+    third = pack(str(job), str(tmp_path / "to"))
+    assert third.made and third.manifest["git"]["dirty"] is True
+    assert third.manifest["digest"] != first.manifest["digest"]
+    (tmp_path / "elsewhere/copy/common/new.py").unlink()
+    (tmp_path / "elsewhere/copy/common/a.py").unlink()
+    assert pack(str(job), str(tmp_path / "to")).manifest["git"]["dirty"] is True
+
+
+def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
+    packed = pack(str(mine / "job.py"), str(tmp_path / "to"))
+    tree(Path(packed.path), {"__pycache__/beside.pyc": "x", "results.txt": "the user's"})
+    assert not pack(str(mine / "job.py"), str(tmp_path / "to")).made
+    tree(Path(packed.path), {"beside.py": "ZERO = 1\n"})
+    with pytest.raises(BadInput, match=r"beside\.py in it is not what was packed"):
+        pack(str(mine / "job.py"), str(tmp_path / "to"))
+    assert (Path(packed.path) / "results.txt").exists()
+
+
+def test_what_a_job_needs_is_kept(repository, tmp_path):
+    code = CodeFolder(str(repository / "jobs/job.py"))
+    assert [file.path for file in code.files] == [
+        "common/__init__.py", "common/a.py", "datasets/__init__.py", "jobs/job.py", "jobs/settings.json",
+    ]  # fmt: skip
+    skipped = {item.path: item.rule for item in code.skipped}
+    assert skipped["common/__pycache__/"] == "__pycache__/" and skipped["common/tests/"] == "tests/"
+    assert {"README.md", "tests/", "output_dir/", ".env", "jobs/other.py"} <= {*skipped}
+    job = tree(repository, {"jobs/job.py": "def late():\n    import other\n"}) / "jobs/job.py"
+    assert "jobs/other.py" in [file.path for file in CodeFolder(str(job)).files]
+    packed = pack(str(job), str(tmp_path / "to"), extra=[str(repository / "README.md")])
+    assert "README.md" in paths(packed)
+
+
+def test_the_users_own_rules(mine, tmp_path, capsys):
+    tree(mine, {
+        "notes.txt": "n", "big/a.bin": "b" * 2000, "big/b.bin": "b", "data/x.csv": "1", "keep.pth": "w",
+        "other.pth": "w", ".hidden": "h", ".jobignore": "# mine\n\nnotes.txt\nbig/\n!keep.pth\n",
+        "data/y.pt": "1",
+    })  # fmt: skip
+    tree(mine, {"runs/model.py": "code", "runs/deep/run.log": "x"})
+    extra = [str(mine / "data"), str(mine / ".hidden")]
+    packed = pack(str(mine / "job.py"), str(tmp_path / "to"), extra=extra, print_too=True)
+    assert paths(packed) == [
+        ".hidden", "beside.py", "data/x.csv", "job.py", "keep.pth", "runs/model.py", "words/list.txt",
+    ]  # fmt: skip
+    table = capsys.readouterr().out
+    assert re.search(r"^big/ +2 +2\.0 kB  \.jobignore:4  big/$", table, re.M), table
+    assert re.search(r"^notes.txt +1 +1 B  \.jobignore:3  notes.txt$", table, re.M)
+    assert re.search(r"^other.pth +1 +1 B  \*\.pth$", table, re.M)
+    tree(mine, {".jobignore": b"\xff\xfe"})
+    with pytest.raises(BadInput, match=r"\.jobignore cannot be read"):
+        pack(str(mine / "job.py"), str(tmp_path / "to"))
+
+
+def test_the_rules_are_gits(tmp_path):
+    """Random trees and patterns: what is kept is what git would take."""
+    draw = random.Random(0)
+    names = ["a", "b", "c", "d1", "k.x", "z.x", "q.y", "#h", "a b"]
+    patterns = [
+        "a", "a/", "/a", "b/c", "*.x", "!k.x", "!a/", "**/b", "a/**", "c/**/d1", "*", "!*/", "!*.y", "/b/*",
+        "b/", "!/b/k.x", "d?", "[ab].x", "# c", "\\#h", "a b", "!b", "",
+    ]  # fmt: skip
+    for number in range(15):
+        folder = tmp_path / str(number)
+        for _ in range(25):
+            path = folder.joinpath(*draw.choices(names, k=draw.randint(1, 4)))
+            if not any(above.is_file() for above in path.parents) and not path.exists():
+                tree(folder, {str(path.relative_to(folder)): ""})
+        lines = "\n".join(draw.choices(patterns, k=draw.randint(1, 5)))
+        tree(folder, {".jobignore": lines, ".gitignore": lines, "job.py": ""})
+        subprocess.run(["git", "init", "-q", folder], check=True)
+        command = ["git", "-C", folder, "ls-files", "-z", "--others", "--exclude-standard"]
+        git = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+        expected = {path for path in git if not path.startswith(".")} | {"job.py"}
+        assert {file.path for file in CodeFolder(str(folder / "job.py")).files} == expected, lines
+
+
+def test_simulate_runs_what_pack_would_make(mine, tmp_path):
+    tree(mine, {".jobignore": "notes*\n", "notes.txt": "n", "outputs/a.txt": "", "requirements.txt": "torch"})
+    kept = tmp_path / "kept"
+    simulate("--keep", kept, mine / "job.py")
+    packed = pack(str(mine / "job.py"), str(tmp_path / "to"))
+    code = [path for path in listed(kept / "node-0/user-job-dir/mine") if "__pycache__" not in path]
+    assert code == paths(packed) == ["beside.py", "job.py", "words/list.txt"]
+
+
+def test_the_dependency_list(tmp_path):
+    """Markers, options and included lists stay; what the image has, and what is on this machine, does not."""
+    tree(tmp_path, {
+        "requirements.txt": "# a comment\n-r more.txt\nnumpy>=1.26  # why\n"
+        "redis[hiredis]>=5; python_version < '4'\nTorch[opt] >= 2 ; python_version > '3'\n"
+        "torch==2.1+cu118 \\\n  --hash=sha256:aa\nnvidia_cublas_cu12\n"
+        "https://host/whl/torchvision-0.16-cp310.whl#sha256=1\ntorch @ https://host/torch-2.1.whl\n-e .\n"
+        "./a.whl\n-c pins.txt\ntorchaudio\nnvidia.dali==1\n--extra-index-url https://host/simple\n"
+        "torchmetrics\n",
+        "more.txt": "torch-geometric\nnumpy>=1.26\n",
+    })  # fmt: skip
+    path = str(tmp_path / "requirements.txt")
+    text, left_out = dependency_list.made_from(path, keep_torch=False)
+    assert text.splitlines() == [
+        "torch-geometric", "numpy>=1.26", "redis[hiredis]>=5; python_version < '4'",
+        "--extra-index-url https://host/simple", "torchmetrics",
+    ]  # fmt: skip
+    assert left_out == [
+        "torch", "torch", "nvidia-cublas-cu12", "torchvision", "torch", "-e", "./a.whl", "-c", "torchaudio",
+        "nvidia-dali",
+    ]  # fmt: skip
+    assert "torch==2.1+cu118" in dependency_list.made_from(path, keep_torch=True)[0]
+    tree(tmp_path, {"more.txt": "-r requirements.txt"})
+    with pytest.raises(BadInput, match="includes itself"):
+        dependency_list.made_from(path, keep_torch=False)
+
+
+@pytest.mark.parametrize("line", ["-r ../private.txt", "-r /etc/hostname", "-r link.txt", "-r lists/up.txt"])
+def test_no_list_outside_of_the_code_is_written_out(line, mine, tmp_path):
+    tree(tmp_path, {"private.txt": "secret-name==1\n"})
+    tree(mine, {"requirements.txt": f"numpy\n{line}\n", "lists/up.txt": "-r ../../private.txt\n"})
+    (mine / "link.txt").symlink_to(tmp_path / "private.txt")
+    with pytest.raises(BadInput, match="is not in the code folder"):
+        dependency_list.made_from(str(mine / "requirements.txt"), False)
+    (mine / "link.txt").unlink()
+    refused(str(mine / "job.py"), tmp_path / "to")
+    tree(
+        mine,
+        {"requirements.txt": "-r lists/up.txt\n", "lists/up.txt": "-r ../more.txt\n", "more.txt": "redis\n"},
+    )
+    assert dependency_list.made_from(str(mine / "requirements.txt"), False)[0] == "redis\n"
+
+
+def test_limits(mine, tmp_path):
+    job, to = str(mine / "job.py"), str(tmp_path / "to")
+    for number in range(1000):
+        (mine / "words" / f"{number}.txt").touch()
+    message = refused(job, to)
+    limit = "files and folders, and a code folder may have 1000: most are in"
+    assert message.startswith(f"1006 {limit} words/ (1001)")
+    shutil.rmtree(mine / "words")
+    deep = mine / "/".join(["d"] * 32)
+    tree(deep, {"x.txt": ""})
+    assert re.match(r"d/d/.*/x\.txt lies 33 levels deep, and a code folder may have 32", refused(job, to))
+    shutil.rmtree(mine / "d")
+    for name, size in (("small.bin", 10), ("large.bin", 4 * 10**9), ("middle.bin", 2 * 10**9)):
+        with open(mine / name, "wb") as file:
+            file.truncate(size)
+    biggest = r"the biggest files: large\.bin \(4\.0 GB\), middle\.bin \(2\.0 GB\), job\.py"
+    assert re.match(rf"6\.0 GB, and a code folder may have 5\.0 GB; {biggest}", refused(job, to))
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        (b"bad\xff.txt", "b'bad\\xff.txt': the name is not UTF-8"), (b"a.txt ", "ends with a space"),
+        (b"a\nb.txt", r"may not take '\n' in a name"), (b"a\\b.txt", "in a name"), (b"a:b", "take ':' in"),
+        (b"a" * 250 + b"/" + b"a" * 250 + b"/" + b"a" * 250 + b"/" + b"a" * 20, "the name has 773 bytes"),
+    ],
+)  # fmt: skip
+def test_names_that_an_object_store_breaks(name, reason, mine, tmp_path):
+    path = os.path.join(os.fsencode(mine), name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    open(path, "w").close()
+    assert reason in refused(str(mine / "job.py"), str(tmp_path / "to"))
+
+
+def test_a_bad_name_may_stay_behind(mine, tmp_path):
+    with open(os.path.join(os.fsencode(mine), b"bad\xff.log"), "w"):
+        pass
+    result = run("-m", "launch", "pack", mine / "job.py", "--to", tmp_path / "to")
+    assert "\nbad\\udcff.log " in result.stdout
+
+
+def test_links_and_special_files(mine, tmp_path):
+    job, to = str(mine / "job.py"), str(tmp_path / "to")
+    (mine / "also").symlink_to("words")
+    (mine / "copy.py").symlink_to(mine / "beside.py")
+    packed = pack(job, to)
+    assert {"also/list.txt", "copy.py"} <= {*paths(packed)}
+    assert not any(path.is_symlink() for path in Path(packed.path).rglob("*"))
+    shutil.rmtree(to)
+    tree(tmp_path / "outside", {"x.txt": ""})
+    (mine / "data").symlink_to(tmp_path / "outside")  # stays behind, wherever it leads
+    for target, reason in (
+        ("../outside", "a symbolic link to ../outside, which is not in"),
+        ("/etc/passwd", "a symbolic link to /etc/passwd, which is not in"),
+        ("nothing", "a symbolic link to nothing, which does not exist"),
+        (".", "a symbolic link to ., a folder that it is in itself"),
+    ):
+        (mine / "link").symlink_to(target)
+        assert f"link is {reason}" in refused(job, to)
+        (mine / "link").unlink()
+    os.mkfifo(mine / "pipe")
+    assert "pipe is a named pipe, which cannot be uploaded" in refused(job, to)
+    (mine / "pipe").unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        working = os.getcwd()
+        os.chdir(mine)  # the path of a socket is short
+        try:
+            listener.bind("s")
+        finally:
+            os.chdir(working)
+        assert "s is a socket, which cannot be uploaded" in refused(job, to)
+
+
+def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):
+    to = str(mine / "packed")
+    first = pack(str(mine / "job.py"), to)
+    tree(mine, {"beside.py": "ZERO = 1\n"})
+    second = pack(str(mine / "job.py"), to, print_too=True)
+    assert second.made and len(paths(second)) == 3 and "what pack makes" in capsys.readouterr().out
+    assert pack(os.path.join(first.path, "job.py"), to).path == first.path, "a snapshot packs as itself"
+    with pytest.raises(BadInput, match="is the folder that is packed"):
+        pack(str(mine / "job.py"), str(mine))
+
+
+def test_bad_input(mine, tmp_path):
+    job, to = str(mine / "job.py"), str(tmp_path / "to")
+    assert "is no .py file" in refused(str(mine / "words/list.txt"), to)
+    assert "is no .py file" in refused(str(mine / "none.py"), to)
+    assert "does not exist" in refused(job, to, extra=[str(mine / "none")])
+    assert "does not lie in the code folder" in refused(job, to, extra=[str(tmp_path)])
+    tree(mine, {"manifest.json": "{}"})
+    assert "manifest.json is a name that pack needs" in refused(job, to, extra=[str(mine / "manifest.json")])
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="cannot be written: Not a directory"):
+        pack(job, str(tmp_path / "file" / "to"))
+    tree(tmp_path / "broken", {"common/x.py": "", "datasets/x.py": "", "jobs/job.py": "def"})
+    assert "job.py cannot be read as Python" in refused(str(tmp_path / "broken/jobs/job.py"), to)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_pack_leaves_nothing_half(number, mine, tmp_path):
+    with open(mine / "zeros.bin", "wb") as file:
+        file.truncate(300 * 10**6)
+    to = tmp_path / "to"
+    packing = start("-m", "launch", "pack", mine / "job.py", "--to", to)
+    while not any(files for _, _, files in os.walk(to)):
+        assert packing.poll() is None, packing.communicate()
+        time.sleep(0.002)
+    packing.send_signal(number)
+    _, errors = packing.communicate(timeout=30)
+    assert packing.returncode in (-number, 128 + number), errors
+    left = os.listdir(to)
+    assert [name[:6] for name in left] == [".pack-"] * (number == signal.SIGKILL)
+    (mine / "zeros.bin").unlink()
+    pack(str(mine / "job.py"), str(to))
+    assert [name[:4] for name in os.listdir(to)] == ["job-"], "what was left is taken away"
+
+
+def test_a_full_disk_is_one_line(mine, tmp_path):
+    tree(mine, {"large.bin": "x" * 10**6})
+    result = run(
+        "-m", "launch", "pack", mine / "job.py", "--to", tmp_path / "to", code=2,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000)),
+    )  # fmt: skip
+    assert result.stderr == f"error: {tmp_path / 'to'} cannot be written: File too large\n"
+    assert os.listdir(tmp_path / "to") == []
+
+
+def test_a_warning_above_what_is_advised(mine, tmp_path):
+    with open(mine / "zeros.bin", "wb") as file:
+        file.truncate(51 * 10**6)
+    result = run("-m", "launch", "pack", mine / "job.py", "--to", tmp_path / "to")
+    assert "warning: 51.0 MB are more than the advised 50.0 MB" in result.stderr
+    assert "the biggest file is zeros.bin (51.0 MB)" in result.stderr

@@ -1,0 +1,216 @@
+"""What `pack` makes is run, as the boot file, where nothing else is: a folder, and one file."""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from launch.pack.cli import pack
+from launch.simulate.profiles import PROFILES
+from tests.conftest import environment, finish, records, start
+from tests.support.packed import script_folder
+from tests.support.simulated import rows, simulate
+
+RUN = ("--dataset=digits", "--max_steps=1", "--batch_size=64", "--report_every=1")
+
+
+@pytest.fixture
+def mine(tmp_path):
+    return script_folder(tmp_path)
+
+
+@pytest.fixture
+def single(mine, tmp_path):
+    """(a function that starts it with arguments, its path, the folder it unpacks into)."""
+    packed = pack(str(mine / "job.py"), str(tmp_path / "to"), one_file=True)
+    assert packed.path.endswith(f"job-{packed.manifest['digest'][:12]}.py")
+    (tmp_path / "tmp").mkdir()
+    shutil.rmtree(mine)
+
+    def launch(*arguments, **options):
+        return start(packed.path, *arguments, env=environment(TMPDIR=str(tmp_path / "tmp")), **options)
+
+    return launch, Path(packed.path), tmp_path / "tmp"
+
+
+def test_a_single_file_runs_anywhere_and_cleans_up(single, tmp_path):
+    launch, path, folder = single
+    path.parent.chmod(0o555)
+    (tmp_path / "empty").mkdir()
+    for options in ((), ("--leave",)):
+        running = launch("--lr=1", *options, cwd=tmp_path / "empty")
+        result = finish(running, code=7 if options else 0)
+        squares, words, arguments, cwd, code, mode = json.loads(result.stdout)
+        assert (squares, words, arguments) == ([1, 4, 9], "words", ["--lr=1", *options])
+        assert cwd == str(tmp_path / "empty") and os.path.dirname(code) == str(folder)
+        assert stat.S_IMODE(mode) == 0o700
+        assert os.listdir(folder) == [] and (options or result.stderr == "")
+    path.parent.chmod(0o755)
+    text = path.read_text()
+    assert text.startswith("# job.py and all that it needs, in one file")
+    assert max(map(len, text.split("\n"))) < 120
+
+
+def test_a_single_file_is_the_same_each_time(mine, tmp_path):
+    def made():
+        return pack(str(mine / "job.py"), str(tmp_path / "to"), one_file=True)
+
+    path = Path(made().path)
+    content = path.read_bytes()
+    assert not made().made
+    path.write_text("half")
+    assert made().made
+    assert path.read_bytes() == content and os.listdir(tmp_path / "to") == [path.name]
+
+
+def test_single_files_do_not_disturb_each_other(single):
+    """Six at a time; one that is killed leaves its folder to the next."""
+    launch, _, folder = single
+    killed = launch("--sleep")
+    killed.stdout.readline()
+    killed.kill()
+    killed.communicate()
+    (left,) = os.listdir(folder)
+    running = [launch("--sleep") for _ in range(2)]
+    for process in running:
+        process.stdout.readline()
+    others = [launch() for _ in range(6)]
+    for process in others:
+        assert json.loads(finish(process).stdout)[0] == [1, 4, 9]
+    assert len(os.listdir(folder)) == 2 and left not in os.listdir(folder)
+    for process in running:
+        process.send_signal(signal.SIGINT)
+        finish(process, code=-signal.SIGINT)
+    assert os.listdir(folder) == []
+
+
+def test_results_beside_the_code_are_not_taken_away(single):
+    launch, _, folder = single
+    result = finish(launch("--write"))
+    (left,) = folder.iterdir()
+    assert sorted(os.listdir(left)) == [".members.json", "results.txt"]
+    assert f"{left} stays, as this job wrote files there" in result.stderr
+    finish(launch())
+    assert os.listdir(folder) == [left.name]
+
+
+def test_a_damaged_single_file_does_not_run(single, tmp_path):
+    launch, path, folder = single
+    text = path.read_text()
+    middle = text.index("_ARCHIVE = ") + 200
+    for broken in (text[:middle] + ("A" if text[middle] != "A" else "B") + text[middle + 1 :],):
+        path.write_text(broken)
+        result = finish(launch(), code=2)
+        assert result.stderr == "error: this file is not as it was packed: copy it again, the whole of it\n"
+        assert os.listdir(folder) == [] and not result.stdout
+    path.write_text(text[: middle + 100])
+    assert "SyntaxError" in finish(launch(), code=1).stderr
+    path.write_text(text)
+    folder.rmdir()
+    folder.touch()
+    missing = finish(
+        start(path, env=environment(TMPDIR=str(folder)), cwd=tmp_path), code=None
+    )  # another folder is found
+    assert missing.returncode == 0
+
+
+def test_a_full_disk_is_one_line(single):
+    launch, _, folder = single
+    result = finish(launch(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))), code=2)
+    assert re.fullmatch(
+        r"error: this file cannot be unpacked, and TMPDIR may name another place: .*too large\n",
+        result.stderr,
+    )
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("name", ["../escaped.py", "/escaped.py", "a/../../escaped.py", "a\\b.py", "a//b.py"])
+def test_an_archive_does_not_lead_out(name, single):
+    """Somebody else's single file, with the right sum of a wrong archive."""
+    launch, path, folder = single
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as members:
+        members.writestr(name, "escaped")
+    text, sha256 = path.read_text(), hashlib.sha256(archive.getvalue()).hexdigest()
+    text, sums = re.subn('"[0-9a-f]{64}"', f'"{sha256}"', text)
+    content = base64.b64encode(archive.getvalue()).decode()
+    text, archives = re.subn('_ARCHIVE = """.*?"""', f'_ARCHIVE = "{content}"', text, flags=re.DOTALL)
+    assert sums == archives == 1
+    path.write_text(text)
+    result = finish(launch(), code=2)
+    assert "has a path that leads out of its folder" in result.stderr
+    assert os.listdir(folder) == [] and not list(folder.parent.glob("**/escaped.py"))
+
+
+@pytest.fixture(scope="module")
+def packed_jobs(tmp_path_factory):
+    """{form: the boot file} of jobs/train_ddp.py, each in an otherwise empty folder."""
+    folder = tmp_path_factory.mktemp("packed")
+    whole = pack("jobs/train_ddp.py", str(folder / "folder"))
+    single = pack("jobs/train_ddp.py", str(folder / "single"), one_file=True)
+    return {"folder": Path(whole.path) / "jobs/train_ddp.py", "single_file": Path(single.path)}
+
+
+def trained(boot_file, tmp_path, platform, nodes, processes):
+    """The lines of metrics.jsonl of a simulated run. What its processes unpack is gone afterwards."""
+    (tmp_path / "tmp").mkdir()
+    result = simulate(
+        f"--nodes={nodes}", f"--processes={processes}", f"--platform={platform}",
+        f"--keep={tmp_path / 'kept'}", "--limit=200", boot_file, "--", *RUN,
+        env=environment(TMPDIR=str(tmp_path / "tmp"), OMP_NUM_THREADS="1"), timeout=240,
+    )  # fmt: skip
+    assert {row.code for row in rows(result.stdout).values()} == {0}
+    left = [name for name in os.listdir(tmp_path / "tmp") if "bootfile" in name]
+    assert left == []
+    return records(tmp_path / "kept/node-0/outputs/train_url_0")
+
+
+def test_a_packed_folder_trains(packed_jobs, tmp_path):
+    lines = trained(packed_jobs["folder"], tmp_path, "modelarts", 1, 1)
+    assert lines[0]["step"] == 1
+
+
+def test_a_single_file_trains_with_processes_of_its_own(packed_jobs, tmp_path):
+    lines = trained(packed_jobs["single_file"], tmp_path, "modelarts", 1, 2)
+    assert lines[0]["step"] == 1
+
+
+@pytest.fixture(scope="module")
+def own_losses(tmp_path_factory):
+    """Of the job as it stands in the repository."""
+    lines = trained("jobs/train_ddp.py", tmp_path_factory.mktemp("own"), "torchrun", 1, 2)
+    assert lines[0]["step"] == 1 and lines[0]["loss"] > 0
+    return [line.get("loss") for line in lines]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("form", ["folder", "single_file"])
+@pytest.mark.parametrize("platform", PROFILES)
+def test_every_platform_trains_what_is_packed(platform, form, packed_jobs, own_losses, tmp_path):
+    """Two processes, and the losses are those of the job where it was packed."""
+    nodes = 1 if platform == "plain" else 2
+    lines = trained(packed_jobs[form], tmp_path, platform, nodes, 2 // nodes)
+    assert [line.get("loss") for line in lines] == own_losses
+
+
+@pytest.mark.faults
+def test_what_a_killed_rank_unpacked_is_taken_away(packed_jobs, tmp_path):
+    """By the process of its node that outlives it."""
+    (tmp_path / "tmp").mkdir()
+    result = simulate(
+        "--processes=2", f"--keep={tmp_path / 'kept'}", "--fault=kill:rank=1,step=1",
+        packed_jobs["single_file"], "--", "--dataset=digits", "--max_steps=50",
+        env=environment(TMPDIR=str(tmp_path / "tmp"), OMP_NUM_THREADS="1"), code=137, timeout=240,
+    )  # fmt: skip
+    assert "SIGKILL to rank 1" in result.stdout
+    assert [name for name in os.listdir(tmp_path / "tmp") if "bootfile" in name] == []

@@ -1,0 +1,579 @@
+"""Jobs from `submit` to their end, by the vendor's SDK, against a local stand-in for ModelArts' service."""
+
+import contextlib
+import errno
+import importlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from common import exits
+from common.exits import BadInput
+from launch.platforms import config as job_config
+from launch.platforms import logs
+from launch.platforms import records as job_records
+from launch.platforms import request as job_request
+from launch.platforms import service as modelarts
+from launch.platforms.log_follow import Place, lines_after
+from launch.platforms.service import Preview
+from tests.conftest import environment, finish, start
+from tests.support.modelarts_service import PHASES, PROJECT, SECRET_KEY, ModelArtsService
+
+CONFIG = """
+name = "ddp"
+code = "obs://bucket/code/bootfile-0123456789ab"
+endpoint = "{endpoint}"
+log_url = "obs://bucket/logs"
+
+[image]
+engine_name = "PyTorch"
+engine_version = "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"
+
+[resources]
+flavor_id = "modelarts.pool.visual.8xlarge"
+node_count = 2
+
+[inputs]
+data_url = "obs://bucket/data"
+
+[outputs]
+train_url = "obs://bucket/runs"
+
+[parameters]
+enable_gpu = true
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ModelArtsService() as service:
+        yield service
+
+
+@pytest.fixture
+def user(server, tmp_path, monkeypatch, capsys):
+    """Of one user: job.toml, the keys, and a folder of records; faults of an earlier test are gone."""
+    server.test(clear=True)
+    (tmp_path / "job.toml").write_text(CONFIG.format(endpoint=server.endpoint))
+    monkeypatch.setattr(job_records, "FOLDER", str(tmp_path / "records"))
+    for name in ("MODELARTS_ENDPOINT", "MODELARTS_REGION", "HUAWEICLOUD_SDK_SECURITY_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in server.keys().items():
+        monkeypatch.setenv(name, value)
+    return User(server, tmp_path, capsys)
+
+
+class User:
+    """launch() is `python -m launch` in this process, which has read the SDK already; start() in its own."""
+
+    def __init__(self, server, folder, capsys):
+        self.server, self.folder, self.config, self._capsys = server, folder, folder / "job.toml", capsys
+        self.environment = environment(**server.keys(BOOTFILE_JOBS=str(folder / "records")))
+
+    def start(self, *arguments, **options):
+        return start("-m", "launch", *arguments, env=self.environment, **options)
+
+    def launch(self, verb, *arguments, code=0):
+        self._capsys.readouterr()
+        try:
+            found = importlib.import_module(f"launch.platforms.{verb}").main(
+                [str(word) for word in arguments]
+            )
+        except BadInput as error:
+            exits.say_error(str(error))
+            found = error.code
+        output, errors = self._capsys.readouterr()
+        result = subprocess.CompletedProcess(arguments, found, output, errors)
+        assert SECRET_KEY not in output + errors
+        assert found == code, f"exit code {found}\n{output}\n{errors}"
+        return result
+
+    def fails(self, *arguments, **options) -> str:
+        """The one line of an error."""
+        errors = self.launch(*arguments, code=2, **options).stderr
+        assert re.fullmatch(r"error: [^\n]+\n", errors), errors
+        return errors
+
+    def submit(self, *arguments, **options):
+        return self.launch("submit", "jobs/train_ddp.py", "--config", self.config, *arguments, **options)
+
+    def created(self) -> tuple[str, dict]:
+        """A new job's id, and the body that the service got."""
+        job_id = re.search(r"^job (\S+)$", self.submit("--yes").stdout, re.MULTILINE)[1]
+        return job_id, self.server.test()["bodies"][job_id]
+
+    def job(self) -> str:
+        """The id of a job that was created before, with a record."""
+        config = job_config.load(self.config, "jobs/train_ddp.py")
+        run = job_request.run_name(config.name)
+        outputs = job_request.outputs(config, run)
+        job_id = list(self.server.test(new=job_request.body(config, outputs))["bodies"])[-1]
+        record = {"id": job_id, "name": "ddp", "endpoint": self.server.endpoint, "project_id": PROJECT}
+        job_records.write(str(self.folder / "records" / f"{run}.json"), record | {"outputs": outputs})
+        return job_id
+
+    def records(self) -> list[dict]:
+        return [json.loads(path.read_text()) for path in sorted((self.folder / "records").glob("*.json"))]
+
+
+def test_from_submit_to_the_end(user, server):
+    """Every command in a process of its own, as a user runs it."""
+    dry = user.submit("--dry_run").stdout
+    shown, _ = json.JSONDecoder().raw_decode(dry)
+    created = finish(user.start("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")).stdout
+    job_id = re.search(r"^job (\S+)$", created, re.MULTILINE)[1]
+    sent = server.test()["bodies"][job_id]
+    (record,) = user.records()
+
+    unique = re.compile(r"ddp-\d{8}-\d{6}-[0-9a-f]{6}")
+    assert json.loads(unique.sub("RUN", json.dumps(sent))) == json.loads(unique.sub("RUN", json.dumps(shown)))
+    url = f"obs://bucket/runs/{record['run']}"
+    assert unique.fullmatch(record["run"]) and record["outputs"] == {"train_url": url}
+    assert sent["algorithm"]["outputs"][0]["remote"]["obs"]["obs_url"] == f"/bucket/runs/{record['run']}/"
+    assert sent["algorithm"]["environments"] == {"PYTHONUNBUFFERED": "1"}
+    assert (record["id"], record["endpoint"], record["project_id"]) == (job_id, server.endpoint, PROJECT)
+    assert (
+        record["log_url"] == "obs://bucket/logs"
+        and record["nodes"] == 2
+        and record["job"] == "jobs/train_ddp.py"
+    )
+    assert url in created and "modelarts.pool.visual.8xlarge" in created
+    assert "KEY" not in json.dumps(record)
+
+    shown = finish(user.start("status", record["run"])).stdout
+    assert shown.startswith(f"job {job_id} ddp: Creating since 20") and "(being created), nodes=2" in shown
+    running = {"phase": "Running", "log": {"worker-0": "epoch=1 loss=0.5\n", "worker-1": "hello\n"}}
+    later = {"log": {"worker-0": "epoch=2 loss=0.25\nlast line without an end", "worker-1": "训练 bye\n"}}
+    end = {"phase": "Completed", "status": {"task_statuses": [{"task": "worker-0", "exit_code": 0}]}}
+    server.test(job=job_id, script=[(0.3, {"phase": "Pending"}), (0.6, running), (1.2, later), (1.8, end)])
+    logs = finish(user.start("logs", job_id, "-f", "--interval=0.1"))
+    of = {node: re.findall(rf"^\[{node}\] (.*)$", logs.stdout, re.MULTILINE) for node in (0, 1)}
+    assert of == {
+        0: ["epoch=1 loss=0.5", "epoch=2 loss=0.25", "last line without an end"],
+        1: ["hello", "训练 bye"],
+    }
+    assert logs.stderr == "job Completed\n"
+
+    data = json.loads(user.launch("status", job_id, "--json").stdout)
+    assert (data["phase"], data["ended"], data["nodes"], data["id"]) == ("Completed", True, 2, job_id)
+    assert data["tasks"] == [{"name": "worker-0", "code": 0, "meaning": "done", "message": ""}]
+    said = [event["message"] for event in data["events"]]
+    assert said == [f"the job is {phase}" for phase in ("Creating", "Pending", "Running", "Completed")]
+
+
+def test_nothing_is_sent_unless_somebody_agrees(user, server, monkeypatch):
+    before = len(server.test()["bodies"])
+    for answer in ("", "n\n", "maybe\n"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+        assert user.submit(code=1).stdout.endswith("create this job? [y/N] \nnothing was sent\n")
+    assert len(server.test()["bodies"]) == before and user.records() == []
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert re.search(r"^job \S+$", user.submit().stdout, re.MULTILINE)
+    assert len(server.test()["bodies"]) == before + 1
+
+
+def test_everything_that_a_config_can_say_is_taken(user, server):
+    """The stand-in holds the body against the SDK's classes; a custom image here, all options."""
+    text = user.config.read_text()
+    head, _, rest = text.partition("[image]")
+    rest = rest.partition("[resources]")[2].replace("flavor_id", 'pool_id = "pool-1"\nflavor_id')
+    user.config.write_text(
+        f'{head}description = "两个节点"\nworkspace_id = "0"\nproject_id = "{PROJECT}"\n[image]\n'
+        f'image_url = "organisation/image:1"\n[resources]{rest}\n'
+        "[environment]\nOMP_NUM_THREADS = 8\n[retries]\nfaults = 3\npods = 2\nunconditional = true\n"
+        "hang = true\n[auto_stop]\nhours = 24\n[schedule]\npriority = 2\npreemptible = false\n"
+    )
+    _, sent = user.created()
+    assert sent["algorithm"]["command"].endswith("/user-job-dir/bootfile-0123456789ab/jobs/train_ddp.py")
+    assert sent["metadata"]["annotations"] == {
+        "fault-tolerance/job-retry-num": "3", "fault-tolerance/pod-retry-num": "2",
+        "fault-tolerance/job-unconditional-retry": "true", "fault-tolerance/hang-retry": "true",
+    }  # fmt: skip
+    assert sent["spec"]["auto_stop"] == {"time_unit": "HOURS", "duration": 24}
+    assert sent["spec"]["schedule_policy"] == {"priority": 2, "preemptible": False}
+    assert sent["algorithm"]["parameters"] == [{"name": "enable_gpu", "value": "true"}]
+
+
+def test_a_run_is_resumed_when_its_job_has_ended(user, server):
+    job_id, _ = user.created()
+    (record,) = user.records()
+    url = record["outputs"]["train_url"]
+    server.test(job=job_id, phase="Running")
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes", "--resume_from", url)
+    assert f"job {job_id} is Running and writes there" in error
+    server.test(job=job_id, phase="Failed")
+    user.submit("--yes", "--resume_from", url)
+    again = next(each for each in user.records() if each["id"] != job_id)
+    assert again["outputs"] == {"train_url": url} and again["run"] != record["run"]
+    (output,) = server.test()["bodies"][again["id"]]["algorithm"]["outputs"]
+    assert output["prefetch_to_local"] is True and output["remote"]["obs"]["obs_url"] == f"/{url[6:]}/"
+    # the service itself knows of jobs that this machine does not
+    for path in (user.folder / "records").glob("*.json"):
+        path.unlink()
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes", "--resume_from", url)
+    assert "ModelArts.2751" in error and user.records() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [(401, "check HUAWEICLOUD_SDK_AK"), (403, "may not do this"), (404, "check the job's id"), (400, "")],
+)
+def test_a_refusal_is_one_line(user, server, code, hint):
+    server.test(fault={"status": code, "times": 1, "message": f"no, {SECRET_KEY}\nand no"})
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    assert (
+        f"cannot create the job: ModelArts.{code} no, *** and no (HTTP {code}, request id request-" in error
+    )
+    assert hint in error and user.records() == []
+
+
+def test_wrong_keys_are_refused_by_their_signature(user, monkeypatch):
+    monkeypatch.setenv("HUAWEICLOUD_SDK_SK", "another-secret")
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    assert "HTTP 401" in error and "aksk signature" in error and "another-secret" not in error
+
+
+def test_too_many_requests_and_faults_of_the_service_pass(user, server):
+    server.test(
+        fault={"status": 429, "times": 2, "path": "training-jobs"}
+    )  # refused, so it may be sent again
+    job_id, _ = user.created()
+    for kind in (429, 500, "reset", "text"):
+        server.test(fault={"status": kind, "path": job_id})
+        assert ": Creating" in user.launch("status", job_id).stdout
+    before = len(server.test()["requests"])
+    server.test(fault={"status": 500, "times": 99, "path": job_id})
+    began = time.monotonic()
+    assert f"cannot show job {job_id}: ModelArts.500 " in user.fails("status", job_id)
+    assert (
+        time.monotonic() - began < 20 and len(server.test()["requests"]) == before
+    )  # faults are not counted
+
+
+@pytest.mark.parametrize("kind", ["reset", "reset_after", 500])
+def test_a_job_is_never_created_twice(user, server, kind):
+    before = len(server.test()["bodies"])
+    server.test(fault={"status": kind, "times": 1, "path": "training-jobs"})
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    assert "whether it was created is not known: look for ddp in the console" in error
+    assert len(server.test()["bodies"]) == before + (kind == "reset_after")
+    (record,) = user.records()
+    assert record["id"] is None
+    assert "it is not known whether the service took job ddp" in user.fails("status", record["run"])
+
+
+def test_nothing_is_sent_that_could_not_be_recorded(user, server, monkeypatch):
+    before = len(server.test()["bodies"])
+    (user.folder / "file").touch()
+    monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "file" / "records"))
+    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    assert "cannot be written: Not a directory" in error and len(server.test()["bodies"]) == before
+
+
+def test_an_abnormal_job_may_still_write(user, server):
+    job_id = user.job()
+    (record,) = user.records()
+    server.test(job=job_id, phase="Running")
+    server.test(job=job_id, phase="Abnormal")
+    assert user.launch("logs", job_id, "-f", "--interval=0.05", code=1).stderr == "job Abnormal\n"
+    resume = ("--yes", "--resume_from", record["outputs"]["train_url"])
+    assert "is Abnormal and writes there" in user.fails(
+        "submit", "jobs/train_ddp.py", "--config", user.config, *resume
+    )
+
+
+def test_a_service_that_is_not_there(user, server, tmp_path):
+    job_id = user.job()
+    (path,) = (tmp_path / "records").glob("*.json")
+    path.write_text(path.read_text().replace(server.endpoint, "http://127.0.0.1:9"))
+    error = finish(user.start("status", path), code=2).stderr  # where the SDK's own logging is as for a user
+    known = (
+        rf"error: cannot show job {job_id}: no usable answer from 127.0.0.1:9 \(ConnectionException[^\n]+\n"
+    )
+    assert re.fullmatch(known, error), error
+
+
+def test_a_bare_id_is_looked_for_by_the_environment(user, server, monkeypatch):
+    job_id = user.job()
+    monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "elsewhere"))
+    monkeypatch.setenv("MODELARTS_ENDPOINT", server.endpoint)
+    assert f"job {job_id} ddp: Creating" in user.launch("status", job_id).stdout
+    assert "no file, and no id" in user.fails("status", "../job.json")
+    assert "ModelArts.2764 training job 0-0 does not exist" in user.fails("status", "0-0")
+    monkeypatch.delenv("MODELARTS_ENDPOINT")
+    error = user.fails("status", job_id)
+    assert "no region is set: set the variable MODELARTS_REGION" in error and "job.toml" not in error
+    monkeypatch.setenv("MODELARTS_ENDPOINT", "http://192.0.2.1")
+    assert "is not encrypted" in user.fails("status", job_id)
+    monkeypatch.delenv("HUAWEICLOUD_SDK_PROJECT_ID")
+    monkeypatch.setenv("MODELARTS_ENDPOINT", server.endpoint)
+    assert "no project is set: set the variable HUAWEICLOUD_SDK_PROJECT_ID" in user.fails("status", job_id)
+
+
+def test_missing_keys_and_a_missing_sdk_are_one_line(user, tmp_path):
+    user.environment["HUAWEICLOUD_SDK_SK"] = ""
+    command = ("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    error = finish(user.start(*command), code=2).stderr
+    assert error == "error: no key of the account: set the variables HUAWEICLOUD_SDK_SK\n"
+    missing = "raise ImportError(name='huaweicloudsdkmodelarts')\n"
+    (tmp_path / "huaweicloudsdkmodelarts.py").write_text(missing)
+    user.environment["PYTHONPATH"] = str(tmp_path)
+    error = finish(user.start(*command), code=2).stderr
+    assert re.fullmatch(
+        r"error: the vendor's SDK cannot be imported [^\n]+: pip install huaweicloudsdkmodelarts\n", error
+    )
+    assert user.records() == []
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_has_a_meaning(user, server, phase):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running")
+    server.test(job=job_id, phase=phase)
+    line = user.launch("status", job_id).stdout.splitlines()[0]
+    assert re.fullmatch(rf"job {job_id} ddp: {phase} since \S+ \S+ UTC \((?!a phase).+\), nodes=2", line)
+
+
+def test_exit_codes_and_restarts_are_explained(user, server):
+    job_id = user.job()
+    tasks = [
+        {"task": "worker-10", "exit_code": 139},
+        {"task": "worker-1", "exit_code": 137, "message": "OOM\nKilled"},
+        {"task": "worker-0"},
+    ]
+    fault = {"end_at": 1700000000, "end_reason": "NodeFault", "end_related_task": "worker-1"}
+    records = [{"start_at": 1, "end_recover": "pod_reschedule", **fault}, {"start_at": 1700000100}]
+    server.test(job=job_id, phase="Running", log={"worker-0": "a\n"})
+    server.test(job=job_id, phase="Failed", status={"task_statuses": tasks, "running_records": records})
+    lines = user.launch("status", job_id, "--events=1").stdout.splitlines()
+    assert lines[1:4] == [
+        "task worker-1 exit_code=137: SIGKILL: killed, or out of memory; OOM Killed",
+        "task worker-10 exit_code=139: SIGSEGV: segmentation fault",
+        "restart 2023-11-14 22:13:20 UTC pod_reschedule: NodeFault (worker-1)",
+    ]
+    assert [line.split(" ")[0] for line in lines[4:]] == ["event", "output"] and lines[4].endswith(
+        "is Failed"
+    )
+    result = user.launch("logs", job_id, "-f", "--interval=0.05", code=1)
+    assert result.stdout == "[0] a\n"
+    assert "task worker-1 exit_code=137: SIGKILL" in result.stderr and result.stderr.endswith("job Failed\n")
+
+
+def test_logs_go_on_at_the_byte_after_an_interruption(user, server):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running", log={"worker-0": "一\n二\nhalf", "worker-1": "x\n"})
+    process = user.start("logs", job_id, "-f", "--interval=0.05")
+    lines = [process.stdout.readline() for _ in range(3)]
+    assert sorted(lines) == ["[0] 一\n", "[0] 二\n", "[1] x\n"]
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert "the job goes on" in finish(process, code=130).stderr
+    server.test(job=job_id, log={"worker-0": " and half\n三\n"}, phase="Completed")
+    result = user.launch("logs", job_id, "-f", "--interval=0.05")
+    assert result.stdout == "[0] half and half\n[0] 三\n"
+    assert "[0] goes on after byte 8 (--from_start shows all)" in result.stderr
+    everything = "[0] 一\n[0] 二\n[0] half and half\n[0] 三\n[1] x\n"
+    assert user.launch("logs", job_id, "-f", "--interval=0.05", "--from_start").stdout == everything
+    assert user.launch("logs", job_id).stdout == everything
+
+
+def test_text_of_the_service_does_not_control_the_terminal(user, server):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running", log={"worker-0": "\x1b]0;x\x07a\tb\n"})
+    server.test(job=job_id, phase="Failed", status={"task_statuses": [
+        {"task": "worker-0", "exit_code": 1, "message": "\x1b[2Jgone"}
+    ]})  # fmt: skip
+    assert user.launch("logs", job_id, code=1).stdout == "[0] \\x1b]0;x\\x07a b\n"
+    said = user.launch("status", job_id).stdout
+    assert "; \\x1b[2Jgone\n" in said and "\x1b" not in said
+
+
+def test_a_node_that_has_not_written_yet_is_waited_for(user, server):
+    job_id = user.job()
+    server.test(
+        job=job_id, phase="Pending", status={"tasks": ["worker-0", "worker-1"]}, log={"worker-1": "b\n"}
+    )
+    assert user.launch("logs", job_id).stdout == "[1] b\n"
+    end = {"phase": "Completed", "log": {"worker-0": "a\n"}}
+    server.test(job=job_id, script=[(0.3, end)])
+    assert user.launch("logs", job_id, "-f", "--interval=0.05").stdout == "[1] b\n[0] a\n"
+
+
+def test_following_outlives_faults_of_the_service(user, server):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running", log={"worker-0": "first\n"})
+    process = user.start("logs", job_id, "-f", "--interval=0.05")
+    assert process.stdout.readline() == "[0] first\n"
+    for kind, times in (("reset", 5), (500, 1), (429, 1)):
+        server.test(fault={"status": kind, "times": times, "path": job_id})
+    server.test(job=job_id, log={"worker-0": "second\n"})
+    assert process.stdout.readline() == "[0] second\n"
+    server.test(job=job_id, phase="Completed")
+    result = finish(process, code=0)
+    assert "; trying again in " in result.stderr and result.stdout == ""
+    server.test(fault={"status": 403, "times": 1, "path": job_id})
+    errors = user.launch("logs", job_id, "-f", code=2).stderr
+    assert re.fullmatch(r"\[0\] goes on after byte 13 [^\n]+\nerror: [^\n]+HTTP 403[^\n]+\n", errors)
+    server.test(fault={"status": 500, "times": 1000, "path": job_id})
+    began = time.monotonic()
+    errors = user.launch("logs", job_id, "-f", "--interval=0.05", "--give_up=0.1", code=2).stderr
+    assert time.monotonic() - began < 20 and "error: cannot show job" in errors
+
+
+def test_more_than_the_service_shows_is_said(user, server):
+    job_id = user.job()
+    server.test(preview=64)
+    try:
+        server.test(job=job_id, phase="Running", log={"worker-0": "".join(f"第{n}行\n" for n in range(100))})
+        server.test(job=job_id, phase="Completed")
+        lines = user.launch("logs", job_id).stdout.splitlines()
+    finally:
+        server.test(preview=5 * 2**20)
+    missing = int(re.fullmatch(r"\[0\] \[(\d+) bytes are missing here: .*\]", lines[0])[1])
+    shown = [line.removeprefix("[0] ") for line in lines[1:]]
+    assert shown == [f"第{n}行" for n in range(100 - len(shown), 100)] and len(shown) >= 6
+    whole = sum(len(f"第{n}行\n".encode()) for n in range(100 - len(shown)))
+    assert abs(missing - whole) <= 6  # half a character is replaced by three bytes
+
+
+def _windows(log: bytes, sizes, step: int):
+    """What the service would show of a growing log, one window after another."""
+    for end, size in zip(range(step, len(log) + step, step), sizes * len(log), strict=False):
+        window = log[:end][-size:]
+        text = window.decode(errors="surrogateescape")
+        text = re.sub("[\udc80-\udcff]", "\N{REPLACEMENT CHARACTER}", text)
+        yield Preview(text, len(window), len(log[:end]))
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 11, 64])
+@pytest.mark.parametrize("sizes", [[10_000], [100], [200, 100, 120]])
+def test_no_line_is_lost_or_doubled_or_broken(step, sizes):
+    """At every cut: through characters of 1 to 4 bytes, empty lines, and the same line many times."""
+    lines = [f"line {number} é 漢字 \N{GRINNING FACE}" if number % 3 else "same" for number in range(60)]
+    lines[20:23] = ["", "", "same"]
+    log = "".join(f"{line}\n" for line in lines).encode() + "no end 漢".encode()
+    seen, place = [], Place()
+    for preview in _windows(log, sizes, step):
+        new, place = lines_after(place, preview)
+        seen += new
+    new, place = lines_after(place, preview, last=True)
+    assert seen + new == [*lines, "no end 漢"]
+    assert place.offset == len(log)
+    assert lines_after(place, preview, last=True) == ([], place)
+
+
+def test_bytes_that_are_no_text_do_not_lose_the_place():
+    log = b"".join(b"%d \xff\xfe\x80 binary\n" % number for number in range(300))
+    seen, place = [], Place()
+    for preview in _windows(log, [600], 37):
+        new, place = lines_after(place, preview)
+        seen += new
+    numbers = [int(line.split(" ")[0]) for line in seen]
+    assert numbers == list(range(300))
+
+
+def test_a_log_that_begins_anew_is_read_from_its_beginning():
+    _, place = lines_after(Place(), Preview("old 1\nold 2\n", 12, 12))
+    assert lines_after(place, Preview("new\n", 4, 4))[0] == ["[the log begins anew]", "new"]
+    longer = "new 1\nnew 2\nnew 3\n"
+    assert lines_after(place, Preview(longer, 18, 18))[0] == [
+        "[the log begins anew]",
+        "new 1",
+        "new 2",
+        "new 3",
+    ]
+
+
+def test_stop_asks_and_says_what_is_stopped(user, server, monkeypatch):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    shown = user.launch("stop", job_id, code=1).stdout
+    assert re.match(rf"job {job_id} ddp: Running since .+ UTC, nodes=2\n", shown)
+    assert shown.endswith("stop this job? [y/N] \nit goes on\n")
+    assert ["POST", f"/v2/{PROJECT}/training-jobs/{job_id}/actions"] not in server.test()["requests"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("yes\n"))
+    assert user.launch("stop", job_id).stdout.endswith(f"job {job_id}: Terminating\n")
+    assert user.launch("stop", job_id).stdout.endswith("nothing to do: it is being stopped\n")
+    result = user.launch("logs", job_id, "-f", "--interval=0.1", code=1)
+    assert result.stderr == "job Terminated\n"
+    assert "nothing to stop: it has ended" in user.launch("stop", job_id, "--yes").stdout
+
+
+def test_a_reader_that_leaves_is_no_error(user, server):
+    job_id = user.job()
+    server.test(job=job_id, phase="Running", log={"worker-0": "x" * 100_000 + "\nsecond\n" * 20_000})
+    process = user.start("logs", job_id)
+    assert process.stdout.readline()
+    process.stdout.close()
+    with contextlib.suppress(ValueError):
+        process.wait(timeout=60)
+    assert process.stderr.read() == "" and process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": "/../../../x"}, {"id": "../x"}, {"id": 5}, {"endpoint": 5}, {"endpoint": "https://[x"},
+        {"outputs": ["obs://bucket/x"]}, {"outputs": {"train_url": 5}}, {"project_id": None}, "deep", "cut",
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_record_is_one_line_and_disturbs_no_other(user, server, wrong):
+    folder, good = user.folder / "records", user.job()
+    record = {"format": 1, "id": "other-1", "endpoint": server.endpoint, "project_id": PROJECT}
+    text = {"deep": "[" * 100_000, "cut": "{"}.get(wrong) if isinstance(wrong, str) else None
+    (folder / "a.json").write_text(text or json.dumps(record | wrong))
+    for verb in ("status", "logs", "stop"):
+        user.fails(verb, "a", *(["-f"] if verb == "logs" else []))
+    if isinstance(wrong, dict) and "endpoint" not in wrong:
+        assert next(iter(wrong)) in user.fails("status", "a")
+    assert f"job {good} ddp" in user.launch("status", good).stdout
+    assert user.submit("--dry_run").returncode == 0
+    assert not [path for path in user.folder.rglob("*") if path.name.endswith("x.logs")]
+
+
+def test_a_host_that_is_not_the_vendor_s_is_named_before_it_is_asked(user, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(modelarts, "connect", lambda place, project: asked.append(place))
+    for place, expected in (
+        ("https://modelarts.cn-north-4.myhuaweicloud.com", True),
+        ("https://myhuaweicloud.com.example.com", False),
+        ("https://modelarts.example.com", False),
+        ("http://127.0.0.1:9", True),
+    ):
+        job_records.service({"id": "1", "endpoint": place, "project_id": "p"})
+        assert (capsys.readouterr().err == "") == expected and asked[-1] == place
+    monkeypatch.setenv("MODELARTS_ENDPOINT", "https://modelarts.example.com/")
+    job_records.service({"id": "1", "endpoint": "https://modelarts.example.com", "project_id": "p"})
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_leaves_the_record_as_it_was_and_no_other_file(user, monkeypatch):
+    job_id = user.job()
+    (path,) = (user.folder / "records").iterdir()
+    before = path.read_bytes()
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BadInput, match="No space left"):
+        job_records.write(str(path), {"id": job_id})
+    with pytest.raises(BadInput, match="No space left"):
+        logs._save(str(path.parent / ".x.logs"), {"worker-0": Place(1, "a")})
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+def test_records_hold_no_secret_and_are_private_files_of_the_user(user, tmp_path):
+    user.created()
+    for path in (tmp_path / "records").iterdir():
+        assert not os.stat(path).st_mode & 0o077
+        assert SECRET_KEY not in path.read_text() and "TESTING" not in path.read_text()

@@ -1,0 +1,617 @@
+"""job.toml and what is made of it: requests, command lines and other platforms' files, without a network."""
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import botocore.session
+import pytest
+import yaml
+from botocore.validate import ParamValidator
+
+from common.distributed import topology
+from common.exits import BadInput
+from launch.platforms import config as job_config
+from launch.platforms import platform_files, submit
+from launch.platforms import request as job_request
+from launch.simulate.profiles import Folders, profile
+from tests.conftest import ROOT, environment, run
+from tests.support.modelarts_body import Wrong, check_job
+
+EXAMPLE = ROOT / "launch" / "job.example.toml"
+JOB = "jobs/train_ddp.py"
+SMALL = """
+name = "small"
+code = "obs://bucket/code/bootfile-0123456789ab"
+region = "cn-north-4"
+[image]
+image_url = "organisation/image:1"
+[resources]
+pool_id = "pool-1"
+"""
+_OFFLINE = """
+import socket, sys
+def refuse(*_, **__): raise OSError("this process has no network")
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in {missing}: raise ImportError(f"{{name}} is not there", name=name)
+sys.meta_path.insert(0, Missing())
+open({mark!r}, "w").close()
+"""
+
+
+def _blocked(folder: Path, *missing: str) -> dict[str, str]:
+    """The environment of a process without network, keys and these packages."""
+    mark = folder / "blocked"
+    (folder / "sitecustomize.py").write_text(_OFFLINE.format(missing=missing, mark=str(mark)))
+    kept = environment(PYTHONPATH=str(folder))
+    return {name: value for name, value in kept.items() if not re.match("HUAWEI|AWS_|OBS_|MODELARTS_", name)}
+
+
+def _config(tmp_path, text: str, platform="modelarts"):
+    path = tmp_path / "job.toml"
+    path.write_text(text, encoding="utf-8")
+    return job_config.load(str(path), JOB, platform)
+
+
+def _arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for name in ("--init_method", "--rank", "--world_size", "--processes_per_node"):
+        parser.add_argument(name)
+    return parser.parse_known_args(words)[0]
+
+
+def test_a_dry_run_needs_no_network_no_keys_and_no_sdk(tmp_path):
+    env = _blocked(tmp_path, "huaweicloudsdkmodelarts", "huaweicloudsdkcore", "boto3", "botocore", "torch")
+    result = run("-m", "launch", "submit", JOB, "--config", EXAMPLE, "--dry_run", env=env)
+    assert (tmp_path / "blocked").exists() and result.stderr == ""
+    body, end = json.JSONDecoder().raw_decode(result.stdout)
+    check_job(body)
+    found = re.findall(r"^node (\d+): (.+)\n((?:  .+\n?)+)", result.stdout[end:], re.MULTILINE)
+    assert [number for number, _, _ in found] == ["0", "1"]
+    for node, (_, command, variables) in enumerate(found):
+        words = shlex.split(command)
+        assert words[0] == "python" and words[1].endswith(
+            "/user-job-dir/bootfile-0123456789ab/jobs/train_ddp.py"
+        )
+        assert {"--dataset=cifar10", "--enable_gpu=true", "--lr=0.1"} < set(words)
+        assert "--data_url=/home/ma-user/modelarts/inputs/data_url_0" in words
+        assert "--train_url=/home/ma-user/modelarts/outputs/train_url_0" in words
+        lines = (line.strip().partition("=") for line in variables.splitlines())
+        env = {
+            name: value if value.startswith("<") else "".join(shlex.split(value)) for name, _, value in lines
+        }
+        assert env["PYTHONUNBUFFERED"] == "1" and env["OMP_NUM_THREADS"] == "8" and env["MA_NUM_GPUS"] == "8"
+        place = topology.resolve(_arguments(words), env)
+        assert (place.nodes, place.node_rank, place.master_port) == (2, node, 6666)
+        assert place.master_host == "modelarts-job-simulated-worker-0.modelarts-job-simulated"
+
+
+def test_no_platform_but_modelarts_is_sent_to(tmp_path):
+    env = _blocked(tmp_path, "huaweicloudsdkmodelarts", "huaweicloudsdkcore", "boto3", "torch")
+    command = ("-m", "launch", "submit", JOB, "--config", EXAMPLE, "--platform", "slurm")
+    result = run(*command, env=env, code=2)
+    assert (
+        result.stderr
+        == "error: slurm has its own tool: --dry_run --to FILE writes the file, then sbatch FILE\n"
+    )
+    to = tmp_path / "job.sh"
+    assert run(*command, "--dry_run", "--to", to, env=env).stdout == f"wrote {to}\n"
+    assert to.read_text().startswith("#!/bin/bash\n#SBATCH --job-name=train-ddp-")
+    error = run(*command, "--dry_run", "--to", tmp_path / "no" / "x", env=env, code=2).stderr
+    assert re.fullmatch(r"error: --to \S+: No such file or directory\n", error)
+
+
+@pytest.mark.parametrize("platform", ["slurm", "kubeflow", "pai-dlc", "sagemaker"])
+def test_only_an_earlier_file_of_the_same_job_is_replaced(platform, tmp_path):
+    config, to, other = tmp_path / "job.toml", tmp_path / "job.file", tmp_path / "mine.sh"
+    config.write_text(_example())
+    other.write_text("#!/bin/bash\n#SBATCH --job-name=mine\n")
+
+    def write(path, *more):
+        words = [JOB, "--config", config, "--platform", platform, "--dry_run", "--to", path, *more]
+        return submit.main([str(word) for word in words])
+
+    written = []
+    for _ in range(2):
+        assert write(to) == 0
+        written.append(to.read_text())
+    assert written[0] != written[1], "each run has its own name"
+    for path, more in ((config, ()), (config, ["--force"]), (other, ()), (ROOT / JOB, ())):
+        content = path.read_text()
+        with pytest.raises(BadInput, match="--to"):
+            write(path, *more)
+        assert path.read_text() == content
+    assert write(other, "--force") == 0 and other.read_text() not in written
+    assert sorted(tmp_path.iterdir()) == [to, config, other]
+
+
+def test_the_boot_file_exists(tmp_path):
+    for job in ("jobs/my.py", "train_ddp.py"):
+        with pytest.raises(BadInput, match=f"JOB {job}: no such file.*--snapshot FOLDER"):
+            submit.main([job, "--config", str(EXAMPLE), "--dry_run"])
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000], ids=["deep", "long"])
+def test_a_config_that_no_parser_takes_is_one_line(value, tmp_path):
+    with pytest.raises(BadInput, match=r"job\.toml: is not TOML"):
+        _config(tmp_path, f"name = {value}")
+
+
+def test_without_a_toml_reader_the_error_says_what_to_install(tmp_path):
+    env = _blocked(tmp_path, "tomllib", "tomli")
+    error = run("-m", "launch", "submit", JOB, "--config", EXAMPLE, "--dry_run", env=env, code=2).stderr
+    assert re.fullmatch(r"error: \S+job.example.toml: cannot be read: [^\n]+: pip install tomli\n", error)
+
+
+def test_every_run_has_outputs_of_its_own(tmp_path):
+    config = job_config.load(str(EXAMPLE), JOB)
+    names = {job_request.run_name(config.name) for _ in range(50)}
+    assert len(names) == 50
+    for name in names:
+        assert re.fullmatch(r"train-ddp-\d{8}-\d{6}-[0-9a-f]{6}", name)
+        assert job_request.outputs(config, name) == {"train_url": f"obs://bucket/runs/{name}"}
+
+
+def test_small_and_custom_jobs_are_requests_that_the_service_takes(tmp_path):
+    config = _config(tmp_path, SMALL)
+    body = job_request.body(config, {})
+    check_job(body)
+    assert body["spec"] == {"resource": {"node_count": 1, "pool_id": "pool-1"}}
+    (start,) = job_request.starts(config)
+    assert start.command == f"python /home/ma-user/modelarts/user-job-dir/bootfile-0123456789ab/{JOB}"
+    assert "MASTER_PORT" not in start.environment
+    config = _config(
+        tmp_path, SMALL.replace(':1"\n', ':1"\ncommand = "bash run.sh"\n') + "[parameters]\nname = 'a b'\n"
+    )
+    assert job_request.starts(config)[0].command == "bash run.sh '--name=a b'"
+    assert job_request.body(config, {})["algorithm"]["parameters"] == [{"name": "name", "value": "a b"}]
+
+
+def test_what_the_stand_in_refuses():
+    """The check of bodies that the other tests rely on can fail."""
+    config = job_config.load(str(EXAMPLE), JOB)
+    for where, value, message in [
+        (("metadata", "name"), "a b", "metadata.name is 'a b'"),
+        (("metadata", "nmae"), "x", "body.metadata.nmae is no member of JobMetadata"),
+        (("metadata", "annotations"), {"fault-tolerance/retry": "3"}, "metadata.annotations has"),
+        (("metadata", "annotations"), {"fault-tolerance/job-retry-num": 3}, "is 3, not str"),
+        (
+            ("algorithm", "outputs", 0, "prefetch"),
+            True,
+            "body.algorithm.outputs[0].prefetch is no member of Output",
+        ),
+        (("algorithm", "code_dir"), "obs://bucket/code/", "algorithm.code_dir is 'obs://bucket/code/'"),
+        (("algorithm", "boot_file"), "/elsewhere/x.py", "algorithm.boot_file is"),
+        (("algorithm", "inputs", 0, "access_method"), "file", "inputs.access_method is 'file'"),
+        (("algorithm", "environments", "A"), "$HOME", "environments.A"),
+        (("spec", "resource", "node_count"), "2", "body.spec.resource.node_count is '2', not int"),
+        (("spec", "resource", "node_count"), True, "is True, not int"),
+        (("spec", "auto_stop", "time_unit"), "DAYS", "spec.auto_stop.time_unit"),
+        (("spec", "schedule_policy"), {"priority": 1}, "without a dedicated pool"),
+        (("kind",), "mrs_job", "kind is not job"),
+    ]:
+        body = json.loads(json.dumps(job_request.body(config, {"train_url": "obs://bucket/runs/x"})))
+        check_job(body)
+        *parents, last = where
+        place = body
+        for name in parents:
+            place = place[name]
+        place[last] = value
+        with pytest.raises(Wrong) as error:
+            check_job(body)
+        assert message in str(error.value)
+
+
+def _example(*replacements: tuple[str, str]) -> str:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    for old, new in replacements:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "train-ddp"', 'nmae = "x"', "nmae is no key: name, description, code"),
+        ('name = "train-ddp"', "", "name is missing: 1 to 64 of A-Z a-z 0-9 _ -"),
+        ('name = "train-ddp"', 'name = "a b"', "name = 'a b' is not 1 to 64 of A-Z a-z 0-9 _ -"),
+        ('name = "train-ddp"', f'name = "{"x" * 65}"', "is not 1 to 64 of"),
+        ('name = "train-ddp"', "name = 5", "name = 5 is not 1 to 64 of"),
+        ('name = "train-ddp"', 'name = "x', "is not TOML: "),
+        ('"ResNet-18, two nodes"', f'"{"x" * 257}"', "is not a text of at most 256 characters"),
+        ("code/bootfile-0123456789ab", "code/bootfile", "is not the URL of an uploaded snapshot: obs://"),
+        ('"obs://bucket/code/', '"bucket/code/', "code = 'bucket/code/bootfile-0123456789ab' is not obs://"),
+        ('"obs://bucket/code/', '"obs://b.c/code/', "a name with dots"),
+        ('"obs://bucket/code/', '"obs://me:pw@bucket/code/', "holds a user name or a password"),
+        ('region = "cn-north-4"', 'region = "cn north"', "is not a region's id such as cn-north-4"),
+        (
+            "prefetch_to_local = true",
+            'prefetch_to_local = "true"',
+            "prefetch_to_local = 'true' is not true or false",
+        ),
+        ('engine_name = "PyTorch"', "", "has engine_version: it is engine_name and engine_version, or"),
+        (
+            'engine_name = "PyTorch"',
+            'engine_name = "PyTorch"\nimage_url = "a:1"',
+            "[image] has engine_name, image_url",
+        ),
+        (
+            'engine_name = "PyTorch"',
+            'engine_name = "PyTorch"\ncommand = "x"',
+            "[image] command belongs to a custom",
+        ),
+        (
+            'engine_name = "PyTorch"',
+            'engine = "PyTorch"',
+            "[image] engine is no key: engine_name, engine_version",
+        ),
+        ('flavor_id = "modelarts.pool.visual.8xlarge"', "", "[resources] has neither flavor_id nor pool_id"),
+        (
+            "node_count = 2",
+            "node_count = 0",
+            "[resources] node_count = 0 is not a whole number of at least 1",
+        ),
+        ("node_count = 2", "node_count = true", "node_count = True is not a whole number"),
+        ("node_count = 2", "node_count = 2.0", "node_count = 2.0 is not a whole number"),
+        (
+            'data_url = "obs://bucket/data/cifar10"',
+            'data_url = "/data"',
+            "[inputs] data_url = '/data' is not obs://",
+        ),
+        ('data_url = "obs', 'rank = "obs', "[inputs] rank is an argument that the platform passes itself"),
+        ('data_url = "obs', '"data url" = "obs', "[inputs] 'data url' is no name: 1 to 64 of"),
+        (
+            '"obs://bucket/runs"',
+            '"obs://bucket/runs"\nmore = "obs://bucket/runs/"',
+            "[outputs] has one URL twice",
+        ),
+        (
+            "epochs = 20",
+            "world_size = 2",
+            "[parameters] world_size = 2: the platform passes --world_size itself",
+        ),
+        ("epochs = 20", "init_method = 'x'", "the platform passes --init_method itself"),
+        ("epochs = 20", "data_url = 'x'", "[parameters] data_url stands in [inputs], too"),
+        ("epochs = 20", "epochs = [20]", "epochs = [20] is not a text of one line, a number"),
+        ("epochs = 20", 'epochs = "2\\n0"', "is not a text of one line"),
+        ("epochs = 20", "'ep=' = 20", "[parameters] 'ep=' is no name of an argument"),
+        ('OMP_NUM_THREADS = "8"', 'PYTHONUNBUFFERED = "0"', "a log would lose its last lines"),
+        ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK is set by the platform: leave it out"),
+        ('OMP_NUM_THREADS = "8"', 'NCCL_IB_HCA = "x"', "[environment] NCCL_IB_HCA is set by the platform"),
+        ('OMP_NUM_THREADS = "8"', 'A = "$HOME/x"', "without $"),
+        ('OMP_NUM_THREADS = "8"', f'A = "{"x" * 4097}"', "is not one line of at most 4096"),
+        ('OMP_NUM_THREADS = "8"', '"1A" = "x"', "'1A' is no name: letters, digits and _"),
+        ('OMP_NUM_THREADS = "8"', "\n".join(f"A{n} = 1" for n in range(100)), "has 101 variables"),
+        ("faults = 3", "faults = 0", "[retries] faults = 0 is not a whole number in 1..128"),
+        ("faults = 3", "fault = 3", "[retries] fault is no key: faults, pods, unconditional, hang"),
+        ("hours = 24", "hours = 0", "[auto_stop] hours = 0 is not a whole number of at least 1"),
+        ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] is for a dedicated pool"),
+        ("[platform.slurm]", "[platform.lsf]", "[platform] lsf is no key: pai-dlc, sagemaker, kubeflow"),
+        ('partition = "gpu"', 'queue = "gpu"', "[platform.slurm] queue is no key: code_dir, partition"),
+        (
+            '"/shared/data/cifar10" }',
+            '"/d", more = "/m" }',
+            "[platform.slurm.inputs] more is none of [inputs]",
+        ),
+    ],
+)
+def test_every_mistake_is_one_line_with_the_value_and_the_form(old, new, message, tmp_path):
+    with pytest.raises(BadInput) as error:
+        _config(tmp_path, _example((old, new)))
+    text = str(error.value)
+    assert text.startswith(f"{tmp_path}/job.toml: ") and message in text and "pw" not in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'AWS_SECRET_ACCESS_KEY = "testing-value"', 'HUAWEICLOUD_SDK_SK = "testing-value"',
+        'HF_TOKEN = "testing-value"', 'db_password = "testing-value"', 'URL = "redis://me:testing-value@host"',
+        f'SOMETHING = "AKIA{"Q3WE5RTY7UIO9PAS"}"', 'X = "-----BEGIN RSA PRIVATE KEY-----testing-value"',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("table", ["environment", "parameters"])
+def test_secrets_are_refused_without_being_shown(line, table, tmp_path):
+    with pytest.raises(BadInput, match="looks like a secret") as error:
+        _config(tmp_path, f"{SMALL}[{table}]\n{line}\n")
+    assert "testing-value" not in str(error.value) and "Q3WE5RTY7UIO9PAS" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[parameters]\nkey = """\n-----BEGIN {"OPENSSH"} PRIVATE KEY-----\nhunter2\n"""',
+        '[parameters]\nnote = """\none\nhunter2\n"""', '[parameters]\nPASSWORD = ["hunter2"]',
+        '[parameters]\napi_key = ["hunter2"]', '[parameters]\nx = ["hunter2"]',
+        '[parameters]\nrank = "hunter2"', '[parameters]\nworld-size = "hunter2"',
+        '[environment]\nPASSWORD = ["hunter2"]',
+        '[environment]\nX = { y = "hunter2" }', '[environment]\nX = """one\nhunter2"""',
+        '[environment]\nPYTHONUNBUFFERED = "hunter2"', 'environment = "PASSWORD=hunter2"',
+        'parameters = ["hunter2"]', 'description = ["hunter2"]', 'project_id = ["hunter2"]',
+        '[inputs]\ndata_url = "password=hunter2"', '[inputs]\ndata_url = ["hunter2"]',
+    ],
+)  # fmt: skip
+def test_no_value_that_may_be_a_secret_is_repeated(text, tmp_path):
+    small = "\n".join(line for line in SMALL.splitlines() if line.split(" ")[0] != text.split(" ")[0])
+    top = "" if text.startswith("[") else f"{text}\n"
+    with pytest.raises(BadInput) as error:
+        _config(tmp_path, top + small + "\n" + ("" if top else text) + "\n")
+    assert "hunter2" not in str(error.value) and "TOML" not in str(error.value)
+
+
+@pytest.mark.parametrize("nodes", ["1_000_000_000", "0", "9" * 30])
+def test_absurdly_many_nodes(nodes, tmp_path):
+    with pytest.raises(
+        BadInput, match=r"\[resources\] node_count = \d+ is not a whole number of at least 1 and at"
+    ):
+        _config(tmp_path, _example(("node_count = 2", f"node_count = {nodes}")))
+
+
+def test_what_only_sounds_like_a_secret_is_taken(tmp_path):
+    text = '[parameters]\nmax_tokens = 5\ntokenizer = "bpe"\n[environment]\nTOKENIZERS_PARALLELISM = false\n'
+    config = _config(tmp_path, SMALL + text)
+    assert config.parameters == {"max_tokens": "5", "tokenizer": "bpe"}
+    assert config.environment == {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.mark.parametrize("job", ["/jobs/x.py", "../x.py", "jobs/x", "jobs/../../x.py", "jobs/x.py; rm", ""])
+def test_a_boot_file_lies_in_the_code(job, tmp_path):
+    with pytest.raises(BadInput, match=r"is not the path of a \.py file in the code"):
+        job_config.load(str(EXAMPLE), job)
+
+
+def test_a_packed_snapshot_is_compared(tmp_path):
+    """By what `pack` itself has made."""
+    packed = run("-m", "launch", "pack", JOB, "--to", tmp_path).stdout
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert folder.name in packed
+    config = tmp_path / "job.toml"
+    config.write_text(SMALL.replace("bootfile-0123456789ab", folder.name))
+    command = ("-m", "launch", "submit", JOB, "--config", config, "--dry_run", "--snapshot", folder)
+    assert folder.name in run(*command).stdout
+    error = run(*command[:3], "jobs/train_amp.py", *command[4:], code=2).stderr
+    assert (
+        f"error: JOB jobs/train_amp.py is not in the snapshot {folder}: its jobs are jobs/train_ddp.py\n"
+        == error
+    )
+    config.write_text(SMALL)
+    assert f"is not the snapshot {folder}: {folder.name}\n" in run(*command, code=2).stderr
+    error = run(*command[:-1], tmp_path, code=2).stderr
+    assert re.fullmatch(r"error: \S+/manifest.json: No such file or directory\n", error)
+
+
+def test_resuming_needs_the_earlier_outputs(tmp_path):
+    command = (
+        "-m",
+        "launch",
+        "submit",
+        JOB,
+        "--dry_run",
+        "--resume_from",
+        "obs://bucket/runs/earlier",
+        "--config",
+    )
+    body, _ = json.JSONDecoder().raw_decode(run(*command, EXAMPLE).stdout)
+    (output,) = body["algorithm"]["outputs"]
+    assert (
+        output["remote"]["obs"]["obs_url"] == "/bucket/runs/earlier/" and output["prefetch_to_local"] is True
+    )
+    other = tmp_path / "job.toml"
+    other.write_text(_example(("prefetch_to_local = true", "prefetch_to_local = false")))
+    assert "--resume_from needs prefetch_to_local = true" in run(*command, other, code=2).stderr
+    other.write_text(SMALL)
+    assert (
+        "--resume_from needs one output, train_url: [outputs] has none" in run(*command, other, code=2).stderr
+    )
+    config = job_config.load(str(EXAMPLE), JOB, "slurm")
+    script = platform_files.render("slurm", config, "run-1", "/shared/runs/earlier/")
+    assert script.endswith(" --train_url=/shared/runs/earlier\n")
+    with pytest.raises(BadInput, match="earlier is no s3://bucket/prefix"):
+        platform_files.render("slurm", config, "run-1", "earlier")
+
+
+def _starts(platform: str, nodes: int, processes: int, env: dict[str, str], gpus: int):
+    """(node, the environment of each process that the platform starts there)."""
+    hosts = [f"node-{number}" for number in range(nodes)]
+    folders = Folders("/code", "/in", "/out", "/cache", "/log")
+    for node in range(nodes):
+        for start in profile(platform, node, nodes, processes, hosts, 23456, folders, gpus):
+            yield node, env | start.environment
+
+
+def _check_layout(platform, nodes, gpus, env, words):
+    places = [
+        topology.resolve(_arguments(words), variables)
+        for _, variables in _starts(platform, nodes, gpus or 1, env, gpus)
+    ]
+    started = gpus or 1 if platform == "slurm" else 1  # by the platform, on each node
+    assert [place.node_rank for place in places] == [node for node in range(nodes) for _ in range(started)]
+    assert {place.nodes for place in places} == {nodes}
+    if gpus:
+        assert {place.world_size for place in places} == {nodes * gpus}
+    assert {place.master_host for place in places} == {"node-0"}
+
+
+@pytest.fixture(params=[(2, 8), (1, 1), (3, 0)], ids=["2x8", "1x1", "3 CPU nodes"])
+def layout(request, tmp_path):
+    """(nodes, GPUs of each, load): load(platform) reads the example with them."""
+    nodes, gpus = request.param
+    text = _example(
+        ("node_count = 2", f"node_count = {nodes}"), ("gpus_per_node = 8", f"gpus_per_node = {gpus}")
+    )
+    return nodes, gpus, lambda platform: _config(tmp_path, text, platform)
+
+
+def test_pai_dlc_file(layout):
+    nodes, gpus, load = layout
+    job = json.loads(platform_files.render("pai-dlc", load("pai-dlc"), "run-1"))
+    (spec,) = job["JobSpecs"]
+    words = shlex.split(job["UserCommand"])
+    assert job["JobType"] == "PyTorchJob" and spec["PodCount"] == nodes and spec["Type"] == "Worker"
+    assert words[:2] == ["python", f"/mnt/code/bootfile-0123456789ab/{JOB}"]
+    assert "--train_url=/mnt/runs/run-1" in words and "--data_url=obs://bucket/data/cifar10" in words
+    assert job["Envs"]["PYTHONUNBUFFERED"] == "1" and job["JobMaxRunningTimeMinutes"] == 1440
+    if gpus:
+        _check_layout("pai-dlc", nodes, gpus, job["Envs"], words)
+
+
+def _check_patterns(shape, value, place=""):
+    """botocore leaves patterns and greatest lengths to the service."""
+    if shape.type_name == "structure":
+        for name, each in value.items():
+            _check_patterns(shape.members[name], each, f"{place}.{name}")
+    elif shape.type_name == "list":
+        assert len(value) <= shape.metadata.get("max", 1e9), place
+        for each in value:
+            _check_patterns(shape.member, each, place)
+    elif shape.type_name == "map":
+        for name, each in value.items():
+            _check_patterns(shape.key, name, place)
+            _check_patterns(shape.value, each, f"{place}.{name}")
+    elif shape.type_name == "string":
+        assert len(value) <= shape.metadata.get("max", 1e9), place
+        pattern = shape.metadata.get("pattern", ".*").replace("\\p{L}\\p{Z}\\p{N}", "\\w\\s")
+        assert re.fullmatch(pattern, value, re.DOTALL), (place, value, pattern)
+        assert not shape.enum or place.endswith("InstanceType") or value in shape.enum, place
+
+
+def test_sagemaker_file(layout, tmp_path):
+    """Held against botocore's own model of the service; its entry point is run as a container would."""
+    nodes, _, load = layout
+    job = json.loads(platform_files.render("sagemaker", load("sagemaker"), "my_run-1"))
+    service = botocore.session.get_session().get_service_model("sagemaker")
+    shape = service.operation_model("CreateTrainingJob").input_shape
+    report = ParamValidator().validate(job, shape)
+    assert not report.has_errors(), report.generate_report()
+    _check_patterns(shape, job)
+    assert job["TrainingJobName"] == "my-run-1" and job["ResourceConfig"]["InstanceCount"] == nodes
+    assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/runs/my_run-1"
+    assert [channel["ChannelName"] for channel in job["InputDataConfig"]] == ["code", "data_url"]
+
+    script, place = tmp_path / "show.py", tmp_path / "resourceconfig.json"
+    script.write_text("import json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n")
+    entry = job["AlgorithmSpecification"]["ContainerEntrypoint"]
+    assert entry[0] == "python" and entry[-1] == f"/opt/ml/input/data/code/{JOB}"
+    program = entry[2].replace("/opt/ml/input/config/resourceconfig.json", str(place))
+    assert program != entry[2]
+    hosts = [f"algo-{number}" for number in range(1, nodes + 1)]
+    for node, host in enumerate(hosts):
+        place.write_text(json.dumps({"current_host": host, "hosts": hosts, "network_interface_name": "eth0"}))
+        command = ["-c", program, script, *job["AlgorithmSpecification"]["ContainerArguments"]]
+        words, env = json.loads(run(*command, env=environment(**job["Environment"])).stdout)
+        assert (
+            "--train_url=/opt/ml/checkpoints" in words and "--data_url=/opt/ml/input/data/data_url" in words
+        )
+        found = topology.resolve(_arguments(words), env)
+        assert (found.source, found.nodes, found.node_rank) == ("sagemaker", nodes, node)
+        assert found.master_host == "algo-1"
+
+
+def test_kubeflow_file(layout):
+    nodes, gpus, load = layout
+    job = yaml.safe_load(platform_files.render("kubeflow", load("kubeflow"), "My_run-1"))
+    assert (job["apiVersion"], job["kind"], job["metadata"]["name"]) == (
+        "kubeflow.org/v1",
+        "PyTorchJob",
+        "my-run-1",
+    )
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert (
+        sum(each["replicas"] for each in replicas.values()) == nodes and replicas["Master"]["replicas"] == 1
+    )
+    assert job["spec"]["nprocPerNode"] == str(gpus or 1)
+    for each in replicas.values():
+        spec = each["template"]["spec"]
+        (container,) = spec["containers"]
+        assert container["name"] == "pytorch" and each["restartPolicy"] == "OnFailure"
+        limits = container.get("resources", {}).get("limits")
+        assert limits == ({"nvidia.com/gpu": gpus} if gpus else None)
+        assert {volume["name"] for volume in spec["volumes"]} == {"shm", "work"}
+        env = {variable["name"]: variable["value"] for variable in container["env"]}
+        assert env["PYTHONUNBUFFERED"] == "1" and all(isinstance(value, str) for value in env.values())
+        assert "--train_url=obs://bucket/runs/My_run-1" in container["command"]
+        _check_layout("kubeflow", nodes, gpus or 1, env, container["command"])
+
+
+def test_slurm_file(layout, tmp_path):
+    """bash reads it and runs it up to srun, which shows here what it was given."""
+    nodes, gpus, load = layout
+    script = tmp_path / "job.sh"
+    script.write_text(platform_files.render("slurm", load("slurm"), "run-1"))
+    subprocess.run(["bash", "-n", script], check=True)
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.+)$", script.read_text(), re.MULTILINE))
+    assert int(options["nodes"]) == nodes and int(options["ntasks-per-node"]) == max(gpus, 1)
+    assert options.get("gpus-per-node") == (str(gpus) if gpus else None)
+    assert options["time"] == "24:00:00" and options["output"] == "/shared/logs/%x-%j.log"
+    srun = tmp_path / "srun"
+    srun.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
+    )
+    srun.chmod(0o755)
+    kept = environment()
+    result = subprocess.run(
+        ["bash", script],
+        env=kept | {"PATH": f"{tmp_path}:{kept['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words, env = json.loads(result.stdout)
+    assert words[:2] == ["--kill-on-bad-exit=1", "--distribution=block"] and "--cpus-per-task=8" in words
+    command = words[words.index("/shared/env/bin/python") + 1 :]
+    assert command[0] == f"/shared/code/bootfile-0123456789ab/{JOB}"
+    assert "--train_url=/shared/runs/run-1" in command and "--data_url=/shared/data/cifar10" in command
+    assert env["PYTHONUNBUFFERED"] == "1" and env["OMP_NUM_THREADS"] == "8"
+    _check_layout("slurm", nodes, gpus, env, command)
+
+
+@pytest.mark.parametrize(
+    ("platform", "old", "new", "message"),
+    [
+        ("pai-dlc", 'workspace_id = "12345"', "", "[platform.pai-dlc] workspace_id is missing"),
+        ("pai-dlc", 'ecs_spec = "ecs.gn7-c12g1.12xlarge"', "", "needs either ecs_spec, or resource_id"),
+        ("pai-dlc", 'ecs_spec = "ecs.gn7-c12g1.12xlarge"', 'resource_id = "r"', "needs cpu and memory_gib"),
+        ("sagemaker", 'code = "s3://', 'code = "obs://', "sagemaker reads s3:// only: obs://bucket/code"),
+        ("sagemaker", 'name = "train-ddp"', f'name = "{"x" * 64}"', "at most 63 of A-Z a-z 0-9 -"),
+        ("sagemaker", 'dataset = "cifar10"', f'dataset = "{"x" * 256}"', "takes arguments of 256"),
+        ("kubeflow", 'volume_claim = "training"', "", "volume_claim and volume_path belong together"),
+        ("kubeflow", 'name = "train-ddp"', f'name = "{"x" * 54}"', "at most 54 of a-z 0-9 -"),
+        ("slurm", "[platform.slurm]", "[platform.slurm]\n[unused]", "unused is no key"),
+    ],
+)  # fmt: skip
+def test_what_a_platform_cannot_take(platform, old, new, message, tmp_path):
+    with pytest.raises(BadInput) as error:
+        config = _config(tmp_path, _example((old, new)), platform)
+        platform_files.render(platform, config, job_request.run_name(config.name))
+    assert message in str(error.value)
+
+
+def test_values_that_shells_and_yaml_would_take_apart(tmp_path):
+    words = """it's "a" $(date) `x` #1 : {b} [c] \\ 训练 yes"""
+    text = _example(
+        ('dataset = "cifar10"', f"dataset = '''{words}'''"), ('OMP_NUM_THREADS = "8"', "A = \"no: '#' 1\"")
+    )
+    for platform in job_config.FILES:
+        config = _config(tmp_path, text, platform)
+        made = platform_files.render(platform, config, "run-1")
+        if platform == "kubeflow":
+            spec = yaml.safe_load(made)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+            found = spec["containers"][0]["command"]
+            assert f"--dataset={words.replace('$(', '$$(')}" in found  # Kubernetes makes $( of it
+            assert spec["containers"][0]["env"][0] == {"name": "A", "value": "no: '#' 1"}
+        elif platform == "slurm":
+            line = made.splitlines()[-1]
+            assert f"--dataset={words}" in shlex.split(line) and "export A='no: '" in made
+            subprocess.run(["bash", "-n"], input=made, text=True, check=True)
+        elif platform == "pai-dlc":
+            assert f"--dataset={words}" in shlex.split(json.loads(made)["UserCommand"])
+        else:
+            found = json.loads(made)["AlgorithmSpecification"]["ContainerArguments"]
+            assert f"--dataset={words}" in found

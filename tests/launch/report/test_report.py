@@ -1,0 +1,465 @@
+"""`python -m launch report`: runs of real jobs, folders that are not as they should be, and the page in a
+browser."""
+
+import itertools
+import json
+import math
+import os
+import re
+import signal
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from common.exits import BadInput
+from launch.report import cli as report
+from launch.report import data as report_data
+from tests.conftest import environment, finish, records, run, start
+from tests.support import browser
+
+# 12 steps of the 89 of an epoch
+JOB = (
+    "jobs/train.py", "--dataset=digits", "--batch_size=16", "--max_steps=12", "--report_every=1",
+    "--save_every=5",
+)  # fmt: skip
+HOSTILE = "<script>document.title='taken'</script>"
+needs_browser = pytest.mark.skipif(not browser.find(), reason="there is no chromium")
+
+
+class Page(HTMLParser):
+    """tables: label of each -> its rows of cells; tags: (name, attributes) of all; text: in no row."""
+
+    def __init__(self, content: str):
+        super().__init__()
+        self.tables, self.tags, self.text, self._row = {}, [], "", None
+        self.feed(content)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag == "div" and "aria-label" in dict(attributes):
+            self._table = self.tables[dict(attributes)["aria-label"]] = []
+        if tag == "tr":
+            self._row = []
+            self._table.append(self._row)
+        if tag in ("td", "th"):
+            self._row.append("")
+
+    def handle_endtag(self, tag):
+        if tag == "tr":
+            self._row = None
+
+    def handle_data(self, data):
+        if self._row:
+            self._row[-1] += data.strip()
+        else:
+            self.text += data
+
+    def row(self, table: str, name: str) -> list[str]:
+        return next(row[1:] for row in self.tables[table] if row[0] == name)
+
+
+def made(folder, *runs, title=None) -> Page:
+    """The page of these runs, written in this process."""
+    target = folder / "page.html"
+    report.main([*map(str, runs), "--to", str(target), *(["--title", title] if title else [])])
+    return Page(target.read_text())
+
+
+def write_run(folder, lines, starts=()):
+    folder.mkdir(parents=True)
+    for name, each in (("metrics.jsonl", lines), ("starts.jsonl", starts)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in each))
+    return folder
+
+
+def some_lines(count: int, epochs: int = 3, **extra) -> list[dict]:
+    lines = []
+    for step in range(1, count + 1):
+        epoch = (step - 1) * epochs // count + 1
+        lines.append(
+            {
+                "epoch": epoch, "step": step, "loss": 2.5 / step**0.3, "acc": 1 - 1 / (step + 1),
+                "lr": 0.1 * (1 - step / count), "images_per_s": 900 + 50 * math.sin(step),
+                "data_time": 0.1, "compute_time": 0.4, "time": 1.7e9 + step / 2,
+            } | extra
+        )  # fmt: skip
+        if step % (count // epochs) == 0:
+            ends = {"val_loss": 2.7 / step**0.3, "val_acc": 1 - 2 / (step + 2), "val_count": 100}
+            lines.append({"epoch": epoch, "step": step, "time": 1.7e9 + step / 2 + 0.2} | ends)
+    return lines
+
+
+def a_start(step: int, time: float, steps: int = 40, settings=None, **more) -> dict:
+    return {
+        "time": time, "step": step, "steps": steps, "laps": {"set-up": 2.0, "model": 0.5},
+        "settings": {"lr": 0.1, "resume": "auto", "dataset": "digits"} | (settings or {}),
+        "environment": {"torch": "2.14.1", "world size": 1},
+    } | more  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """(output of a run that was killed after step 5 and went on, output of one never stopped)."""
+    killed, whole = (
+        tmp_path_factory.mktemp("outputs") / "killed",
+        tmp_path_factory.mktemp("outputs") / "whole",
+    )
+    options = {"env": environment(OMP_NUM_THREADS="1")}
+    job = start(*JOB, f"--output_dir={killed}", **options)
+    for line in job.stdout:
+        step = re.match(r"epoch=1 step=(\d+) ", line)
+        if step and int(step[1]) > 5 and (killed / "checkpoints" / "step_5.pt").exists():
+            os.kill(job.pid, signal.SIGKILL)
+    finish(job, -signal.SIGKILL)
+    again = start(*JOB, f"--output_dir={killed}", "--keep=2", **options)
+    run(*JOB, f"--output_dir={whole}", **options)
+    finish(again)
+    return killed, whole
+
+
+def test_a_run_that_was_killed_and_one_that_was_not(runs, tmp_path):
+    target = tmp_path / "report.html"
+    said = run("-m", "launch", "report", *runs, "--to", target).stdout
+    assert re.fullmatch(rf"{target}: 2 runs, \d+ kB\n", said)
+    page = Page(target.read_text())
+    assert page.tables["Receipts"][1:] == [
+        ["killed", "whole", "equal: 12 steps, the same ids, labels and augmentation"]
+    ]
+    assert page.tables["Settings that differ"][1:] == [["keep", "2", "3"]]
+    assert page.row("All settings", "save_every") == ["5step", "5step"]
+    assert page.row("Final figures", "done") == ["12 of 12 steps (finished)"] * 2
+    assert page.row("Final figures", "restarts") == ["1", "0"]
+    again = json.loads((runs[0] / "starts.jsonl").read_text().splitlines()[1])
+    resumed, lost = again["step"], again["lost"]["step"]
+    assert 5 <= resumed < lost <= 12
+    first, second, other = page.tables["Starts and restarts"][1:]
+    assert [first[0], first[1], first[3]] == ["killed", "1", "0"] and other[:2] == ["whole", "1"]
+    assert second[1] == "2" and second[3] == str(resumed)
+    assert second[6:] == [str(lost - resumed), "keep: 3 → 2"]
+    assert page.row("Environment", "job") == ["train.py"] * 2
+    for folder, place in zip(runs, (0, 1), strict=True):
+        ends = [line for line in records(folder) if "val_acc" in line]
+        assert page.row("Final figures", "validation accuracy")[place] == f"{ends[-1]['val_acc']:.2%}"
+        columns, *rows = page.tables[f"Epochs of {folder.name}"]
+        assert [row[columns.index("val_loss")] for row in rows] == [
+            f"{each['val_loss']:.5g}" for each in ends
+        ]
+    marked = [attributes for tag, attributes in page.tags if attributes.get("class", "").startswith("mark ")]
+    # loss, accuracy, images per second, learning rate, memory, steps over time
+    assert len(marked) == 6
+
+
+def test_seconds_are_those_of_the_run(runs, tmp_path):
+    """The parts of the epochs add up to what the job's clock showed between its first line and its last."""
+    page = made(tmp_path, runs[1])
+    lines = records(runs[1])
+    computing = sum(line.get("compute_time", 0) for line in lines)
+    said = page.row("Final figures", "computing")[0]
+    assert float(said.split(" s ")[0]) == pytest.approx(computing, abs=0.1)
+    columns, *rows = page.tables["Epochs of whole"]
+    column = columns.index("evaluating and saving")
+    evaluating = sum(
+        line["time"] - before["time"] for before, line in itertools.pairwise(lines) if "val_acc" in line
+    )
+    assert sum(float(row[column].removesuffix(" s")) for row in rows) == pytest.approx(evaluating, abs=0.1)
+
+
+def test_what_a_restart_did_again_and_how_long_nothing_ran(tmp_path):
+    lines = some_lines(40)
+    for line in lines:
+        line["time"] += 100 if line["step"] > 16 else 0
+    lost = {"step": 20, "time": 1.7e9 + 10}
+    starts = [
+        a_start(0, 1.7e9, ignored=[]),
+        a_start(16, 1.7e9 + 108, settings={"lr": 0.2}, lost=lost, ignored=["--a", "--b"]),
+    ]
+    page = made(tmp_path, write_run(tmp_path / "run", lines, starts))
+    changed = "lr: 0.1 → 0.2; ignored arguments: – → --a --b"
+    assert page.tables["Starts and restarts"][2][3:] == ["16", "2.50 s", "95.5 s", "4", changed]
+    assert page.row("All settings", "ignored arguments") == ["--a --b"]
+    assert page.row("Final figures", "steps done again") == ["4"]
+
+
+def test_resume_never_begins_anew(tmp_path):
+    starts = [
+        a_start(0, 1.6e9),
+        a_start(0, 1.7e9, settings={"resume": "never"}, lost={"step": 9, "time": 1.6e9}),
+    ]
+    page = made(tmp_path, write_run(tmp_path / "run", some_lines(20), starts))
+    assert page.row("Final figures", "restarts") == ["0"]
+    assert "steps done again" not in [row[0] for row in page.tables["Final figures"]]
+    assert len(page.tables["Starts and restarts"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        ("", "metrics.jsonl is missing or empty"),
+        ('{"step": 1, "epoch": 1, "loss": 2.0}\n{"step": 2, "lo', "jsonl: the last line is unfinished"),
+        ('{"step": 1, "loss": 2}\nnon\n[1]\n{"step": 2, "loss": 1}\n', "lines that could not be read: 2"),
+        ('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 1e999}\n', "loss: 2 of 2 values are NaN"),
+        ('{"step": 1, "loss": 1}\n{"step": 2, "loss": -Infinity}\n', "loss: 1 of 2 values are NaN"),
+        ('{"loss": 1}\n{"step": "x"}\n{"step": NaN}\n{"step": -1}\n', "lines without a step: 4"),
+        ("[" * 100_000 + "\n", "the last line is unfinished"),
+        ('{"step": 1, "loss": 1' + "0" * 5000 + "}\n", "the last line is unfinished"),
+        ('{"step": 1, "epoch": 1e300, "loss": 1' + "0" * 400 + ', "time": 1e300}\n', "1 of 1 values are NaN"),
+        ("\0\0\0\0", "the last line is unfinished"),
+    ],
+)  # fmt: skip
+def test_files_that_are_not_whole(content, note, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text(content)
+    page = made(tmp_path, tmp_path / "run")
+    assert note in capsys.readouterr().out and note in page.text
+    assert "no start in starts.jsonl" in page.text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"time": 1e300, "step": 1e300, "steps": NaN, "laps": {"a": NaN}}',
+        '{"time": -1e18, "step": 0, "settings": [1], "environment": "x", "lost": 7, "laps": 3}',
+        '{"time": 5, "step": 0, "settings": {"a": {"b": [1]}, "c": "'
+        + "x" * 100_000
+        + '"}, "lost": {"step": "a"}}',
+        '{"time": 1700000000, "step": 0, "settings": {"resume": ["never"], "\\ud800": "\\ud800"}}',
+    ],
+)
+def test_starts_that_are_strange(line, tmp_path):
+    folder = write_run(tmp_path / "run", some_lines(10))
+    (folder / "starts.jsonl").write_text(f"{line}\n{line[:-9]}")
+    made(tmp_path, folder)
+
+
+def test_errors_are_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    good = write_run(tmp_path / "good", some_lines(9))
+    (write_run(tmp_path / "odd", []) / "metrics.jsonl").unlink()
+    (tmp_path / "odd" / "metrics.jsonl").mkdir()
+    for arguments, words in [
+        ([tmp_path / "gone"], f"no run at {tmp_path / 'gone'}: not a folder"),
+        ([tmp_path / "empty"], f"no run at {tmp_path / 'empty'}: neither metrics.jsonl nor starts.jsonl"),
+        ([tmp_path / "odd"], f"cannot read {tmp_path / 'odd' / 'metrics.jsonl'}: Is a directory"),
+        ([good, f"{good}/"], f"{good}/ is named twice"),
+        ([good, "--to", tmp_path / "no" / "page.html"], "page.html: No such file or directory"),
+        ([good, "--to", tmp_path], f"cannot write --to {tmp_path}: it is a folder"),
+        ([f"{number}" for number in range(25)], "25 runs are too many for one page: at most 24"),
+    ]:
+        with pytest.raises(BadInput) as error:
+            report.main([*map(str, arguments)])
+        assert words in str(error.value)
+    result = run("-m", "launch", "report", tmp_path / "gone", code=2)
+    assert result.stderr == f"error: no run at {tmp_path / 'gone'}: not a folder\n"
+    assert not list(tmp_path.glob("**/*.partial"))
+
+
+def test_only_an_earlier_report_is_replaced(tmp_path):
+    run_folder = write_run(tmp_path / "run", some_lines(9))
+    (run_folder / "checkpoints").mkdir()
+    (run_folder / "best.pth").write_bytes(b"weights")
+    (tmp_path / "train.py").write_text("print()\n")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(run_folder)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for to in (
+        run_folder / "metrics.jsonl", run_folder / "best.pth", run_folder / "receipt.bin", tmp_path / "pipe",
+        run_folder / "checkpoints" / "page.html", tmp_path / "link" / "starts.jsonl", tmp_path / "train.py",
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match="--force"):
+            report.main([str(run_folder), "--to", str(to)])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    for to in (tmp_path / "page.html", run_folder / "page.html"):
+        for _ in range(2):
+            assert report.main([str(run_folder), "--to", str(to)]) == 0
+    assert report.main([str(run_folder), "--to", str(tmp_path / "train.py"), "--force"]) == 0
+    assert "<!DOCTYPE html>" in (tmp_path / "train.py").read_text()
+
+
+def test_names_are_as_short_as_they_can_be():
+    names = report._names(["/a/x/out", "/a/y/out"])
+    assert names == ["x/out", "y/out"]
+    assert report._names(["/a/x", "/a/y"]) == ["x", "y"]
+    assert report._names(["/x"]) == ["x"]
+
+
+def test_a_long_run_is_thinned(tmp_path):
+    lines = some_lines(50_000, epochs=500)
+    folder = write_run(tmp_path / "run", lines, [a_start(0, 1.7e9), a_start(90, 1.7e9 + 50)])
+    page = made(tmp_path, folder)
+    assert (tmp_path / "page.html").stat().st_size < 300_000
+    assert 100 < len(page.tables["Epochs of run"]) <= 201
+    steps, values = np.arange(1e6), np.sin(np.arange(1e6))
+    values[[123_456, 765_432, 500_000]] = 40, -30, np.nan
+    x, y = report_data.thin(steps, values, 800)
+    assert len(x) <= 802 and (np.diff(x) > 0).all() and x[0] == 0 and x[-1] == 999_999
+    assert dict(zip(x, y, strict=True))[123_456] == 40 and y.min() == -30
+    x, y = report_data.means(np.arange(100), np.r_[np.full(50, 2.0), np.full(49, 4.0), np.nan], 2)
+    assert list(x) == [24.5, 74.5] and list(y) == [2, 4]
+
+
+def test_other_figures_have_charts_too(tmp_path):
+    """jobs/loader.py reports pairs and seconds."""
+    lines = [
+        {"epoch": number, "step": number * 9, "pairs": 96, "seconds": 1.5 / number} for number in (1, 2, 3)
+    ]
+    page = made(tmp_path, write_run(tmp_path / "run", lines))
+    assert page.tables["Epochs of run"][1][:3] == ["1", "96", "1.5"]
+    assert sum(tag == "svg" and attributes.get("role") == "img" for tag, attributes in page.tags) == 2
+
+
+def test_nothing_is_loaded_from_anywhere(tmp_path):
+    page = made(tmp_path, write_run(tmp_path / "run", some_lines(9), [a_start(0, 1.7e9)]))
+    assert {"script", "link", "img", "iframe", "object", "base", "a"}.isdisjoint(tag for tag, _ in page.tags)
+    for _, attributes in page.tags:
+        assert {"src", "href", "srcset", "style"}.isdisjoint(attributes)
+        assert not [name for name in attributes if name.startswith("on")]
+    content = (tmp_path / "page.html").read_text()
+    assert "url(" not in content and "@import" not in content
+    policy = next(each["content"] for tag, each in page.tags if "http-equiv" in each)
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline';")
+
+
+LAID_OUT = """(width => {
+  const wrong = [];
+  if (document.documentElement.scrollWidth > width) {  // a phone's innerWidth grows with what sticks out
+    wrong.push(`page ${document.documentElement.scrollWidth} of ${width} px`);
+  }
+  for (const svg of document.querySelectorAll("figure > svg")) {
+    const frame = svg.getBoundingClientRect(), title = svg.querySelector("title").textContent;
+    const labels = [...svg.querySelectorAll("text")].filter(each => each.textContent);
+    const boxes = labels.map(each => each.getBoundingClientRect());
+    boxes.forEach((a, i) => {
+      if (a.left < frame.left - 1 || a.right > frame.right + 1 || a.top < frame.top - 1 ||
+          a.bottom > frame.bottom + 1)
+        wrong.push(`${title}: ${labels[i].textContent} is cut`);
+      if (a.height < 11) wrong.push(`${title}: ${labels[i].textContent} is ${a.height} px high`);
+      for (let j = 0; j < i; j++) {
+        const b = boxes[j];
+        if (a.left < b.right && b.left < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom)
+          wrong.push(`${title}: ${labels[i].textContent} over ${labels[j].textContent}`);
+      }
+    });
+  }
+  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+  const light = colour => {
+    const [r, g, b] = numbers(colour).map(each => each / 255)
+      .map(each => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = element => {
+    for (let each = element; each; each = each.parentElement) {
+      const colour = getComputedStyle(each).backgroundColor;
+      if (numbers(colour)[3] !== 0) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const contrast = (a, b) => {
+    const [low, high] = [light(a), light(b)].sort((x, y) => x - y);
+    return (high + 0.05) / (low + 0.05);
+  };
+  const least = {};
+  for (const element of document.querySelectorAll("body *")) {
+    const style = getComputedStyle(element), shape = element.closest("svg") && element.tagName !== "text";
+    let colour = null, need = 4.5;
+    if (element.matches(".curve, .dots, .mark")) [colour, need] = [style.stroke, 3];
+    else if (element.matches(".part")) [colour, need] = [style.fill, 3];
+    else if (element.tagName === "text") colour = style.fill;
+    else if (!shape && [...element.childNodes].some(each => each.nodeType === 3 && each.data.trim()))
+      colour = style.color;
+    if (colour && contrast(colour, ground(element)) < need)
+      wrong.push(`${element.tagName} ${element.className.baseVal ?? element.className}: contrast ` +
+        contrast(colour, ground(element)).toFixed(2));
+  }
+  return [...new Set(wrong)];
+})"""
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    window = browser.Browser(tmp_path_factory.mktemp("profile"))
+    yield window
+    window.close()
+
+
+def faults_of_layout(chromium, width: int) -> list[str]:
+    return chromium.evaluate(f"{LAID_OUT}({width})")
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 390, 820, 1280])
+def test_the_page_in_a_browser(chromium, runs, tmp_path, width, dark):
+    """Nothing sticks out, overlaps, is cut or pale; nothing is asked for; no error in the console."""
+    exploded = some_lines(40)
+    for line in exploded:
+        if "loss" in line and line["step"] > 30:
+            line["loss"] *= 10.0 ** (line["step"] - 30)
+    long = write_run(
+        tmp_path / ("a_rather_long_name_of_a_run_without_any_blank" * 3), some_lines(5000, epochs=200)
+    )
+    starts = [a_start(0, 1.7e9), a_start(8, 1.7e9 + 12, lost={"step": 12, "time": 1.7e9 + 6})]
+    others = [write_run(tmp_path / f"run{number}", some_lines(40), starts) for number in range(4)]
+    page = made(tmp_path, *runs, long, write_run(tmp_path / "exploded", exploded), *others)
+    marks = {each.get("class") for _, each in page.tags if each.get("class", "").startswith("mark ")}
+    assert marks == {"mark c0", "mark c1", "mark c4", "mark c5"}  # of eight runs, six colours
+    chromium.open(f"file://{tmp_path}/page.html", width, 844, dark)
+    assert (
+        chromium.evaluate("[...document.querySelectorAll('details')].forEach(each => each.open = true)")
+        is None
+    )
+    assert faults_of_layout(chromium, width) == []
+    assert chromium.evaluate("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(20, 23, 26)" if dark else "rgb(255, 255, 255)"
+    )
+    assert (
+        chromium.evaluate("document.querySelectorAll('figure > svg[role=img] > title + desc').length") >= 13
+    )
+    asked = [
+        each["request"]["url"] for method, each in chromium.events if method == "Network.requestWillBeSent"
+    ]
+    assert asked == [f"file://{tmp_path}/page.html"]
+    assert not [
+        each for each in chromium.events if each[0].startswith(("Log.", "Runtime.consoleAPI", "Runtime.exc"))
+    ]
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_browser_sees_what_is_wrong(chromium, tmp_path, width):
+    """The checks above can fail."""
+    made(tmp_path, write_run(tmp_path / "run", some_lines(40)))
+    content = (tmp_path / "page.html").read_text()
+    bad = re.sub(r"svg text { font-size: \d+px", "svg text { font-size: 60px", content)
+    bad = bad.replace("--soft: #566070", "--soft: #c5c5c5")
+    bad = bad.replace("<main>", "<main><pre>" + "x" * 3000 + "</pre><img src='https://example.com/a.png'>")
+    (tmp_path / "bad.html").write_text(bad.replace("overflow-wrap: anywhere", ""))
+    chromium.open(f"file://{tmp_path}/bad.html", width)
+    wrong = " ".join(faults_of_layout(chromium, width))
+    assert all(word in wrong for word in ("page ", "is cut", " over ", "contrast "))
+    said = [str(each) for method, each in chromium.events if method == "Log.entryAdded"]
+    assert any("Content Security Policy" in each for each in said)
+
+
+@needs_browser
+def test_names_and_values_are_only_text(chromium, tmp_path):
+    image = '<img src=x onerror="document.title=1">'
+    lines = some_lines(20, **{HOSTILE: 1.0, f'"><svg onload=alert(1)>{image}': 2.0, "]]>-->": 3.0})
+    lines[0]["receipt"] = lines[-2]["receipt"] = f"</style>{HOSTILE}"
+    settings = {HOSTILE: HOSTILE, "b": f"</td></table></svg>{HOSTILE}{image}", "c\u202e": "\u202e\0\x1b[0m"}
+    starts = [a_start(0, 1.7e9, settings=settings), a_start(8, 1.7e9 + 5, settings={HOSTILE: image})]
+    folders = [
+        write_run(tmp_path / name.replace("/", "\u2215"), lines, starts) for name in (HOSTILE, f"'\"&{image}")
+    ]
+    os.rename(folders[1], (odd := os.fsencode(tmp_path) + b"/\xff\xfe<b>"))
+    page = made(tmp_path, folders[0], os.fsdecode(odd), title=f"</title>{HOSTILE}")
+    assert not [tag for tag, _ in page.tags if tag in ("script", "img", "b")]
+    chromium.open(f"file://{tmp_path}/page.html", 390)
+    assert chromium.evaluate("document.title") == f"</title>{HOSTILE}"
+    assert chromium.evaluate("document.querySelectorAll('script, img, b, [onload], [onerror]').length") == 0
+    assert HOSTILE in chromium.evaluate("document.querySelector('h1').textContent")
+    assert chromium.evaluate("[...document.querySelectorAll('figcaption h3')].map(each => each.textContent)")[
+        4
+    ] == (HOSTILE)
+    assert faults_of_layout(chromium, 390) == []
+    assert not [each for each in chromium.events if each[0].startswith(("Log.", "Page.javascriptDialog"))]

@@ -1,0 +1,41 @@
+"""The same job and seed in other layouts of one world size: the same data, so the same weights."""
+
+import hashlib
+
+import pytest
+
+from launch.simulate.profiles import PROFILES
+from tests.conftest import environment, run
+
+pytestmark = pytest.mark.faults
+
+ARGUMENTS = ("--dataset=digits", "--max_steps=3", "--batch_size=32", "--report_every=1", "--lr=0.02")
+
+
+def _weights(tmp_path, nodes, processes, platform):
+    """Digest of the weights that node 0 wrote."""
+    folder = tmp_path / f"{platform}-{nodes}x{processes}"
+    result = run(
+        "-m", "launch", "simulate", f"--nodes={nodes}", f"--processes={processes}", f"--platform={platform}",
+        f"--keep={folder}", "--limit=200", "jobs/train_ddp.py", "--", *ARGUMENTS,
+        env=environment(OMP_NUM_THREADS="1"), timeout=240,
+    )  # fmt: skip
+    assert f" processes_per_node={processes} " in result.stdout
+    (file,) = folder.glob("node-0/outputs/train_url_0/epoch_1.pth")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def one_node(tmp_path_factory):
+    """Digest of the weights of one node with four processes, as torchrun starts them."""
+    return _weights(tmp_path_factory.mktemp("one"), 1, 4, "torchrun")
+
+
+@pytest.mark.parametrize(("nodes", "processes"), [(2, 2), (4, 1)])
+def test_layouts_of_four_processes(nodes, processes, one_node, tmp_path):
+    assert _weights(tmp_path, nodes, processes, "modelarts") == one_node
+
+
+@pytest.mark.parametrize("platform", sorted(set(PROFILES) - {"plain", "modelarts"}))
+def test_every_platform_trains_the_same(platform, one_node, tmp_path):
+    assert _weights(tmp_path, 2, 2, platform) == one_node

@@ -1,0 +1,333 @@
+"""`python -m launch simulate` as a user runs it: with the real job, and with scripts that show one thing."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from common.exits import BadInput
+from launch.exit_codes import explain
+from launch.simulate import faults
+from launch.simulate.network import Network
+from tests.conftest import environment, records, start
+from tests.support.simulated import fired, rows, simulate
+
+JOB = ("jobs/train_ddp.py", "--", "--dataset=digits", "--max_steps=3", "--batch_size=32")
+
+STEPS = """
+import time
+for step in range(1, 101):
+    print(f"epoch=1 step={step} loss=1", flush=True)
+    time.sleep(0.02)
+"""
+SAY_ALL = """
+import os, sys
+print("arguments", *sys.argv[1:])
+print("environment", *sorted(os.environ))
+for argument in sys.argv[1:]:
+    name, _, folder = argument.partition("=")
+    if name == "--data_url":
+        print("data", *os.listdir(folder))
+print("path", os.environ.get("PYTHONPATH"), os.getcwd())
+"""
+LEAVE_TRACES = """
+import os, sys, time
+mount, node = os.environ["MA_MOUNT_PATH"], os.environ["VC_TASK_INDEX"]
+counts = os.environ["MA_SCHEDULE_CNT"] + os.environ["MA_PROC_START_CNT"]
+folders = [".", os.path.join(mount, "cache"), os.path.join(mount, "outputs", "train_url_0")]
+found = [",".join(sorted({"trace0", "trace1"} & {*os.listdir(folder)})) for folder in folders]
+print(f"counts={counts} code={found[0]} cache={found[1]} outputs={found[2]}", flush=True)
+for folder in folders:
+    open(os.path.join(folder, "trace" + node), "w").close()
+if counts == "11":
+    for step in range(1, 31):
+        print(f"epoch=1 step={step} loss=1", flush=True)
+        time.sleep(0.05)
+    sys.exit(7)
+"""
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("pids", os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+PING = """
+import os, socket, time
+hosts, node = os.environ["VC_WORKER_HOSTS"].split(","), int(os.environ["VC_TASK_INDEX"])
+assert socket.gethostbyname(socket.gethostname()) == hosts[node] == os.environ["MA_CURRENT_IP"]
+if node == 0:
+    connection, _ = socket.create_server((hosts[0], 5000)).accept()
+    connection.settimeout(3)
+    while data := connection.recv(1):
+        connection.send(data)
+else:
+    while (connection := socket.socket()).connect_ex((hosts[0], 5000)):
+        time.sleep(0.05)
+    connection.settimeout(3)
+    for step in range(1, 51):
+        connection.send(b"x")
+        connection.recv(1)
+        print(f"epoch=1 step={step} loss=1", flush=True)
+        time.sleep(0.02)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A function that writes a script into a folder of its own and returns its path."""
+
+    def write(code: str) -> Path:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "job.py").write_text(code)
+        return tmp_path / "mine" / "job.py"
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def modelarts(tmp_path_factory):
+    """(what was printed, the folder that was kept) of two nodes on ModelArts."""
+    kept = tmp_path_factory.mktemp("modelarts") / "kept"
+    return simulate("--nodes=2", "--keep", kept, *JOB).stdout, kept
+
+
+def test_modelarts(modelarts):
+    output, kept = modelarts
+    assert [(node, row.code, row.meaning) for node, row in rows(output).items()] == [
+        ("0", 0, "done"), ("1", 0, "done"),
+    ]  # fmt: skip
+    for node in range(2):
+        assert f"[node {node}] ignored arguments: --num_gpus\n" in output, "an extra nobody asked for"
+        topology = (
+            f"topology source=modelarts-arguments level=node nodes=2 processes_per_node=1 node_rank={node}"
+        )
+        assert f"[node {node}] {topology}" in output
+        folder = kept / f"node-{node}"
+        assert sorted(os.listdir(folder)) == ["cache", "inputs", "logs", "outputs", "user-job-dir"]
+        assert sorted(os.listdir(folder / "user-job-dir")) == [Path.cwd().name]
+        code = folder / "user-job-dir" / Path.cwd().name
+        assert sorted(os.listdir(code)) == ["common", "datasets", "jobs"]
+        assert os.listdir(folder / "inputs") == ["data_url_0"]
+        log = (folder / "logs" / f"node_{node}.log").read_text()
+        prefix = f"[node {node}] "
+        printed = [line for line in output.splitlines() if line.startswith(prefix)]
+        assert log.splitlines() == [line.removeprefix(prefix) for line in printed] and len(printed) > 2
+    assert (kept / "node-0/outputs/train_url_0/epoch_1.pth").is_file()
+    assert os.listdir(kept / "node-1/outputs/train_url_0") == [], "rank 0 alone writes"
+
+
+@pytest.mark.parametrize("platform, source", [("slurm", "slurm"), ("launch", "torchrun")])
+def test_other_platforms_give_the_same_run(platform, source, modelarts, tmp_path):
+    kept = tmp_path / "kept"
+    output = simulate("--nodes=2", "--platform", platform, "--keep", kept, *JOB).stdout
+    said = re.findall(rf"source={source}\S* .*nodes=2 processes_per_node=1 node_rank=(\d)", output)
+    assert sorted(said) == ["0", "1"]
+    losses = [
+        [record.get("loss") for record in records(folder / "node-0" / "outputs" / "train_url_0")]
+        for folder in (kept, modelarts[1])
+    ]
+    assert losses[0] == losses[1] and losses[0][0] is not None
+
+
+def test_a_killed_rank_and_a_node_that_is_missing():
+    """Both end by themselves, and the table says how."""
+    fault = "kill:rank=1,step=1"
+    killed = simulate("--nodes=2", "--fault", fault, *JOB, "--timeout=20", code=None)
+    assert f"fault {fault}: SIGKILL to rank 1 on node 1 time=" in killed.stdout and fired(
+        killed.stdout, fault
+    )
+    table = rows(killed.stdout)
+    assert table["1"].code == 137 and table["1"].meaning == "SIGKILL: killed, or out of memory"
+    assert table["0"].code not in (0, 137) and killed.returncode in (table["0"].code, 137)
+    missing = simulate("--nodes=2", "--fault=missing:node=1", *JOB, "--timeout=2", code=None)
+    table = rows(missing.stdout)
+    assert table["1"] == (None, None, "not started") and table["0"].code == missing.returncode > 0
+    assert "rank 1" in missing.stdout, "the job names the rank that did not arrive"
+
+
+def test_the_jobs_exit_code_is_explained():
+    result = simulate("jobs/train_ddp.py", "--", "--max_steps=0", code=2)
+    assert "[node 0] error: argument --max_steps: '0' is not" in result.stdout
+    assert rows(result.stdout)["0"].meaning == "bad input: the log has one line `error: ...` with the value"
+
+
+@pytest.mark.parametrize(
+    "code, beginning",
+    [
+        (0, "done"), (1, "an error in the program"), (124, "ended by a time limit"), (-9, "SIGKILL: killed"),
+        (137, "SIGKILL: killed"), (247, "SIGKILL: killed"), (139, "SIGSEGV: segmentation"), (143, "SIGTERM"),
+        (-7, "SIGBUS: bus error: usually /dev/shm"), (77, "an exit code of the program's own"),
+        (200, "an exit code of the program's own"),
+    ],
+)  # fmt: skip
+def test_exit_codes(code, beginning):
+    assert explain(code).startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--fault=kil:rank=1"], "--fault kil:rank=1: there is no 'kil', only kill, term"),
+        (["--fault=kill:rnak=1"], "'rnak' is no key; kill needs the keys: rank; may have: step"),
+        (["--fault=restart:step=3"], "--fault restart:step=3: no node; restart needs the keys: node"),
+        (["--fault=kill:rank=2"], "--fault kill:rank=2: rank 2 is not in 0..1"),
+        (["--fault=stop:rank=1,rank=0"], "'rank' is twice there"),
+        (["--fault=term:rank=-1"], "rank=-1 is not a whole number"),
+        (["--fault=kill:rank=0,step=0"], "steps count from 1"),
+        (["--fault=late:node=1,seconds=soon"], "seconds=soon is not seconds, or forever"),
+        (["--fault=late:node=1,seconds=2", "--fault=missing:node=1"], "are about the same node"),
+        (["--fault=cut:node=1,seconds=2"], "needs --network-namespaces"),
+        (["--platform=plain"], "cannot start 2 nodes"),
+        (["--processes=0"], "--nodes 2 --processes 0: at least 1"),
+        (["--limit=0"], "--limit: '0' is not a number above 0"),
+        (["--limit=1e308"], "--limit: '1e308' is not a number above 0"),
+        (["--nodes=99999999"], "--nodes 99999999 --processes 1: at most"),
+        (["--network_namespace"], "did you mean --network-namespaces?"),
+        (["--keep=jobs/kept"], "lies among the code"),
+        (["--keep=jobs/train.py"], "lies among the code"),
+        (["--keep=README.md"], "README.md: File exists"),
+        (["--dataset=digits"], "stand behind --"),
+    ],
+)  # fmt: skip
+def test_bad_input_starts_nothing(arguments, message):
+    result = simulate("--nodes=2", *arguments, *JOB, code=2)
+    assert message in result.stderr and result.stderr.count("\n") == 1 and not result.stdout
+
+
+def test_namespaces_say_what_they_need():
+    missing = environment(PATH="/nonexistent")
+    result = simulate("--network-namespaces", *JOB, code=2, env=missing)
+    assert "--network-namespaces needs the commands ip and unshare" in result.stderr
+
+
+@pytest.mark.parametrize("seconds, code", [("0.5", 0), ("forever", 1)])
+def test_a_link_that_is_cut(seconds, code, script):
+    try:
+        with Network(1):
+            pass
+    except BadInput as error:
+        pytest.skip(str(error))
+    before = _interfaces()
+    fault = f"cut:node=1,step=5,seconds={seconds}"
+    result = simulate("--nodes=2", "--network-namespaces", "--fault", fault, script(PING), code=code)
+    assert fired(result.stdout, fault)
+    assert ("the link is up again" in result.stdout) == (code == 0)
+    assert (result.stdout.count("TimeoutError: timed out") == 2) == (code == 1)
+    assert _interfaces() == before
+
+
+def _interfaces() -> list[str]:
+    namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return sorted([*os.listdir("/sys/class/net"), *namespaces.splitlines()])
+
+
+def test_what_a_node_gets(script, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "sample.bin").write_text("0")
+    outside = environment(
+        RANK="5", SLURM_PROCID="1", MASTER_ADDR="h", MA_NUM_GPUS="8", MY_OWN="1", PYTHONPATH=str(Path.cwd())
+    )
+    kept = tmp_path / "kept"
+    command = ("--processes=2", "--keep", kept, script(SAY_ALL), "--", "--data_url", "data", "--lr=1")
+    result = simulate(
+        "--platform=plain", *command, env=outside | {"PYTHONPATH": str(Path.cwd())}, cwd=tmp_path
+    )
+    names = re.search(r"\] environment (.*)", result.stdout)[1].split()
+    assert {"MY_OWN", "PYTHONUNBUFFERED"} <= {*names}
+    assert not {"RANK", "SLURM_PROCID", "MASTER_ADDR", "MA_NUM_GPUS", "PYTHONPATH"} & {*names}
+    node = kept / "node-0"
+    assert (
+        f"] arguments --lr=1 --data_url={node}/inputs/data_url_0 --train_url={node}/outputs/train_url_0 "
+        "--processes_per_node=2\n" in result.stdout
+    )
+    assert (
+        "] data sample.bin\n" in result.stdout and f"] path None {node}/user-job-dir/mine\n" in result.stdout
+    )
+    assert os.listdir(node / "user-job-dir" / "mine") == ["job.py"]
+
+
+@pytest.mark.parametrize(
+    "fault, again",
+    [
+        # counts of node 0 and 1, and what stands in code, cache and outputs when they run again
+        ("restart:node=1,step=3", ["12 trace0 trace0 trace0", "12 trace1 trace1 trace1"]),
+        ("reschedule:node=1,step=3", ["12 trace0 trace0 trace0", "21   trace0,trace1"]),
+        ("reschedule:step=3", ["21   trace0,trace1", "21   trace0,trace1"]),
+    ],
+)
+def test_restarts(fault, again, script):
+    result = simulate("--nodes=2", "--fault", fault, script(LEAVE_TRACES))
+    for node, expected in enumerate(again):
+        runs = re.findall(
+            rf"\[node {node}\] counts=(\S*) code=(\S*) cache=(\S*) outputs=(\S*)", result.stdout
+        )
+        assert [" ".join(run) for run in runs] == ["11   ", expected]
+    table = rows(result.stdout)
+    assert table["1 run 1"].code == 137 and table["1 run 1"].meaning == f"ended by fault {fault}"
+    assert table["0 run 1"].code == (137 if fault == "reschedule:step=3" else 7), "restarted when it failed"
+    assert table["0 run 2"].code == table["1 run 2"].code == 0
+
+
+def test_a_stopped_node_is_ended_when_nothing_else_is_left(script):
+    result = simulate("--nodes=2", "--fault=stop:rank=1,step=2", script(STEPS), code=137)
+    table = rows(result.stdout)
+    assert table["0"].code == 0 and table["0"].seconds >= 2, "it came to its own end"
+    assert table["1"].meaning == "stopped by a fault, and killed when nothing else was left"
+
+
+def test_late_and_duplicate_nodes(script):
+    result = simulate(
+        "--nodes=2", "--fault=late:node=0,seconds=1.5", "--fault=duplicate:rank=1", script(SAY_ALL)
+    )
+    assert 1.5 <= fired(result.stdout, "late:node=0,seconds=1.5") < 5
+    assert fired(result.stdout, "duplicate:rank=1") < 1
+    assert set(rows(result.stdout)) == {"0", "1", "1 again"}
+    ranks = re.findall(r"^\[node (.*)\] arguments .*--rank=(\d) ", result.stdout, re.MULTILINE)
+    assert sorted(ranks) == [("0", "0"), ("1", "1"), ("1 again", "1")]
+    assert ranks[-1] == ("0", "0")
+
+
+def test_a_fault_that_never_fires_is_an_error(script):
+    result = simulate("--fault=kill:rank=0,step=1000", script(STEPS), code=3)
+    assert "[simulate] fault kill:rank=0,step=1000 never fired: the last step seen is 100\n" in result.stdout
+    assert rows(result.stdout)["0"].code == 0
+
+
+def test_steps_are_drawn_from_the_seed():
+    def drawn(seed):
+        return [fault.step for fault in faults.parse(["kill:rank=0", "restart:node=0"], 1, 1, seed, 1000)]
+
+    assert drawn(1) == drawn(1) and drawn(1) != drawn(2) and drawn(1)[0] != drawn(1)[1]
+    assert all(1 <= step < 1000 for seed in range(20) for step in drawn(seed))
+
+
+@pytest.mark.parametrize("reason, code", [("limit", 124), ("SIGTERM", 143)])
+def test_nothing_survives_the_simulation(reason, code, script):
+    """Not a process that ignores SIGTERM, nor its child in another session, nor the temporary folder."""
+    limit = ["--limit=1"] if reason == "limit" else []
+    process = start("-m", "launch", "simulate", *limit, "--nodes=2", script(STUBBORN))
+    lines, pids = [], []
+    while len(pids) < 4 and (line := process.stdout.readline()):
+        lines.append(line)
+        pids += map(int, re.findall(r"\d+", line.partition("] pids ")[2]))
+    if reason == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == code, output + errors
+    assert "ending all nodes" in output and len(pids) == 4
+    reason = "--limit 1" if limit else "SIGTERM to the simulation"
+    assert {(row.code, row.meaning) for row in rows(output).values()} == {(137, f"ended by {reason}")}
+    assert not [pid for pid in pids if alive(pid)]
+    folder = re.search(r"folders=(\S+)", "".join(lines))[1]
+    assert not os.path.exists(folder)

@@ -1,0 +1,184 @@
+"""What goes wrong between a job and its object store, as a real HTTP proxy before a real server.
+
+    with FaultProxy(server.port, "cut", seed=3) as proxy:
+        environment = server.environment | proxy.environment
+
+Which requests are struck, and where, follows from the seed and the order in which they come.
+"""
+
+import http.client
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+# what S3 answers; moto knows no wrong credentials
+REFUSALS = {
+    "busy": (503, "SlowDown", "Please reduce your request rate."),
+    "expired": (400, "ExpiredToken", "The provided token has expired."),
+    "forbidden": (403, "AccessDenied", "Access Denied"),
+    "clock": (403, "RequestTimeTooSkewed", "The difference between the request time and ours is too large."),
+    "unknown_key": (403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist."),
+}
+KINDS = ("busy", "reset", "stall", "cut", "flip", "slow", "expired", "forbidden", "clock", "gone")
+_LASTING = ("expired", "forbidden", "clock", "gone")  # once begun, for good
+_STALL = 30.0  # seconds at most: clients of the tests wait less
+
+
+class FaultProxy:
+    """Runs from the beginning to close(), or to the end of the `with`.
+
+    kind: one of KINDS, None: nothing goes wrong. share: of requests that are struck; "busy" lasts for up to a
+    second each time. after: requests that are let through first. delay: seconds that every request takes
+    longer. port: to listen on, 0: any.
+    """
+
+    def __init__(
+        self, target: int, kind: str | None = None, seed: int = 0, share: float = 0.2, after: int = 0,
+        delay: float = 0.0, port: int = 0,
+    ):  # fmt: skip
+        self.target, self.kind, self.share, self.after, self.delay = target, kind, share, after, delay
+        self.requests, self.struck = 0, []  # the latter: "PUT /bucket/key" of each
+        self._draw, self._burst, self._lock = random.Random(seed), 0.0, threading.Lock()
+        self.closed = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (_Handler,), {"proxy": self}))
+        self._server.daemon_threads = True
+        self._server.handle_error = lambda request, address: None  # clients that were struck hang up
+        self.port = self._server.server_address[1]
+        self.environment = {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{self.port}"}
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def plan(self, line: str) -> tuple[str | None, float]:
+        """(what happens to the next request, where in its body: 0..1)."""
+        with self._lock:
+            self.requests += 1
+            place = self._draw.random()
+            if self.kind is None or self.requests <= self.after:
+                return None, place
+            hit = self._draw.random() < self.share or (self.struck and self.kind in _LASTING)
+            length = self._draw.uniform(0.1, 1.0)
+            if self.kind == "busy" and hit:
+                self._burst = max(self._burst, time.monotonic() + length)
+            hit = hit or time.monotonic() < self._burst
+            if hit:
+                self.struck.append(line)
+            return (self.kind if hit else None), place
+
+    def close(self) -> None:
+        self.closed.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_):
+        pass
+
+    def _do(self):
+        kind, place = self.proxy.plan(f"{self.command} {self.path}")
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.proxy.delay:
+            time.sleep(self.proxy.delay)
+        if kind in REFUSALS:
+            return self._refuse(*REFUSALS[kind])
+        if kind == "gone":
+            threading.Thread(target=self.proxy.close).start()  # from now on, nobody listens
+        if kind == "gone" or (kind == "reset" and place < 0.3):
+            return self._reset()  # before the server sees it
+        if kind == "slow":
+            self.proxy.closed.wait(0.2 + place)
+        if kind == "flip" and body and self.command == "PUT":
+            body = _flipped(body, place)
+        status, headers, content = self._forward(body)
+        if kind == "reset":
+            return self._reset()  # the server has done it, and nobody hears of it
+        if kind == "flip" and self.command == "GET" and "xml" not in headers.get("Content-Type", ""):
+            content = _flipped(content, place)
+        self._answer(status, headers, content, kind, place)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _do
+
+    def _forward(self, body: bytes):
+        connection = http.client.HTTPConnection("127.0.0.1", self.proxy.target, timeout=60)
+        try:
+            skip = ("connection", "expect", "content-length", "transfer-encoding")
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in skip}
+            connection.request(self.command, self.path, body, headers | {"Content-Length": str(len(body))})
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    def _answer(self, status: int, headers, content: bytes, kind: str | None, place: float) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                self.send_header(name, value)
+        length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(content))
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if kind not in ("cut", "stall", "slow") or not content:
+            self.wfile.write(content)
+            return
+        middle = int(place * len(content))
+        self.wfile.write(content[:middle])
+        self.wfile.flush()
+        if kind == "cut":
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+        elif kind == "stall":
+            self.proxy.closed.wait(_STALL)
+            self.close_connection = True
+        else:
+            for start in range(middle, len(content), max(1, len(content) // 8)):
+                self.proxy.closed.wait(0.05)
+                self.wfile.write(content[start : start + max(1, len(content) // 8)])
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        text = (
+            f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>{message}</Message>'
+        )
+        content = f"{text}<RequestId>0</RequestId></Error>".encode()
+        self.send_response_only(status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Date", self.date_time_string())
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+
+
+def _flipped(content: bytes, place: float) -> bytes:
+    if not content:
+        return content
+    changed = bytearray(content)
+    bit = int(place * len(content) * 8)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+if (
+    __name__ == "__main__"
+):  # python -m tests.support.fault_proxy PORT DELAY: a process of its own, for benchmarks
+    slow = FaultProxy(int(sys.argv[1]), delay=float(sys.argv[2]))
+    print(slow.port, flush=True)
+    sys.stdin.read()

@@ -1,0 +1,157 @@
+"""The comment blocks: what a variant adds to its base, and the proof that it adds nothing else.
+
+    python -m tests.support.marks jobs/train_ddp.py           the file without its blocks
+    python -m tests.support.marks --diff jobs/train_ddp.py    what the blocks add, as the README shows it
+
+A block opens with `### tag k/n, reason ###` and closes with the same line. A blank line stands before it,
+none after it. A line `# - code` in a block is a line of the base that the block replaces.
+"""
+
+import ast
+import difflib
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DISTRIBUTED, NEW = "分布式改造 (distributed)", "新增 (new)"
+_MARK = re.compile(r"( *)### (?P<tag>.+) (?P<k>\d+)/(?P<n>\d+), \S.* ###")
+
+
+class MarksError(Exception):
+    """A block is not as it should be. The message names the line."""
+
+
+def base_of(path: Path) -> Path | None:
+    """train_ddp.py -> train.py beside it: the longest name before an underscore that exists."""
+    name = path.stem
+    while "_" in name:
+        name = name.rpartition("_")[0]
+        if (base := path.with_name(f"{name}.py")).exists():
+            return base
+    return None
+
+
+def tag_of(path: Path) -> str:
+    return DISTRIBUTED if path.stem.endswith("_ddp") else NEW
+
+
+def strip(text: str, tag: str) -> str:
+    """The text without its blocks. Raises MarksError."""
+    kept, opening, blocks, inside = [], None, [], 0
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if opening is None and "###" not in line:
+            kept.append(line)
+        elif opening is None:
+            match = _MARK.fullmatch(line)
+            if not match or match["tag"] != tag:
+                raise MarksError(f"line {number}: not a mark of the form `### {tag} k/n, reason ###`: {line}")
+            if lines[number - 2].strip():
+                raise MarksError(f"line {number}: no blank line before the block")
+            opening, inside = line, 0
+            blocks.append((number, int(match["k"]), int(match["n"])))
+        elif "###" in line:
+            if line != opening:
+                raise MarksError(
+                    f"line {number}: the block closes with another line than it opened with: {line}"
+                )
+            if not inside:
+                raise MarksError(f"line {number}: the block is empty")
+            if number < len(lines) and not lines[number].strip():
+                raise MarksError(f"line {number}: a blank line after the block")
+            opening = None
+        else:
+            inside += 1
+            indent, replaced, code = line.partition("# - ")
+            if replaced and not indent.strip():
+                kept.append(indent + code)
+    if opening is not None:
+        raise MarksError(f"line {blocks[-1][0]}: the block is never closed")
+    for position, (number, k, n) in enumerate(blocks, start=1):
+        if (k, n) != (position, len(blocks)):
+            raise MarksError(f"line {number}: numbered {k}/{n}, it is {position}/{len(blocks)}")
+    if not blocks:
+        raise MarksError("no blocks")
+    return "\n".join(kept)
+
+
+def without_block(text: str, k: int) -> str:
+    """The text without its k-th block, the lines that it replaced restored: what the block gains can be
+    measured so. The others keep their numbers. Raises MarksError."""
+    lines = text.split("\n")
+    places = [number for number, line in enumerate(lines) if "###" in line]
+    if not 0 < 2 * k <= len(places):
+        raise MarksError(f"there are {len(places) // 2} blocks, no block {k}")
+    first, last = places[2 * k - 2], places[2 * k - 1]
+    replaced = [
+        indent + code
+        for indent, sign, code in (line.partition("# - ") for line in lines[first + 1 : last])
+        if sign and not indent.strip()
+    ]
+    return "\n".join(lines[:first] + replaced + lines[last + 1 :])
+
+
+def without_docstring(text: str) -> str:
+    """The text after its module docstring."""
+    try:
+        docstring = ast.parse(text).body[0]
+    except SyntaxError as error:
+        raise MarksError(f"line {error.lineno}: {error.msg}") from error
+    if not (isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)):
+        raise MarksError("no module docstring")
+    return "\n".join(text.split("\n")[docstring.end_lineno :])
+
+
+def check(variant: str, base: str, tag: str) -> None:
+    """Raises MarksError unless the variant without its blocks is the base, byte for byte, docstrings
+    excepted."""
+    stripped, expected = without_docstring(strip(variant, tag)), without_docstring(base)
+    if stripped != expected:
+        before, after = expected.split("\n"), stripped.split("\n")
+        difference = difflib.unified_diff(before, after, "base", "stripped", n=0, lineterm="")
+        raise MarksError("\n".join(difference))
+
+
+def combine(base: str, *variants: str) -> str:
+    """The base with the blocks of several of its variants, each where its file has it; at one place in the
+    order of the variants. Blocks that replace lines of the base cannot be combined. Raises MarksError."""
+    docstring, lines = base.removesuffix(without_docstring(base)), without_docstring(base).split("\n")
+    inserted: dict[int, list[str]] = {}  # the lines of the base before it -> blocks
+    for variant in variants:
+        kept, opening = 0, None
+        for line in without_docstring(variant).split("\n"):
+            if "# - " in line and opening:
+                raise MarksError(f"the block replaces a line: {line}")
+            if opening is None and "###" not in line:
+                if kept == len(lines) or line != lines[kept]:
+                    raise MarksError(f"not a line of the base: {line}")
+                kept += 1
+                continue
+            inserted.setdefault(kept, []).append(line)
+            if "###" in line:
+                opening = None if opening else line
+        if kept != len(lines):
+            raise MarksError(f"{len(lines) - kept} lines of the base are missing")
+    parts = [inserted.get(place, []) + lines[place : place + 1] for place in range(len(lines) + 1)]
+    return docstring + "\n".join(line for part in parts for line in part)
+
+
+def diff(variant: str, base: str) -> str:
+    """A unified diff of the two bodies with one line of context, without line numbers."""
+    before, after = without_docstring(base).split("\n"), without_docstring(variant).split("\n")
+    lines = list(difflib.unified_diff(before, after, n=1, lineterm=""))[2:]
+    return "\n".join("@@" if line.startswith("@@") else line.rstrip() for line in lines)
+
+
+def main(arguments: list[str]) -> None:
+    path = Path(arguments[-1])
+    text = path.read_text(encoding="utf-8")
+    if arguments[0] == "--diff":
+        print(diff(text, base_of(path).read_text(encoding="utf-8")))
+    else:
+        sys.stdout.write(strip(text, tag_of(path)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

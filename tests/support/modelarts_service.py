@@ -1,0 +1,317 @@
+"""A stand-in for the training-job service of ModelArts: a real HTTP server, in a process of its own.
+
+    python -m tests.support.modelarts_service PORT
+
+It checks the signature of every request, and every body of a new job (tests/support/modelarts_body.py).
+Jobs go through their phases, and their logs grow, as a test says by POST /test. No live account was used
+to write it: it knows what the documents and the SDK know.
+"""
+
+import http.server
+import json
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from tests.conftest import ROOT, environment, free_port
+from tests.support.modelarts_body import Wrong, check_job, check_model
+
+PROJECT, ACCESS_KEY, SECRET_KEY = (
+    "0123456789abcdef0123456789abcdef",
+    "TESTING-ACCESS-KEY",
+    "testing-secret-key",
+)
+PHASES = ("Creating", "Pending", "Running", "Failed", "Completed", "Terminating", "Terminated", "Abnormal")
+_ACTIVE = ("Creating", "Pending", "Running", "Terminating")
+
+
+class ModelArtsService:
+    """A server that runs from the beginning of the `with` to its end."""
+
+    def __enter__(self):
+        self.port = free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.modelarts_service", str(self.port)],
+            cwd=ROOT,
+            env=environment(),
+        )
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return self
+            except OSError:
+                assert self._process.poll() is None, f"it ended with {self._process.returncode}"
+                assert time.monotonic() < deadline, "it does not listen"
+                time.sleep(0.05)
+
+    def __exit__(self, *_):
+        self._process.kill()
+        self._process.wait()
+
+    def test(self, **what) -> dict:
+        """What a test does to the server, or asks it: see Service.test."""
+        data = json.dumps(what).encode()
+        with urllib.request.urlopen(f"{self.endpoint}/test", data, timeout=10) as answer:
+            return json.load(answer)
+
+    def keys(self, **extra: str) -> dict[str, str]:
+        """The environment of a user."""
+        names = {"HUAWEICLOUD_SDK_AK": ACCESS_KEY, "HUAWEICLOUD_SDK_SK": SECRET_KEY}
+        return names | {"HUAWEICLOUD_SDK_PROJECT_ID": PROJECT} | extra
+
+
+class Refused(Exception):
+    """An answer other than 2xx: status, code, message."""
+
+
+class Service:
+    """The jobs, and what is done with them."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.jobs: dict[str, dict] = {}
+        self.faults: list[dict] = []
+        self.requests: list[list] = []
+        self.preview = 5 * 2**20
+
+    def test(self, what: dict) -> dict:
+        """clear: no faults. fault: {"status": a number, or "reset", "reset_after", "text"; times, path}, that
+        the next requests meet. preview: bytes of a log in one answer. new: the body of a job. job: an id, and
+        phase, log ({task: text}), status: changes; script: [(seconds from now, such changes)].
+
+        Returns the bodies that created jobs, by id, and all requests.
+        """
+        with self.lock:
+            if "clear" in what:
+                self.faults = []
+            if "fault" in what:
+                self.faults.append({"times": 1, "path": "", **what["fault"]})
+            self.preview = what.get("preview", self.preview)
+            if "new" in what:
+                self._create(what["new"])
+            if "job" in what:
+                job = self.jobs[what["job"]]
+                self._change(job, what)
+                job["script"] = [
+                    (time.monotonic() + after, step) for after, step in what.get("script", job["script"])
+                ]
+            bodies = {job_id: job["body"] for job_id, job in self.jobs.items()}
+            return {"bodies": bodies, "requests": self.requests}
+
+    def _turn(self, job: dict, phase: str) -> None:
+        assert phase in PHASES, phase
+        now = int(1000 * time.time())
+        status, before = job["status"], job["status"]["phase"]
+        status["phase"] = phase
+        if before != phase:
+            job["events"].append((time.time(), f"the job is {phase}"))
+        if phase == "Running":
+            status.setdefault("start_time", now)
+            status["tasks"] = [f"worker-{node}" for node in range(job["nodes"])]
+            for task in status["tasks"]:
+                job["logs"].setdefault(task, b"")
+        status["duration"] = max(0, now - status.get("start_time", now))
+
+    def _advance(self, job: dict) -> None:
+        """What a test has planned: (moment, step) pairs."""
+        while job["script"] and job["script"][0][0] <= time.monotonic():
+            _, step = job["script"].pop(0)
+            self._change(job, step)
+
+    def _change(self, job: dict, step: dict) -> None:
+        if "phase" in step:
+            self._turn(job, step["phase"])
+        for task, text in step.get("log", {}).items():
+            job["logs"][task] = job["logs"].get(task, b"") + text.encode()
+        job["status"] |= step.get("status", {})
+
+    def answer(self, method: str, path: str, query: dict, content: bytes) -> tuple[int, object]:
+        with self.lock:
+            self.requests.append([method, path])
+            begin = f"/v2/{PROJECT}/training-jobs"
+            if not path.startswith(begin):
+                raise Refused(404, "ModelArts.0104", f"no project of yours has {path}")
+            if (method, path) == ("POST", begin):
+                return self._create(json.loads(content))
+            job_id, _, rest = path[len(begin) + 1 :].partition("/")
+            if job_id not in self.jobs:
+                raise Refused(404, "ModelArts.2764", f"training job {job_id} does not exist")
+            job = self.jobs[job_id]
+            self._advance(job)
+            if (method, rest) == ("GET", ""):
+                return 200, self._shown(job_id)
+            if (method, rest) == ("GET", "events"):
+                return 200, self._events(job, query)
+            log = re.fullmatch(r"tasks/([a-z]+-\d+)/logs/preview", rest)
+            if method == "GET" and log:
+                return 200, self._preview(job, log[1])
+            if (method, rest) == ("POST", "actions"):
+                action = json.loads(content)
+                check_model(action, "JobActionType", "body")
+                if action.get("action_type") != "terminate":
+                    raise Refused(400, "ModelArts.2752", f"no such action: {action}")
+                if job["status"]["phase"] not in _ACTIVE:
+                    raise Refused(400, "ModelArts.2753", "the job has ended")
+                self._turn(job, "Terminating")
+                job["script"] = [(time.monotonic() + 0.2, {"phase": "Terminated"})]
+                return 202, self._shown(job_id)
+            raise Refused(404, "ModelArts.0104", f"{method} {path} is unknown")
+
+    def _create(self, body) -> tuple[int, object]:
+        try:
+            check_job(body)
+        except Wrong as error:
+            raise Refused(400, "ModelArts.2750", str(error)) from error
+        places = {each["remote"]["obs"]["obs_url"] for each in body["algorithm"].get("outputs", [])}
+        for job_id, job in self.jobs.items():
+            theirs = {
+                each["remote"]["obs"]["obs_url"] for each in job["body"]["algorithm"].get("outputs", [])
+            }
+            if places & theirs and job["status"]["phase"] in _ACTIVE:
+                raise Refused(400, "ModelArts.2751", f"the output of active job {job_id} is used twice")
+        job_id = f"{len(self.jobs):08x}-0000-4000-8000-000000000000"
+        self.jobs[job_id] = {
+            "body": body, "logs": {}, "events": [(time.time(), "the job is Creating")], "script": [],
+            "nodes": body["spec"]["resource"].get("node_count", 1), "created": int(1000 * time.time()),
+            "status": {"phase": "Creating", "tasks": [], "duration": 0},
+        }  # fmt: skip
+        return 201, self._shown(job_id)
+
+    def _shown(self, job_id: str) -> dict:
+        job = self.jobs[job_id]
+        metadata = job["body"]["metadata"] | {
+            "id": job_id,
+            "create_time": job["created"],
+            "user_name": "testing",
+        }
+        return {
+            "kind": "job", "metadata": metadata, "status": job["status"],
+            "spec": {"resource": job["body"]["spec"]["resource"]},
+        }  # fmt: skip
+
+    def _events(self, job: dict, query: dict) -> dict:
+        limit, order = int(query.get("limit", 50)), query.get("order", "desc")
+        if not 1 <= limit <= 100 or order not in ("asc", "desc"):
+            raise Refused(400, "ModelArts.2754", f"limit {limit} order {order}")
+        events = job["events"] if order == "asc" else job["events"][::-1]
+        shown = [
+            {
+                "message": text,
+                "level": "Info",
+                "source": "training",
+                "time": time.strftime("%FT%TZ", time.gmtime(at)),
+            }
+            for at, text in events[:limit]
+        ]
+        return {"total": len(events), "limit": limit, "offset": 0, "order": order, "events": shown}
+
+    def _preview(self, job: dict, task: str) -> dict:
+        if task not in job["logs"]:
+            raise Refused(404, "ModelArts.2765", f"task {task} has no log")
+        log = job["logs"][task]
+        window = log[-self.preview :]
+        content = re.sub(  # as Go writes bytes that are no UTF-8 into JSON: each by itself
+            "[\udc80-\udcff]", "\N{REPLACEMENT CHARACTER}", window.decode(errors="surrogateescape")
+        )
+        return {"content": content, "current_size": len(window), "full_size": len(log)}
+
+    def fault(self, path: str) -> dict | None:
+        with self.lock:
+            for fault in self.faults:
+                if fault["times"] > 0 and fault["path"] in path:
+                    fault["times"] -= 1
+                    return fault
+        return None
+
+
+def signed(handler, content: bytes) -> bool:
+    """Whether the signature is that of the test's keys, computed by the SDK's own signer."""
+    from huaweicloudsdkcore.auth.credentials import BasicCredentials
+    from huaweicloudsdkcore.sdk_request import SdkRequest
+    from huaweicloudsdkcore.signer.signer import Signer
+
+    given = handler.headers.get("Authorization", "")
+    parts = re.fullmatch(r"SDK-HMAC-SHA256 Access=(\S+), SignedHeaders=(\S+), Signature=[0-9a-f]{64}", given)
+    if not parts or not handler.headers.get("X-Sdk-Date") or parts[1] != ACCESS_KEY:
+        return False
+    url = urllib.parse.urlsplit(handler.path)
+    headers = {name: handler.headers[name] for name in parts[2].split(";")}
+    request = SdkRequest(
+        method=handler.command, schema="http", host=handler.headers["Host"], resource_path=url.path,
+        query_params=urllib.parse.parse_qsl(url.query), header_params=headers, body=content.decode(),
+        stream=False,
+    )  # fmt: skip
+    return (
+        Signer(BasicCredentials(ACCESS_KEY, SECRET_KEY)).sign(request).header_params["Authorization"] == given
+    )
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    service = Service()
+
+    def do_POST(self):
+        self._serve()
+
+    do_GET = do_POST
+
+    def _serve(self):
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        url = urllib.parse.urlsplit(self.path)
+        if url.path == "/test":
+            self._answer(200, self.service.test(json.loads(content)))
+            return
+        fault = self.service.fault(url.path)
+        kind = fault and fault["status"]
+        if kind == "reset_after":  # the job is made, and nobody hears of it
+            self.service.answer(self.command, url.path, {}, content)
+        if kind in ("reset", "reset_after"):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            self.close_connection = True
+            return
+        if kind == "text":
+            self._answer(200, "<html>a proxy</html>", "text/html")
+            return
+        try:
+            if not signed(self, content):
+                raise Refused(
+                    401,
+                    "ModelArts.0103",
+                    "Incorrect IAM authentication information: verify aksk signature fail",
+                )
+            if isinstance(kind, int):
+                raise Refused(kind, f"ModelArts.{kind}", fault.get("message", f"a fault of {kind}"))
+            query = dict(urllib.parse.parse_qsl(url.query))
+            status, data = self.service.answer(self.command, url.path, query, content)
+            self._answer(status, data)
+        except Refused as error:
+            status, code, message = error.args
+            self._answer(status, {"error_code": code, "error_msg": message})
+
+    def _answer(self, status: int, data, kind: str = "application/json"):
+        content = data.encode() if isinstance(data, str) else json.dumps(data).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("X-Request-Id", f"request-{len(self.service.requests)}")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+if __name__ == "__main__":
+    import huaweicloudsdkmodelarts.v1  # noqa: F401  before the first request: it takes a second
+
+    http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
