@@ -157,6 +157,9 @@ def test_what_was_put_comes_back(form, empty, index, made):
         assert same([found[place] for place in kept], [samples[ids[place]] for place in kept])
         assert store.lengths(ALL).tolist() == [len(sample.content) + 24 for sample in samples[:30]] + [0] * 10
         assert store.get([]) == [] and store.counts["hits"] == 5
+        missed, read = store.read([35, 17])
+        assert missed is None and bytes(read) == bytes(samples[17].content)
+        assert isinstance(read, bytes) if form == "encoded" else read.shape == (*samples[17][:2], 3)
 
 
 @needed
