@@ -1,30 +1,41 @@
-"""Files of one run or many: write them atomically, and open regular files only.
+"""Write files and folders atomically, lock them, digest them, and open regular files only.
 
-A temporary file has a new name, and the permissions that the umask allows. tempfile gives the owner's alone,
-and the umask cannot be read without setting it for all threads.
+A temporary file gets a new name and the permissions that the umask allows. (tempfile makes files that only
+the owner may read, and the umask cannot be read without setting it for all threads.)
 """
 
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
+import shutil
 import stat
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that holds jobs/ and common/
-PARTIAL = ".partial-"
+PARTIAL = ".partial-"  # the names of temporary files and folders begin with this
+_BLOCK = 2**20  # bytes
 
 
 @contextlib.contextmanager
-def partial(path: str, mode: int = 0o666):
-    """Open a binary file that appears as `path` when the block ends, and is removed if the block fails. It is
-    locked until then: a sweep of another process leaves it. mode: permissions before the umask."""
-    handle, name = make_file(PARTIAL, os.path.dirname(path), mode)
+def open_atomic(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a binary file for writing. It appears as `path`, synced to disk, when the block ends.
+
+    mode: permissions before the umask. If the block fails, the file is removed. The file is locked until
+    then, so sweep() in another process leaves it alone. Raises OSError.
+    """
+    name = os.path.join(os.path.dirname(path), f"{PARTIAL}{secrets.token_hex(8)}")
+    handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
+            file.flush()
+            os.fsync(file.fileno())
             os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -32,34 +43,107 @@ def partial(path: str, mode: int = 0o666):
         raise
 
 
-def write_text(path: str, text: str, mode: int = 0o666) -> None:
-    """Make a small file appear, whole and on the disk. mode: permissions before the umask. Raises OSError."""
-    with partial(path, mode) as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
+def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
+    """Write a small file, as open_atomic() does. Text is encoded as UTF-8. Raises OSError."""
+    with open_atomic(path, mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
-def make_file(prefix: str, folder: str, mode: int = 0o666) -> tuple[int, str]:
-    """Create a file in a folder: (open file descriptor, path). Raises OSError."""
-    path = _name(prefix, folder)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), path
+@contextlib.contextmanager
+def make_folder_atomic(path: str) -> Iterator[str]:
+    """Yield a new folder that is renamed to `path` when the block ends. It replaces a folder of that name.
+
+    Two processes must not make the same folder at a time: use locked(). If the block fails, the new folder is
+    removed; what a killed process left is removed first. A process that has files of the replaced folder open
+    can read them to the end. Raises OSError.
+    """
+    new = os.path.join(os.path.dirname(path), f"{PARTIAL}{os.path.basename(path)}")
+    old = f"{new}.old"
+    for left in (new, old):
+        shutil.rmtree(left, ignore_errors=True)
+    os.mkdir(new)
+    try:
+        yield new
+        if os.path.isdir(path):
+            os.rename(path, old)
+        os.rename(new, path)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
-def make_folder(prefix: str, folder: str) -> str:
-    """Create a folder in a folder, and return its path. Raises OSError."""
-    path = _name(prefix, folder)
-    os.mkdir(path)
-    return path
+def sync_folder(folder: str) -> None:
+    """Sync the names in a folder to disk, if the file system can. Raises OSError if there is no folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # mounts of object stores cannot sync a folder
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
-def _name(prefix: str, folder: str) -> str:
-    return os.path.join(folder, f"{prefix}{secrets.token_hex(8)}")
+def sweep(folder: str, is_temporary: Callable[[str], bool] = lambda name: name.startswith(PARTIAL)) -> None:
+    """Delete the temporary files that killed processes left in a folder; not those that a process has locked.
+
+    is_temporary: takes a file name.
+    """
+    for name in filter(is_temporary, os.listdir(folder)):
+        with contextlib.suppress(OSError), open(os.path.join(folder, name), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(file.name)
+
+
+@contextlib.contextmanager
+def locked(path: str, shared: bool = False, wait: bool = True) -> Iterator[int]:
+    """Hold a lock on a file, which is made if it is missing, or on a folder. Yields the open descriptor.
+
+    Excludes other processes and other threads, over NFS other nodes as well. shared: other holders of a
+    shared lock are not excluded. wait: if False, raises BlockingIOError if the lock is not free. The file is
+    not removed. A holder may delete it: the next one makes a new file. Raises OSError.
+    """
+    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    while True:
+        flags = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT
+        handle = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(handle, kind)
+            if is_at(handle, path):  # otherwise the previous holder has deleted it
+                yield handle
+                return
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)  # also for a child that has inherited the descriptor
+            os.close(handle)
+
+
+def is_at(handle: int, path: str) -> bool:
+    """Return whether an open descriptor is that of the file at `path`."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def sha256_file(file: str | BinaryIO) -> str:
+    """Return the sha256 of a file, 64 hex digits. file: its path, or open, which is read from its position.
+
+    Raises OSError.
+    """
+    if isinstance(file, str):
+        with open(file, "rb") as opened:
+            return sha256_file(opened)
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def opener(path: str, flags: int) -> int:
-    """Open a file for open(..., opener=opener). Raises OSError for a FIFO, on which open() waits without an
-    end, and for everything else that is not a regular file."""
+    """Open a file for open(..., opener=opener). Raises OSError if it is not a regular file.
+
+    Without it, open() waits for ever on a FIFO that nothing writes to.
+    """
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -68,3 +152,6 @@ def opener(path: str, flags: int) -> int:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+partial, write_text = open_atomic, write_atomic  # the former names, until all callers are converted

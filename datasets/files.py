@@ -1,7 +1,6 @@
 """Data files that come from elsewhere: checked before they are believed, downloaded only over https."""
 
 import contextlib
-import fcntl
 import gzip
 import hashlib
 import http.client
@@ -13,7 +12,7 @@ import urllib.request
 from tqdm import tqdm
 
 from common.exits import BadInput
-from common.files import ROOT, make_file
+from common.files import ROOT, locked, open_atomic
 from common.object_store import store as object_store
 from datasets import staging
 
@@ -86,7 +85,7 @@ def download(url: str, path: str, md5: str) -> None:
     created = not os.path.isdir(folder)
     try:
         os.makedirs(folder, exist_ok=True)
-        with _only_one(folder):
+        with locked(folder):
             if not os.path.exists(path):
                 _fetch(url, path, md5)
     except BadInput:
@@ -105,63 +104,24 @@ def download(url: str, path: str, md5: str) -> None:
                 os.rmdir(folder)  # only if it is empty
 
 
-@contextlib.contextmanager
-def _only_one(folder: str):
-    """Hold a lock on the folder itself, so that no lock file is left in the user's data."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def locked(path: str):
-    """Hold a lock on a file of our own that is made for it: also against other nodes, over NFS."""
-    while True:
-        with open(path, "a") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX)
-            if is_at(file, path):  # else it was deleted by the process that had the lock
-                yield
-                return
-
-
-def is_at(file, path: str) -> bool:
-    """Whether an open file is still the one at `path`."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
 def _fetch(url: str, path: str, md5: str) -> None:
     opener = urllib.request.build_opener(
         _HttpsOnly, urllib.request.HTTPSHandler(context=ssl.create_default_context())
     )
-    folder, name = os.path.split(path)
-    with opener.open(url, timeout=_TIMEOUT) as response:
+    with opener.open(url, timeout=_TIMEOUT) as response, open_atomic(path) as file:
         size = int(response.headers.get("Content-Length") or 0)
         digest, received = hashlib.md5(usedforsecurity=False), 0
-        handle, partial = make_file(f".{name}.", folder)
-        try:
-            with os.fdopen(handle, "wb") as file, _progress(name, size) as bar:
-                while block := response.read(_BLOCK):
-                    file.write(block)
-                    digest.update(block)
-                    received += len(block)
-                    bar.update(len(block))
-                file.flush()
-                os.fsync(file.fileno())
-            if digest.hexdigest() != md5:
-                raise BadInput(
-                    f"{url} sent {received} of {size or 'unknown'} bytes with md5 {digest.hexdigest()}, "
-                    f"expected {md5}"
-                )
-            os.replace(partial, path)
-        except BaseException:
-            os.unlink(partial)
-            raise
+        with _progress(os.path.basename(path), size) as bar:
+            while block := response.read(_BLOCK):
+                file.write(block)
+                digest.update(block)
+                received += len(block)
+                bar.update(len(block))
+        if digest.hexdigest() != md5:
+            raise BadInput(
+                f"{url} sent {received} of {size or 'unknown'} bytes with md5 {digest.hexdigest()}, "
+                f"expected {md5}"
+            )
 
 
 def _progress(name: str, size: int) -> tqdm:

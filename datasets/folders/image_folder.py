@@ -11,14 +11,13 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from common.exits import BadInput
-from common.files import make_folder
+from common.files import locked, make_folder_atomic
 from common.object_store import store as object_store
 from common.text import printable
 from datasets import files
@@ -169,7 +168,7 @@ def scanned(listing: Listing, cache: str, tell) -> Index:
     if index is None or index.stamp != stamp:
         try:
             os.makedirs(cache, exist_ok=True)
-            with files.locked(f"{folder}.lock"):
+            with locked(f"{folder}.lock"):
                 index = _intact(folder, tell)
                 if index is None or index.stamp != stamp:
                     index = _scan(folder, listing, stamp, index, tell)
@@ -322,10 +321,6 @@ def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> Index:
     and the last ends; misnamed: default zeros. meta: root, base, split, classes, stamp and bad (path, size,
     mtime, reason). Raises OSError.
     """
-    cache, name = os.path.split(folder)
-    for left in os.listdir(cache):
-        if left.startswith(f".{name}."):  # of a process that was killed
-            shutil.rmtree(os.path.join(cache, left), ignore_errors=True)
     count = len(columns["labels"])
     columns = {"misnamed": np.zeros(count, np.uint8)} | columns
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in _COLUMNS.items()}
@@ -337,22 +332,14 @@ def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> Index:
     meta |= {"format": _FORMAT, "fingerprint": digest.hexdigest()}
     meta["lengths"] = {name: len(column) for name, column in columns.items()}
     meta["checksums"] = {name: zlib.crc32(column) for name, column in columns.items()}
-    partial = make_folder(f".{name}.", cache)
-    try:
+    with make_folder_atomic(folder) as new:
         for column, content in columns.items():
-            with open(os.path.join(partial, f"{column}.npy"), "wb") as file:
+            with open(os.path.join(new, f"{column}.npy"), "wb") as file:
                 np.save(file, content)
                 _flush(file)
-        with open(os.path.join(partial, "index.json"), "w", encoding="utf-8") as file:
+        with open(os.path.join(new, "index.json"), "w", encoding="utf-8") as file:
             json.dump(meta, file, indent=1)
             _flush(file)
-        if os.path.exists(folder):
-            os.rename(folder, f"{partial}.old")  # who has it open keeps it
-        os.rename(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    shutil.rmtree(f"{partial}.old", ignore_errors=True)
     return open_index(folder)
 
 

@@ -1,13 +1,11 @@
 """Folders of generated JPEG files, to try a job without data: ten classes that can be learned."""
 
 import os
-import shutil
 
 import numpy as np
 from PIL import Image
 
-from common.files import make_folder
-from datasets import files
+from common.files import locked, make_folder_atomic
 
 CLASSES, TRAIN, VAL = 10, 64, 16  # images a class
 _SIZES = ((320, 240), (240, 320), (300, 300))
@@ -17,16 +15,10 @@ def make(folder: str, write=None) -> str:
     """`folder` with train/<class>/* and val/<class>/*, or what write(folder) puts there; made where it is not
     there. Returns it."""
     os.makedirs(os.path.dirname(folder), exist_ok=True)
-    with files.locked(f"{folder}.lock"):
-        if os.path.isdir(folder):
-            return folder
-        partial = make_folder(".partial-", os.path.dirname(folder))
-        try:
-            (write or _write_classes)(partial)
-            os.rename(partial, folder)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+    with locked(f"{folder}.lock"):
+        if not os.path.isdir(folder):
+            with make_folder_atomic(folder) as new:
+                (write or _write_classes)(new)
     return folder
 
 

@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from common import optional
 from common.exits import BadInput
+from common.files import locked
 from common.performance import cores
-from datasets import files
 from datasets.stores import forms, pack_lease
 from datasets.stores.files import origin
 from datasets.stores.forms import FORMS, SHORT_SIDE, Sample
@@ -141,7 +141,7 @@ def build(
     try:
         if not _is_there(path, wanted):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-            with files.locked(f"{path}.lock"):
+            with locked(f"{path}.lock"):
                 if not _is_there(path, wanted):
                     _fill(index, path, wanted, threads or _THREADS_PER_CORE * cores.available(), source, room)
     except OSError as error:

@@ -13,7 +13,7 @@ import fcntl
 import os
 import shutil
 
-from datasets import files
+from common import files
 
 _STAYS = "stays"
 
@@ -31,13 +31,13 @@ class Lease:
                 keep(path)
             file = open(f"{path}.lease", "a")  # noqa: SIM115
             fcntl.flock(file, fcntl.LOCK_SH)  # waits while another process deletes the pack
-            self._file = file if files.is_at(file, file.name) else file.close()
+            self._file = file if files.is_at(file.fileno(), file.name) else file.close()
 
     def release(self) -> None:
         """The last process deletes the pack, unless it was made to stay."""
         with self._file as file, contextlib.suppress(OSError):  # others use it
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if files.is_at(file, file.name):
+            if files.is_at(file.fileno(), file.name):
                 _delete(self.path)
 
 
@@ -68,7 +68,7 @@ def sweep(folder: str) -> None:
 
 def forget(path: str) -> None:
     """Delete the lock files of a deleted pack, except those that another process has locked."""
-    for ending, lock in ((".lock", fcntl.lockf), (".lease", fcntl.flock)):
+    for ending, lock in ((".lock", fcntl.flock), (".lease", fcntl.flock)):
         with _locked(path + ending, lock) as locked:
             if locked:
                 os.unlink(path + ending)
@@ -80,7 +80,7 @@ def _delete(path: str) -> None:
         return
     with contextlib.suppress(FileExistsError):
         os.close(os.open(f"{path}.lock", os.O_CREAT | os.O_EXCL, 0o600))
-    with _locked(f"{path}.lock", fcntl.lockf) as locked:
+    with _locked(f"{path}.lock", fcntl.flock) as locked:
         if locked:
             shutil.rmtree(path, ignore_errors=True)
             os.unlink(f"{path}.lock")
@@ -95,5 +95,5 @@ def _locked(path: str, lock):
         with contextlib.suppress(OSError):  # missing, or locked by another process
             file = stack.enter_context(open(path, "r+"))
             lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = files.is_at(file, path)
+            locked = files.is_at(file.fileno(), path)
         yield locked

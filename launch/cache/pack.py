@@ -110,7 +110,7 @@ def _users(path: str) -> list[str]:
     found = [
         who
         for who, ending, lock in (
-            ("a process that makes it", ".lock", fcntl.lockf),
+            ("a process that makes it", ".lock", fcntl.flock),
             ("a job that takes it away at its end", ".lease", fcntl.flock),
         )
         if _is_locked(path + ending, lock)

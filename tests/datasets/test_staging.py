@@ -18,7 +18,7 @@ from tests.conftest import environment, finish, free_port, start
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 
-STAGE = "import sys; from common import staging; print('at', staging.stage(sys.argv[1]))"
+STAGE = "import sys; from datasets import staging; print('at', staging.stage(sys.argv[1]))"
 # as above, in a process group of two; says now and then what it waits for
 STAGE_TOGETHER = """
 import datetime, sys, time, torch

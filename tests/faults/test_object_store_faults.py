@@ -44,7 +44,8 @@ exits.entry(lambda: print("staged at", staging.stage(sys.argv[1])))()
 """
 CHECKPOINTS = """
 import os, sys, torch
-from common import checkpoint, exits, mirror
+from common import exits
+from common.checkpoint import files as checkpoint, mirror
 folder, url = sys.argv[1:]
 
 def main():

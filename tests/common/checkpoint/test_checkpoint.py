@@ -149,7 +149,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
     script = textwrap.dedent(f"""
         import sys, torch
         sys.path.insert(0, {str(ROOT)!r})
-        from common import checkpoint
+        from common.checkpoint import files as checkpoint
         state = {{"weight": torch.zeros(1_000_000)}}
         for step in range(1, 10**6):
             checkpoint.write(f"{tmp_path}/step_{{step}}.pt", state, step=step, run="a")

@@ -28,7 +28,7 @@ from tests.support.object_store_server import ObjectStoreServer
 # saves steps 2, 4, ... for ever
 JOB = """
 import os, sys, time, torch
-from common import checkpoint, mirror, url_lease
+from common.checkpoint import files as checkpoint, lease as url_lease, mirror
 folder, url = sys.argv[1:]
 os.makedirs(folder, exist_ok=True)
 one = mirror.Mirror(folder, url)

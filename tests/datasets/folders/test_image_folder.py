@@ -636,7 +636,7 @@ def test_pickle_is_its_folder(data, start):
 
 SCAN = """
 import sys, time
-from datasets import image_folder, images, listing
+from datasets.folders import image_folder, images, listing
 inspect = images.inspect
 def slow(content, path):
     print(f"read {path}", flush=True)
@@ -710,8 +710,8 @@ def _resident() -> int:
 
 OPEN = """
 import sys, time, json
-from datasets.image_folder import open_index
-from tests.datasets.test_image_folder import _resident
+from datasets.folders.image_folder import open_index
+from tests.datasets.folders.test_image_folder import _resident
 before = _resident()
 start = time.perf_counter()
 index = open_index(sys.argv[1])

@@ -263,7 +263,8 @@ def test_nothing_is_left_behind(backend, index, packs):
 
 SCRIPT = """
 import sys, torch
-from datasets import image_folder, loaders
+from datasets import loaders
+from datasets.folders import image_folder
 from datasets.cut import scaled
 from datasets.order import Order
 from datasets.plan import Plan

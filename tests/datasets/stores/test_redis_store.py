@@ -628,7 +628,7 @@ def test_what_an_active_job_put_is_kept_when_asked(empty, index, made, monkeypat
 SCRIPT = """
 import sys, time
 sys.path.insert(0, {root!r})
-from datasets import image_folder
+from datasets.folders import image_folder
 from datasets.stores import address, forms, leases, servers
 from datasets.stores.files import FileStore
 from datasets.stores.redis import RedisStore

@@ -360,7 +360,7 @@ def test_packs_of_killed_jobs_make_room_for_other_data(index, tmp_path):
 
 def locked(path: str):
     file = open(path, "a")  # noqa: SIM115
-    fcntl.lockf(file, fcntl.LOCK_EX)
+    fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
 

@@ -1,0 +1,36 @@
+"""Report a long wait or a long task at intervals, so that a silent job is not taken for one that hangs."""
+
+import contextlib
+import time
+from collections.abc import Callable
+
+EVERY = 30.0  # seconds
+
+
+def print_line(line: str) -> None:
+    """Print a line at once. A closed standard output is ignored."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, flush=True)
+
+
+class Heartbeat:
+    """Logs a line at most every `every` seconds (default: EVERY), with the seconds since it was made.
+
+    log: takes the line. Threads may share it; two of them may then log at the same time.
+    """
+
+    def __init__(self, every: float | None = None, log: Callable[[str], None] = print_line):
+        self._every, self._log = every, log
+        self._begin = self._last = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the heartbeat was made."""
+        return time.monotonic() - self._begin
+
+    def beat(self, text: str | Callable[[], str]) -> None:
+        """Log "TEXT (N s)" if a line is due. text: or a function that returns it."""
+        now = time.monotonic()
+        if now - self._last >= (EVERY if self._every is None else self._every):
+            self._last = now
+            self._log(f"{text() if callable(text) else text} ({now - self._begin:.0f} s)")

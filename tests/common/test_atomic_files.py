@@ -1,0 +1,153 @@
+"""Atomic writes, locks and digests; the permissions of what is written."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import files
+from common.checkpoint import files as checkpoint
+from datasets.folders import image_folder, random_folder
+from tests.support import pictures
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0o027])
+def test_what_is_written_has_the_permissions_of_the_umask(umask, tmp_path):
+    """Checkpoints, weights, texts, generated images and indexes."""
+    before = os.umask(umask)
+    try:
+        checkpoint.write(str(tmp_path / "step_1.pt"), {"step": 1}, step=1, run="a")
+        checkpoint.write_weights(str(tmp_path / "best.pth"), {"weight": torch.zeros(1)})
+        files.write_atomic(str(tmp_path / "latest"), "step_1.pt")
+        folder = random_folder.make(str(tmp_path / "images"), lambda path: pictures.make(Path(path), 3, 0))
+        index = image_folder.load(folder, "train", str(tmp_path / "cache"))
+    finally:
+        os.umask(before)
+    for name in ("step_1.pt", "step_1.pt.json", "best.pth", "latest"):
+        assert os.stat(tmp_path / name).st_mode & 0o777 == 0o666 & ~umask, name
+    for path in (folder, index.folder):
+        assert os.stat(path).st_mode & 0o777 == 0o777 & ~umask, path
+
+
+def test_a_file_appears_at_the_end_of_the_block_or_not_at_all(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("before")
+    with files.open_atomic(str(path)) as file:
+        file.write(b"after")
+        file.flush()
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    with pytest.raises(ZeroDivisionError), files.open_atomic(str(path)) as file:
+        file.write(b"never")
+        1 / 0  # noqa: B018
+    files.write_atomic(str(tmp_path / "b"), "\u00e4")
+    assert path.read_text() == "after" and (tmp_path / "b").read_bytes() == "\u00e4".encode()
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_a_folder_appears_at_the_end_of_the_block_or_not_at_all(tmp_path):
+    path = str(tmp_path / "a")
+    for content in ("one", "two"):  # the second replaces the first
+        with files.make_folder_atomic(path) as folder:
+            Path(folder, content).write_text(content)
+            assert os.path.dirname(folder) == str(tmp_path) and folder != path
+    with pytest.raises(ZeroDivisionError), files.make_folder_atomic(path) as folder:
+        1 / 0  # noqa: B018
+    assert os.listdir(path) == ["two"] and os.listdir(tmp_path) == ["a"]
+
+
+def test_sweep_removes_temporary_files_that_nobody_writes(tmp_path):
+    (tmp_path / f"{files.PARTIAL}left").write_text("of a killed writer")
+    (tmp_path / "notes.txt").write_text("of the user")
+    with files.open_atomic(str(tmp_path / "new")) as file:
+        name = os.path.basename(file.name) if isinstance(file.name, str) else None
+        files.sweep(str(tmp_path))
+        found = set(os.listdir(tmp_path))
+        assert name is None or name in found
+        assert len(found) == 2 and "notes.txt" in found
+    assert sorted(os.listdir(tmp_path)) == ["new", "notes.txt"]
+
+
+_HOLDER = """
+import sys
+from common import files
+with files.locked(sys.argv[1], shared=sys.argv[2] == "shared"):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "held, asked, free", [("shared", True, True), ("shared", False, False), ("", True, False)]
+)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_lock_excludes_other_processes(tmp_path, held, asked, free, kind):
+    path = str(tmp_path if kind == "folder" else tmp_path / "lock")
+    command = [sys.executable, "-c", _HOLDER, path, held]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=files.ROOT) as holder:
+        assert holder.stdout.readline() == b"locked\n"
+        if free:
+            with files.locked(path, shared=asked, wait=False):
+                pass
+        else:
+            with pytest.raises(BlockingIOError), files.locked(path, shared=asked, wait=False):
+                pass
+        holder.stdin.close()
+        with files.locked(path):  # waits for the end of the holder
+            assert holder.wait() == 0
+
+
+def test_a_lock_excludes_threads_and_ends_with_the_block_although_a_child_has_inherited_it(tmp_path):
+    path, order = str(tmp_path / "lock"), []
+
+    def take() -> None:
+        with files.locked(path):
+            order.append("thread")
+
+    with files.locked(path) as handle:
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+        inherited = os.dup(handle)
+    thread.join()
+    os.close(inherited)
+    assert order == ["first", "thread"]
+
+
+def test_a_lock_file_that_its_holder_deletes_is_made_anew(tmp_path):
+    """The next holder does not end up with a lock on a file that no other process can find."""
+    path, found = str(tmp_path / "lock"), []
+
+    def take() -> None:
+        with files.locked(path) as handle:
+            found.append(files.is_at(handle, path))
+
+    with files.locked(path):
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join(0.2)
+        os.unlink(path)
+    thread.join()
+    assert found == [True]
+
+
+def test_a_digest_of_a_path_and_of_an_open_file(tmp_path):
+    content = os.urandom(2**20 + 5)
+    (tmp_path / "a").write_bytes(content)
+    assert files.sha256_file(str(tmp_path / "a")) == hashlib.sha256(content).hexdigest()
+    with open(tmp_path / "a", "rb") as file:
+        file.seek(3)
+        assert files.sha256_file(file) == hashlib.sha256(content[3:]).hexdigest()
+
+
+def test_special_files_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(OSError), open(path, opener=files.opener):
+            pass
