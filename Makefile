@@ -65,6 +65,7 @@ benchmark: setup
 lint: setup
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
 
 setup: $(VENV)/installed
 
@@ -92,7 +93,7 @@ packages:
 	@command -v chromium >/dev/null || sh tests/install_packages.sh optional chromium
 
 clean:
-	rm -rf $(VENV) $(COMPAT) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COMPAT) .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: train demo test faults compat gpu benchmark lint setup packages clean

@@ -1,0 +1,257 @@
+"""The shape of the code: which way imports point, and how large the folders and files are.
+
+Imports run one way: jobs and launch import datasets and common, datasets imports common. Inside a package,
+neither its rooms (files directly in it, and sub-packages) nor its files import each other in a circle.
+Imports inside functions count, too.
+
+Known offenders are listed. One that does not offend any more must be deleted from its list.
+"""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ALLOWED = {
+    "common": {"common"},
+    "datasets": {"datasets", "common"},
+    "launch": {"launch", "datasets", "common"},
+    "jobs": {"jobs", "datasets", "common"},
+}
+MOST_FILES, FEWEST_LINES, PREFIX_FILES = 13, 30, 3
+
+UPWARDS: set[str] = set()
+ROOM_CYCLES = {
+    "common.arguments common.distributed common.exits common.object_store common.optional "
+    "common.output_folder common.preflight",
+    "datasets.loaders.__init__ datasets.loaders.engines datasets.loaders.ray",
+    "datasets.stores.files datasets.stores.object_store",
+}
+FILE_CYCLES = {
+    "common.arguments common.distributed.launcher common.distributed.platforms "
+    "common.distributed.preemption common.distributed.topology common.exits common.object_store.answers "
+    "common.object_store.client common.object_store.errors common.object_store.paths "
+    "common.object_store.requests common.object_store.scratch common.object_store.store "
+    "common.object_store.transfer common.optional common.output_folder",
+    "datasets.loaders.__init__ datasets.loaders.engines.dali datasets.loaders.ray.engine "
+    "datasets.loaders.ray.pool datasets.loaders.ray.transport",
+    "datasets.stores.files datasets.stores.object_store",
+}
+CROWDED = {"common", "launch.platforms"}
+SHORT = {
+    "common.interrupts", "common.optional", "common.performance.allocator", "common.performance.compilation",
+    "common.performance.trial", "common.preflight.findings", "common.schedule", "common.text",
+    "datasets.memory.random_images", "launch.own_file", "launch.platforms.consent",
+}  # fmt: skip
+PREFIXES = {"launch.bench.train_*"}
+
+Graph = dict[str, set[str]]
+
+
+def read_sources() -> dict[str, str]:
+    """Return the text of every module of the four packages, by its dotted name ("common.files")."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
+        for package in ALLOWED
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
+def find_imports(sources: dict[str, str]) -> Graph:
+    """Return the modules of `sources` that each module imports, also inside functions.
+
+    `from a.b import c` imports a.b.c if that is a module, else a.b, or a.b.__init__ if a.b is a package.
+    """
+    graph: Graph = {}
+    for name, text in sources.items():
+        wanted = []
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                wanted += [(alias.name,) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                wanted += [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
+        candidates = ([f"{each}{end}" for each in names for end in ("", ".__init__")] for names in wanted)
+        found = (next((each for each in names if each in sources), None) for names in candidates)
+        graph[name] = {each for each in found if each and each != name}
+    return graph
+
+
+def find_upward(graph: Graph, allowed: dict[str, set[str]]) -> set[str]:
+    """Return the imports "a.b -> c.d" that a package may not have."""
+    return {
+        f"{name} -> {other}"
+        for name, others in graph.items()
+        for other in others
+        if other.partition(".")[0] not in allowed[name.partition(".")[0]]
+    }
+
+
+def find_cycles(graph: Graph) -> set[str]:
+    """Return the strongly connected components of two nodes or more, each as its sorted names."""
+    reach: Graph = {}
+    for start in graph:
+        seen, todo = set(), [start]
+        while todo:
+            new = graph.get(todo.pop(), set()) - seen
+            seen |= new
+            todo += new
+        reach[start] = seen
+    groups = {frozenset(other for other in reach[node] if node in reach.get(other, ())) for node in graph}
+    return {" ".join(sorted(group)) for group in groups if len(group) > 1}
+
+
+def find_room_cycles(graph: Graph) -> set[str]:
+    """Return the cycles between the rooms of each package and sub-package."""
+    packages = {name.rpartition(".")[0] for name in graph}
+    packages |= {name.rpartition(".")[0] for name in packages if "." in name}
+    found = set()
+    for package in packages:
+        start = f"{package}."
+        inside: Graph = {}
+        for name, others in graph.items():
+            if name.startswith(start):
+                room = start + name.removeprefix(start).partition(".")[0]
+                there = {
+                    start + each.removeprefix(start).partition(".")[0]
+                    for each in others
+                    if each.startswith(start)
+                }
+                inside.setdefault(room, set()).update(there - {room})
+        found |= find_cycles(inside)
+    return found
+
+
+def find_crowded(names: list[str], most: int) -> set[str]:
+    """Return the folders with more than `most` modules, "__init__" and "__main__" aside."""
+    counts = Counter(name.rpartition(".")[0] for name in names if not name.endswith("__"))
+    return {folder for folder, count in counts.items() if count > most}
+
+
+def find_short(sources: dict[str, str], fewest: int) -> set[str]:
+    """Return the modules of fewer lines, "__init__" and "__main__" aside."""
+    return {name for name, text in sources.items() if text.count("\n") < fewest and not name.endswith("__")}
+
+
+def find_prefixes(names: list[str], least: int) -> set[str]:
+    """Return "folder.word_*" for each word that `least` or more names of a folder begin with."""
+    parts = [name.rpartition(".") for name in names if not name.endswith("__")]
+    counts = Counter((folder, stem.partition("_")[0]) for folder, _, stem in parts)
+    return {f"{folder}.{word}_*" for (folder, word), count in counts.items() if count >= least}
+
+
+SOURCES = read_sources()
+GRAPH = find_imports(SOURCES)
+# jobs/train_*.py are variants of jobs/train.py
+OTHERS = [name for name in SOURCES if not name.startswith("jobs.")]
+
+
+def compare(found: set[str], known: set[str]) -> None:
+    assert not found - known, f"new offenders: {sorted(found - known)}"
+    assert not known - found, f"mended, delete them from the list: {sorted(known - found)}"
+
+
+def test_imports_run_one_way():
+    compare(find_upward(GRAPH, ALLOWED), UPWARDS)
+
+
+def test_rooms_do_not_import_each_other_in_a_circle():
+    compare(find_room_cycles(GRAPH), ROOM_CYCLES)
+
+
+def test_files_do_not_import_each_other_in_a_circle():
+    compare(find_cycles(GRAPH), FILE_CYCLES)
+
+
+@pytest.mark.parametrize("package", ["common", "datasets"])
+def test_importing_a_package_imports_nothing(package):
+    tree = ast.parse(SOURCES[f"{package}.__init__"])
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def test_folders_are_not_crowded():
+    compare(find_crowded(list(SOURCES), MOST_FILES), CROWDED)
+
+
+def test_files_are_not_crumbs():
+    compare(find_short(SOURCES, FEWEST_LINES), SHORT)
+
+
+def test_a_name_prefix_is_not_a_folder_that_is_missing():
+    compare(find_prefixes(OTHERS, PREFIX_FILES), PREFIXES)
+
+
+# The checks themselves, on small made-up graphs
+
+SMALL = {
+    "common.files": "import os\n",
+    "common.a.__init__": "",
+    "common.a.x": "from common import files\nfrom common.a import y\n",
+    "common.a.y": "def later():\n    import common.files\n    from common.b import thing\n",
+    "common.b.__init__": "thing = 1\n",
+    "common.b.z": "from common.a.x import name\nfrom common.bar import nothing\n",
+    "datasets.d": "from common.a.x import name\nimport launch.go\n",
+    "launch.go": "from jobs import train\nfrom datasets import d\n",
+    "jobs.train": "import torch\nfrom datasets.d import other\n",
+}
+SMALL_GRAPH = {
+    "common.files": set(),
+    "common.a.__init__": set(),
+    "common.a.x": {"common.files", "common.a.y"},
+    "common.a.y": {"common.files", "common.b.__init__"},
+    "common.b.__init__": set(),
+    "common.b.z": {"common.a.x"},
+    "datasets.d": {"common.a.x", "launch.go"},
+    "launch.go": {"jobs.train", "datasets.d"},
+    "jobs.train": {"datasets.d"},
+}
+
+
+def test_imports_are_found():
+    assert find_imports(SMALL) == SMALL_GRAPH
+
+
+def test_upward_imports_are_found():
+    found = find_upward(SMALL_GRAPH, ALLOWED)
+    assert found == {"datasets.d -> launch.go", "launch.go -> jobs.train"}
+    assert not find_upward({"launch.go": {"datasets.d", "common.files"}, "common.a": {"common.b"}}, ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "graph, cycles",
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, set()),
+        ({"a": {"b"}, "b": {"a"}}, {"a b"}),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"f"}, "f": {"e"}}, {"a b c", "e f"}),
+    ],
+)
+def test_cycles_are_found(graph, cycles):
+    assert find_cycles(graph) == cycles
+
+
+def test_cycles_of_rooms_are_found_where_files_have_none():
+    assert find_cycles(SMALL_GRAPH) == {"datasets.d jobs.train launch.go"}
+    assert find_room_cycles(SMALL_GRAPH) == {"common.a common.b"}
+    deep = {"p.q.r.x": {"p.q.y"}, "p.q.y": {"p.q.s.z"}, "p.q.s.z": {"p.q.r.w"}, "p.q.r.w": set()}
+    assert not find_cycles(deep) and find_room_cycles(deep) == {"p.q.r p.q.s p.q.y"}
+
+
+def test_sizes_and_prefixes_are_found():
+    names = [f"p.q.{name}" for name in ("__init__", "a", "a_b", "a_c", "bc_d", "b")] + [
+        "p.a_x",
+        "p_a.__main__",
+        "p_a.x",
+        "p_a.y",
+        "p_a.z",
+    ]
+    assert find_crowded(names, 4) == {"p.q"} and not find_crowded(names, 5)
+    assert find_prefixes(names, 3) == {"p.q.a_*"} and not find_prefixes(names, 4)
+    assert find_short({"p.a": "x\n" * 29, "p.b": "x\n" * 30, "p.__init__": ""}, 30) == {"p.a"}
+
+
+def test_an_offender_that_is_new_or_mended_fails():
+    compare({"a"}, {"a"})
+    for found, known in (({"a"}, set()), (set(), {"a"})):
+        with pytest.raises(AssertionError):
+            compare(found, known)
