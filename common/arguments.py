@@ -10,8 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from common import output_folder
-from common.distributed import platforms
+from common import output_folder, platforms
 from common.exits import BadInput
 from common.interval import Interval
 from common.object_store import scratch

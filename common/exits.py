@@ -12,20 +12,20 @@
 """
 
 import contextlib
-import functools
+import importlib
 import os
 import sys
-
-from common.text import printable
+from collections.abc import Callable
+from types import ModuleType
 
 BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT, NOT_SAVED, DIVERGED = 2, 4, 5, 6, 7
 INTERRUPTED = 130
 # file descriptor: the process that started this one prints a shared error once
 ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 
-_ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
-
-_on_failure, _on_success, _before_leaving = [], [], []
+_on_failure: list[Callable[[Exception], object]] = []
+_on_success: list[Callable[[], object]] = []
+_before_leaving: list[Callable[[], object]] = []
 
 
 class BadInput(ValueError):
@@ -41,19 +41,45 @@ class NoRendezvous(BadInput):
     code = NO_RENDEZVOUS
 
 
-def on_failure(function) -> None:
+class MissingPackage(BadInput):
+    """A package cannot be imported. The message has the reason and the command that installs it."""
+
+
+def printable(text: str) -> str:
+    """Return the text with every character that is not printable as a backslash escape: one line, which does
+    not control a terminal. Backslashes of the text itself stay as they are."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
+    )
+
+
+def import_optional(module: str, purpose: str, package: str | None = None) -> ModuleType:
+    """Return a module, imported. Raises MissingPackage.
+
+    purpose: begins the message, for example "packs need Arrow". package: as pip knows it, default `module`.
+    """
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # what was built for another NumPy, or has no library, raises other types, too
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise MissingPackage(f"{purpose} ({reason}): pip install {package or module}") from error
+
+
+def on_failure(function: Callable[[Exception], object]) -> None:
     """Call function(error) when main() ends with an exception that is not BadInput; it may leave the
     process."""
     _on_failure.append(function)
 
 
-def before_leaving(function) -> None:
+def before_leaving(function: Callable[[], object]) -> None:
     """Call function() when main() ends with an exception, BadInput or not, before those that were named
     earlier and before anything else is done."""
     _before_leaving.append(function)
 
 
-def on_success(function) -> None:
+def on_success(function: Callable[[], object]) -> None:
     """Call function() when main() has returned, before those that were named earlier; it may leave the
     process."""
     _on_success.append(function)
@@ -80,51 +106,24 @@ def leave(code: int) -> None:
         os._exit(code)
 
 
-@contextlib.contextmanager
-def _batch_of_one():
-    """Turn BatchNorm's refusal of a single sample into BadInput with the arguments that decide the batch."""
-    try:
-        yield
-    except ValueError as error:
-        if _ONE_VALUE not in str(error):
-            raise
-        from common import arguments  # which imports this module
-
-        names, given = ("batch_size", "accumulate", "processes_per_node", "world_size"), arguments.settings()
-        batch = " ".join(f"--{name} {given[name]}" for name in names if given.get(name) is not None)
-        raise BadInput(f"{batch}: {error}: BatchNorm needs at least 2 samples in each process") from error
+def in_group() -> bool:
+    """Return whether this process has joined others."""
+    return bool(_on_failure)
 
 
-def entry(main):
-    """Decorate a job's main(): BadInput and Ctrl-C become one line `error: ...` and an exit code."""
+def run_before_leaving() -> None:
+    """Call the functions of before_leaving(), the last one first."""
+    for function in reversed(_before_leaving):
+        function()
 
-    @functools.wraps(main)
-    def run():
-        from common.distributed import preemption  # which imports this module
 
-        try:
-            preemption.end_on_interrupt()
-            with _batch_of_one():
-                main()
-        except KeyboardInterrupt:
-            say_error("interrupted")
-            for function in reversed(_before_leaving):
-                function()
-            leave(INTERRUPTED)
-        except BadInput as error:
-            say_error(str(error))
-            for function in reversed(_before_leaving):
-                function()
-            if error.code == BAD_INPUT and not _on_failure:  # alone: no communication to get stuck in
-                sys.exit(error.code)
-            leave(error.code)
-        except Exception as error:
-            for function in reversed(_before_leaving):
-                function()
-            for function in _on_failure:
-                function(error)
-            raise
-        for function in reversed(_on_success):
-            function()
+def run_on_failure(error: Exception) -> None:
+    """Call the functions of on_failure()."""
+    for function in _on_failure:
+        function(error)
 
-    return run
+
+def run_on_success() -> None:
+    """Call the functions of on_success(), the last one first."""
+    for function in reversed(_on_success):
+        function()

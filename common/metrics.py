@@ -15,8 +15,9 @@ import time
 import torch
 from tqdm import tqdm
 
-from common import arguments, optional, output_folder, starts
+from common import arguments, output_folder, starts
 from common.checkpoint import mirror, weights
+from common.exits import MissingPackage, import_optional
 from common.files import opener, write_text
 
 
@@ -196,7 +197,7 @@ class Log:
             self._file = open(path, "a", buffering=1, opener=opener)  # noqa: SIM115
             mirror.watch(self.output_dir)
             purged = self._step + 1 if self._step else 0
-            events = optional.load("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
+            events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
             self._events = self._events or events.SummaryWriter(self.output_dir, purge_step=purged)
 
     @contextlib.contextmanager
@@ -204,7 +205,7 @@ class Log:
         """A report that cannot be written is said, and does not end the training."""
         try:
             yield
-        except optional.Missing as error:
+        except MissingPackage as error:
             self._warn(str(error))
         except Exception as error:  # a full disk as OSError, and whatever TensorBoard makes of it
             self._warn(f"warning: reports in {self.output_dir} are incomplete: {error}")

@@ -23,8 +23,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-from common import exits
-from common.distributed import platforms
+from common import exits, platforms
 from common.distributed.topology import STARTED_BY
 from common.exits import BadInput
 from common.files import ROOT

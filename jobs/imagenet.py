@@ -23,7 +23,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-import common.interrupts  # noqa: F401  Ctrl-C is one line from here on, while torch is loaded, too
+from common.entry import entry  # Ctrl-C is one line from here on, also while torch is imported
 
 # isort: split
 import torch
@@ -169,7 +169,7 @@ def loaded(args, device, rank, world_size, log):
     return train_index, train_loader, val_index, val_loader
 
 
-@exits.entry
+@entry
 def main():
     args = parsed()
     process_group.device(args)

@@ -16,7 +16,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-import common.interrupts  # noqa: F401  Ctrl-C is one line from here on, while torch is loaded, too
+from common.entry import entry  # Ctrl-C is one line from here on, also while torch is imported
 
 # isort: split
 import torch
@@ -42,7 +42,7 @@ def save_contact_sheet(path, blurry, sharp):
         raise exits.BadInput(f"cannot write --preview {path}: {error}") from error
 
 
-@exits.entry
+@entry
 def main():
     parser = arguments.Parser(__doc__)
     add = parser.add_argument

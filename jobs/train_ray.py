@@ -13,7 +13,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-import common.interrupts  # noqa: F401  Ctrl-C is one line from here on, while torch is loaded, too
+from common.entry import entry  # Ctrl-C is one line from here on, also while torch is imported
 
 # isort: split
 import torch
@@ -28,7 +28,7 @@ from datasets.sampling.sampler import Order, Sequential
 DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 
 
-@exits.entry
+@entry
 def main():
     parser = arguments.Parser(__doc__)
     # data

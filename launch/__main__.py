@@ -6,6 +6,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `common`
 from common import exits
+from common.entry import entry
 
 VERBS = {  # verb: (module of this package with main(arguments) -> exit code, what it does)
     "check": ("check", "whether this node is fit: GPUs, shared memory, disks, limits, network, versions"),
@@ -38,7 +39,7 @@ USAGE = "\n".join(
 )
 
 
-@exits.entry
+@entry
 def main():
     verb, *arguments = sys.argv[1:] or [None]
     if verb in ("-h", "--help"):

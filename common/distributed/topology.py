@@ -8,11 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.distributed import platforms
-from common.distributed.platforms import Claim, whole
+from common import platforms
 from common.exits import BadInput
-
-STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent, set where a job started its own processes
+from common.platforms import STARTED_BY, Claim, whole
 
 # What may not be more than the GPUs that are there. PET_NPROC_PER_NODE is not among them: Kubeflow fills it
 # with the number of CPUs on a node without GPUs.

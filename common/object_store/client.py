@@ -8,8 +8,7 @@ import sys
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from common import optional
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 
 CONNECT_TIMEOUT = 10.0  # seconds
 _HOST = re.compile(r"[a-z0-9._:-]+")
@@ -109,7 +108,7 @@ def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float)
     notes: with "adaptive" retries, whose limiter all threads share, 70 requests of 16 threads took 67 s and
     failed where bursts of 503 struck 60 % of them; "standard" and pauses of our own took 7 s (2 cores, moto).
     """
-    boto3 = optional.load("boto3", "object stores need boto3")
+    boto3 = import_optional("boto3", "object stores need boto3")
     from botocore.config import Config
 
     keys = {}

@@ -2,7 +2,7 @@
 
 A script that was written for KSpeed changes its import:
 
-    from datasets.kspeed import KSpeedImageFolder
+    from datasets.compat.kspeed import KSpeedImageFolder
 
     train_set = KSpeedImageFolder(traindir, None, workers, iplist, "admin", "admin", transform)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from common import optional
+from common.exits import import_optional
 
-cv2 = optional.load("cv2", "images need OpenCV", "opencv-python-headless")
+cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 
 _OPENCV = {1: 1, 2: 0, 3: -1}  # Crop.flip -> cv2.flip's code
 _ROUGH = 1.08  # up to so much smaller the nearest four pixels do: below 2 / 255 on the sharpest photographs

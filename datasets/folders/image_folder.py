@@ -16,10 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from common.exits import BadInput
 from common.files import locked, make_folder_atomic
+from common.exits import BadInput, printable
 from common.object_store import store as object_store
-from common.text import printable
 from datasets import files
 from datasets.folders import images, remote
 from datasets.folders.listing import SHOWN, THREADS, TOGETHER, VAL_SHARE, Listing, look, progress

@@ -1,5 +1,6 @@
 """Encoded images of any kind, made alike: judged without decoding where that is possible, decoded to RGB.
 
+
 Whole JPEG and PNG files are judged by walking their segments. Everything else is decoded by Pillow, which
 also says what an image is: its RGB pixels, turned the way its Exif orientation says. An image is `plain`
 where every decoder gives those pixels; any other, an engine with a decoder of its own gets through
@@ -15,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from common import optional
+from common.exits import import_optional
 
-simplejpeg = optional.load("simplejpeg", "images need simplejpeg")
+simplejpeg = import_optional("simplejpeg", "images need simplejpeg")
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 _ENDINGS = {  # name ending -> kind of content, as Pillow calls it

@@ -4,10 +4,10 @@ import os
 
 import numpy as np
 
-from common import optional
+from common.exits import import_optional
 from datasets.folders import random_folder
 
-cv2 = optional.load("cv2", "images need OpenCV", "opencv-python-headless")
+cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 
 _FOLDERS = ("a", "b")
 _PAIRS = {"train": 13, "test": 4}  # of each folder

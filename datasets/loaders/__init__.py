@@ -7,7 +7,7 @@ Every backend delivers the same samples, labels and boxes.
 import importlib.util
 import os
 
-from common.distributed import platforms
+from common import platforms
 from common.exits import BadInput
 from common.performance.cores import available
 

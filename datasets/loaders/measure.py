@@ -6,8 +6,7 @@ import time
 
 import torch
 
-from common import optional
-from common.exits import BadInput
+from common.exits import BadInput, MissingPackage
 from datasets import loaders
 from datasets.sampling.plan import Plan
 
@@ -42,7 +41,7 @@ def rates(
                         for _ in itertools.islice(loader, HEAD):
                             pass
                     found[backend] = rate(loader, seconds)
-            except (RuntimeError, OSError, optional.Missing) as error:  # an old driver, no memory left
+            except (RuntimeError, OSError, MissingPackage) as error:  # an old driver, no memory left
                 print(f"data_backend {backend} does not work here: {' '.join(str(error).split())[:200]}")
     if not found:
         raise BadInput("no data_backend works here; --data_backend NAME shows why")

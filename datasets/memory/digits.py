@@ -6,7 +6,7 @@ Repository, 1998.
 
 import torch
 
-from common import optional
+from common.exits import import_optional
 from datasets.files import local_folder
 from datasets.memory import random_images
 from datasets.memory.image_set import ImageSet
@@ -18,7 +18,7 @@ def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
         train, test = random_images.generate(channels=1, side=8)
         return _image_set(*train, "generated"), _image_set(*test, "generated")
     local_folder(data_url)  # not needed, but a folder that is not there is a mistake
-    sklearn = optional.load("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
+    sklearn = import_optional("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
     digits = sklearn.load_digits()
     images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
     labels = torch.from_numpy(digits.target).long()

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from common import optional
+from common.exits import import_optional
 from datasets.sampling.philox import Operation, below, draw, uniform
 
-cv2 = optional.load("cv2", "images need OpenCV", "opencv-python-headless")
+cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 
 _ATTEMPTS = 10  # to find a box that fits; two from each block of random words
 

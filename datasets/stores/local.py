@@ -6,11 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
-from common import optional
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 from datasets.stores import forms, pack, pack_lease
 
-psutil = optional.load("psutil", "packs in memory need psutil")
+psutil = import_optional("psutil", "packs in memory need psutil")
 
 PLACES = ("/dev/shm", "/cache")  # memory, and ModelArts' local disk
 _OF_MEMORY = 0.6  # share of what is free: training needs some, too

@@ -19,9 +19,8 @@ import zlib
 import numpy as np
 from tqdm import tqdm
 
-from common import optional
-from common.exits import BadInput
 from common.files import locked
+from common.exits import BadInput, import_optional
 from common.performance import cores
 from datasets.stores import forms, pack_lease
 from datasets.stores.files import origin
@@ -310,5 +309,5 @@ def _whole(path: str):
 
 
 def _arrow():
-    optional.load("pyarrow.ipc", "packs need Arrow", "pyarrow")
-    return optional.load("pyarrow", "packs need Arrow")
+    import_optional("pyarrow.ipc", "packs need Arrow", "pyarrow")
+    return import_optional("pyarrow", "packs need Arrow")

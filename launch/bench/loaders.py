@@ -18,7 +18,8 @@ import time
 
 import torch
 
-from common import arguments, models, optional
+from common import arguments, models
+from common.exits import import_optional
 from datasets import loaders
 from datasets.folders import image_folder
 from datasets.loaders import measure
@@ -27,7 +28,7 @@ from datasets.sampling.sampler import Order
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 
-psutil = optional.load("psutil", "bench loaders needs psutil")
+psutil = import_optional("psutil", "bench loaders needs psutil")
 
 _COMPUTE_BATCHES = 4  # of the model, after one to warm up
 
@@ -217,7 +218,7 @@ def _print(found: dict) -> None:
 
 
 def _plot(found: dict, path: str) -> None:
-    Figure = optional.load("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
+    Figure = import_optional("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
     rows = [row for row in found["rows"] if row["backend"] != "synthetic"][::-1]
     figure = Figure(figsize=(7, 1 + 0.5 * len(rows)), layout="constrained")
     axes = figure.subplots()

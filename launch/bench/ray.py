@@ -22,8 +22,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from common import arguments, models, optional
-from common.exits import BadInput
+from common import arguments, models
+from common.exits import BadInput, import_optional
 from common.performance.cores import available
 from datasets.compat.dpex import RayDataLoader
 from datasets.folders import image_folder, images, random_folder
@@ -107,7 +107,7 @@ def _found(args: argparse.Namespace) -> dict:
     root = args.data_url or random_folder.make(os.path.join(os.path.abspath(args.cache_dir), "generated"))
     index = image_folder.load(root, "train", args.cache_dir, say=lambda line: None)
     args.batch_size = min(args.batch_size, len(index))
-    ray = optional.load("ray", "Ray cannot be imported", RAY)
+    ray = import_optional("ray", "Ray cannot be imported", RAY)
 
     where = os.environ.get("RAY_ADDRESS", "auto")
     try:

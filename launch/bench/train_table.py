@@ -1,6 +1,6 @@
 """What `launch bench train` found, for people: a table, and a bar chart."""
 
-from common import optional
+from common.exits import import_optional
 
 
 def text(found: dict) -> str:
@@ -35,7 +35,7 @@ def _range(values: list[float], form: str) -> str:
 
 def plot(found: dict, path: str) -> None:
     """Bars of images/s with their ratios, as a PNG. Raises BadInput without matplotlib."""
-    Figure = optional.load("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
+    Figure = import_optional("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
     rows = found["rows"][::-1]
     rates = [row["images_per_s"] for row in rows]
     figure = Figure(figsize=(7, 1 + 0.5 * len(rows)), layout="constrained")

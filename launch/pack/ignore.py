@@ -3,10 +3,9 @@
 import os
 from typing import NamedTuple
 
-from common import optional
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 
-pathspec = optional.load("pathspec", ".jobignore needs pathspec")
+pathspec = import_optional("pathspec", ".jobignore needs pathspec")
 
 FILE = ".jobignore"  # in the code folder, in gitignore's syntax: `!pattern` takes in again
 _BUILT_IN = (".*", "__pycache__/", "*.py[co]", "*.egg-info/", "tests/", "node_modules/", "venv/", "*.log")

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common import optional
-from common.distributed import platforms
-from common.exits import BadInput
+from common import platforms
+from common.exits import BadInput, import_optional
 from common.object_store import store as object_store
 from launch.platforms import keys as job_keys
 from launch.platforms import secrets as job_secrets
@@ -104,7 +103,7 @@ def _toml():
     try:
         return importlib.import_module("tomllib")
     except ImportError:
-        return optional.load("tomli", "cannot be read: Python 3.10 has no TOML reader of its own")
+        return import_optional("tomli", "cannot be read: Python 3.10 has no TOML reader of its own")
 
 
 def _checked(data: dict, job: str, platform: str) -> JobConfig:

@@ -17,9 +17,8 @@ import sys
 import time
 
 from common.arguments import Parser, positive_float
-from common.exits import BadInput
+from common.exits import BadInput, printable
 from common.files import write_text
-from common.text import printable
 from launch.platforms import phases as job_phases
 from launch.platforms import records as job_records
 from launch.platforms.log_follow import Place, lines_after

@@ -16,8 +16,7 @@ import time
 import urllib.parse
 from typing import Any, NamedTuple
 
-from common import optional
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 
 PACKAGE = "huaweicloudsdkmodelarts"
 DOMAIN = "myhuaweicloud.com"
@@ -92,7 +91,7 @@ def project(given: str = "") -> str:
 
 def connect(endpoint: str, project_id: str) -> "ModelArts":
     """Raises BadInput where the SDK or the keys are missing. Nothing is sent."""
-    sdk = optional.load(f"{PACKAGE}.v1", "the vendor's SDK cannot be imported", PACKAGE)
+    sdk = import_optional(f"{PACKAGE}.v1", "the vendor's SDK cannot be imported", PACKAGE)
     missing = [name for name in ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK") if not os.environ.get(name)]
     if missing:
         raise BadInput(f"no key of the account: set the variables {' and '.join(missing)}")

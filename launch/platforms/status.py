@@ -9,8 +9,7 @@ JOB: the id that `submit` printed, or its record. A bare id without a record is 
 import json
 
 from common.arguments import Parser, positive_int
-from common.exits import BadInput
-from common.text import printable
+from common.exits import BadInput, printable
 from launch.platforms import phases as job_phases
 from launch.platforms import records as job_records
 

@@ -15,9 +15,8 @@ import time
 
 import numpy as np
 
-from common import optional
 from common.arguments import Parser
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 from common.files import write_text
 from launch import own_file
 from launch.report import charts as report_charts
@@ -26,8 +25,8 @@ from launch.report import figures as report_figures
 from launch.report.charts import Curve, Mark, clock
 from launch.report.data import SPLIT, Run
 
-jinja2 = optional.load("jinja2", "the page needs jinja2")
-Markup = optional.load("markupsafe", "the page needs jinja2", "jinja2").Markup
+jinja2 = import_optional("jinja2", "the page needs jinja2")
+Markup = import_optional("markupsafe", "the page needs jinja2", "jinja2").Markup
 
 MOST_RUNS = 24
 _POINTS = 6000  # of all runs in one chart, so that the page stays light

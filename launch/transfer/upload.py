@@ -17,11 +17,10 @@ import time
 from functools import partial
 
 from common.arguments import Parser
-from common.exits import BadInput
+from common.exits import BadInput, printable
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys
 from common.object_store.store import Object, ObjectStore, parse
-from common.text import printable
 from launch import manifests
 from launch.transfer import transfers
 

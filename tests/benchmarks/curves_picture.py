@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from common import optional
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 from tests.benchmarks import curves
 
 # Okabe and Ito's colours, which can be told apart without colour vision, and line styles
@@ -16,7 +15,7 @@ def check(path: str) -> None:
     """Raises BadInput where draw() could not write there."""
     if not path.endswith(".png"):
         raise BadInput(f"--plot {path}: the picture is a PNG, call it so")
-    optional.load("matplotlib", "--plot needs matplotlib")
+    import_optional("matplotlib", "--plot needs matplotlib")
 
 
 def draw(found: dict, path: str) -> None:

@@ -41,7 +41,7 @@ SETTINGS = [("one process", ()), ("DataParallel", ("train_dp",)), ("DDP, 2 proce
 EXCHANGED = [
     (r"models\.resnet18\(", "small("),
     (r"torch\.optim\.SGD\(\n.*\n    \)", "torch.optim.Adam(model.parameters(), lr=args.lr)"),
-    (r"@exits\.entry", NETWORK.strip("\n") + "\n\n\n@exits.entry"),
+    (r"@entry", NETWORK.strip("\n") + "\n\n\n@entry"),
 ]
 
 

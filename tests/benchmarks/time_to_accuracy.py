@@ -34,7 +34,8 @@ import signal
 import sys
 from typing import NamedTuple
 
-from common import arguments, exits
+from common import arguments
+from common.entry import entry
 from common.exits import BadInput
 from tests.benchmarks import curves, curves_picture
 
@@ -70,7 +71,7 @@ RECIPES = {
 }  # fmt: skip
 
 
-@exits.entry
+@entry
 def main():
     args = _parsed()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -5,11 +5,10 @@ import sys
 
 import pytest
 
-from common import arguments, exits, interval
+from common import arguments, exits, interval, platforms
 from common.arguments import FLAG, NAMELESS, Parser, names
-from common.distributed import platforms, topology
-from common.exits import BadInput
-from common.text import printable
+from common.distributed import topology
+from common.exits import BadInput, printable
 
 INJECTED = ["--init_method=tcp://127.0.0.1:6666", "--rank=0", "--world_size=1"]
 

@@ -10,14 +10,15 @@ import sys
 import pytest
 
 from common import output_folder
-from common.checkpoint import resume
+from common.checkpoint.files import resume
 from common.exits import BadInput
 from tests.conftest import ROOT, environment
 
 # holds a folder; a child that is forked outlives it
 HOLDER = """
 import os, sys
-from common import output_folder, resume
+from common import output_folder
+from common.checkpoint import resume
 output_folder.hold(sys.argv[1])
 reader, writer = os.pipe()
 if os.fork() == 0:

@@ -22,13 +22,15 @@ STAGE = "import sys; from datasets import staging; print('at', staging.stage(sys
 # as above, in a process group of two; says now and then what it waits for
 STAGE_TOGETHER = """
 import datetime, sys, time, torch
-from common import exits, meeting, staging
+from common.distributed import barrier as meeting
+from common.entry import entry
+from datasets import staging
 meeting._SAY_EVERY = staging._SAY_EVERY = 0.5
 rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
 meeting.share(store, rank, 2, float(sys.argv[4]))
 meeting.everybody("begin", "to begin")
-@exits.entry
+@entry
 def main():
     print("at", staging.stage(url), flush=True)
 main()

@@ -39,13 +39,15 @@ REFUSED = {
 LONGEST = 120.0  # seconds for a command, whatever happens
 STAGE = """
 import sys
-from common import exits, staging
-exits.entry(lambda: print("staged at", staging.stage(sys.argv[1])))()
+from common.entry import entry
+from datasets import staging
+entry(lambda: print("staged at", staging.stage(sys.argv[1])))()
 """
 CHECKPOINTS = """
 import os, sys, torch
 from common import exits
 from common.checkpoint import files as checkpoint, mirror
+from common.entry import entry
 folder, url = sys.argv[1:]
 
 def main():
@@ -63,7 +65,7 @@ def main():
     if error := one.finish():
         raise exits.BadInput(error)
 
-exits.entry(main)()
+entry(main)()
 """
 
 

@@ -10,8 +10,7 @@ import concurrent.futures
 import numpy as np
 import torch
 
-from common import optional
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 from datasets import loaders
 from datasets.loaders.engines.ahead import Ahead
 from datasets.sampling.plan import Batch, Plan
@@ -27,7 +26,7 @@ class Dali:
     on the CPU. Raises BadInput if DALI cannot be imported."""
 
     def __init__(self, store, workers: int, device: torch.device | None = None, antialias: bool = True):
-        optional.load("nvidia.dali", "DALI cannot be imported", loaders.DALI)
+        import_optional("nvidia.dali", "DALI cannot be imported", loaders.DALI)
         self.store, self.device, self.antialias = store, device, antialias
         self.workers = workers
         self._readers = concurrent.futures.ThreadPoolExecutor(self.workers, "reader")

@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 
-from common import optional
+from common.exits import MissingPackage, import_optional
 from datasets.loaders import RAY
 from datasets.loaders.ray import workers as ray_workers
 from datasets.loaders.ray.channel import Channel, mapped
@@ -323,7 +323,7 @@ def main(descriptor: int) -> None:
     sys.path[:] = options["paths"]
     sys.setswitchinterval(_SWITCH)
     try:
-        ray = optional.load("ray", "Ray cannot be imported", RAY)
+        ray = import_optional("ray", "Ray cannot be imported", RAY)
         address = options["address"]
         try:
             host, _, port = address.rpartition(":")
@@ -335,7 +335,7 @@ def main(descriptor: int) -> None:
             raise Refused(_line(error)) from error
         channel.send(("connected",))
         Broker(channel, options).serve()
-    except (Refused, optional.Missing) as error:
+    except (Refused, MissingPackage) as error:
         with contextlib.suppress(OSError):
             channel.send(("refused", str(error)))
     except OSError:  # the loader has gone

@@ -24,15 +24,14 @@ from pathlib import Path
 
 import torch
 
-from common import optional
 from common.distributed import interfaces
-from common.distributed.platforms import whole
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 from common.files import ROOT
 from common.performance import cores
+from common.platforms import whole
 from datasets.loaders.ray.pool import CURE, NODE, OWN, available, brief, is_address, no_cluster
 
-psutil = optional.load("psutil", "a Ray cluster of the job needs psutil")
+psutil = import_optional("psutil", "a Ray cluster of the job needs psutil")
 
 HELP = "of Ray: auto (default: this machine is a node), start (of the job's own nodes), or HOST:PORT"
 PORT = 6379  # Ray's own, where it is free

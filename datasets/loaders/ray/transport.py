@@ -14,7 +14,7 @@ import tempfile
 
 import numpy as np
 
-from common import optional
+from common.exits import import_optional
 from datasets.loaders import RAY
 
 _ALIGNED = 64  # bytes: what vector instructions and torch like
@@ -68,7 +68,7 @@ def pack(value) -> tuple[bytes, list[np.ndarray]]:
 
 def pack_code(value) -> tuple[bytes, list[np.ndarray]]:
     """The same for what may be defined in the script that runs, or be a lambda: with Ray's pickle."""
-    cloudpickle = optional.load("ray.cloudpickle", "Ray cannot be imported", RAY)
+    cloudpickle = import_optional("ray.cloudpickle", "Ray cannot be imported", RAY)
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, value):

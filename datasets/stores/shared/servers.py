@@ -15,8 +15,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
-from common import optional
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 from datasets.stores.shared import address as addresses
 from datasets.stores.shared import wire
 
@@ -378,7 +377,7 @@ def _slots(connection: wire.Wire) -> list[tuple[int, int, str, int]] | wire.Refu
 
 
 def _redis():
-    return optional.load("redis", "a shared cache needs redis-py", "'redis[hiredis]'")
+    return import_optional("redis", "a shared cache needs redis-py", "'redis[hiredis]'")
 
 
 def _errors() -> tuple:

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from common import arguments
-from common.checkpoint import files as checkpoint
-from common.checkpoint import lease as url_lease
-from common.checkpoint import mirror
-from common.checkpoint import restore as restoring
+from common.checkpoint.files import files as checkpoint
+from common.checkpoint.files import lease as url_lease
+from common.checkpoint.files import mirror
+from common.checkpoint.files import restore as restoring
 from common.exits import BadInput
 from common.object_store.store import ObjectStore, StoreError
 from tests.conftest import environment, finish, start
@@ -28,7 +28,9 @@ from tests.support.object_store_server import ObjectStoreServer
 # saves steps 2, 4, ... for ever
 JOB = """
 import os, sys, time, torch
-from common.checkpoint import files as checkpoint, lease as url_lease, mirror
+from common.checkpoint import files as checkpoint
+from common.checkpoint import mirror
+from common.checkpoint import lease as url_lease
 folder, url = sys.argv[1:]
 os.makedirs(folder, exist_ok=True)
 one = mirror.Mirror(folder, url)

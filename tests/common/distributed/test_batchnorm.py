@@ -12,7 +12,7 @@ WORKER = textwrap.dedent("""
     import os, sys
     import torch
     sys.path.insert(0, sys.argv[2])
-    from common.batchnorm import synchronize_batchnorm
+    from common.distributed.batchnorm import synchronize_batchnorm
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -18,7 +18,8 @@ FAKE = textwrap.dedent(f"""
     torch.cuda.device_count = lambda: {GPUS}
     torch.cuda.set_device = lambda device: None
     sys.path.insert(0, {str(ROOT)!r})
-    from common import process_group, rendezvous
+    from common.distributed import process_group
+    from common.distributed import rendezvous
 
     def meet(topology, timeout, backend):
         device = process_group._device(argparse_namespace, topology)

@@ -13,7 +13,7 @@ from tests.conftest import ROOT, finish, processes_of, start
 STUCK = textwrap.dedent(f"""
     import sys, time
     sys.path.insert(0, {str(ROOT)!r})
-    from common import preemption
+    from common.distributed import preemption
     preemption.watch(1.0)
     print("ready", flush=True)
     {{wait}}
@@ -55,8 +55,8 @@ def test_an_interrupt_during_set_up_is_one_line(stuck):
     job = textwrap.dedent(f"""
         import sys, threading, time
         sys.path.insert(0, {str(ROOT)!r})
-        from common import exits
-        @exits.entry
+        from common.entry import entry
+        @entry
         def main():
             lock = threading.Lock()
             lock.acquire()
@@ -73,7 +73,7 @@ def test_an_interrupt_during_set_up_is_one_line(stuck):
 def test_ctrl_c_while_torch_is_loaded_is_one_line():
     job = start("-X", "importtime", "jobs/train.py", "--dataset=digits")
     for line in job.stderr:
-        if line.endswith(" common.interrupts\n"):
+        if line.endswith(" common.entry\n"):
             break
     job.send_signal(signal.SIGINT)
     errors = [line for line in finish(job, 130).stderr.splitlines() if not line.startswith("import time:")]

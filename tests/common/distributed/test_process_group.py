@@ -5,7 +5,7 @@ from tests.conftest import run
 # Holds the interpreter's lock while it waits, as gloo's destructor in torch 2.1 may do for ever.
 LEAVE = """
 import ctypes, torch
-from common import process_group
+from common.distributed import process_group
 store = torch.distributed.HashStore()
 torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 torch.distributed.destroy_process_group = lambda: ctypes.PyDLL(None).sleep(1000)

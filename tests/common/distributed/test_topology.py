@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from common.distributed.platforms import hostlist
 from common.distributed.topology import STARTED_BY, Topology, promised_gpus, resolve
 from common.exits import BadInput
+from common.platforms import hostlist
 from launch.simulate.profiles import PROFILES, Folders, profile
 from tests.conftest import ROOT, environment, finish, free_port, run, start
 

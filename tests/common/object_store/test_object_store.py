@@ -499,11 +499,11 @@ def test_sweeping_leaves_what_is_being_written(tmp_path):
 
 def test_boto3_is_imported_when_it_is_needed_and_named_when_it_is_missing(server):
     script = (
-        "import sys; from common import object_store; store = object_store.ObjectStore('s3://bucket')\n"
+        "import sys; from common.object_store.store import ObjectStore; store = ObjectStore('s3://bucket')\n"
         "assert not {'boto3', 'botocore', 'torch'} & set(sys.modules)\n"
         "sys.modules['boto3'] = None\n"
-        "from common import exits\n"
-        "exits.entry(lambda: store.read('x'))()"
+        "from common.entry import entry\n"
+        "entry(lambda: store.read('x'))()"
     )
     result = run("-c", script, code=2, env=environment(**server.environment))
     assert re.fullmatch(r"error: object stores need boto3 \(.*boto3.*\): pip install boto3\n", result.stderr)

@@ -183,7 +183,7 @@ def test_two_ranks_share_an_epoch(engine, folder, cache):
 PROCESSES = """
 import sys
 import torch
-from datasets.imagenet import Dataset
+from datasets.compat.dali_dataset import Dataset
 torch.distributed.init_process_group("gloo")
 dataset = Dataset(sys.argv[1], 5, size=32, val_size=40, workers=1, world_size=2, cache_dir=sys.argv[2])
 total = torch.zeros(2, dtype=torch.int64)
@@ -337,7 +337,7 @@ SOAK = """
 import sys
 sys.path.insert(0, {root!r})
 import psutil, torch
-from datasets.imagenet import Dataset
+from datasets.compat.dali_dataset import Dataset
 
 def used():
     own = psutil.Process()

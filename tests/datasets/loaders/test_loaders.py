@@ -263,11 +263,11 @@ def test_nothing_is_left_behind(backend, index, packs):
 
 SCRIPT = """
 import sys, torch
-from datasets import loaders
 from datasets.folders import image_folder
-from datasets.cut import scaled
-from datasets.order import Order
-from datasets.plan import Plan
+from datasets import loaders
+from datasets.folders.cut import scaled
+from datasets.sampling.sampler import Order
+from datasets.sampling.plan import Plan
 from datasets.stores.files import FileStore
 
 if __name__ == "__main__":

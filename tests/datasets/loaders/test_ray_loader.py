@@ -332,7 +332,7 @@ def test_without_ray_the_command_is_named():
     code = """import sys; sys.modules["ray"] = None
 import torch
 from datasets import loaders
-from datasets.loaders.ray import RayDataLoader
+from datasets.compat.dpex import RayDataLoader
 print(len(list(RayDataLoader([1, 2], num_workers=1))))
 for attempt in (lambda: list(RayDataLoader([1, 2], True, num_workers=1)),
                 lambda: loaders.named("ray", torch.device("cpu"))):
@@ -367,7 +367,7 @@ def test_two_loaders_abandoned_epochs_and_nothing_left(cluster):
 
 def test_a_killed_process_leaves_nothing(cluster, tmp_path):
     code = """import sys, time
-from datasets.loaders.ray import RayDataLoader
+from datasets.compat.dpex import RayDataLoader
 loader = RayDataLoader(list(range(1000)), True, batch_size=4, num_workers=2)
 batches = iter(loader)
 next(batches); print("begun", flush=True); time.sleep(600)

@@ -15,7 +15,7 @@ import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 import torch
 from torch.utils.data.distributed import DistributedSampler
-from datasets.loaders.ray import DpexDataLoader
+from datasets.compat.dpex import DpexDataLoader
 
 class RandomDataset(torch.utils.data.Dataset):
     def __init__(self, size, length):

@@ -629,9 +629,12 @@ SCRIPT = """
 import sys, time
 sys.path.insert(0, {root!r})
 from datasets.folders import image_folder
-from datasets.stores import address, forms, leases, servers
+from datasets.stores.shared import address
+from datasets.stores import forms
+from datasets.stores.shared import leases
+from datasets.stores.shared import servers
 from datasets.stores.files import FileStore
-from datasets.stores.redis import RedisStore
+from datasets.stores.shared.redis import RedisStore
 leases.LEASE = 1
 index = image_folder.open_index({folder!r})
 store = RedisStore(servers.Servers(address.parse({url!r})), index, "active")

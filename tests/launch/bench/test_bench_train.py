@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from common.exits import BadInput
-from launch.bench import train as bench_train
+from launch.bench.cli import train as bench_train
 from launch.bench.turns import Runner
 from tests.conftest import ROOT, environment, finish, run, start
 
@@ -106,8 +106,8 @@ def test_jobs_end_with_whoever_lets_them_run(tmp_path, number):
         folder.mkdir()
     code = f"""
 import sys
-from launch import bench_train
-from launch.turns import Runner
+from launch.bench import train as bench_train
+from launch.bench.turns import Runner
 stopped, running = (Runner(f, [sys.executable, "-c", {JOB!r}, f], f) for f in sys.argv[1:])
 stopped.turn(10, 60)
 print("ready", flush=True)

@@ -7,6 +7,7 @@ stands beside them decides. Where none of it does, the claim says so (level None
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from common.exits import BadInput
 
 # Options that platforms add to a job's own.
 INJECTED = frozenset({"init_method", "rank", "world_size", "local_rank", "node_rank", "num_gpus"})
+
+STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent; set by a job that starts its own processes
 
 MOST_PROCESSES = 1_000_000  # of one job; a larger number is a mistake
 
@@ -70,6 +73,12 @@ def recognised(env: Mapping[str, str]) -> bool:
             except BadInput:  # its variables contradict each other
                 return True
     return "AZUREML_NODE_COUNT" in env  # which needs no claim: it sets LOCAL_RANK
+
+
+def is_first_on_node() -> bool:
+    """Return whether this process prints for its node before the process group exists."""
+    local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+    return local_rank == "0" and STARTED_BY not in os.environ
 
 
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:

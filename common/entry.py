@@ -1,0 +1,79 @@
+"""The main() of a job: every end is one line and an exit code, Ctrl-C included.
+
+A job imports this module before torch: importing torch takes seconds, and a Ctrl-C there would print a
+traceback of torch's own files.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from common import exits
+from common.distributed import preemption
+from common.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error
+
+_ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
+_BATCH = ("batch_size", "accumulate", "processes_per_node", "world_size")  # options that decide a batch
+
+
+def entry(main: Callable[[], object]) -> Callable[[], None]:
+    """Decorate a job's main(): BadInput and Ctrl-C become one line `error: ...` and an exit code."""
+
+    @functools.wraps(main)
+    def run() -> None:
+        try:
+            preemption.end_on_interrupt()
+            with _batch_of_one():
+                main()
+        except KeyboardInterrupt:
+            say_error("interrupted")
+            exits.run_before_leaving()
+            leave(INTERRUPTED)
+        except BadInput as error:
+            say_error(str(error))
+            exits.run_before_leaving()
+            if error.code == BAD_INPUT and not exits.in_group():  # alone: no communication to get stuck in
+                sys.exit(error.code)
+            leave(error.code)
+        except Exception as error:
+            exits.run_before_leaving()
+            exits.run_on_failure(error)
+            raise
+        exits.run_on_success()
+
+    return run
+
+
+@contextlib.contextmanager
+def _batch_of_one():
+    """Turn BatchNorm's refusal of a single sample into BadInput with the options that decide the batch."""
+    try:
+        yield
+    except ValueError as error:
+        if _ONE_VALUE not in str(error):
+            raise
+        given = _given(sys.argv[1:])
+        batch = " ".join(f"--{name} {given[name]}" for name in _BATCH if name in given)
+        raise BadInput(f"{batch}: {error}: BatchNorm needs at least 2 samples in each process") from error
+
+
+def _given(words: list[str]) -> dict[str, str]:
+    """Return the options of a command line by name, with _ for -."""
+    found = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            found[name[2:].replace("-", "_")] = value if equals else following
+    return found
+
+
+def _end(number, frame) -> None:
+    say_error("interrupted")
+    os._exit(INTERRUPTED)  # nothing has begun that would have to end
+
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell starts background jobs without
+    signal.signal(signal.SIGINT, _end)
