@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from common import output_folder
-from common.checkpoint.files import resume
+from common.checkpoint import resume
 from common.exits import BadInput
 from tests.conftest import ROOT, environment
 
