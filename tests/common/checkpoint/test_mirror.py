@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from common import arguments
+from common.checkpoint import files as checkpoint
 from common.checkpoint import lease as url_lease
 from common.checkpoint import mirror
 from common.checkpoint import restore as restoring
-from common.checkpoint.files import files as checkpoint
 from common.exits import BadInput
 from common.object_store.store import ObjectStore, StoreError
 from tests.conftest import environment, finish, start
