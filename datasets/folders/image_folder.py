@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from common.files import locked, make_folder_atomic
 from common.exits import BadInput, printable
+from common.files import locked, make_folder_atomic
 from common.object_store import store as object_store
 from datasets import files
 from datasets.folders import images, remote

@@ -19,8 +19,8 @@ import zlib
 import numpy as np
 from tqdm import tqdm
 
-from common.files import locked
 from common.exits import BadInput, import_optional
+from common.files import locked
 from common.performance import cores
 from datasets.stores import forms, pack_lease
 from datasets.stores.files import origin
