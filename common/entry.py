@@ -70,7 +70,7 @@ def _given(words: list[str]) -> dict[str, str]:
     return found
 
 
-def _end(number, frame) -> None:
+def _end(number: int, frame: object) -> None:
     say_error("interrupted")
     os._exit(INTERRUPTED)  # nothing has begun that would have to end
 

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from common.exits import BadInput
@@ -131,7 +131,7 @@ def _ranges(piece: str, text: str) -> list[str]:
     return numbers
 
 
-def _modelarts(env):
+def _modelarts(env: Mapping[str, str]) -> Claim | None:
     """A custom image gets no arguments: nodes are MA_NUM_HOSTS, and the first of VC_WORKER_HOSTS is the
     master.
 
@@ -147,7 +147,7 @@ def _modelarts(env):
     return _one_per_node(env, "modelarts-environment", said, nodes, ["VC_TASK_INDEX"], hosts)
 
 
-def _volcengine(env):
+def _volcengine(env: Mapping[str, str]) -> Claim | None:
     if "MLP_WORKER_NUM" not in env:
         return None
     said, nodes = _said(env, "MLP_WORKER_NUM")
@@ -155,7 +155,7 @@ def _volcengine(env):
     return _one_per_node(env, "volcengine", said, nodes, ["MLP_ROLE_INDEX"], hosts, "MLP_WORKER_0_PORT")
 
 
-def _sagemaker(env):
+def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     """A node's rank is the place of its name in the list, which is the same on every node."""
     if "SM_HOSTS" not in env:
         return None
@@ -173,7 +173,7 @@ def _sagemaker(env):
     return Claim("sagemaker", "node", hosts.index(own), len(hosts), said_rank, said, *_master(env, hosts))
 
 
-def _skypilot(env):
+def _skypilot(env: Mapping[str, str]) -> Claim | None:
     if "SKYPILOT_NODE_RANK" not in env:
         return None
     hosts = env.get("SKYPILOT_NODE_IPS", "").split()  # one a line
@@ -182,7 +182,7 @@ def _skypilot(env):
     return _one_per_node(env, "skypilot", said, nodes, ["SKYPILOT_NODE_RANK"], hosts)
 
 
-def _dstack(env):
+def _dstack(env: Mapping[str, str]) -> Claim | None:
     if "DSTACK_NODE_RANK" not in env:
         return None
     said, nodes = _said(env, "DSTACK_NODES_NUM")
@@ -190,7 +190,7 @@ def _dstack(env):
     return _one_per_node(env, "dstack", said, nodes, ["DSTACK_NODE_RANK"], hosts)
 
 
-def _slurm(env):
+def _slurm(env: Mapping[str, str]) -> Claim | None:
     """srun starts one process per task. A job step may have fewer nodes than the job: STEP names come first.
 
     One task on a node with several GPUs is read as a node, or all but one would stay idle.
@@ -233,7 +233,7 @@ def _slurm(env):
     )  # fmt: skip
 
 
-def _kubeflow(env):
+def _kubeflow(env: Mapping[str, str]) -> Claim | None:
     """PET_* are torchrun's own options. The first operator adds RANK, which counts pods, and WORLD_SIZE,
     which counts pods x processes; the second has no such names.
 
@@ -255,7 +255,7 @@ def _kubeflow(env):
     return _one_per_node(env, source, said, nodes, names, hosts, "PET_MASTER_PORT", processes)
 
 
-def _volcano(env):
+def _volcano(env: Mapping[str, str]) -> Claim | None:
     """The pytorch plugin numbers all pods by RANK. Without it, VC_TASK_INDEX counts within one task only."""
     lists = {name: _split(env[name]) for name in sorted(env) if re.fullmatch(r"VC_\w+_HOSTS", name)}
     if not lists:
@@ -275,7 +275,7 @@ def _volcano(env):
     return _one_per_node(env, "volcano", said, nodes, names, hosts)
 
 
-def _pai_or_baidu(env):
+def _pai_or_baidu(env: Mapping[str, str]) -> Claim | None:
     """Alibaba PAI-DLC and Baidu AIHC set the same names, and all of them count nodes."""
     number = env.get("NPROC_PER_NODE", "")
     if "NPROC_PER_NODE" not in env or not {"RANK", "WORLD_SIZE"} & set(env):
@@ -284,7 +284,7 @@ def _pai_or_baidu(env):
     return _counted(env, "pai-dlc-or-baidu", "node", processes)
 
 
-def _ambiguous(env):
+def _ambiguous(env: Mapping[str, str]) -> Claim | None:
     """RANK and WORLD_SIZE with nothing beside them: older operators count nodes, a shell script may count
     processes."""
     return _counted(env, "environment", None) if {"RANK", "WORLD_SIZE"} & set(env) else None
@@ -296,7 +296,16 @@ _PLATFORMS = (
 )  # fmt: skip
 
 
-def _one_per_node(env, source, said, nodes, rank_names, hosts, port_name="MASTER_PORT", processes=None):
+def _one_per_node(
+    env: Mapping[str, str],
+    source: str,
+    said: str,
+    nodes: int,
+    rank_names: Sequence[str],
+    hosts: list[str],
+    port_name: str = "MASTER_PORT",
+    processes: int | None = None,
+) -> Claim:
     """A claim of a platform that numbers nodes by one variable, or two that agree.
 
     On one node the number is not read: some platforms leave another task's index there.
@@ -310,7 +319,7 @@ def _one_per_node(env, source, said, nodes, rank_names, hosts, port_name="MASTER
     return Claim(source, "node", node_rank, nodes, said_rank, said, *master, processes)
 
 
-def _counted(env, source, level, processes=None):
+def _counted(env: Mapping[str, str], source: str, level: str | None, processes: int | None = None) -> Claim:
     """A claim by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
     for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
         if name not in env:
@@ -319,14 +328,16 @@ def _counted(env, source, level, processes=None):
     return Claim(source, level, rank, size, said_rank, said, *_master(env, []), processes)
 
 
-def _master(env, hosts, derived=None, port_name="MASTER_PORT"):
+def _master(
+    env: Mapping[str, str], hosts: list[str], derived: int | None = None, port_name: str = "MASTER_PORT"
+) -> tuple[str | None, int | None]:
     """(host, port), or (None, None) where nobody names a host."""
     host = hosts[0] if hosts else env.get("MASTER_ADDR")
     name = port_name if port_name in env else "MASTER_PORT"
     return (host, port(env, name, derived or _PORT)) if host else (None, None)
 
 
-def _agreed(statements):
+def _agreed(statements: Sequence[tuple[str, int]]) -> tuple[str, int]:
     """The first of (text, number); all must hold the same number."""
     said, number = statements[0]
     for other, value in statements[1:]:
@@ -335,13 +346,13 @@ def _agreed(statements):
     return said, number
 
 
-def _said(env, name):
+def _said(env: Mapping[str, str], name: str) -> tuple[str, int]:
     return f"{name}={env.get(name)}", whole(env, name)
 
 
-def _first(env, *names):
+def _first(env: Mapping[str, str], *names: str) -> str | None:
     return next((name for name in names if name in env), None)
 
 
-def _split(text):
+def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from common.exits import BadInput
-from launch.bench.cli import train as bench_train
+from launch.bench import train as bench_train
 from launch.bench.turns import Runner
 from tests.conftest import ROOT, environment, finish, run, start
 
