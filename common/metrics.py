@@ -71,15 +71,11 @@ class Log:
         self._start = {"time": round(self._since, 3), "step": step, "steps": steps, "laps": {**self._laps}}
         self._start["training data"] = loader.receipt.fingerprint
 
-    def train(self, epoch: int, step: int, window: torch.Tensor, delivered: torch.Tensor, lr: float) -> None:
+    def train(self, epoch: int, step: int, window: torch.Tensor, lr: float) -> None:
         """One line on the steps since the last report. step counts optimizer steps since the start of
-        training; delivered: the loader's receipt.take() of all processes, added up; lr is that of the next
-        step."""
+        training; lr is that of the next step."""
         if not _speaks():
             return
-        self._open()
-        with self._suppressed():
-            self._loader.receipt.extend(epoch, step, delivered, self.output_dir)
         loss_sum, correct, count = window.tolist()
         now, waited = time.time(), self._loader.waited
         elapsed, data_time = now - self._since, waited - self._waited
@@ -126,14 +122,11 @@ class Log:
             if self._events:
                 self._events.flush()
 
-    def loaded(self, epoch: int, step: int, delivered: torch.Tensor, **figures: float) -> None:
-        """One line on an epoch of a job that does nothing but load: `figures`, and the receipt up to `step`.
-        delivered: as in train()."""
+    def loaded(self, epoch: int, step: int, **figures: float) -> None:
+        """One line on an epoch of a job that does nothing but load: `figures`, and the receipt up to
+        `step`."""
         if not _speaks():
             return
-        self._open()
-        with self._suppressed():
-            self._loader.receipt.extend(epoch, step, delivered, self.output_dir)
         self._write(epoch=epoch, step=step, **figures, receipt=str(self._loader.receipt))
         with self._suppressed():
             if self._events:

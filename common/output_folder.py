@@ -121,7 +121,9 @@ def results(folder: str) -> list[str]:
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     found = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
     found += [name for name in names if WEIGHTS.fullmatch(name)]
-    return found + [name for name in names if _REPORTS.fullmatch(name) and not _is_empty(folder, name)]
+    reports = [name for name in names if _REPORTS.fullmatch(name) and not _is_empty(folder, name)]
+    # A receipt alone is from a job that was killed during its first report: no result is lost with it.
+    return found + ([] if reports == ["receipt.bin"] else reports)
 
 
 def checkpoints(folder: str) -> list[str]:

@@ -16,8 +16,6 @@ crops, so it may change at any restart.
 """
 
 import contextlib
-import itertools
-import math
 import os
 import sys
 import time
@@ -40,7 +38,7 @@ from datasets.loaders import measure, published
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.ray import cluster as ray_cluster
 from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import Order, Sequential
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 WARM_UP_BATCHES = 10  # of --prof
 
@@ -111,7 +109,8 @@ def loaded(args, device, rank, world_size, log):
     """(index, loader) for training, and (index, loader) for evaluation, in one tuple."""
     # What the arguments alone decide comes first: the scan of the images may take hours, and leaves an index.
     backend = args.data_backend if args.data_backend == "auto" else loaders.named(args.data_backend, device)
-    local_batch = Order(args.batch_size, args.batch_size, args.seed, rank, world_size).largest
+    place = {"rank": rank, "world_size": world_size}
+    local_batch = BatchSampler(args.batch_size, args.batch_size, args.seed, **place).largest
     if local_batch % args.accumulate:
         raise exits.BadInput(
             f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a process"
@@ -147,13 +146,14 @@ def loaded(args, device, rank, world_size, log):
         val_index = train_index
         if not args.training_only:
             val_index = read("val", classes)
-    order = Order(len(train_index), args.batch_size, args.seed, rank, world_size)
+    limits = args.epochs, args.max_steps
+    order = BatchSampler(len(train_index), args.batch_size, args.seed, *limits, **place)
     train_store, val_store = opened.open(train_index), opened.open(val_index)
     process_group.meet_again()
     prints = {index.split: index.fingerprint for index in (train_index, val_index)}
     process_group.same_everywhere("data set (fingerprints)", prints)
     train_plan = Plan(train_index, order, args.image_size, augment=True)
-    val_order = Sequential(len(val_index), local_batch // args.accumulate, rank, world_size)
+    val_order = SequentialBatchSampler(len(val_index), local_batch // args.accumulate, **place)
     val_plan = Plan(val_index, val_order, args.image_size)
     if backend == "auto":
         rates = {}
@@ -202,7 +202,7 @@ def main():
     scaler = scalers.GradScaler(enabled=amp and half == torch.float16)
 
     steps_per_epoch = len(train_loader)
-    steps = min(args.epochs * steps_per_epoch, args.max_steps or sys.maxsize)
+    steps = train_loader.total_steps
     decayed = [each for each in model.parameters() if each.ndim > 1 or args.bn_weight_decay]
     others = [each for each in model.parameters() if each.ndim <= 1 and not args.bn_weight_decay]
     groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -235,10 +235,9 @@ def main():
             torch.distributed.all_reduce(totals)
         return totals
 
-    for epoch in range(max(1, math.ceil(step / steps_per_epoch)), math.ceil(steps / steps_per_epoch) + 1):
-        train_loader.set_epoch(epoch, step - (epoch - 1) * steps_per_epoch)
+    for epoch in train_loader.epochs_from(step):
         model.train()
-        for images, labels in itertools.islice(train_loader, steps - step):
+        for images, labels in train_loader:
             optimizer.zero_grad()
             targets = labels
             if mixup:
@@ -272,11 +271,10 @@ def main():
                 continue
             if step % args.print_freq and step % steps_per_epoch and not keeper.due(step):
                 continue
-            delivered = train_loader.receipt.take(device)
+            train_loader.commit(step, args.output_dir)
             if world_size > 1:
                 torch.distributed.all_reduce(window)
-                torch.distributed.all_reduce(delivered)
-            log.train(epoch, step, window, delivered, scheduler.get_last_lr()[0])
+            log.train(epoch, step, window, scheduler.get_last_lr()[0])
             window.zero_()
             keeper.save(step)
         if not args.training_only:

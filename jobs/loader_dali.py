@@ -29,7 +29,7 @@ from common.distributed import process_group
 from datasets import loaders
 from datasets.folders import paired_images, random_pairs
 from datasets.loaders.engines import paired
-from datasets.sampling.sampler import WholeOrder
+from datasets.sampling.sampler import WholeBatchSampler
 
 
 def save_contact_sheet(path, blurry, sharp):
@@ -81,7 +81,15 @@ def main():
     process_group.meet_again()
     process_group.same_everywhere("pairs (fingerprint)", pairs.fingerprint)
     training = args.split == "train"
-    order = WholeOrder(len(pairs), args.batch_size, args.seed, rank, world_size, shuffle=training)
+    order = WholeBatchSampler(
+        len(pairs),
+        args.batch_size,
+        args.seed,
+        args.epochs,
+        rank=rank,
+        world_size=world_size,
+        shuffle=training,
+    )
     plan = paired_images.PairPlan(pairs, order, args.crop, augment=training)
     log.say(f"data {args.split}={len(pairs)} pairs, steps_per_epoch={len(plan)} source={pairs.source}")
     workers = args.num_workers or loaders.cores()
@@ -94,10 +102,9 @@ def main():
     ### 新增 (new) 2/2, DALI in place of our threads; which pairs and windows, the plan has decided ###
     with paired.PairLoader(engine, plan, device) as loader:
         resume.claim(args, rank == 0)
-        log.training(loader, 0, args.epochs * len(loader))
+        log.training(loader, 0, loader.total_steps)
         step, total = 0, 0.0
-        for epoch in range(1, args.epochs + 1):
-            loader.set_epoch(epoch)
+        for epoch in loader.epochs_from(0):
             delivered, seconds = torch.zeros(1, dtype=torch.int64, device=device), 0.0
             start = time.perf_counter()
             for blurry, sharp in loader:
@@ -111,10 +118,9 @@ def main():
                 if step == 1 and rank == 0:
                     save_contact_sheet(args.preview, blurry, sharp)
                 start = time.perf_counter()
-            receipt = loader.receipt.take(device)
             torch.distributed.all_reduce(delivered)
-            torch.distributed.all_reduce(receipt)
-            log.loaded(epoch, step, receipt, pairs=delivered.item(), seconds=seconds)
+            loader.commit(step, args.output_dir)
+            log.loaded(epoch, step, pairs=delivered.item(), seconds=seconds)
             total += seconds
         log.say(f"total_seconds={total:.4f} epochs={args.epochs} steps={step} receipt={loader.receipt}")
         arguments.remind(log.say)

@@ -10,8 +10,6 @@ losses are those of train.py with the same seed, up to rounding; the time change
 too.
 """
 
-import itertools
-import math
 import os
 import sys
 
@@ -26,7 +24,7 @@ from common.checkpoint import checkpointer
 from common.distributed import process_group
 from datasets.loaders.engines.memory import MemoryLoader
 from datasets.memory import cifar10, digits, fashion_mnist
-from datasets.sampling.sampler import Order, Sequential
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 
@@ -92,12 +90,15 @@ def main():
     log.lap("set-up")
 
     train_set, test_set = DATASETS[args.dataset].load(args.data_url, args.custom_data)
-    train_order = Order(len(train_set), args.batch_size, args.seed)
-    test_order = Sequential(len(test_set), batch=1000)
+    train_order = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    test_order = SequentialBatchSampler(len(test_set), batch=1000)
 
     ### 分布式改造 (distributed) 3/6, every process reads its part of the same global batches ###
-    train_order = Order(len(train_set), args.batch_size, args.seed, rank, world_size)
-    test_order = Sequential(len(test_set), batch=1000, rank=rank, world_size=world_size)
+    train_order = BatchSampler(
+        len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps,
+        rank=rank, world_size=world_size,
+    )  # fmt: skip
+    test_order = SequentialBatchSampler(len(test_set), batch=1000, rank=rank, world_size=world_size)
     ### 分布式改造 (distributed) 3/6, every process reads its part of the same global batches ###
     train_loader = MemoryLoader(train_set, train_order, device, augment=True)
     test_loader = MemoryLoader(test_set, test_order, device)
@@ -117,7 +118,7 @@ def main():
     process_group.compress_gradients(forward, args.gradient_compression)
     process_group.settle_buckets(forward, train_set.images[:2])
     ### 分布式改造 (distributed) 4/6, gradients averaged, BatchNorm over the global batch: as one process ###
-    steps = min(args.epochs * len(train_loader), args.max_steps or sys.maxsize)
+    steps = train_loader.total_steps
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -136,10 +137,9 @@ def main():
 
     log.training(train_loader, step, steps)
 
-    for epoch in range(max(1, math.ceil(step / len(train_loader))), math.ceil(steps / len(train_loader)) + 1):
-        train_loader.set_epoch(epoch, step - (epoch - 1) * len(train_loader))
+    for epoch in train_loader.epochs_from(step):
         model.train()
-        for images, labels in itertools.islice(train_loader, steps - step):
+        for images, labels in train_loader:
             optimizer.zero_grad()
             logits = forward(images)
             loss = loss_function(logits, labels)
@@ -154,13 +154,12 @@ def main():
             if step % args.report_every and step % len(train_loader) and not keeper.due(step):
                 continue
 
-            delivered = train_loader.receipt.take(device)
+            train_loader.commit(step, args.output_dir)
 
             ### 分布式改造 (distributed) 5/6, sums travel, means do not: the figures of all processes ###
             torch.distributed.all_reduce(window)
-            torch.distributed.all_reduce(delivered)
             ### 分布式改造 (distributed) 5/6, sums travel, means do not: the figures of all processes ###
-            log.train(epoch, step, window, delivered, scheduler.get_last_lr()[0])
+            log.train(epoch, step, window, scheduler.get_last_lr()[0])
             window.zero_()
             keeper.save(step)
 

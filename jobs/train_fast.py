@@ -8,8 +8,6 @@ what the reason says) without the block over that with it, all others there, on 
 (`python -m tests.benchmarks.blocks`); no GPU was at hand.
 """
 
-import itertools
-import math
 import os
 import sys
 
@@ -24,7 +22,7 @@ from common.checkpoint import checkpointer
 from common.distributed import process_group
 from datasets.loaders.engines.memory import MemoryLoader
 from datasets.memory import cifar10, digits, fashion_mnist
-from datasets.sampling.sampler import Order, Sequential
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 
@@ -75,8 +73,8 @@ def main():
     log.lap("set-up")
 
     train_set, test_set = DATASETS[args.dataset].load(args.data_url, args.custom_data)
-    train_order = Order(len(train_set), args.batch_size, args.seed)
-    test_order = Sequential(len(test_set), batch=1000)
+    train_order = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    test_order = SequentialBatchSampler(len(test_set), batch=1000)
 
     train_loader = MemoryLoader(train_set, train_order, device, augment=True)
     test_loader = MemoryLoader(test_set, test_order, device)
@@ -93,7 +91,7 @@ def main():
     )
     forward = model
 
-    steps = min(args.epochs * len(train_loader), args.max_steps or sys.maxsize)
+    steps = train_loader.total_steps
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -133,10 +131,9 @@ def main():
     ### 新增 (new) 5/6, fewer launches by CUDA graphs; a CPU gains 1.03x after 47 s, so not there ###
     log.training(train_loader, step, steps)
 
-    for epoch in range(max(1, math.ceil(step / len(train_loader))), math.ceil(steps / len(train_loader)) + 1):
-        train_loader.set_epoch(epoch, step - (epoch - 1) * len(train_loader))
+    for epoch in train_loader.epochs_from(step):
         model.train()
-        for images, labels in itertools.islice(train_loader, steps - step):
+        for images, labels in train_loader:
             optimizer.zero_grad()
             logits = forward(images)
             loss = loss_function(logits, labels)
@@ -151,9 +148,9 @@ def main():
             if step % args.report_every and step % len(train_loader) and not keeper.due(step):
                 continue
 
-            delivered = train_loader.receipt.take(device)
+            train_loader.commit(step, args.output_dir)
 
-            log.train(epoch, step, window, delivered, scheduler.get_last_lr()[0])
+            log.train(epoch, step, window, scheduler.get_last_lr()[0])
             window.zero_()
             keeper.save(step)
 

@@ -25,7 +25,7 @@ from datasets.folders import image_folder, listing
 from datasets.loaders.loader import MEAN, STD
 from datasets.sampling.plan import Plan
 from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import Order, Sequential
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 from datasets.stores import pack as packs
 from datasets.stores.files import FileStore
 
@@ -78,7 +78,7 @@ class Loader:
         self.prepare()
         (self.epoch, self.step), self._next = self._next, (self._next[0] + 1, 0)
         if self._plan.augment:
-            self._plan.set_epoch(self.epoch, self.step)
+            self._plan.seek((self.epoch - 1) * len(self) + self.step)
         try:
             for batch in self._loader:
                 self.step += 1
@@ -180,7 +180,9 @@ class Dataset:
             )
 
         self._train = Loader(self._train_plan(batch_size), built(self._train_index), kept=True)
-        order = Sequential(len(self._val_index), val_batch_size, self._rank, world_size)
+        order = SequentialBatchSampler(
+            len(self._val_index), val_batch_size, rank=self._rank, world_size=world_size
+        )
         val_plan = Plan(self._val_index, order, size, share=size / val_size)
         self._val = Loader(val_plan, built(self._val_index), kept=False)
 
@@ -222,9 +224,8 @@ class Dataset:
     def _train_plan(self, batch_size: int) -> Plan:
         if batch_size < 1:
             raise BadInput(f"batch_size {batch_size} is not above 0")
-        order = Order(
-            len(self._train_index), batch_size * self._world_size, self._seed, self._rank, self._world_size
-        )
+        together, place = batch_size * self._world_size, {"rank": self._rank, "world_size": self._world_size}
+        order = BatchSampler(len(self._train_index), together, self._seed, **place)
         return Plan(self._train_index, order, self._size, augment=True, scale=self._scale)
 
 

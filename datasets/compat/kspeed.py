@@ -28,7 +28,7 @@ from torchvision.datasets import ImageFolder
 from common.exits import BadInput
 from datasets.compat.by_path import ByPath
 from datasets.folders import images
-from datasets.sampling.sampler import WholeOrder
+from datasets.sampling.sampler import WholeBatchSampler
 
 
 class KSpeedFolder:
@@ -160,7 +160,7 @@ class KSpeedCallable:
         fn.external_source(source, num_outputs=2, batch=False, parallel=True)
         fn.external_source(source, num_outputs=2, batch=True, batch_info=True, parallel=True)
 
-    Which samples: those of datasets.sampling.sampler.WholeOrder with batches of batch_size * num_shards,
+    Which samples: those of a WholeBatchSampler (datasets/sampling) with batches of batch_size * num_shards,
     so each at most once an epoch, in any number of shards, the same for the same seed; shuffle=False: in
     order. As a source of samples it ends after the last full batch of all shards, for DALI takes no other
     from it, and leaves out what remains, another part each epoch; as a source of batches it leaves out
@@ -197,7 +197,9 @@ class KSpeedCallable:
         self.index = self.folder.files.indexes[0]
         self.batch_size, self.first_epoch = batch_size, first_epoch
         together = batch_size * num_shards
-        self.order = WholeOrder(len(self.index), together, seed, shard_id, num_shards, shuffle)
+        self.sampler = WholeBatchSampler(
+            len(self.index), together, seed, rank=shard_id, world_size=num_shards, shuffle=shuffle
+        )
         self.full_iters, self._known = len(self.index) // together, (None, None)
 
     def __call__(self, info) -> tuple:
@@ -205,7 +207,7 @@ class KSpeedCallable:
         if not hasattr(info, "epoch_idx"):
             raise BadInput("a source of batches needs fn.external_source(..., batch_info=True)")
         one = hasattr(info, "idx_in_batch")
-        if info.iteration >= (self.full_iters if one else len(self.order)):
+        if info.iteration >= (self.full_iters if one else len(self.sampler)):
             raise StopIteration
         ids = self._ids(info.epoch_idx, info.iteration)
         if one:
@@ -226,8 +228,8 @@ class KSpeedCallable:
     def _ids(self, epoch: int, iteration: int) -> np.ndarray:
         """Of this shard's part of a batch: computed once for all of it."""
         if self._known[0] != (epoch, iteration):
-            self.order.set_epoch(self.first_epoch + epoch)
-            self._known = (epoch, iteration), self.order.batch(iteration)
+            step = (self.first_epoch + epoch - 1) * len(self.sampler) + iteration
+            self._known = (epoch, iteration), self.sampler.batch(step)
         return self._known[1]
 
 

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -38,8 +39,22 @@ class FolderLoader:
         self.waited, self.receipt = 0.0, Receipt(plan.index.fingerprint)
         self._ahead = 1 if device.type == "cuda" else 0  # on the CPU it would only take memory
 
-    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
-        self.plan.set_epoch(epoch, start_step)
+    def seek(self, step: int) -> None:
+        """Set the position: the next batch is that of global step `step`, counted from 0."""
+        self.plan.seek(step)
+
+    def epochs_from(self, step: int) -> Iterator[int]:
+        """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
+        return self.plan.epochs_from(step)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole training; None if it has no limit."""
+        return self.plan.total_steps
+
+    def commit(self, step: int, folder: str) -> None:
+        """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
+        self.receipt.commit(step, len(self), folder, self.to_device.device)
 
     def __len__(self) -> int:
         return len(self.plan)

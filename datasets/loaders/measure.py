@@ -112,7 +112,7 @@ class Head:
     """A plan's first batches, over and over."""
 
     def __init__(self, plan: Plan):
-        plan.set_epoch(1)
+        plan.seek(0)
         self.index, self.size, self.largest = plan.index, plan.size, plan.largest
         self.batches = list(itertools.islice(plan, HEAD))
 

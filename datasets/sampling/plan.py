@@ -3,6 +3,7 @@
 Engines are given a plan and do what it says. What the data are is decided here, before any byte is read.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +22,10 @@ class Batch(NamedTuple):
 
 
 class Plan:
-    """Iterates the Batches of an epoch, from the step that set_epoch() named.
+    """Iterates the Batches of an epoch, from the position of the sampler.
 
     index: an image_folder.Index. order: a batch sampler of ids. size: pixels of the square images that
-    engines deliver. augment: random boxes and mirroring by the order's seed and epoch (an Order), of this
+    engines deliver. augment: random boxes and mirroring by the seed and epoch of a BatchSampler, of this
     `scale` (share of the area); otherwise center_crop()'s boxes with this `share` of the short side.
     `largest` is the number of samples of the largest batch.
     """
@@ -44,8 +45,18 @@ class Plan:
     def __len__(self) -> int:
         return len(self.order)
 
-    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
-        self.order.set_epoch(epoch, start_step)
+    def seek(self, step: int) -> None:
+        """Set the position: the next batch is that of global step `step`, counted from 0."""
+        self.order.seek(step)
+
+    def epochs_from(self, step: int) -> Iterator[int]:
+        """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
+        return self.order.epochs_from(step)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole training; None if it has no limit."""
+        return self.order.total_steps
 
     def __iter__(self):
         waiting = []

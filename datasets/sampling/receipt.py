@@ -23,8 +23,7 @@ _RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("sums", "<u8", (len(PART
 
 
 class Receipt:
-    """The digest of one run. A loader calls add() for every batch that it hands out; at each report, take()
-    gives this process's sums and extend() chains the sums of all processes.
+    """The digest of one run. A loader calls add() for each batch that it yields, and commit() at each report.
 
     fingerprint: a digest of the training data, any text that changes if a sample or a label does. A
     checkpoint stores it, and a run on other data does not resume from that checkpoint.
@@ -36,6 +35,7 @@ class Receipt:
         self.step = 0  # the last step that is in the digest
         self._delivered: list[np.ndarray | torch.Tensor] = []
         self._file = None
+        self._warned: set[str] = set()
 
     def add(self, ids: np.ndarray, labels, parameters=()) -> None:
         """One batch: ids int64 [n], labels int64 [n] (array or host tensor), parameters: arrays [n] of
@@ -59,22 +59,46 @@ class Receipt:
             return torch.zeros(0, len(PARTS), dtype=torch.int64, device=device)
         return torch.cat(delivered).to(device)
 
-    def extend(self, epoch: int, step: int, sums: torch.Tensor, folder: str) -> None:
-        """Chain the steps up to `step`, all of this epoch, and append their records to FILE in the folder.
+    def commit(
+        self, step: int, steps_per_epoch: int, folder: str, device: torch.device | str = "cpu"
+    ) -> None:
+        """Sum the steps since the last commit over the ranks, chain them, and append them to FILE on rank 0.
 
-        sums: take() of all processes, added up. Raises OSError after the digest was extended: a full disk
-        costs records, not the digest.
+        Call it on all ranks after step `step` (counted from 1). device: one on which the process group, if
+        there is one, communicates. A record that cannot be written is reported and costs the record, not the
+        digest.
         """
-        before = self.step
+        sums, first = self.take(device), True
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(sums)
+            first = torch.distributed.get_rank() == 0
+        before, records = self.step, self.chain(step, steps_per_epoch, sums)
+        if not first:
+            return
+        try:
+            if self._file is None:
+                os.makedirs(folder, exist_ok=True)
+                self._file = _open(os.path.join(folder, FILE), before)
+            self._file.write(records.tobytes())
+        except OSError as error:
+            line = f"warning: {FILE} in {folder} is incomplete: {error}"
+            if line not in self._warned:
+                self._warned.add(line)
+                print(line, flush=True)
+
+    def chain(self, step: int, steps_per_epoch: int, sums: torch.Tensor) -> np.ndarray:
+        """Extend the digest by the last steps up to `step`, and return their records.
+
+        sums: int64 [steps, 3], take() added up over all ranks.
+        """
         records = np.zeros(len(sums), dtype=_RECORD)
-        records["epoch"], records["step"] = epoch, np.arange(step - len(sums) + 1, step + 1)
+        records["step"] = np.arange(step - len(sums) + 1, step + 1)
+        records["epoch"] = (records["step"] - 1) // steps_per_epoch + 1
         records["sums"] = sums.cpu().numpy().view(np.uint64)
         for record in records:
             self.digest = hashlib.blake2b(self.digest + record.tobytes(), digest_size=8).digest()
         self.step = step
-        if self._file is None:
-            self._file = _open(os.path.join(folder, FILE), before)
-        self._file.write(records.tobytes())
+        return records
 
     def __str__(self) -> str:
         return self.digest.hex()

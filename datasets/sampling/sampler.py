@@ -3,11 +3,13 @@
 The epoch's permutation is never stored. It is a keyed bijection on 0..size-1, a Feistel network over two
 digits of the sample number whose round function is Philox, and the ids of one batch are the images of that
 batch's positions. So any step of any epoch costs the time and memory of one batch, also for 10^9 samples, and
-the state to resume is (epoch, step). Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite
-Domains", CT-RSA 2002 (the generalised Feistel cipher and cycle walking).
+the state to resume is the number of steps done. Source: J. Black and P. Rogaway, "Ciphers with Arbitrary
+Finite Domains", CT-RSA 2002 (the generalised Feistel cipher and cycle walking).
 """
 
+import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -50,16 +52,31 @@ def _round(half: np.ndarray, number: int, seed: int, epoch: int) -> np.ndarray:
     return words[0] ^ (words[1] << np.uint64(31))  # 63 bits: the remainder is even to 2^-31, and the sum fits
 
 
-class Order:
+class BatchSampler:
     """A batch sampler whose k-th global batch is the same set of samples at any world size.
 
-    size: samples in the data set. global_batch: samples of one optimizer step over all processes. Yields
-    int64 arrays [global_batch / world_size], `largest` for short: this rank's contiguous part of every global
-    batch. Every rank has the same number of steps, size // global_batch; the remainder, another one each
-    epoch, is left out. Raises BadInput where the numbers do not fit.
+    Iterating yields int64 arrays of ids [global_batch / world_size]: this rank's contiguous part of each
+    global batch, from the position to the end of the epoch, or to `total_steps`. Every rank has the same
+    number of steps, size // global_batch in an epoch; the remainder, another one in each epoch, is left out.
+
+    size: samples in the data set. global_batch: samples of one optimizer step over all ranks. epochs,
+    max_steps: limits of the training. Raises BadInput if the numbers do not fit.
+
+    epoch: of the position, counted from 1. total_steps: of the training; None without epochs and max_steps.
+    largest: the number of ids in the largest batch of this rank.
     """
 
-    def __init__(self, size: int, global_batch: int, seed: int, rank: int = 0, world_size: int = 1):
+    def __init__(
+        self,
+        size: int,
+        global_batch: int,
+        seed: int,
+        epochs: int | None = None,
+        max_steps: int | None = None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
         self.size, self.global_batch, self.seed = size, global_batch, seed
         if not len(self):
             raise BadInput(f"batch size {global_batch} is larger than the data set ({size} samples)")
@@ -71,40 +88,60 @@ class Order:
             raise BadInput(f"seed {seed} is not in 0..2^64-1")
         self.rank, self.world_size = rank, world_size
         self.largest = global_batch // world_size
-        self.set_epoch(0)
+        limits = [epochs and epochs * len(self), max_steps]
+        self.total_steps = min((limit for limit in limits if limit is not None), default=None)
+        self.seek(0)
 
-    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
-        """Choose the epoch, and the step within it at which the next iteration begins."""
-        if not 0 <= start_step <= len(self):
-            raise BadInput(f"step {start_step} is not in 0..{len(self)}, the steps of an epoch")
-        self.epoch, self.start_step = epoch, start_step
+    def seek(self, step: int) -> None:
+        """Set the position: the next batch is that of global step `step`, the number of steps done before.
+
+        Raises BadInput if it is not in 0..total_steps.
+        """
+        if step < 0 or (self.total_steps is not None and step > self.total_steps):
+            raise BadInput(f"step {step} is not in 0..{self.total_steps}, the steps of the training")
+        self.epoch, self._first = step // len(self) + 1, step % len(self)
+
+    def epochs_from(self, step: int) -> Iterator[int]:
+        """Yield the numbers of the remaining epochs, from 1, each with the position set to its next batch.
+
+        step: the number of steps done. If it ends an epoch, that epoch comes first, with no batch left: its
+        evaluation may be missing. Without total_steps there is no last epoch. Raises BadInput as seek() does.
+        """
+        self.seek(step)
+        last = math.inf if self.total_steps is None else -(-self.total_steps // len(self))
+        for epoch in itertools.count(max(1, -(-step // len(self)))):
+            if epoch > last:
+                return
+            self.epoch, self._first = epoch, max(0, step - (epoch - 1) * len(self))
+            yield epoch
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, whatever start_step is."""
+        """Return the number of steps of a whole epoch, whatever the position is."""
         return self.size // self.global_batch
 
     def batch(self, step: int) -> np.ndarray:
-        """This rank's ids of one step of the epoch, int64 [global_batch / world_size], 0 <= step <
-        len(self)."""
-        return self._batches(step, 1)[0]
+        """Return this rank's ids of global step `step` (from 0), int64 [n], whatever the position is."""
+        return self._batches(step // len(self) + 1, step % len(self), 1)[0]
 
-    def __iter__(self):
-        steps_at_a_time = max(1, _CHUNK * self.world_size // self.global_batch)
-        for step in range(self.start_step, len(self), steps_at_a_time):
-            yield from self._batches(step, min(steps_at_a_time, len(self) - step))
+    def __iter__(self) -> Iterator[np.ndarray]:
+        last, at_a_time = len(self), max(1, _CHUNK * self.world_size // self.global_batch)
+        if self.total_steps is not None:
+            last = min(last, self.total_steps - (self.epoch - 1) * len(self))
+        for step in range(self._first, last, at_a_time):
+            yield from self._batches(self.epoch, step, min(at_a_time, last - step))
 
-    def _batches(self, step: int, count: int) -> np.ndarray:
+    def _batches(self, epoch: int, step: int, count: int) -> np.ndarray | list[np.ndarray]:
         local = self.largest
         first = np.arange(step, step + count)[:, None] * self.global_batch + self.rank * local
         positions = (first + np.arange(local)).reshape(-1)
-        return permute(positions, self.size, self.seed, self.epoch).reshape(count, local)
+        return permute(positions, self.size, self.seed, epoch).reshape(count, local)
 
 
-class WholeOrder(Order):
-    """An Order that leaves nothing out: the last batch of an epoch is what remains, every sample comes once.
+class WholeBatchSampler(BatchSampler):
+    """A BatchSampler that leaves nothing out: the last batch of an epoch holds the remaining samples.
 
     The parts of that batch differ by one sample at most from rank to rank, the larger ones first, and may be
-    empty: every rank has the same number of steps. global_batch may exceed size. shuffle: False hands out
+    empty: every rank has the same number of steps. global_batch may exceed size. shuffle: False yields
     0..size-1 in order.
     """
 
@@ -113,17 +150,20 @@ class WholeOrder(Order):
         size: int,
         global_batch: int,
         seed: int,
+        epochs: int | None = None,
+        max_steps: int | None = None,
+        *,
         rank: int = 0,
         world_size: int = 1,
         shuffle: bool = True,
     ):
-        super().__init__(size, global_batch, seed, rank, world_size)
+        super().__init__(size, global_batch, seed, epochs, max_steps, rank=rank, world_size=world_size)
         self.shuffle = shuffle
 
     def __len__(self) -> int:
         return -(-self.size // self.global_batch)
 
-    def _batches(self, step: int, count: int) -> list[np.ndarray]:
+    def _batches(self, epoch: int, step: int, count: int) -> list[np.ndarray]:
         parts = []
         for first in range(step * self.global_batch, (step + count) * self.global_batch, self.global_batch):
             here = min(self.global_batch, self.size - first)
@@ -131,25 +171,25 @@ class WholeOrder(Order):
             parts.append(np.arange(first + begin, first + end))
         if not self.shuffle:
             return parts
-        ids = permute(np.concatenate(parts), self.size, self.seed, self.epoch)
+        ids = permute(np.concatenate(parts), self.size, self.seed, epoch)
         return np.split(ids, np.cumsum([len(part) for part in parts])[:-1])
 
 
-class Sequential:
+class SequentialBatchSampler:
     """A batch sampler for evaluation: every sample exactly once over all ranks, no padding, nothing dropped.
 
-    Yields int64 arrays of at most `batch` ids: this rank's contiguous part of 0..size-1 in order. Ranks may
-    have different numbers of batches (none at all where size < world_size), so nothing inside the loop may
+    Iterating yields int64 arrays of at most `batch` ids: this rank's contiguous part of 0..size-1 in order.
+    Ranks may have different numbers of batches (none if size < world_size), so nothing inside the loop may
     communicate.
     """
 
-    def __init__(self, size: int, batch: int, rank: int = 0, world_size: int = 1):
+    def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1):
         self.first, self.last = size * rank // world_size, size * (rank + 1) // world_size
         self.largest = batch
 
     def __len__(self) -> int:
         return -(-(self.last - self.first) // self.largest)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[np.ndarray]:
         for first in range(self.first, self.last, self.largest):
             yield np.arange(first, min(first + self.largest, self.last))

@@ -24,7 +24,7 @@ from datasets import loaders
 from datasets.folders import image_folder
 from datasets.loaders import measure
 from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     args = _parsed(argv)
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
     index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, say=_say(args))
-    plan = Plan(index, Order(len(index), args.batch_size, 0), args.image_size, augment=True)
+    plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), args.image_size, augment=True)
     stores = {"": FileStore(index)}
     if args.pack:
         stores[" + pack"] = pack.build(index, pack.place(args.pack, index))

@@ -34,7 +34,7 @@ from datasets.loaders.ray import cluster as ray_cluster
 from datasets.loaders.ray.engine import RayEngine
 from datasets.loaders.ray.pool import CURE, Pool, no_cluster
 from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from datasets.stores.files import FileStore
 from launch.bench.loaders import compute_rate
 
@@ -207,7 +207,9 @@ def _rates(args, index) -> dict[str, list[float]]:
     options = {"batch_size": args.batch_size, "shuffle": True, "drop_last": True, "persistent_workers": True}
 
     def plan():
-        return measure.Head(Plan(index, Order(len(index), args.batch_size, 0), args.image_size, augment=True))
+        return measure.Head(
+            Plan(index, BatchSampler(len(index), args.batch_size, 0), args.image_size, augment=True)
+        )
 
     found: dict[str, list[float]] = {}
     for _ in range(args.rounds):

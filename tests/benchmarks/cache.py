@@ -37,7 +37,7 @@ from common.performance import allocator
 from datasets import loaders
 from datasets.folders import image_folder, images
 from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, servers
@@ -216,7 +216,7 @@ def main(arguments=None) -> None:
         reads(index, packs["encoded"], tiers["redis", "encoded"].cache, server.port, args.rounds)
 
         def loader_of(backend, store):
-            plan = Plan(index, Order(len(index), BATCH, 0), augment=True)
+            plan = Plan(index, BatchSampler(len(index), BATCH, 0), augment=True)
             loader = loaders.build(backend, store, plan, CPU, args.workers)
             stack.callback(loader.close)
             return loader
@@ -227,7 +227,7 @@ def main(arguments=None) -> None:
             def turn() -> float:
                 nonlocal number
                 number += 1
-                loader.set_epoch(number)
+                loader.seek(number * len(loader))
                 begin, count = time.perf_counter(), 0
                 for images_, _ in loader:
                     count += len(images_)

@@ -22,7 +22,7 @@ from datasets.loaders.engines.memory import MemoryLoader
 from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks.machine import describe
 
 ROUNDS = 7
@@ -33,11 +33,11 @@ def main():
     model = models.resnet18(3, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     data, _ = cifar10.load(None, True)
-    loader = MemoryLoader(data, Order(len(data), 128, 0), torch.device("cpu"), augment=True)
+    loader = MemoryLoader(data, BatchSampler(len(data), 128, 0), torch.device("cpu"), augment=True)
     loss_function = torch.nn.CrossEntropyLoss()
 
     steps, receipts = [], []
-    batches, order = iter(loader), Order(len(data), 128, 0)
+    batches, order = iter(loader), BatchSampler(len(data), 128, 0)
     for number in range(ROUNDS + 1):
         begin = time.perf_counter()
         images, labels = next(batches)

@@ -23,7 +23,7 @@ from datasets import loaders
 from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder
 from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import Sequential
+from datasets.sampling.sampler import SequentialBatchSampler
 from datasets.stores.files import FileStore
 from tests.benchmarks.loaders import BATCH, SIDE, SIZES, WORKERS, data_loader, transforms, write_images
 from tests.benchmarks.machine import describe
@@ -81,7 +81,7 @@ def rows(root: str) -> dict:
     index = image_folder.load(root, "val", cache)
 
     def validation(batch: int):
-        plan = Plan(index, Sequential(480, batch), SIDE)
+        plan = Plan(index, SequentialBatchSampler(480, batch), SIDE)
         return forever(loaders.build("dali", FileStore(index), plan, CPU, WORKERS))
 
     return {

@@ -205,7 +205,7 @@ class Ours(Row):
         from datasets import loaders
         from datasets.folders import image_folder
         from datasets.sampling.plan import Plan
-        from datasets.sampling.sampler import Order
+        from datasets.sampling.sampler import BatchSampler
         from datasets.stores import pack
         from datasets.stores.files import FileStore
 
@@ -215,12 +215,12 @@ class Ours(Row):
         path = os.path.join(self.folder, f"{form}.pack")
         store = pack.build(index, path, form) if form else FileStore(index)
         self.reads = form and pack.size_of(index, form, 256) / len(index)
-        plan = Plan(index, Order(len(index), BATCH, 0), SIDE, augment=True)
+        plan = Plan(index, BatchSampler(len(index), BATCH, 0), SIDE, augment=True)
         self.loader = loaders.build(backend, store, plan, torch.device("cpu"), WORKERS, antialias)
         self.epoch, self.uint8 = 0, uint8
 
     def batches(self):
-        self.loader.set_epoch(self.epoch)
+        self.loader.seek(self.epoch * len(self.loader))
         self.epoch += 1
         if self.uint8:
             for _, images in self.loader.engine.run(self.loader.plan):
@@ -381,18 +381,18 @@ class Memory(Row):
     def __init__(self, folder: str, count: int):
         from datasets.loaders.engines.memory import MemoryLoader
         from datasets.memory.image_set import ImageSet
-        from datasets.sampling.sampler import Order
+        from datasets.sampling.sampler import BatchSampler
 
         super().__init__(folder, MEMORY_SHARE * count)
         images = torch.from_numpy(_cifar_shaped(self.count)).permute(0, 3, 1, 2).contiguous()
         labels = torch.arange(self.count) % CLASSES
         data = ImageSet(images, labels, CLASSES, CIFAR_MEAN, CIFAR_STD, padding=4, flip=True, source="random")
-        order = Order(self.count, MEMORY_BATCH, 0)
+        order = BatchSampler(self.count, MEMORY_BATCH, 0)
         self.loader = MemoryLoader(data, order, torch.device("cpu"), augment=True)
         self.epoch = 0
 
     def batches(self):
-        self.loader.set_epoch(self.epoch)
+        self.loader.seek(self.epoch * len(self.loader))
         self.epoch += 1
         for images, _ in self.loader:
             yield images

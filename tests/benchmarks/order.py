@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks.machine import describe
 
 BATCH = 128
@@ -32,13 +32,13 @@ def main():
     print(f"batch {BATCH}, milliseconds, median of {ROUNDS} rounds\n")
     print(f"{'samples':>14}{'random access':>16}{'iterating':>12}{'stored, time':>16}{'stored, memory':>18}")
     for size in (10**3, 10**5, 10**7, 10**9):
-        order = Order(size, BATCH, seed=0)
+        order = BatchSampler(size, BATCH, seed=0)
         random, iterating, stored = [], [], []
         count = min(320, len(order))
         for number, step in enumerate(np.random.default_rng(0).integers(0, len(order), ROUNDS)):
-            order.set_epoch(number)
+            order.seek(number * len(order))
             random.append(milliseconds(order.batch, int(step)))
-            order.set_epoch(number, start_step=len(order) - count)
+            order.seek(number * len(order) + len(order) - count)
             iterating.append(milliseconds(list, order) / count)
             if size <= 10**7:
                 stored.append(milliseconds(np.random.default_rng(number).permutation, size))

@@ -15,7 +15,7 @@ import torch
 from datasets.loaders.engines.memory import MemoryLoader
 from datasets.loaders.engines.resident import ResidentLoader
 from datasets.memory.image_set import ImageSet
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks.machine import describe
 
 _COUNT = 50_000  # as CIFAR-10
@@ -33,7 +33,7 @@ def main():
     labels = torch.randint(0, 10, (_COUNT,))
     data = ImageSet(images, labels, 10, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26), 4, True, "generated")
     loaders = {
-        kind.__name__: kind(data, Order(_COUNT, options.batch_size, 0), device, augment=True)
+        kind.__name__: kind(data, BatchSampler(_COUNT, options.batch_size, 0), device, augment=True)
         for kind in (MemoryLoader, ResidentLoader)
     }
     print(f"{datetime.date.today()}, {describe()}", flush=True)
@@ -50,7 +50,7 @@ def main():
 
 
 def _rate(loader: MemoryLoader, epoch: int) -> float:
-    loader.set_epoch(epoch)
+    loader.seek(epoch * len(loader))
     count, begin = 0, time.perf_counter()
     for images, _ in loader:
         count += len(images)

@@ -14,11 +14,11 @@ from common.checkpoint import resume
 
 def _resumed(folder, step=2):
     """A run that resumes after `step` and reports the next one."""
-    receipt = SimpleNamespace(extend=lambda *_: None, fingerprint="")
+    receipt = SimpleNamespace(fingerprint="")
     log = metrics.Log(str(folder))
     log.training(SimpleNamespace(waited=0.0, receipt=receipt), step, 10)
     sums = torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64)
-    log.train(1, step + 1, sums, torch.zeros(1, 3), 0.1)
+    log.train(1, step + 1, sums, 0.1)
 
 
 def test_lines_that_cannot_be_read_do_not_end_the_record(tmp_path):

@@ -19,7 +19,7 @@ from datasets.memory import digits
 from datasets.sampling import receipt
 from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from tests.conftest import finish, processes_of, run, start
 
 pytestmark = pytest.mark.faults
@@ -60,14 +60,14 @@ def _planned(folder) -> bytes:
     data, _ = digits.load(None, False)
     chain, step = Receipt(), 0
     for epoch in range(1, EPOCHS + 1):
-        order = Order(len(data), BATCH, 0)
-        order.set_epoch(epoch)
+        order = BatchSampler(len(data), BATCH, 0)
+        order.seek((epoch - 1) * len(order))
         seen = [int(each) for ids in order for each in ids]
         assert len(seen) == len(set(seen)) == len(data) // BATCH * BATCH
         for ids in order:
             chain.add(ids, data.labels[ids], crop_flip(0, epoch, ids, data.padding, data.flip))
         step += len(order)
-        chain.extend(epoch, step, chain.take(), str(folder))
+        chain.commit(step, len(order), str(folder))
     return (folder / receipt.FILE).read_bytes()
 
 

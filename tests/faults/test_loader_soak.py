@@ -9,7 +9,7 @@ import torch
 from datasets import loaders
 from datasets.folders import image_folder, random_folder
 from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.conftest import run
@@ -34,10 +34,10 @@ def soak(folder: str, cache: str, backend: str, form: str) -> None:
     allocator.keep_memory()
     index = image_folder.load(folder, "train", cache)
     store = pack.build(index, f"{cache}/{form}", form) if form in pack.FORMS else FileStore(index)
-    plan = Plan(index, Order(len(index), 32, 0), 160, augment=True)
+    plan = Plan(index, BatchSampler(len(index), 32, 0), 160, augment=True)
     with loaders.build(backend, store, plan, torch.device("cpu"), 2) as loader:
         for epoch in range(1, EPOCHS + 1):
-            loader.set_epoch(epoch)
+            loader.seek((epoch - 1) * len(loader))
             for _ in loader:
                 pass
             loader.receipt.take()

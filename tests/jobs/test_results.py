@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from common.models import resnet18
 from datasets.loaders.engines.memory import MemoryLoader
 from datasets.memory import digits
-from datasets.sampling.sampler import Sequential
+from datasets.sampling.sampler import SequentialBatchSampler
 from tests.conftest import free_port, records, run, start
 
 
@@ -29,7 +29,8 @@ def test_accuracy_is_that_of_scikit_learn(tmp_path):
     model.load_state_dict(torch.load(tmp_path / "epoch_1.pth", weights_only=True))
     model.eval()
     _, test_set = digits.load(None, custom_data=False)
-    (images, labels), = MemoryLoader(test_set, Sequential(359, 359), torch.device("cpu"))  # fmt: skip
+    sampler = SequentialBatchSampler(359, 359)
+    (images, labels), = MemoryLoader(test_set, sampler, torch.device("cpu"))  # fmt: skip
     with torch.no_grad():
         logits = model(images)
     reported = records(tmp_path)[-1]

@@ -29,9 +29,9 @@ class Batch(NamedTuple):
 class MemoryLoader:
     """Iterates (images float32 [n, C, H, W] channels_last and normalised, labels int64 [n]) on `device`.
 
-    order: a batch sampler of ids. augment: crop and flip by order's seed and epoch (an Order). `len` is the
-    number of batches of an epoch; `waited` the seconds that iterating has cost its caller so far; `receipt`
-    says what was delivered.
+    order: a batch sampler of ids. augment: crop and flip by the seed and epoch of a BatchSampler. `len` is
+    the number of batches of an epoch; `waited` the seconds that iterating has cost its caller so far;
+    `receipt` says what was delivered.
     """
 
     def __init__(self, data: ImageSet, order, device: torch.device, augment: bool = False):
@@ -40,8 +40,22 @@ class MemoryLoader:
         self.waited, self.receipt = 0.0, Receipt(data.fingerprint)
         self._hold()
 
-    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
-        self.order.set_epoch(epoch, start_step)
+    def seek(self, step: int) -> None:
+        """Set the position: the next batch is that of global step `step`, counted from 0."""
+        self.order.seek(step)
+
+    def epochs_from(self, step: int) -> Iterator[int]:
+        """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
+        return self.order.epochs_from(step)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole training; None if it has no limit."""
+        return self.order.total_steps
+
+    def commit(self, step: int, folder: str) -> None:
+        """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
+        self.receipt.commit(step, len(self), folder, self.to_device.device)
 
     def __len__(self) -> int:
         return len(self.order)

@@ -164,10 +164,10 @@ def test_one_process_is_signalled_while_all_evaluate(tmp_path):
         "        time.sleep(0.5)\n"
         "    return original(self, images)\n"
         "models._ResNet.forward = forward\n"
-        "from datasets.sampling import sampler as order\n"
-        "start = order.Sequential.__init__\n"
+        "from datasets.sampling import sampler\n"
+        "start = sampler.SequentialBatchSampler.__init__\n"
         "def small(self, size, batch, *rest, **more): start(self, size, 4, *rest, **more)\n"
-        "order.Sequential.__init__ = small\n"
+        "sampler.SequentialBatchSampler.__init__ = small\n"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     job = start(

@@ -18,7 +18,7 @@ from datasets.folders import images, paired_images, random_pairs
 from datasets.loaders.engines.paired import PairedThreads, PairLoader
 from datasets.loaders.engines.paired_dali import PairedDali
 from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import WholeOrder
+from datasets.sampling.sampler import WholeBatchSampler
 
 CPU = torch.device("cpu")
 MISSING = loaders.backends(CPU)["dali"]
@@ -56,7 +56,7 @@ def pairs(folder, tmp_path_factory):
 
 
 def plan_of(pairs, rank=0, world_size=1, batch=BATCH, crop=CROP, training=True):
-    order = WholeOrder(len(pairs), batch, 7, rank, world_size, shuffle=training)
+    order = WholeBatchSampler(len(pairs), batch, 7, rank=rank, world_size=world_size, shuffle=training)
     return paired_images.PairPlan(pairs, order, crop, augment=training)
 
 
@@ -77,7 +77,7 @@ def levels(images: torch.Tensor) -> np.ndarray:
 
 def epoch_of(loader, epoch=1, steps=None):
     """([(blurry, sharp)] as levels(), and the receipt's sums)."""
-    loader.set_epoch(epoch)
+    loader.seek((epoch - 1) * len(loader))
     batches = []
     for blurry, sharp in loader:
         batches.append((levels(blurry), levels(sharp)))
@@ -89,7 +89,7 @@ def epoch_of(loader, epoch=1, steps=None):
 def planned(pairs, epoch=1):
     """The receipt's sums of an epoch, from the plan alone."""
     plan, receipt = plan_of(pairs), Receipt()
-    plan.set_epoch(epoch)
+    plan.seek((epoch - 1) * len(plan))
     for batch in plan:
         receipt.add(batch.ids, batch.labels, batch.crops)
     return receipt.take()
@@ -301,7 +301,7 @@ def test_an_image_that_went_bad_is_named_and_the_next_epoch_is_whole(engine, fol
             victim.write_bytes(content)
             delivered = []
             with pytest.raises(BadInput, match=rf"{reason}.*sharp/13\.png|sharp/13\.png.*{reason}"):
-                loader.set_epoch(1)
+                loader.seek(0)
                 delivered.extend(len(blurry) for blurry, _ in loader)
             loader.receipt.take()
             victim.write_bytes(good)
@@ -339,7 +339,7 @@ def test_on_a_gpu_the_same_pairs_and_nearly_the_same_pixels(rows, tmp_path):
     device = torch.device("cuda", torch.cuda.current_device())
     root = random_pairs.make(str(tmp_path / "generated"))
     pairs = paired_images.load(root, "train", str(tmp_path), rows)
-    order = WholeOrder(len(pairs), 6, 7)
+    order = WholeBatchSampler(len(pairs), 6, 7)
     plan = paired_images.PairPlan(pairs, order, 128, augment=True)
     found = {}
     for name, engine in (
@@ -349,7 +349,7 @@ def test_on_a_gpu_the_same_pairs_and_nearly_the_same_pixels(rows, tmp_path):
     ):
         with PairLoader(engine, plan, device) as loader:
             for epoch in (1, 2):
-                loader.set_epoch(epoch)
+                loader.seek((epoch - 1) * len(loader))
                 batches = [(blurry.cpu(), sharp.cpu()) for blurry, sharp in loader]
             assert all(blurry.is_cuda and sharp.is_cuda for blurry, sharp in loader)
             found[name] = batches, loader.receipt.take()

@@ -26,7 +26,7 @@ from datasets.folders.cut import scaled
 from datasets.loaders import measure
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import Order, Sequential
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.conftest import ROOT, finish, start
@@ -75,12 +75,14 @@ def index(folder, tmp_path_factory):
 
 
 def plan_of(index, batch=8, rank=0, world_size=1, size=64) -> Plan:
-    return Plan(index, Order(len(index), batch, 7, rank, world_size), size, augment=True)
+    return Plan(
+        index, BatchSampler(len(index), batch, 7, rank=rank, world_size=world_size), size, augment=True
+    )
 
 
 def epoch_of(loader, epoch=1, start_step=0, steps=None):
     """(images uint8-like float [n, 3, s, s] in 0..255, labels) of the steps, and the receipt's sums."""
-    loader.set_epoch(epoch, start_step)
+    loader.seek((epoch - 1) * len(loader) + start_step)
     mean, std = (
         torch.tensor(each).view(1, 3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     )
@@ -99,7 +101,7 @@ def reference(index):
     from datasets.sampling.receipt import Receipt
 
     plan, receipt = plan_of(index), Receipt()
-    plan.set_epoch(1)
+    plan.seek(0)
     for batch in plan:
         receipt.add(batch.ids, batch.labels, batch.crops)
     return receipt.take()
@@ -130,7 +132,7 @@ def test_pixels_are_those_of_pillow(backend, form, index, packs):
     plan = plan_of(index, size=96)
     with loaders.build(backend, packs[form], plan, CPU, 2) as loader:
         batches, _ = epoch_of(loader)
-    plan.set_epoch(1)
+    plan.seek(0)
     worst_mean, worst_ratio, means = 0.0, float("inf"), []
     for planned, (images, labels) in zip(plan, batches, strict=True):
         assert labels.tolist() == index.labels[planned.ids].tolist()
@@ -206,7 +208,7 @@ def test_every_sample_once_in_an_evaluation_that_does_not_divide(backend, folder
     val = image_folder.load(str(folder), "val", str(tmp_path))
     seen = []
     for rank in range(2):
-        plan = Plan(val, Sequential(len(val), 4, rank, 2), 32)
+        plan = Plan(val, SequentialBatchSampler(len(val), 4, rank=rank, world_size=2), 32)
         with loaders.build(backend, FileStore(val), plan, CPU, 1) as loader:
             for _ in range(2):  # a second evaluation is the first
                 batches = [labels.clone() for _, labels in loader]
@@ -266,16 +268,16 @@ import sys, torch
 from datasets.folders import image_folder
 from datasets import loaders
 from datasets.folders.cut import scaled
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from datasets.sampling.plan import Plan
 from datasets.stores.files import FileStore
 
 if __name__ == "__main__":
     index = image_folder.load(sys.argv[1], "train", sys.argv[2])
-    plan = Plan(index, Order(len(index), 8, 0), 64, augment=True)
+    plan = Plan(index, BatchSampler(len(index), 8, 0), 64, augment=True)
     loader = loaders.build(sys.argv[3], FileStore(index), plan, torch.device("cpu"), 2)
     for epoch in range(10**6):
-        loader.set_epoch(epoch)
+        loader.seek(epoch * len(loader))
         for images, labels in loader:
             print("step", flush=True)
 """

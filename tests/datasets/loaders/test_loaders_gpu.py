@@ -11,7 +11,7 @@ from datasets import loaders
 from datasets.folders import image_folder, random_folder
 from datasets.loaders.device import ToDevice
 from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from datasets.stores.files import FileStore
 
 pytestmark = [
@@ -28,10 +28,10 @@ def index(tmp_path_factory):
 
 
 def _epoch(index, backend):
-    plan = Plan(index, Order(len(index), 64, 5), 96, augment=True)
+    plan = Plan(index, BatchSampler(len(index), 64, 5), 96, augment=True)
     device = torch.device("cuda")
     with loaders.build(backend, FileStore(index), plan, device, 4) as loader:
-        loader.set_epoch(1)
+        loader.seek(0)
         batches = [(images.cpu(), labels.cpu()) for images, labels in loader]
         return batches, loader.receipt.take()
 

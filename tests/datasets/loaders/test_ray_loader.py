@@ -26,7 +26,7 @@ from datasets.loaders.ray.engine import RayEngine
 from datasets.loaders.ray.pool import Pool
 from datasets.loaders.ray.transport import pack, unpack
 from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from datasets.stores.files import FileStore
 from tests.conftest import ROOT, environment
 from tests.support.ray_nodes import RayNodes, wait_until
@@ -398,12 +398,12 @@ def index(tmp_path_factory):
 
 def test_the_engine_delivers_what_threads_deliver(cluster, index):
     def plan():
-        return Plan(index, Order(len(index), 100, 5), 48, augment=True)
+        return Plan(index, BatchSampler(len(index), 100, 5), 48, augment=True)
 
     found = []
     for engine in (Threads(FileStore(index), 2), RayEngine(FileStore(index), 3)):
         with FolderLoader(engine, plan(), torch.device("cpu")) as loader:
-            loader.set_epoch(2, 1)
+            loader.seek(len(loader) + 1)
             found.append([(images.clone(), labels.clone()) for images, labels in loader])
             found.append(loader.receipt.take())
     assert torch.equal(found[1], found[3]) and len(found[0]) == len(found[2]) == 5
@@ -416,7 +416,7 @@ def test_an_engine_s_unreadable_image_is_named(cluster, index, tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[:100])
     try:
-        plan = Plan(index, Order(len(index), 64, 5), 48, augment=True)
+        plan = Plan(index, BatchSampler(len(index), 64, 5), 48, augment=True)
         with (
             FolderLoader(RayEngine(store, 2), plan, torch.device("cpu")) as loader,
             pytest.raises(BadInput, match=f"{path.name} has 100 bytes"),

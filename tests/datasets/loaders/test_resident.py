@@ -11,7 +11,7 @@ from datasets.loaders.engines.resident import Gather, ResidentLoader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, Windows, crop_flip
 from datasets.sampling.receipt import batch_sums
-from datasets.sampling.sampler import Order, Sequential
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 
 class _OnAnyDevice(ResidentLoader):
@@ -82,13 +82,13 @@ def test_sums_pass_two_to_the_64th_in_either_arithmetic():
 )
 def test_the_same_loader_whatever_holds_the_images(kind, device):
     data = _set(count=5000)
-    cases = [(Order(len(data), 48, 9), True), (Sequential(len(data), 999), False)]
+    cases = [(BatchSampler(len(data), 48, 9), True), (SequentialBatchSampler(len(data), 999), False)]
     for order, augment in cases:
         theirs = MemoryLoader(data, order, torch.device("cpu"), augment)
         found = []
         for loader in (theirs, kind(data, order, torch.device(device), augment)):
             if augment:
-                loader.set_epoch(2, start_step=7)
+                loader.seek(len(loader) + 7)
             batches = [(images.cpu(), labels.cpu()) for images, labels in loader]
             found.append((batches, loader.receipt.take()))
             assert loader.waited > 0
@@ -102,8 +102,8 @@ def test_the_same_loader_whatever_holds_the_images(kind, device):
 def test_only_what_was_delivered_is_in_the_receipt():
     """Batches are planned many at a time; a training that ends in between has not seen the others."""
     data = _set()
-    loader = MemoryLoader(data, Order(len(data), 10, 0), torch.device("cpu"), augment=True)
-    loader.set_epoch(1)
+    loader = MemoryLoader(data, BatchSampler(len(data), 10, 0), torch.device("cpu"), augment=True)
+    loader.seek(0)
     for _ in itertools.islice(loader, 3):
         pass
     assert loader.receipt.take().shape == (3, 3)

@@ -12,7 +12,7 @@ from common.exits import BadInput
 from datasets import loaders, stores
 from datasets.folders import image_folder
 from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from datasets.stores import files
 from tests.support import redis_server
 from tests.support.fault_proxy import FaultProxy
@@ -75,9 +75,9 @@ def indexes(folder, tmp_path):
 
 def receipt_of(store, backend: str) -> tuple[str, torch.Tensor]:
     """Of an epoch, and its images."""
-    plan = Plan(store.index, Order(len(store.index), 2, 0), 24, augment=True)
+    plan = Plan(store.index, BatchSampler(len(store.index), 2, 0), 24, augment=True)
     with loaders.build(backend, store, plan, CPU, 2) as loader:
-        loader.set_epoch(1)
+        loader.seek(0)
         images = torch.stack([images.clone() for images, _ in loader])
         taken = loader.receipt.take(CPU)
     return taken.tolist(), images

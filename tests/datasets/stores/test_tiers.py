@@ -16,7 +16,7 @@ from datasets import loaders
 from datasets.folders import image_folder
 from datasets.sampling.plan import Plan
 from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import Order
+from datasets.sampling.sampler import BatchSampler
 from datasets.stores import Stores, forms, local, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, leases, servers, wire
@@ -74,12 +74,12 @@ def opened(url, index, mode="active"):
 
 
 def plan_of(index, rank=0, world_size=1) -> Plan:
-    return Plan(index, Order(len(index), 8, 7, rank, world_size), 64, augment=True)
+    return Plan(index, BatchSampler(len(index), 8, 7, rank=rank, world_size=world_size), 64, augment=True)
 
 
 def epoch_of(loader, epoch=1, at_step=lambda step: None):
     """The batches, and the receipt's sums."""
-    loader.set_epoch(epoch)
+    loader.seek((epoch - 1) * len(loader))
     batches = []
     for step, (images, labels) in enumerate(loader):
         batches.append((images.clone(), labels.clone()))
@@ -95,7 +95,7 @@ def equal(some, others) -> bool:
 
 def planned(index, epoch=1) -> torch.Tensor:
     plan, receipt = plan_of(index), Receipt()
-    plan.set_epoch(epoch)
+    plan.seek((epoch - 1) * len(plan))
     for batch in plan:
         receipt.add(batch.ids, batch.labels, batch.crops)
     return receipt.take()

@@ -1,3 +1,4 @@
+import itertools
 import time
 import tracemalloc
 
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.exits import BadInput
-from datasets.sampling.sampler import Order, Sequential, WholeOrder, permute
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 97, 100, 1438, 4096, 50_000])
@@ -17,20 +18,22 @@ def test_permutation_is_a_bijection(size):
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 @pytest.mark.parametrize("size, batch", [(1438, 128), (50_000, 128), (100, 8)])
 def test_global_batches_are_the_same_at_any_world_size(size, batch, world_size):
-    alone = Order(size, batch, seed=5)
-    ranks = [Order(size, batch, seed=5, rank=rank, world_size=world_size) for rank in range(world_size)]
+    alone = BatchSampler(size, batch, seed=5)
+    ranks = [
+        BatchSampler(size, batch, seed=5, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
     for epoch in (1, 2):
         for order in (alone, *ranks):
-            order.set_epoch(epoch)
+            order.seek((epoch - 1) * len(order))
         for whole, *parts in zip(alone, *ranks, strict=True):
             assert np.concatenate(parts).tolist() == whole.tolist()
 
 
 def test_an_epoch_visits_no_sample_twice_and_epochs_differ():
-    order = Order(1000, 30, seed=1)
+    order = BatchSampler(1000, 30, seed=1)
     epochs = []
     for epoch in (1, 2):
-        order.set_epoch(epoch)
+        order.seek((epoch - 1) * len(order))
         epochs.append(np.concatenate(list(order)))
         assert len(set(epochs[-1].tolist())) == 990 == 30 * len(order)
     assert (epochs[0] != epochs[1]).mean() > 0.99
@@ -38,14 +41,41 @@ def test_an_epoch_visits_no_sample_twice_and_epochs_differ():
 
 
 def test_resuming_and_random_access_give_the_same_batches():
-    order = Order(10_007, 16, seed=2**40)
-    order.set_epoch(3)
+    order = BatchSampler(10_007, 16, seed=2**40)
+    order.seek(2 * len(order))
     whole = list(order)
-    order.set_epoch(3, start_step=600)
+    order.seek(2 * len(order) + 600)
     assert np.array_equal(np.concatenate(list(order)), np.concatenate(whole[600:]))
-    assert all(np.array_equal(order.batch(step), whole[step]) for step in (0, 255, 256, 624))
-    order.set_epoch(3, start_step=len(order))
-    assert list(order) == []
+    assert all(np.array_equal(order.batch(2 * len(order) + step), whole[step]) for step in (0, 255, 256, 624))
+
+
+@pytest.mark.parametrize("kind, length", [(BatchSampler, 3), (WholeBatchSampler, 4)])
+def test_a_training_continues_after_any_step(kind, length):
+    """Epochs are numbered from 1; an epoch that is complete comes again with no batch left."""
+    sampler = kind(34, 10, seed=4, epochs=3, max_steps=3 * length - 1)
+    assert (len(sampler), sampler.total_steps) == (length, 3 * length - 1)
+    whole = [(epoch, ids.tolist()) for epoch in sampler.epochs_from(0) for ids in sampler]
+    assert [epoch for epoch, _ in whole] == [1] * length + [2] * length + [3] * (length - 1)
+    for step in range(sampler.total_steps + 1):
+        first = max(1, -(-step // length))
+        rest = [(epoch, [ids.tolist() for ids in sampler]) for epoch in sampler.epochs_from(step)]
+        assert [epoch for epoch, _ in rest] == list(range(first, 4))
+        assert [(epoch, ids) for epoch, batches in rest for ids in batches] == whole[step:]
+        sampler.seek(step)
+        assert sampler.epoch == step // length + 1
+        assert [ids.tolist() for ids in sampler] == [
+            ids for epoch, ids in whole[step:] if epoch == sampler.epoch
+        ]
+    for step in (-1, sampler.total_steps + 1):
+        with pytest.raises(BadInput, match=f"step {step} is not in 0..{sampler.total_steps}"):
+            sampler.seek(step)
+
+
+def test_limits_of_a_training():
+    assert BatchSampler(34, 10, 0).total_steps is None
+    assert BatchSampler(34, 10, 0, max_steps=7).total_steps == 7
+    assert BatchSampler(34, 10, 0, epochs=2, max_steps=7).total_steps == 6
+    assert list(itertools.islice(BatchSampler(34, 10, 0).epochs_from(5), 3)) == [2, 3, 4]
 
 
 def _chi_square_bound(cells):
@@ -94,7 +124,7 @@ def test_epochs_and_seeds_are_independent(other):
 
 
 def test_a_billion_samples_cost_the_memory_of_a_batch():
-    order = Order(10**9, 256, seed=0)
+    order = BatchSampler(10**9, 256, seed=0)
     tracemalloc.start()
     ids = order.batch(3_000_000)
     peak = tracemalloc.get_traced_memory()[1]
@@ -109,7 +139,9 @@ def test_a_billion_samples_cost_the_memory_of_a_batch():
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 359, 1000, 10_000])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
 def test_sequential_visits_each_sample_once(size, world_size):
-    parts = [Sequential(size, 100, rank, world_size) for rank in range(world_size)]
+    parts = [
+        SequentialBatchSampler(size, 100, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
     batches = [list(part) for part in parts]
     assert [len(part) for part in parts] == [len(part) for part in batches]
     ids = [int(sample) for part in batches for batch in part for sample in batch]
@@ -120,12 +152,15 @@ def test_sequential_visits_each_sample_once(size, world_size):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("size, batch", [(1, 6), (19, 6), (24, 6), (26, 12), (10_007, 6)])
 def test_whole_order_visits_each_sample_once(size, batch, world_size, shuffle):
-    alone = WholeOrder(size, batch, 5, shuffle=shuffle)
-    ranks = [WholeOrder(size, batch, 5, rank, world_size, shuffle) for rank in range(world_size)]
+    alone = WholeBatchSampler(size, batch, 5, shuffle=shuffle)
+    ranks = [
+        WholeBatchSampler(size, batch, 5, rank=rank, world_size=world_size, shuffle=shuffle)
+        for rank in range(world_size)
+    ]
     epochs = []
     for epoch in (1, 2):
         for order in (alone, *ranks):
-            order.set_epoch(epoch)
+            order.seek((epoch - 1) * len(order))
         batches = [np.concatenate(parts).tolist() for parts in zip(*ranks, strict=True)]
         assert batches == [each.tolist() for each in alone], "the k-th batch is the same at any world size"
         assert [len(each) for each in batches[:-1]] == [batch] * (len(alone) - 1)
@@ -139,12 +174,12 @@ def test_whole_order_visits_each_sample_once(size, batch, world_size, shuffle):
 
 
 def test_whole_order_goes_on_in_the_middle():
-    order = WholeOrder(10_007, 16, seed=2**40, rank=1, world_size=2)
-    order.set_epoch(3)
+    order = WholeBatchSampler(10_007, 16, seed=2**40, rank=1, world_size=2)
+    order.seek(2 * len(order))
     whole = list(order)
-    order.set_epoch(3, start_step=600)
+    order.seek(2 * len(order) + 600)
     assert np.array_equal(np.concatenate(list(order)), np.concatenate(whole[600:]))
-    assert all(np.array_equal(order.batch(step), whole[step]) for step in (0, 255, 256, 625))
+    assert all(np.array_equal(order.batch(2 * len(order) + step), whole[step]) for step in (0, 255, 256, 625))
 
 
 @pytest.mark.parametrize(
@@ -161,4 +196,4 @@ def test_whole_order_goes_on_in_the_middle():
 )
 def test_bad_numbers_are_named(arguments, message):
     with pytest.raises(BadInput, match=message.replace("(", r"\(").replace(")", r"\)")):
-        Order(**arguments)
+        BatchSampler(**arguments)
