@@ -45,8 +45,7 @@ class Stores:
 
             cached = RedisStore(self._servers, index, self.mode)
             source = self._kept(Tiers(cached, files))
-            some = range(0, len(index), -(-len(index) // 100))
-            if self.mode == "offline" and not cached.lengths(some).any():
+            if self.mode == "offline" and cached.is_empty():
                 self._say(f"the cache holds nothing of {cached.name}: --cache_mode offline needs a preload")
         if self.folder:
             tiers = source if source is not files and source.form == "decoded" else None

@@ -32,7 +32,7 @@ class Tiers:
         except Exception as error:  # a mistake of ours, even
             if not self._said:
                 self._said = True
-                self.cache.servers.say(f"cache {self.cache.servers.address}: {error!r}; the files are read")
+                self.cache.servers.log(f"cache {self.cache.servers.address}: {error!r}; the files are read")
             found = [None] * len(ids)
         if hasattr(self.files, "fetch"):
             missing = [place for place, value in enumerate(found) if value is None]

@@ -9,7 +9,6 @@ import numpy as np
 
 from common.exits import BadInput
 from datasets.stores import pack, pack_lease
-from datasets.stores.forms import Sample
 from launch.cache.check import DAMAGED, MISSING
 from launch.cache.sets import DataSet, Room
 
@@ -32,7 +31,7 @@ class Packs:
 
     @contextlib.contextmanager
     def reader(self, index, form: str, short_side: int):
-        """read(ids) -> list[Sample | MISSING | DAMAGED], for threads."""
+        """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
         path = self._path(index, form, short_side)
         meta, store = pack.described(path), None
         if wrong := pack.damage(path, meta):
@@ -42,11 +41,11 @@ class Packs:
         else:
             self._say(f"{index.split}: there is no finished pack {path}")
 
-        def read(ids: np.ndarray) -> list[Sample | str]:
-            found = []
+        def read(ids: np.ndarray) -> list[bytes | np.ndarray | str]:
+            found: list[bytes | np.ndarray | str] = []
             for id in ids.tolist():
                 try:
-                    found.append(store.sample(id) if store else DAMAGED if wrong else MISSING)
+                    found.append(_content(store, id) if store else DAMAGED if wrong else MISSING)
                 except (BadInput, LookupError, ValueError):
                     found.append(DAMAGED)
             return found
@@ -89,6 +88,13 @@ class Packs:
 
     def _path(self, index, form: str, short_side: int) -> str:
         return pack.place(self.folder, index, form, short_side)
+
+
+def _content(store: pack.PackStore, id: int) -> bytes | np.ndarray:
+    height, width, content = store.sample(id)
+    if store.form == "encoded":
+        return bytes(content)
+    return np.frombuffer(content, np.uint8).reshape(height, width, 3)
 
 
 def _data_set(path: str, meta: dict) -> DataSet:

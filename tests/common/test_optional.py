@@ -44,7 +44,7 @@ def broken(monkeypatch):
 
 USES = {
     "pyarrow": (lambda: pack._mapped("x"), "pyarrow"),
-    "redis": (servers._redis, r"'redis\[hiredis\]'"),
+    "redis": (servers.load_redis, r"'redis\[hiredis\]'"),
     "sklearn": (lambda: digits.load(".", False), "scikit-learn"),
     "boto3": (lambda: connect("s3", endpoint("s3"), 1, 1.0), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),

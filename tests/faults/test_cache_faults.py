@@ -8,7 +8,7 @@ import torch
 from datasets import loaders
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, servers, wire
+from datasets.stores.shared import address, servers
 from datasets.stores.shared.redis import RedisStore
 from datasets.stores.tiers import Tiers
 from tests.datasets.stores.test_tiers import epoch_of, equal, index, plan_of, planned, uncached  # noqa: F401
@@ -88,7 +88,7 @@ class Trouble:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_data_under_every_fault(seed, tmp_path, index, uncached, monkeypatch):  # noqa: F811
     """A quarter of the faults each: one server or a Cluster, both forms, in turn by every engine."""
-    monkeypatch.setattr(wire, "READ", 0.15)
+    monkeypatch.setattr(servers, "READ", 0.15)
     monkeypatch.setattr(servers, "_WORTH", 1)  # else a server that is stopped again and again is left alone
     draw = random.Random(seed)
     form = forms.FORMS[seed % 2]

@@ -1,52 +1,53 @@
 """A data set in Redis or Valkey, which all nodes share: one server, a Cluster, or a cloud's managed service.
 
 A sample is a string under a key of its data set's fingerprint, form and id, so changed data are never served
-from what was kept before. It begins with its size and a CRC-32 of key, size and content; what does not fit is
-a miss, and counted. Keys end in ":<id>" after a hash tag: one of 128 groups, evenly over a Cluster's slots,
-so that what lies on one node is asked for together.
+from what was kept before. It begins with its size and a CRC-32 of key, size and content; a value that does
+not fit is a miss, and counted. Keys end in ":<id>" after a hash tag: one of 128 groups, evenly over a
+Cluster's slots, so that samples of one group are asked for together.
 """
 
 import contextlib
+import itertools
 import os
 import struct
-import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from datasets.stores import forms
 from datasets.stores.forms import Sample
-from datasets.stores.shared import leases, wire
-from datasets.stores.shared.servers import GROUPS, TAGS, Servers, Unavailable
+from datasets.stores.shared import leases
+from datasets.stores.shared.servers import GROUPS, Server, Servers, Unavailable, load_redis
 
 _HEADER = struct.Struct("<4sIIQI")  # magic, height, width, bytes, crc32
 _MAGIC = b"BFS\1"
+_REQUEST = 800_000  # bytes asked for at a time: larger answers are slower
 _PUT = 16  # samples that are sent before their answers are read
 _WAITING = 64 << 20  # bytes of samples that wait to be put; more are left out, and put in the next epoch
-_BEAT = 5.0  # seconds between the figures and signs of life that are sent
+_BEAT = 5.0  # seconds between the counts and heartbeats that are sent
 _FULL, _LONGEST_FULL = 15.0, 240.0  # seconds before the next try to put into a full server
-_USED = 0.9  # share of the memory that is filled where the server would evict
+_USED = 0.9  # share of the memory that is filled if the server would evict
 _LOOK = 64 << 20  # bytes put between looks at that
 _NODES = 8  # asked at a time
-_BUFFERS = 8  # kept for each server, to be read into again
 COUNTED = ("hits", "misses", "bad", "errors", "put")
 
 
 class RedisStore:
     """The samples of a data set on the servers. index: an image_folder.Index.
 
-    mode: "active" takes its part in putting what was missed, and the last job that lets go takes all away;
-    "offline" reads what was put by a preload, which stays; "" neither puts nor holds a lease (to preload and
-    look after it). `counts`: hits, misses, bad, errors and put of this process so far. reads: SharedCounts
-    that the first four of what is read are added to, too.
+    mode: "active" puts what was missed, and the last job that closes deletes all; "offline" reads what was
+    put by a preload, which stays; "" neither puts nor holds a lease (for tools). `counts`: hits, misses, bad,
+    errors and put of this process so far. reads: SharedCounts that the first four are added to, too. Threads
+    may share one; it can be pickled, and survives a fork.
     """
 
     def __init__(self, servers: Servers, index, mode: str = "", form: str | None = None, reads=None):
         self.servers, self.index, self.mode, self.reads = servers, index, mode, reads
-        self._owner = os.getpid()
+        self._owner: int | None = os.getpid()
         self.form = form or servers.address.form
         label = self.form if self.form == "encoded" else f"{self.form}{forms.SHORT_SIDE}"
         self.name = f"{index.fingerprint}:{label}"
@@ -54,59 +55,51 @@ class RedisStore:
         self.lease = leases.Lease(servers, self.name, len(index), mode, title)
         self._renew()
         if mode:
-            self._at_work()
+            self._start()
 
     def read(self, ids) -> list[bytes | np.ndarray | None]:
         """Return the samples: the files' bytes, or uint8 [height, width, 3]; None for each miss.
 
         ids: int64 [n]. Never raises for a fault of a server.
         """
-        return [sample and self._of_form(sample) for sample in self.get(ids)]
-
-    def _of_form(self, sample: Sample) -> bytes | np.ndarray:
-        if self.form == "encoded":
-            return bytes(sample.content)
-        return np.frombuffer(sample.content, np.uint8).reshape(sample.height, sample.width, 3)
-
-    def get(self, ids) -> list[Sample | None]:
-        """The samples, None for those that are not there. ids: int64 [n]. Never raises for a server's
-        faults."""
-        return [self.checked(id, raw) for id, raw in zip(ids, self.fetch(ids), strict=True)]
-
-    def fetch(self, ids) -> list[np.ndarray | None]:
-        """The values as they came, uint8 [n] each, for checked(): the checksum is left to whoever decodes."""
+        self._start()
         ids = np.asarray(ids, dtype=np.int64)
-        self._at_work()
-        found: list[np.ndarray | None] = [None] * len(ids)
-        lengths = (forms.sizes(self.index, ids, self.form)[2] + _HEADER.size).tolist()
-        parts, lost = self._parts(ids)
+        groups = ids % GROUPS if self.servers.cluster else np.zeros_like(ids)
+        found: list[bytes | np.ndarray | None] = [None] * len(ids)
+        parts: dict[Server | None, list[int]] = {}
+        for place in np.argsort(groups, kind="stable").tolist():
+            parts.setdefault(self.servers.up(int(groups[place])), []).append(place)
+        lost = len(parts.pop(None, ()))
 
-        def read(part) -> tuple[int, int]:
-            return self._read(*part, ids, lengths, found)
+        def read_part(part: tuple[Server, list[int]]) -> tuple[int, int]:
+            return self._read(*part, ids, groups, found)
 
-        outcomes = list((self._pool().map if len(parts) > 1 else map)(read, parts.items()))
-        bad, errors = (sum(column) for column in zip((0, lost), *outcomes, strict=True))
+        outcomes = (self._pool().map if len(parts) > 1 else map)(read_part, parts.items())
+        bad, failed = (sum(column) for column in zip((0, lost), *outcomes, strict=True))
         missing = sum(value is None for value in found)
-        self._count_reads(hits=len(ids) - missing, misses=missing - bad - errors, bad=bad, errors=errors)
+        counts = {"hits": len(ids) - missing, "misses": missing - bad - failed, "bad": bad, "errors": failed}
+        self._count(**counts)
+        if self.reads:
+            self.reads.add(**counts)
         return found
 
-    def checked(self, id: int, raw: np.ndarray | None) -> Sample | None:
-        """The sample in a value; None, and counted, where it is not what was put."""
-        if raw is None:
-            return None
-        magic, height, width, size, checksum = _HEADER.unpack_from(raw)
-        content = raw[_HEADER.size :]
-        expected = forms.size(self.index, id, self.form)
-        right = (magic, len(content)) == (_MAGIC, size) and (height, width, size) == expected
-        if right and zlib.crc32(content, self._seed(id, height, width, size)) == checksum:
-            return Sample(height, width, content)
-        self._count_reads(hits=-1, bad=1)
-        return None
+    def fetch(self, ids) -> list[np.ndarray | None]:
+        return [None if each is None else np.frombuffer(each, np.uint8) for each in self.read(ids)]
+
+    def checked(self, id: int, content: np.ndarray | None) -> Sample | None:
+        return None if content is None else Sample(*forms.size(self.index, id, self.form)[:2], content)
+
+    def is_empty(self) -> bool:
+        """Whether none of up to 100 samples is there. False if the servers cannot be asked now."""
+        try:
+            return not self.lengths(range(0, len(self.index), -(-len(self.index) // 100))).any()
+        except Unavailable:
+            return False
 
     def put(self, ids, samples: list[Sample]) -> int:
-        """Keep the samples. Returns how many of them were taken: none where a server is full or away."""
-        self._at_work()
-        parts: dict = {}
+        """Keep the samples. Return how many of them were taken: none if a server is full or away."""
+        self._start()
+        parts: dict[Server, list] = {}
         for id, sample in zip(ids, samples, strict=True):
             if server := self.servers.up(id % GROUPS):
                 parts.setdefault(server, []).append((int(id), sample))
@@ -115,34 +108,32 @@ class RedisStore:
             for first in range(0, len(entries), _PUT):
                 part = entries[first : first + _PUT]
                 commands = [
-                    ("SET", self._key(id), self._value(id, sample), *self._ending(id)) for id, sample in part
+                    ("SET", self._key(id), self._value(id, sample), *self._expiry(id)) for id, sample in part
                 ]
                 size = sum(len(command[2]) for command in commands)
-                if time.monotonic() < server.full_until or not self._has_room(server, size):
-                    break
                 try:
-                    answers = server.execute(*commands)
+                    if time.monotonic() < server.full_until or not self._has_room(server, size):
+                        break
+                    answers = server.execute(*commands, errors=True)
                 except Unavailable:
-                    self.servers.begin()
                     self._count(errors=len(part))
                     break
-                taken += answers.count(b"OK")
-                refused = [answer for answer in answers if isinstance(answer, wire.Refused)]
-                if refused:
-                    self._not_taken(server, refused[0])
+                taken += answers.count(True)
+                if refused := [answer for answer in answers if isinstance(answer, Exception)]:
+                    self._pause_puts(server, refused[0])
                     break
         self._count(put=taken)
         return taken
 
     def wants(self, id: int) -> bool:
-        """Whether put_later() makes sense now: not offline, and not where a server is full or away."""
+        """Whether put_later() makes sense now: not offline, and not if a server is full or away."""
         if self.mode != "active" or self._waiting_bytes > _WAITING:
             return False
         server = self.servers.up(id % GROUPS)
         return server is not None and time.monotonic() >= server.full_until
 
     def put_later(self, id: int, sample: Sample) -> None:
-        """put() in the background."""
+        """Put one sample in the background."""
         with self._lock:
             self._waiting.append((id, sample))
             self._waiting_bytes += len(sample.content)
@@ -150,20 +141,23 @@ class RedisStore:
         if several:
             self.servers.wake()
 
-    def lengths(self, ids) -> np.ndarray:
-        """Bytes of the values that are there, int64 [n]; 0: there is none; -1: it cannot be known now."""
-        return self._asked("STRLEN", ids)
+    def lengths(self, ids, log: Callable[[int], object] = lambda count: None) -> np.ndarray:
+        """Return the bytes of the values, int64 [n]; 0: there is none; -1: another kind of value.
 
-    def whole(self, ids) -> np.ndarray:
-        """What lengths() says of values that are as they were put, int64 [n]."""
+        log: takes how many samples were asked for since its last call. Raises Unavailable.
+        """
+        return leases.ask(self.servers, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log)
+
+    def whole_lengths(self, ids) -> np.ndarray:
+        """Return what lengths() returns for values that are as they were put, int64 [n]."""
         return forms.sizes(self.index, np.asarray(ids, dtype=np.int64), self.form)[2] + _HEADER.size
 
     def keep(self, ids) -> None:
-        """Make samples that an active job has put stay."""
-        self._asked("PERSIST", ids)
+        """Make samples stay that an active job has put. Raises Unavailable."""
+        leases.ask(self.servers, self.name, "PERSIST", np.asarray(ids, dtype=np.int64))
 
     def close(self) -> None:
-        """Let go; the last one of an active data set takes it away."""
+        """Release the lease; the last one of an active data set deletes it."""
         self._tick(last=True)
         self.lease.release()
         if self._threads:
@@ -182,59 +176,68 @@ class RedisStore:
     def _renew(self) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
         self.counts, self._sent = dict.fromkeys(COUNTED, 0), dict.fromkeys(COUNTED, 0)
-        self._waiting, self._waiting_bytes, self._beat_at = [], 0, 0.0
-        self._threads, self._buffers, self._ticking = None, [], False
-        self._looked: dict = {}
+        self._waiting: list[tuple[int, Sample]] = []
+        self._waiting_bytes, self._beat_at = 0, 0.0
+        self._threads: ThreadPoolExecutor | None = None
+        self._ticking, self._unlooked = False, dict[Server, int]()
         self._swept = os.getpid() != self._owner
 
-    def _at_work(self) -> None:
-        """In a process that has only just begun, or that was forked: the background thread knows of this."""
+    def _start(self) -> None:
+        """Make the background thread work for this, also in a process that was forked."""
         if os.getpid() != self._pid:
             self._renew()
         if not self._ticking:
             self._ticking = True
             self.servers.each_tick(self._tick)
 
-    def _parts(self, ids: np.ndarray) -> tuple[dict, int]:
-        """{server: lists of places in ids, whose keys may be asked for together}, and how many have none."""
-        parts, lost = {}, 0
-        groups = ids % GROUPS
-        for group, places in _places(groups) if self.servers.cluster else [(0, list(range(len(ids))))]:
-            if server := self.servers.up(group):
-                parts.setdefault(server, []).append(places)
-            else:
-                lost += len(places)
-        return parts, lost
+    def _read(self, server: Server, places: list[int], ids, groups, found: list) -> tuple[int, int]:
+        """Fill in what a server has. Return (damaged values, values that could not be asked for)."""
+        sizes = forms.sizes(self.index, ids[places], self.form)[2]
+        requests = [  # each of MGETs, each of places in ids
+            [list(keys) for _, keys in itertools.groupby(request, lambda place: groups[place])]
+            for request in np.split(places, np.flatnonzero(np.diff(np.cumsum(sizes) // _REQUEST)) + 1)
+        ]
 
-    def _read(self, server, groups: list[list[int]], ids, lengths, found) -> tuple[int, int]:
-        """Fill in what the server has. (bad values, values that could not be asked for)."""
-        places = [place for group in groups for place in group]
-        keys = [[self._key(ids[place]) for place in group] for group in groups]
-        wanted = [lengths[place] for place in places]
-        memory, array = self._buffer(wire.room(wanted))
+        errors = load_redis().exceptions
+
+        def ask(client) -> list:
+            answers = []
+            for request in requests:
+                pipeline = client.pipeline(transaction=False)
+                for keys in request:
+                    pipeline.mget([self._key(ids[place]) for place in keys])
+                for keys, answer in zip(request, pipeline.execute(raise_on_error=False), strict=True):
+                    moved = isinstance(answer, (errors.AskError, errors.TryAgainError))
+                    answers += [answer] * len(keys) if moved else _checked(answer, len(keys))
+            return answers
+
         try:
-            values = server.values(keys, wanted, memory)
+            values = server.call(ask, int(sizes.sum()), again=True)
         except Unavailable:
-            self.servers.begin()
             return 0, len(places)
+        bad = moved = 0
         for place, value in zip(places, values, strict=True):
-            if isinstance(value, tuple):
-                found[place] = array[value[0] : value[1]]
-        bad, errors = values.count(wire.BAD), values.count(wire.REFUSED)
-        if errors:
-            self.servers.moved()
-        return bad, errors
+            if isinstance(value, Exception):
+                moved += 1
+            elif value is not None:
+                found[place] = self._content(int(ids[place]), value)
+                bad += found[place] is None
+        if moved:
+            self.servers.find_slots()
+        return bad, moved
 
-    def _buffer(self, size: int) -> tuple[bytearray, np.ndarray]:
-        """Memory that nobody reads any more: fresh memory would cost a third of what it takes to fill it."""
-        with self._lock:
-            for memory, array, count in _references(self._buffers):
-                if count == _OURS and len(memory) >= size:
-                    return memory, array[:]
-            memory = bytearray(size + size // 8)  # the next batch may be larger
-            kept = self._buffers[-_BUFFERS * len(self.servers) + 1 :]
-            self._buffers = [*kept, (memory, np.frombuffer(memory, np.uint8))]
-            return memory, self._buffers[-1][1][:]
+    def _content(self, id: int, value: bytes) -> bytes | np.ndarray | None:
+        """Return the sample in a value, None if it is not what was put."""
+        height, width, size = forms.size(self.index, id, self.form)
+        if len(value) != _HEADER.size + size:
+            return None
+        content = memoryview(value)[_HEADER.size :]
+        checksum = zlib.crc32(content, self._seed(id, height, width, size))
+        if value[: _HEADER.size] != _HEADER.pack(_MAGIC, height, width, size, checksum):
+            return None
+        if self.form == "encoded":
+            return bytes(content)
+        return np.frombuffer(content, np.uint8).reshape(height, width, 3)
 
     def _pool(self) -> ThreadPoolExecutor:
         """To ask several nodes at a time."""
@@ -254,66 +257,40 @@ class RedisStore:
     def _seed(self, id: int, height: int, width: int, size: int) -> int:
         return zlib.crc32(self._key(id) + struct.pack("<IIQ", height, width, size))
 
-    def _ending(self, id: int) -> tuple:
-        """An active set does not stay, even where nobody is left to take it away."""
+    def _expiry(self, id: int) -> tuple:
+        """An active set does not stay, even if no job is left to delete it."""
         seconds = leases.LEFT - id * 7919 % (leases.LEFT // 4)  # not all at one time
         return () if self.lease.stays else ("EX", seconds)
 
-    def _has_room(self, server, size: int) -> bool:
-        """Whether to put so much: not what would push out something else."""
-        looked = self._looked.setdefault(server, {"left": 0, "room": True})
-        looked["left"] -= size
-        if looked["left"] < 0:
-            try:
-                answer = server.execute(("INFO", "memory"))[0]
-            except Unavailable:
-                return False
-            if not isinstance(answer, bytes):
-                answer = b""
-            known = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+    def _has_room(self, server: Server, size: int) -> bool:
+        """Whether so much may be put without pushing out something else. Raises Unavailable."""
+        self._unlooked[server] = self._unlooked.get(server, 0) - size
+        if self._unlooked[server] < 0:
+            known = server.memory()
             evicts = known.get("maxmemory_policy", "noeviction") != "noeviction"
-            limit, used = int(known.get("maxmemory", 0)), int(known.get("used_memory", 0))
-            looked |= {"left": _LOOK, "room": not (evicts and limit and used > _USED * limit)}
-            if not looked["room"]:
-                self._not_taken(server, "it is nearly full, and would evict what it has")
-        return looked["room"]
+            if evicts and 0 < _USED * known.get("maxmemory", 0) < known.get("used_memory", 0):
+                self._pause_puts(server, "it is nearly full, and would evict what it has")
+                return False
+            self._unlooked[server] = _LOOK
+        return True
 
-    def _not_taken(self, server, reason) -> None:
-        """Nothing more is put there for a while; what it has is still read."""
+    def _pause_puts(self, server: Server, reason: object) -> None:
+        """Put nothing more there for a while; what it has is still read."""
         if not server.full_pause:
-            self.servers.say(
+            self.servers.log(
                 f"cache {server.name} takes no more samples: {reason}; the rest comes from the next tier"
             )
         server.full_pause = min(max(_FULL, 2 * server.full_pause), _LONGEST_FULL)
         server.full_until = time.monotonic() + server.full_pause
-        self._looked.pop(server, None)
-
-    def _asked(self, command: str, ids) -> np.ndarray:
-        """The command's answer for each sample, int64 [n]; -1 where there is none."""
-        ids, found = np.asarray(ids, dtype=np.int64), np.full(len(ids), -1, np.int64)
-        for group, places in _places(ids % GROUPS):
-            try:
-                answers = self.servers.at(TAGS[group]).execute(
-                    *((command, self._key(id)) for id in ids[places].tolist())
-                )
-            except Unavailable:
-                self.servers.wake()
-                continue
-            found[places] = [answer if isinstance(answer, int) else -1 for answer in answers]
-        return found
+        self._unlooked.pop(server, None)
 
     def _count(self, **counts: int) -> None:
         with self._lock:
             for name, number in counts.items():
                 self.counts[name] += number
 
-    def _count_reads(self, **counts: int) -> None:
-        self._count(**counts)
-        if self.reads:
-            self.reads.add(**counts)
-
     def _tick(self, last: bool = False) -> None:
-        """In the background: put what waits; now and then send figures and a sign of life."""
+        """In the background: put what waits; now and then send counts and a heartbeat."""
         while self._waiting:
             with self._lock:
                 part, self._waiting = self._waiting[: 4 * _PUT], self._waiting[4 * _PUT :]
@@ -323,7 +300,7 @@ class RedisStore:
             return
         self._beat_at = time.monotonic() + _BEAT
         for server in self.servers if os.getpid() == self._owner else ():
-            with contextlib.suppress(Unavailable):  # to notice, and say, that it is away
+            with contextlib.suppress(Unavailable):  # to notice, and log, that it is away
                 server.execute(("PING",))
         with self._lock:
             counts = dict(self.counts)
@@ -335,16 +312,10 @@ class RedisStore:
                 self._swept = True
 
 
-def _places(groups: np.ndarray):
-    """(group, the places where it stands) for every group."""
-    order = np.argsort(groups, kind="stable")
-    starts = np.flatnonzero(np.diff(groups[order], prepend=-1)).tolist()
-    for first, last in zip(starts, [*starts[1:], len(order)], strict=True):
-        yield int(groups[order[first]]), order[first:last].tolist()
-
-
-def _references(buffers: list) -> list:
-    return [(memory, array, sys.getrefcount(array)) for memory, array in buffers]
-
-
-_OURS = _references([(bytearray(1), np.empty(1))])[0][2]
+def _checked(answer, count: int) -> list:
+    """Return the answer to MGET. Raises what the server answers instead."""
+    if isinstance(answer, Exception):
+        raise answer
+    if not isinstance(answer, list) or len(answer) != count:
+        raise ConnectionError(f"{count} values were asked for, the answer is {answer!r:.20}")
+    return answer

@@ -19,7 +19,7 @@ from datasets import loaders
 from datasets.compat import by_path
 from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder
 from datasets.stores import pack
-from datasets.stores.shared import address, wire
+from datasets.stores.shared import address, servers
 from tests.conftest import free_port
 from tests.support import pictures
 from tests.support.redis_server import PASSWORD, RIGHTS, RedisServer, files_with, needed, until, with_user
@@ -217,7 +217,7 @@ def test_a_damaged_pack(images, cache_dir, tmp_path):
 
 @needed
 def test_servers_that_fail(images, cache_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(wire, "READ", 0.3)
+    monkeypatch.setattr(servers, "READ", 0.3)
     paths, said = whole(images), []
     with RedisServer(tmp_path) as server:
         client, host = server.client(), f"127.0.0.1:{server.port}"

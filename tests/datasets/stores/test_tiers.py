@@ -19,7 +19,7 @@ from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores import Stores, forms, local, pack
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, leases, servers, wire
+from datasets.stores.shared import address, leases, servers
 from datasets.stores.shared.redis import RedisStore
 from datasets.stores.tiers import Tiers
 from tests.support import pictures
@@ -145,7 +145,7 @@ def test_processes_share_what_they_read(world_size, empty, index):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fault", ["kill", "pause", "flush", "flip", "never there"])
 def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached, monkeypatch):
-    monkeypatch.setattr(wire, "READ", 0.3)
+    monkeypatch.setattr(servers, "READ", 0.3)
     monkeypatch.setattr("datasets.stores.shared.redis._BEAT", 0.1)
     with loaders.build(backend, uncached["decoded"], plan_of(index), CPU, 2) as loader:
         expected = [epoch_of(loader, epoch)[0] for epoch in (1, 2)]

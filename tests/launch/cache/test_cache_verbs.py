@@ -347,11 +347,11 @@ def test_changed_data_are_another_set(images, cache_dir, tmp_path, empty, launch
         shared.preload(old, "encoded", forms.SHORT_SIDE, 2, np.arange(40))
     shared.close()
     with Opened(url, old) as opened:
-        assert opened.store.get([11]) == [None], "under the name of the old contents there are no others"
+        assert opened.store.read([11]) == [None], "under the name of the old contents there are no others"
     assert launch("preload", url, root)[0] == 0
     assert f"train is there with other contents, too, as {old.fingerprint}:encoded" in launch.said
     with Opened(url, loaded(root, cache_dir)) as opened:
-        assert opened.store.get([11])[0].content.tobytes() == bytes(content)
+        assert opened.store.read([11])[0] == bytes(content)
     assert launch("check", url, root)[0] == 0
 
 
@@ -394,7 +394,7 @@ def test_what_a_job_uses_stays(images, cache_dir, empty, launch):
     index = loaded(images, cache_dir)
     with Opened(empty.url(), index, "offline") as job:
         until(lambda: job.held().leases)
-        job.store.get(range(30))
+        job.store.read(range(30))
         for what in (index.fingerprint, "--all"):
             with pytest.raises(BadInput, match=rf"{job.store.name} is in use: .*:{os.getpid()}:.*a lease of"):
                 launch("rm", empty.url(), None, what)
@@ -408,7 +408,7 @@ def test_what_a_job_uses_stays(images, cache_dir, empty, launch):
     with Opened(empty.url(), index, "offline") as job:
         until(lambda: job.held().leases)
         assert launch("rm", empty.url(), None, "--all", "--force")[0] == 0
-        assert job.store.get([0]) == [None]
+        assert job.store.read([0]) == [None]
 
 
 @needed
