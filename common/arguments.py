@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 from common import output_folder, platforms
 from common.exits import BadInput
+from common.files import is_url
 from common.interval import Interval
-from common.object_store import scratch
-from common.object_store import store as object_store
 
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"://[^/@]*@")
@@ -177,13 +176,16 @@ def parse(parser: Parser) -> argparse.Namespace:
             "--resume auto without --output_dir: name the folder of the run to continue, for example "
             f"--output_dir {os.path.join(output_folder.PARENT, output_folder.LATEST)}"
         )
-    url = args.output_dir if object_store.is_url(args.output_dir) else None
+    url = args.output_dir if is_url(args.output_dir) else None
     if url:
-        if not object_store.parse(url).prefix:
+        from common.object_store.location import parse as parse_url  # only a job with a URL needs it
+        from common.object_store.paths import scratch_folder
+
+        if not parse_url(url).prefix:
             raise BadInput(
                 f"{url} is a whole bucket: give every job a folder of its own, {url.rstrip('/')}/NAME"
             )
-        args.output_dir, args.output_url = scratch.folder("outputs", url), url
+        args.output_dir, args.output_url = scratch_folder("outputs", url), url
     if args.output_dir:
         args.output_dir = output_folder.local_output(args.output_dir)
     else:

@@ -20,6 +20,11 @@ PARTIAL = ".partial-"  # the names of temporary files and folders begin with thi
 _BLOCK = 2**20  # bytes
 
 
+def is_url(path: object) -> bool:
+    """Return whether this names something in an object store (s3:// or obs://), and not a path."""
+    return isinstance(path, str) and path.startswith(("s3://", "obs://"))
+
+
 @contextlib.contextmanager
 def open_atomic(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a binary file for writing. It appears as `path`, synced to disk, when the block ends.

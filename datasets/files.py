@@ -12,9 +12,7 @@ import urllib.request
 from tqdm import tqdm
 
 from common.exits import BadInput
-from common.files import ROOT, locked, open_atomic
-from common.object_store import store as object_store
-from datasets import staging
+from common.files import ROOT, is_url, locked, open_atomic
 
 _TIMEOUT = 20  # seconds without a byte
 _BLOCK = 1 << 20
@@ -32,7 +30,9 @@ def local_folder(data_url: str | None) -> str:
     """
     if data_url is None:
         return DEFAULT_FOLDER
-    if object_store.is_url(data_url):
+    if is_url(data_url):
+        from datasets import staging  # and with it the object store's code, which folders do not need
+
         return staging.stage(data_url)
     scheme, separator, _ = data_url.partition("://")
     if separator:

@@ -23,9 +23,8 @@ import time
 from common.checkpoint import output_list
 from common.distributed import barrier
 from common.exits import BadInput
-from common.object_store import scratch
 from common.object_store.errors import shown
-from common.object_store.paths import check_keys, is_partial
+from common.object_store.paths import SCRATCH, check_keys, is_partial, scratch_folder
 from common.object_store.store import Object, ObjectStore
 from datasets.staged_copy import StagedCopy, boot, clock, line, sync, time_of
 
@@ -63,7 +62,7 @@ def stage(url: str) -> str:
 
 class _Staging:
     def __init__(self, url: str):
-        self.url, self.place = url, scratch.folder("staged", url)
+        self.url, self.place = url, scratch_folder("staged", url)
         self.copy = StagedCopy(self.place)
         self.begin = self.said = time.monotonic()
         self.store = ObjectStore(url, THREADS)
@@ -197,12 +196,12 @@ class _Staging:
         if needed > free:
             raise BadInput(
                 f"{self.url} needs {needed / 1e9:.3f} GB more on this node, {free / 1e9:.3f} GB are free at "
-                f"{self.place}: set {scratch.PLACE} to a folder on a larger disk"
+                f"{self.place}: set {SCRATCH} to a folder on a larger disk"
             )
         if space.f_files and len(missing) > space.f_favail:
             raise BadInput(
                 f"{self.url} has {len(missing)} more files, {self.place} takes {space.f_favail} more: set "
-                f"{scratch.PLACE} to a folder on another disk"
+                f"{SCRATCH} to a folder on another disk"
             )
 
     def _checksums(self, objects: list[Object]) -> dict[str, str]:
@@ -251,7 +250,7 @@ class _Staging:
                 if time.monotonic() - begin > seconds:
                     raise BadInput(
                         f"{self.url} has changed, and {why} for {seconds:.0f} s: wait until it has ended, or "
-                        f"set {scratch.PLACE} to another folder"
+                        f"set {SCRATCH} to another folder"
                     )
                 time.sleep(0.1)
                 if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -1,112 +1,33 @@
-"""boto3's client as S3, OBS and a server on this machine need it: where, by whom, how long to wait."""
+"""boto3's client, and its answers: the facts about an object, and its bytes, every one counted."""
 
+import contextlib
 import functools
-import ipaddress
 import os
 import re
 import sys
-from typing import NamedTuple
-from urllib.parse import urlsplit
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from common.exits import BadInput, import_optional
+from common.object_store.errors import Damaged
+from common.object_store.location import NEEDS_HTTPS, USE_HTTPS, Endpoint, is_clear_text
 
-CONNECT_TIMEOUT = 10.0  # seconds
-_HOST = re.compile(r"[a-z0-9._:-]+")
-_USE_HTTPS = "S3_USE_HTTPS"
-_NEEDS_HTTPS = f"https:// is needed for any other machine ({_USE_HTTPS}=0 allows http)"
-
-
-class Endpoint(NamedTuple):
-    """url: None for Amazon's own. style: "virtual" (bucket.host) or "path" (host/bucket)."""
-
-    url: str | None
-    region: str | None
-    style: str
-
-    @property
-    def shown(self) -> str:
-        return urlsplit(self.url).netloc if self.url else "the S3 endpoint"
+SHA256 = "sha256"  # the name of the metadata
+_CONNECT_TIMEOUT = 10.0  # seconds
+_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_CHUNK = 2**18  # bytes
+_SLOWEST = 2**14  # bytes per second: the time that a body may take in addition to the time-out
 
 
-def endpoint(scheme: str) -> Endpoint:
-    """Where s3:// or obs:// is, by the environment: S3_ENDPOINT (as ModelArts sets it), AWS_ENDPOINT_URL_S3,
-    AWS_ENDPOINT_URL, or OBS in OBS_REGION or AWS_DEFAULT_REGION. Raises BadInput.
+def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float) -> Any:
+    """Return boto3's S3 client. Raises BadInput if boto3 is not installed, and what boto3 raises.
 
-    Certificates are always checked. S3_USE_HTTPS=0 allows http to other machines, and means it for an address
-    without a protocol: connect() then prints a warning.
-    """
-    region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
-    if scheme == "obs":
-        region = os.environ.get("OBS_REGION") or region
-    for name in ("S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-        if os.environ.get(name):
-            url = _checked(name, os.environ[name])
-            break
-    else:
-        if scheme != "obs":
-            return Endpoint(None, region, "virtual")
-        if not region:
-            raise BadInput(
-                "obs:// needs to know where: set OBS_REGION (cn-north-4, ...), or the endpoint in "
-                "AWS_ENDPOINT_URL_S3"
-            )
-        url = _checked("OBS_REGION", f"https://obs.{region}.myhuaweicloud.com")
-    host = urlsplit(url).hostname
-    if match := re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host):
-        region = match[1]
-    return Endpoint(url, region or "us-east-1", "path" if _is_bare(host) else "virtual")
-
-
-def _checked(name: str, text: str) -> str:
-    """The endpoint as scheme://host[:port]. Raises BadInput, without a password that stands in it."""
-    if "://" not in text:
-        text = f"{'http' if os.environ.get(_USE_HTTPS) == '0' else 'https'}://{text}"
-    try:
-        parts = urlsplit(text)
-        fine = (
-            parts.scheme in ("http", "https")
-            and _HOST.fullmatch(parts.hostname or "")
-            and (parts.port is None or parts.port)
-        )
-    except ValueError:
-        fine = False
-    if not fine:
-        raise BadInput(f"{name} is no address of an object store: https://HOST[:PORT] is expected")
-    if "@" in parts.netloc:
-        raise BadInput(f"{name} holds a user name or a password: credentials have variables of their own")
-    url = f"{parts.scheme}://{parts.netloc}"
-    if _in_clear_text(url) and os.environ.get(_USE_HTTPS) != "0":
-        raise BadInput(f"{name}={url} is not encrypted: {_NEEDS_HTTPS}")
-    return url
-
-
-def _in_clear_text(url: str) -> bool:
-    """Whether data and session tokens leave this machine without encryption."""
-    parts = urlsplit(url)
-    try:
-        local = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname).is_loopback
-    except ValueError:
-        local = False
-    return parts.scheme == "http" and not local
-
-
-def _is_bare(host: str) -> bool:
-    """Whether no bucket's name can stand before it."""
-    try:
-        return bool(ipaddress.ip_address(host))
-    except ValueError:
-        return host == "localhost"
-
-
-def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float):
-    """A client. Credentials: boto3's own ways (AWS_*, its files, roles), and OBS_ACCESS_KEY_ID,
-    OBS_SECRET_ACCESS_KEY and OBS_SECURITY_TOKEN. Raises BadInput where boto3 is not installed, and what boto3
-    raises.
-
-    It makes one attempt at each request, so that waits have one bound: object_store_requests tries again.
-
-    notes: with "adaptive" retries, whose limiter all threads share, 70 requests of 16 threads took 67 s and
-    failed where bursts of 503 struck 60 % of them; "standard" and pauses of our own took 7 s (2 cores, moto).
+    Credentials: what boto3 reads (AWS_*, its files, roles), and OBS_ACCESS_KEY_ID, OBS_SECRET_ACCESS_KEY and
+    OBS_SECURITY_TOKEN. The client makes one attempt at each request, so that waits have one bound: Requests
+    retries. (Measured: with boto3's "adaptive" retries, whose limiter all threads share, 70 requests of 16
+    threads took 67 s and failed when bursts of 503 hit 60 % of them. Our retries took 7 s; 2 cores, moto.)
     """
     boto3 = import_optional("boto3", "object stores need boto3")
     from botocore.config import Config
@@ -124,25 +45,85 @@ def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float)
         endpoint_url=where.url,
         region_name=where.region,
         config=Config(
-            connect_timeout=CONNECT_TIMEOUT,
+            connect_timeout=_CONNECT_TIMEOUT,
             read_timeout=read_timeout,
             retries={"mode": "standard", "total_max_attempts": 1},
             max_pool_connections=connections,
             s3={"addressing_style": where.style},
-            # stores beside Amazon's do not know the newer checksums
+            # other stores than Amazon's do not know the newer checksums
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),
         **keys,
     )
-    if _in_clear_text(client.meta.endpoint_url):  # boto3's files may name an endpoint, too
-        if os.environ.get(_USE_HTTPS) != "0":
-            raise BadInput(f"the endpoint {client.meta.endpoint_url} is not encrypted: {_NEEDS_HTTPS}")
+    if is_clear_text(client.meta.endpoint_url):  # boto3's files may name an endpoint, too
+        if os.environ.get(USE_HTTPS) != "0":
+            raise BadInput(f"the endpoint {client.meta.endpoint_url} is not encrypted: {NEEDS_HTTPS}")
         _warn_of_clear_text(client.meta.endpoint_url)
     return client
 
 
 @functools.cache
 def _warn_of_clear_text(url: str) -> None:
-    """Once per process."""
+    """Warn once per process."""
     print(f"warning: {url} is not encrypted: others on the network can read data and tokens", file=sys.stderr)
+
+
+class Facts(NamedTuple):
+    """What an answer says about an object. size in bytes; md5: None if the ETag is not an MD5."""
+
+    size: int
+    etag: str
+    sha256: str | None
+    md5: str | None
+
+
+def read_facts(answer: dict) -> Facts:
+    """Return the facts in the answer to a GET or HEAD."""
+    sha256 = answer.get("Metadata", {}).get(SHA256, "").lower()
+    return Facts(
+        answer["ContentLength"],
+        answer["ETag"].strip('"'),
+        sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else None,
+        read_md5(answer),
+    )
+
+
+def is_range(answer: dict, first: int, last: int | None) -> bool:
+    """Return whether an answer has bytes first..last of the object, or fewer at its end."""
+    match = _RANGE.fullmatch(answer.get("ContentRange", ""))
+    if not match:
+        return False
+    end = int(match[3]) - 1
+    return int(match[1]) == first and int(match[2]) == (end if last is None else min(last, end))
+
+
+def read_md5(answer: dict) -> str | None:
+    """Return the MD5 in an ETag; None for multipart uploads and for encrypted objects."""
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    match = _MD5.fullmatch(answer["ETag"])
+    return match[1] if match and not any("encryption" in name for name in headers) else None
+
+
+def read_chunks(body: Any, size: int, timeout: float) -> Iterator[bytes]:
+    """Yield the `size` bytes of a body as they arrive. Raises Damaged if it ends early or is too slow."""
+    # read1() returns what has arrived. A full chunk of single bytes would never exceed a time-out.
+    raw = body._raw_stream
+    take = raw.read1 if hasattr(raw, "read1") else body.read
+    deadline = time.monotonic() + timeout + size / _SLOWEST
+    left = size
+    try:
+        while left:
+            chunk = take(min(_CHUNK, left))
+            if not chunk:
+                raise Damaged(f"the answer was cut: {size - left} of {size} bytes came")
+            left -= len(chunk)
+            yield chunk
+            if time.monotonic() > deadline:
+                raise Damaged(f"the answer is too slow: {size - left} of {size} bytes came in time")
+    finally:
+        with contextlib.suppress(Exception):
+            if left:
+                body.close()
+            else:
+                raw.release_conn()

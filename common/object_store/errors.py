@@ -1,50 +1,38 @@
-"""What went wrong between here and an object store, as one line that a user can act on."""
+"""Explain the errors of an object store in one line that a user can act on."""
 
 import errno
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.exits import BadInput
 
 _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# error codes of S3 and OBS that no second attempt can cure, and what they mean
-_PERMANENT = {
-    "ExpiredToken": "the credentials have expired: renew them",
-    "ExpiredTokenException": "the credentials have expired: renew them",
-    "TokenRefreshRequired": "the credentials have expired: renew them",
-    "InvalidToken": "the session token is not accepted: renew the credentials",
-    "InvalidSecurity": "the credentials are not accepted",
-    "InvalidAccessKeyId": "the access key is not known there",
-    "SignatureDoesNotMatch": "the secret key does not belong to the access key",
-    "AccessDenied": "no permission",
-    "AllAccessDisabled": "no permission",
-    "AccountProblem": "no permission: there is a problem with the account",
-    "Forbidden": "no permission",
-    "403": "no permission",
-    "401": "the credentials are not accepted",
-    "NoSuchBucket": "there is no such bucket",
-    "NoSuchKey": "there is no such object",
-    "NotFound": "there is no such object",
-    "404": "there is no such object",
-    "NoSuchUpload": "the unfinished upload is gone: something else ended it",
-    "InvalidBucketName": "the name of the bucket is not valid",
-    "InvalidRange": "the range lies behind the end of the object",
-    "416": "the range lies behind the end of the object",
-    "PreconditionFailed": "the object was replaced while it was read",
-    "412": "the object was replaced while it was read",
-    "InvalidObjectState": "the object is archived: restore it first",
-    "EntityTooLarge": "the object is larger than the store takes",
-    "KeyTooLongError": "the key is too long",
-    "QuotaExceeded": "the bucket is full",
-    "InsufficientStorageSpace": "the bucket is full",
-    "PermanentRedirect": "the bucket is in another region: set the endpoint of that region",
-    "TemporaryRedirect": "the bucket is in another region: set the endpoint of that region",
-    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_DEFAULT_REGION",
-    "301": "the bucket is in another region: set the endpoint of that region",
-    "307": "the bucket is in another region: set the endpoint of that region",
+_CAUSES = {  # cause: error codes of S3 and OBS that no retry can cure
+    "the credentials have expired: renew them": "ExpiredToken ExpiredTokenException TokenRefreshRequired",
+    "the session token is not accepted: renew the credentials": "InvalidToken",
+    "the credentials are not accepted": "InvalidSecurity 401",
+    "the access key is not known there": "InvalidAccessKeyId",
+    "the secret key does not belong to the access key": "SignatureDoesNotMatch",
+    "no permission": "AccessDenied AllAccessDisabled Forbidden 403",
+    "no permission: there is a problem with the account": "AccountProblem",
+    "there is no such bucket": "NoSuchBucket",
+    "there is no such object": "NoSuchKey NotFound 404",
+    "the unfinished upload is gone: something else ended it": "NoSuchUpload",
+    "the name of the bucket is not valid": "InvalidBucketName",
+    "the range begins after the end of the object": "InvalidRange 416",
+    "the object was replaced while it was read": "PreconditionFailed 412",
+    "the object is archived: restore it first": "InvalidObjectState",
+    "the object is larger than the store takes": "EntityTooLarge",
+    "the key is too long": "KeyTooLongError",
+    "the bucket is full": "QuotaExceeded InsufficientStorageSpace",
+    "the bucket is in another region: set the endpoint of that region": (
+        "PermanentRedirect TemporaryRedirect 301 307"
+    ),
+    "the bucket is in another region: set AWS_DEFAULT_REGION": "AuthorizationHeaderMalformed",
 }
-# of status 4xx, and yet cured by another attempt
+_PERMANENT = {code: cause for cause, codes in _CAUSES.items() for code in codes.split()}
+# codes of status 4xx that a retry can cure
 _PASSING = {
     "RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted",
     "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "TooManyRequestsException",
@@ -53,7 +41,7 @@ _PASSING = {
 
 
 class StoreError(BadInput):
-    """An object store did not do what was asked; the message names the bucket, the key and the cause.
+    """A request to an object store failed. The message names the bucket, the key and the cause.
 
     reason: the store's own code ("NoSuchBucket"), or one word of ours ("unreachable", "damaged", "disk").
     """
@@ -64,11 +52,11 @@ class StoreError(BadInput):
 
 
 class Damaged(Exception):
-    """What arrived is not what was sent: cut, or with other bytes. The message says which."""
+    """Received data is not what was sent. The message says whether it is truncated or changed."""
 
 
 class Trouble(NamedTuple):
-    """cause: for the user; again: whether another attempt may help; busy: whether all should wait."""
+    """What an error means. cause: for the user; again: a retry may help; busy: all threads should wait."""
 
     cause: str
     reason: str
@@ -77,40 +65,54 @@ class Trouble(NamedTuple):
 
 
 def explain(error: Exception, endpoint: str) -> Trouble | None:
-    """What an exception of boto3, of the network or of the disk means; None: it is none of these.
+    """Return what an exception of boto3, the network or the disk means; None for any other exception.
 
-    endpoint: what the user knows the server by. No text of the server's is repeated: it may quote a request.
+    endpoint: the name of the server for messages. The server's own text is not repeated: it may quote a
+    request.
     """
-    from botocore import exceptions
+    from botocore import exceptions as boto
 
     if isinstance(error, Damaged):
         return Trouble(str(error), "damaged", True)
-    if isinstance(error, exceptions.ClientError):
+    if isinstance(error, boto.ClientError):
         return _of_the_server(error)
-    if isinstance(error, exceptions.NoCredentialsError):
-        return Trouble(f"there are no credentials: set {_CREDENTIALS}", "credentials", False)
-    if isinstance(error, exceptions.PartialCredentialsError):
-        return Trouble(f"half of the credentials is missing: set {_CREDENTIALS}", "credentials", False)
-    if isinstance(error, exceptions.CredentialRetrievalError | exceptions.ProfileNotFound):
-        return Trouble(f"the credentials cannot be read ({type(error).__name__})", "credentials", False)
-    if isinstance(error, exceptions.SSLError):
-        return Trouble(f"{endpoint} has no certificate that this machine trusts", "unreachable", False)
-    if isinstance(error, exceptions.EndpointConnectionError | exceptions.ProxyConnectionError):
-        return Trouble(f"{endpoint} cannot be reached", "unreachable", True)
-    if isinstance(error, exceptions.ConnectTimeoutError):
-        return Trouble(f"{endpoint} does not answer", "unreachable", True)
-    if isinstance(error, TimeoutError) or type(error).__name__ == "ReadTimeoutError":  # botocore's, urllib3's
-        return Trouble(f"{endpoint} stopped answering", "unreachable", True)
-    if isinstance(error, exceptions.ParamValidationError):
-        return Trouble("the name of the bucket or of the object is not valid", "name", False)
-    if isinstance(error, exceptions.BotoCoreError):  # closed connections, answers that are no answers
-        return Trouble(f"{endpoint} broke the answer off ({type(error).__name__})", "broken", True)
-    if isinstance(error, ConnectionError) or type(error).__module__.startswith(("urllib3.", "http.")):
-        return Trouble(f"{endpoint} broke the answer off ({type(error).__name__})", "broken", True)
+    name = type(error).__name__
+    for kinds, cause, reason, again in (
+        (boto.NoCredentialsError, f"there are no credentials: set {_CREDENTIALS}", "credentials", False),
+        (
+            boto.PartialCredentialsError,
+            f"half of the credentials is missing: set {_CREDENTIALS}",
+            "credentials",
+            False,
+        ),
+        (
+            (boto.CredentialRetrievalError, boto.ProfileNotFound),
+            f"the credentials cannot be read ({name})",
+            "credentials",
+            False,
+        ),
+        (boto.SSLError, f"{endpoint} has no certificate that this machine trusts", "unreachable", False),
+        (
+            (boto.EndpointConnectionError, boto.ProxyConnectionError),
+            f"{endpoint} cannot be reached",
+            "unreachable",
+            True,
+        ),
+        (boto.ConnectTimeoutError, f"{endpoint} does not answer", "unreachable", True),
+        ((TimeoutError, boto.ReadTimeoutError), f"{endpoint} stopped answering", "unreachable", True),
+        (boto.ParamValidationError, "the name of the bucket or of the object is not valid", "name", False),
+        ((boto.BotoCoreError, ConnectionError), f"{endpoint} broke the answer off ({name})", "broken", True),
+    ):
+        if isinstance(error, kinds):
+            return Trouble(cause, reason, again)
+    if type(error).__module__.startswith(("urllib3.", "http.")):
+        if name == "ReadTimeoutError":
+            return Trouble(f"{endpoint} stopped answering", "unreachable", True)
+        return Trouble(f"{endpoint} broke the answer off ({name})", "broken", True)
     return None
 
 
-def _of_the_server(error) -> Trouble:
+def _of_the_server(error: Any) -> Trouble:
     code = str(error.response.get("Error", {}).get("Code") or "unknown")
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code == "RequestTimeTooSkewed":
@@ -127,7 +129,7 @@ def _of_the_server(error) -> Trouble:
 
 
 def of_the_disk(error: OSError, path: str) -> StoreError:
-    """A file of this machine that cannot be read or written, with the room that is left."""
+    """Return the error for a file of this node that cannot be read or written, with the free space."""
     cause = error.strerror or str(error)
     folder = os.path.dirname(path)
     if error.errno in _FULL:
@@ -140,9 +142,10 @@ def of_the_disk(error: OSError, path: str) -> StoreError:
 
 
 def is_full(error: OSError) -> bool:
+    """Return whether the disk or the quota is full."""
     return error.errno in _FULL
 
 
 def shown(text: str) -> str:
-    """A key or a path for a message: one line, whatever it holds."""
+    """Return a key or a path for a message, as one line."""
     return text if text.isprintable() else ascii(text)

@@ -1,15 +1,21 @@
-"""Where the objects of a store lie as files, and the hidden files in which they arrive."""
+"""Objects as files of this node: their paths, the hidden files in which they arrive, the scratch folders."""
 
 import contextlib
 import fcntl
 import hashlib
 import os
+import re
+import tempfile
 import threading
 from collections.abc import Iterable
 
+from common import files
 from common.exits import BadInput
 from common.object_store.errors import is_full, of_the_disk, shown
+from common.object_store.location import find_endpoint, parse
 
+SCRATCH = "BOOTFILE_SCRATCH"
+_CACHE = "/cache"  # ModelArts' local disk
 _PARTIAL = (".bootfile-", ".partial")
 
 
@@ -64,13 +70,8 @@ def make_folder_of(path: str, key: str) -> None:
 
 
 def sweep(folder: str) -> None:
-    """Remove what killed fetches have left in a folder; not what another process is writing."""
-    for name in os.listdir(folder):
-        if is_partial(name):
-            path = os.path.join(folder, name)
-            with contextlib.suppress(OSError), open(path, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(path)
+    """Delete what killed fetches left in a folder; not the files that another process is writing."""
+    files.sweep(folder, is_partial)
 
 
 class PartialFile:
@@ -111,3 +112,35 @@ def finish(file, path: str) -> None:
     file.flush()
     os.fsync(file.fileno())
     os.replace(file.name, path)
+
+
+def scratch_folder(kind: str, url: str) -> str:
+    """Make this user's private folder for a URL on the node's scratch disk, and return its absolute path.
+
+    A restart on the same node finds the same folder. It is below BOOTFILE_SCRATCH, else below /cache if that
+    can be written, else below the system's temporary folder. kind: "staged" or "outputs". Raises BadInput for
+    an invalid URL, and if the folder cannot be written.
+    """
+    location = parse(url)
+    where = find_endpoint(location.scheme)
+    digest = hashlib.sha256("\0".join([where.url or "", *location]).encode()).hexdigest()[:12]
+    name = re.sub(r"[^\w.-]+", "-", f"{location.bucket}-{location.prefix}".rstrip("-"))[-40:]
+    own = os.path.join(scratch_place(), f"bootfile-{os.getuid()}")
+    path = os.path.join(own, kind, f"{name}-{digest}")
+    try:
+        os.makedirs(own, mode=0o700, exist_ok=True)
+        if os.path.islink(own) or os.lstat(own).st_uid != os.getuid():  # temporary folders are open to all
+            raise BadInput(f"{own} belongs to another user: set {SCRATCH} to a folder of your own")
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"no scratch folder at {path}: {error.strerror}; set {SCRATCH}") from error
+    return path
+
+
+def scratch_place() -> str:
+    """Return the folder in which scratch folders are made, as an absolute path."""
+    if named := os.environ.get(SCRATCH):
+        return os.path.abspath(named)
+    if os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK):
+        return _CACHE
+    return os.path.abspath(tempfile.gettempdir())

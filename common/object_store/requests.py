@@ -1,4 +1,4 @@
-"""Requests to an object store, one at a time: tried again within bounds, or one line that says why not."""
+"""Requests to an object store: retried within bounds; a failure is one line with the cause."""
 
 import base64
 import hashlib
@@ -6,42 +6,29 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, TypeVar
 
 from common.exits import BadInput
-from common.object_store import client as object_store_client
-from common.object_store.answers import SHA256, Facts, chunks, drained, facts_of, is_range, md5_of
-from common.object_store.errors import Damaged, StoreError, explain, shown
+from common.object_store.client import SHA256, Facts, connect, is_range, read_chunks, read_facts, read_md5
+from common.object_store.errors import Damaged, StoreError, explain
+from common.object_store.location import Location, find_endpoint
 
-_GAIN = 2**20  # bytes: an attempt that brought as much does not count as a failed one
-_WAIT, _LONGEST_WAIT = 0.5, 20.0  # seconds: of the first pause at most, and of any
+T = TypeVar("T")
 
-
-class Location(NamedTuple):
-    """A URL taken apart. scheme: "s3" or "obs"; prefix: without slashes at its ends, may be empty."""
-
-    scheme: str
-    bucket: str
-    prefix: str
-
-    def full(self, key: str) -> str:
-        """The key in the bucket of a key below the prefix."""
-        return f"{self.prefix}/{key}" if self.prefix else key
-
-    def url(self, key: str = "") -> str:
-        """For people: that of a key below the prefix."""
-        return shown("/".join(filter(None, [f"{self.scheme}://{self.bucket}", self.prefix, key])))
+_GAIN = 2**20  # bytes: an attempt that brought as many does not count as failed
+_WAIT, _LONGEST_WAIT = 0.5, 20.0  # seconds: the longest first pause, and the longest of all
 
 
 class Requests:
-    """boto3's operations on one bucket. Threads share it; it can be pickled, and survives a fork."""
+    """boto3's operations on one bucket. Threads can share it; it can be pickled and survives a fork."""
 
     def __init__(self, location: Location, threads: int):
         self.location, self.threads = location, threads
         self.attempts = int(_number("BOOTFILE_STORE_ATTEMPTS", 5))
         self.timeout = _number("BOOTFILE_STORE_TIMEOUT", 30)
-        self.endpoint = object_store_client.endpoint(location.scheme)
+        self.endpoint = find_endpoint(location.scheme)
         self._begin()
 
     def _begin(self) -> None:
@@ -58,32 +45,34 @@ class Requests:
         self._begin()
 
     def call(self, operation: str, key: str, **parameters) -> dict:
-        """An operation of boto3 on the bucket. key: for messages."""
-        return self.retried(key, lambda: self._once(operation, parameters))
+        """Run an operation of boto3 on the bucket, with retries. key: for messages. Raises StoreError."""
+        return self.retry(key, lambda: self._once(operation, parameters))
 
-    def retried(self, key: str, function):
-        """function(), again after a pause where that may help. Raises StoreError."""
+    def retry(self, key: str, function: Callable[[], T]) -> T:
+        """Return function(). Retry it after a pause if that can help, otherwise raise StoreError."""
         failed = 0
         while True:
             try:
                 return function()
             except Exception as error:
                 failed += 1
-                self.after(error, key, failed)
+                self.pause_after(error, key, failed)
 
-    def after(self, error: Exception, key: str, failed: int) -> None:
-        """Wait for the next attempt, `failed` having failed, or raise StoreError. An error of the program is
-        raised as it is."""
+    def pause_after(self, error: Exception, key: str, failed: int) -> None:
+        """Wait before the next attempt. Raises StoreError if there is to be none.
+
+        failed: attempts so far. An error of the program is raised as it is.
+        """
         if isinstance(error, BadInput):
             raise error
         trouble = explain(error, self.endpoint.shown)
         if trouble is None:
             raise error
-        # A store that is too busy answers at once, and recovers: that is worth more patience.
+        # A store that is too busy answers at once and recovers, so it gets more attempts.
         if not trouble.again or failed >= self.attempts * (2 if trouble.busy else 1):
             times = f", {failed} times" if failed > 1 else ""
             raise StoreError(f"{self.location.url(key)}: {trouble.cause}{times}", trouble.reason) from error
-        # anywhere up to twice the last: those that were refused together do not come back together
+        # random: threads that were refused together do not come back together
         pause = random.uniform(0, min(_LONGEST_WAIT, _WAIT * 2 ** (failed - 1)))
         if trouble.busy:
             self._quiet = time.monotonic() + pause
@@ -94,23 +83,27 @@ class Requests:
         if self.stopped.is_set():
             raise StoreError(f"{self.location.url(key)}: interrupted", "interrupted")
 
-    def whole(self, key: str, size: int | None = None, sha256: str | None = None) -> tuple[bytes, Facts]:
-        """A small object, compared with its metadata, or with the size and the sha256 that it must have."""
-        taken = []  # what earlier attempts brought, where there is no sha256 to say what is right
+    def read_object(
+        self, key: str, size: int | None = None, sha256: str | None = None
+    ) -> tuple[bytes, Facts]:
+        """Read a small object, checked against its metadata, or against the given size and sha256."""
+        taken = []  # the sha256 of earlier attempts
 
         def attempt():
             body, facts = self._get(key, {})
             self.expect_size(key, facts, size)
-            content = bytes(drained(body, facts.size, self.timeout))
+            content = b"".join(read_chunks(body, facts.size, self.timeout))
             found = hashlib.sha256(content).hexdigest()
             self.compare(found, lambda: hashlib.md5(content, usedforsecurity=False), sha256, facts, taken)
             return content, facts._replace(sha256=found)
 
-        return self.retried(key, attempt)
+        return self.retry(key, attempt)
 
-    def ranged(self, key: str, first: int, size: int | None, etag: str | None = None) -> bytes:
-        """A range of bytes, all that was asked for or what there is up to the end of the object. etag: which
-        the object must have."""
+    def read_range(self, key: str, first: int, size: int | None, etag: str | None = None) -> bytes:
+        """Read `size` bytes from byte `first` on, fewer at the end of the object (None: up to its end).
+
+        etag: the one that the object must have.
+        """
         content, failed, wanted = bytearray(), 0, size
         condition = {"IfMatch": etag} if etag else {}
         while wanted is None or len(content) < wanted:
@@ -120,20 +113,22 @@ class Requests:
             try:
                 body, facts = self._get(key, condition, (first + before, last))
                 wanted = before + facts.size
-                for chunk in chunks(body, facts.size, self.timeout):
+                for chunk in read_chunks(body, facts.size, self.timeout):
                     content += chunk
             except Exception as error:
                 failed = 1 if len(content) - before >= _GAIN else failed + 1
-                self.after(error, key, failed)
+                self.pause_after(error, key, failed)
         return bytes(content)
 
     def put(self, key: str, content: bytes, sha256: str) -> None:
         """Store bytes under a key."""
-        self.stored(key, "put_object", content, Metadata={SHA256: sha256})
+        self.upload(key, "put_object", content, Metadata={SHA256: sha256})
 
-    def stored(self, key: str, operation: str, content: bytes, **parameters) -> str:
-        """Send bytes as an object or a part; the ETag. The store compares them with their MD5, and its ETag
-        is compared as well."""
+    def upload(self, key: str, operation: str, content: bytes, **parameters) -> str:
+        """Send bytes as an object or a part, and return the ETag.
+
+        The store checks them against their MD5; its ETag is checked as well.
+        """
         digest = hashlib.md5(content, usedforsecurity=False)
         checksum = base64.b64encode(digest.digest()).decode()
 
@@ -143,18 +138,20 @@ class Requests:
                 operation,
                 {"Key": self.location.full(key), "Body": content, "ContentMD5": checksum} | parameters,
             )
-            if md5_of(answer) not in (None, digest.hexdigest()):
+            if read_md5(answer) not in (None, digest.hexdigest()):
                 raise Damaged("what arrived there is not what was sent")
             return answer["ETag"]
 
-        return self.retried(key, attempt)
+        return self.retry(key, attempt)
 
-    def compare(self, found: str, md5, sha256: str | None, facts: Facts, taken: list[str]) -> None:
-        """Raise Damaged where bytes are not what they should be: those of this sha256, else of the
-        metadata's, else of the ETag. An ETag need not be an MD5 everywhere, so the same bytes twice are
-        believed.
+    def compare(
+        self, found: str, md5: Callable[[], Any], sha256: str | None, facts: Facts, taken: list[str]
+    ) -> None:
+        """Raise Damaged if bytes are not the expected ones.
 
-        md5: makes the hash of the bytes. taken: the sha256 of earlier attempts.
+        Checked is sha256, else the metadata's, else the MD5 in the ETag. Not every store's ETag is an MD5, so
+        the same bytes twice are accepted. found: the sha256 of the bytes. md5: makes their hash. taken: the
+        sha256 of earlier attempts.
         """
         wanted = sha256 or facts.sha256
         if wanted:
@@ -176,7 +173,7 @@ class Requests:
             )
 
     def _get(self, key: str, parameters: dict, asked: tuple[int, int | None] | None = None):
-        """The body of an answer, and the facts; size: of the body. asked: the first byte and the last."""
+        """Return the body of an answer and its facts (size: of the body). asked: first and last byte."""
         self.check_stopped(key)
         if asked:
             parameters = {"Range": f"bytes={asked[0]}-{'' if asked[1] is None else asked[1]}"} | parameters
@@ -184,7 +181,7 @@ class Requests:
         if asked and not is_range(answer, *asked):
             answer["Body"].close()
             raise Damaged(f"the answer is not the range from byte {asked[0]} on that was asked for")
-        return answer["Body"], facts_of(answer)
+        return answer["Body"], read_facts(answer)
 
     def _once(self, operation: str, parameters: dict) -> dict:
         function = getattr(self.client, operation)
@@ -193,23 +190,21 @@ class Requests:
             self.stopped.wait(quiet)
         try:
             return function(Bucket=self.location.bucket, **parameters)
-        except ValueError as error:  # a date that is none, for one
+        except ValueError as error:  # for example an invalid date
             raise Damaged(f"the answer cannot be read ({type(error).__name__})") from error
 
     @property
-    def client(self):
+    def client(self) -> Any:
         if self._pid != os.getpid():  # after a fork: connections and threads belong to the parent
             self._begin()
         with self._lock:
             if self._client is None:
-                self._client = object_store_client.connect(
-                    self.location.scheme, self.endpoint, 2 * self.threads, self.timeout
-                )
+                self._client = connect(self.location.scheme, self.endpoint, 2 * self.threads, self.timeout)
             return self._client
 
     @property
     def pool(self) -> ThreadPoolExecutor:
-        """For requests that wait for no other."""
+        """The threads, for requests that do not wait for others."""
         if self._pid != os.getpid():
             self._begin()
         with self._lock:

@@ -14,20 +14,18 @@ waiting.
 """
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from common.exits import BadInput
-from common.object_store import transfer as object_store_files
-from common.object_store.answers import facts_of
-from common.object_store.errors import StoreError, shown
-from common.object_store.requests import Location, Requests
+from common.files import is_url
+from common.object_store import transfer
+from common.object_store.client import read_facts
+from common.object_store.errors import StoreError
+from common.object_store.location import parse
+from common.object_store.requests import Requests
 
-__all__ = ["Location", "Object", "ObjectStore", "StoreError", "is_url", "parse"]
+__all__ = ["Object", "ObjectStore", "StoreError", "is_url", "parse"]
 
-_URL = re.compile(r"(s3|obs)://([^/]*)/?(.*)", re.DOTALL)
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _PAGE = 1000  # keys of an answer, the most that stores give
 _Uploads = list[tuple[str, str, float]]  # key, upload id, seconds since 1970
 _Progress = Callable[[int], object] | None
@@ -44,36 +42,6 @@ class Object(NamedTuple):
     sha256: str | None = None
 
 
-def is_url(text) -> bool:
-    """Whether this names something in an object store."""
-    return isinstance(text, str) and text.startswith(("s3://", "obs://"))
-
-
-def parse(url: str) -> Location:
-    """Take s3://bucket[/prefix] or obs://bucket[/prefix] apart. Raises BadInput, without a password in it."""
-    match = _URL.fullmatch(url)
-    if not match:
-        raise BadInput(f"{shown(url.rpartition('@')[2])} is no s3://bucket/prefix or obs://bucket/prefix")
-    scheme, bucket, prefix = match.groups()
-    if "@" in bucket:
-        raise BadInput(
-            f"a {scheme}:// URL holds a user name or a password: credentials have variables of their own"
-        )
-    if "." in bucket:
-        raise BadInput(
-            f"bucket {shown(bucket)}: a name with dots has no certificate in virtual addressing, which OBS "
-            "insists on: use a bucket without dots"
-        )
-    if not bucket:
-        raise BadInput(f"{shown(url)} names no bucket")
-    if not _BUCKET.fullmatch(bucket):
-        raise BadInput(f"{shown(url)}: {shown(bucket)} is no bucket's name (3 to 63 of a-z, 0-9 and -)")
-    prefix = prefix.strip("/")
-    if (prefix and {"", ".", ".."} & set(prefix.split("/"))) or not prefix.isprintable():
-        raise BadInput(f"{shown(url)}: the prefix holds an empty part, . or .., or a control character")
-    return Location(scheme, bucket, prefix)
-
-
 class ObjectStore:
     """What is below one URL. All methods may be called from several threads; it can be pickled, and survives
     a fork. Nothing is connected before the first call. Raises BadInput; its methods, StoreError.
@@ -86,37 +54,35 @@ class ObjectStore:
         self.requests = Requests(self.location, threads)
 
     def list(self, prefix: str = "") -> Iterator[Object]:
-        """All objects below URL/prefix, by key; without the empty ones that consoles make for folders."""
+        """Yield all objects below URL/prefix, by key, without the empty ones that stand for folders."""
         skip = len(self.location.full(""))
         folder = prefix.strip("/")
-        below, marker = self.location.full(f"{folder}/" if folder else ""), ""
-        while True:  # not ListObjectsV2: a store that does not know it would end after 1,000, silently
-            page = self.requests.call("list_objects", prefix, Prefix=below, Marker=marker, MaxKeys=_PAGE)
-            entries = page.get("Contents", [])
-            for entry in entries:
+        for page in self._pages(prefix, Prefix=self.location.full(f"{folder}/" if folder else "")):
+            for entry in page.get("Contents", []):
                 if not (entry["Key"].endswith("/") and entry["Size"] == 0):
                     yield Object(
                         entry["Key"][skip:], entry["Size"], entry["ETag"].strip('"'),
                         entry["LastModified"].timestamp(),
                     )  # fmt: skip
-            if not page.get("IsTruncated") or not entries:
-                return
-            marker = entries[-1]["Key"]
 
     def folders(self) -> Iterator[str]:
-        """The names of the folders directly below the URL, without looking into them."""
+        """Yield the names of the folders directly below the URL, without listing what is in them."""
         below = self.location.full("")
+        for page in self._pages("", Prefix=below, Delimiter="/"):
+            for each in page.get("CommonPrefixes", []):
+                yield each["Prefix"][len(below) : -1]
+
+    def _pages(self, key: str, **parameters) -> Iterator[dict]:
+        """Pages of a listing. Not ListObjectsV2: stores that do not know it end silently after 1,000."""
         marker = ""
         while True:
-            page = self.requests.call(
-                "list_objects", "", Prefix=below, Delimiter="/", Marker=marker, MaxKeys=_PAGE
-            )
-            found = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
-            for prefix in found:
-                yield prefix[len(below) : -1]
-            marker = max([*found, *(entry["Key"] for entry in page.get("Contents", []))], default="")
-            if not page.get("IsTruncated") or not marker:
+            page = self.requests.call("list_objects", key, Marker=marker, MaxKeys=_PAGE, **parameters)
+            yield page
+            last = [each["Key"] for each in page.get("Contents", [])[-1:]]
+            last += [each["Prefix"] for each in page.get("CommonPrefixes", [])[-1:]]
+            if not page.get("IsTruncated") or not last:
                 return
+            marker = max(last)
 
     def head(self, key: str) -> Object | None:
         """One object, with the sha256 of its metadata; None if it is not there."""
@@ -126,7 +92,7 @@ class ObjectStore:
             if error.reason in ("404", "NoSuchKey", "NotFound"):
                 return None
             raise
-        facts = facts_of(answer)
+        facts = read_facts(answer)
         return Object(key, facts.size, facts.etag, answer["LastModified"].timestamp(), facts.sha256)
 
     def read(self, key: str, first: int = 0, size: int | None = None) -> bytes:
@@ -135,8 +101,8 @@ class ObjectStore:
         if size == 0:
             return b""
         if first == 0 and size is None:
-            return self.requests.whole(key)[0]
-        return self.requests.ranged(key, first, size)
+            return self.requests.read_object(key)[0]
+        return self.requests.read_range(key, first, size)
 
     def fetch(
         self, key: str, path: str, size: int, sha256: str | None = None, progress: _Progress = None
@@ -148,7 +114,7 @@ class ObjectStore:
         call goes on with that of a big file. progress(bytes): less than 0 where bytes have to come again. The
         folder must exist.
         """
-        return object_store_files.fetch(self.requests, key, path, size, sha256, progress or _nothing)
+        return transfer.fetch(self.requests, key, path, size, sha256, progress or _nothing)
 
     def send(self, path: str, key: str, progress: _Progress = None, sha256: str | None = None) -> str:
         """Store a file under a key, with its sha256 as metadata; the sha256.
@@ -156,7 +122,7 @@ class ObjectStore:
         sha256: what the file must have. A file that changes meanwhile is refused. Big files go in parts,
         which are taken back when they do not come to an end.
         """
-        return object_store_files.send(self, path, key, sha256, progress or _nothing)
+        return transfer.send(self, path, key, sha256, progress or _nothing)
 
     def write(self, key: str, content: bytes) -> None:
         """Store a few bytes under a key."""

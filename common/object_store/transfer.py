@@ -10,7 +10,7 @@ from collections import deque
 from concurrent.futures import wait
 
 from common.exits import BadInput
-from common.object_store.answers import SHA256, Facts, facts_of
+from common.object_store.client import SHA256, Facts, read_facts
 from common.object_store.errors import Damaged, StoreError, of_the_disk, shown
 from common.object_store.paths import PartialFile, finish
 from common.object_store.requests import Requests
@@ -26,7 +26,7 @@ def fetch(requests: Requests, key: str, path: str, size: int, sha256: str | None
         if os.path.isdir(path):
             raise BadInput(f"{requests.location.url(key)}: a folder stands where its file belongs ({path})")
         if size <= _FETCHED:
-            content, facts = requests.whole(key, size, sha256)
+            content, facts = requests.read_object(key, size, sha256)
             with PartialFile(path, path) as file:
                 file.truncate(0)
                 file.write(content)
@@ -34,7 +34,7 @@ def fetch(requests: Requests, key: str, path: str, size: int, sha256: str | None
             progress(size)
             return facts.sha256
         answer = requests.call("head_object", key, Key=requests.location.full(key))
-        facts = facts_of(answer)
+        facts = read_facts(answer)
         requests.expect_size(key, facts, size)
         with PartialFile(path, f"{path}\0{facts.etag}") as file:
             found = _all_parts(requests, key, file, facts, sha256, progress)
@@ -71,7 +71,7 @@ def _all_parts(requests: Requests, key: str, file, facts: Facts, sha256: str | N
             progress(-facts.size)
             failed += not resumed  # what an earlier process left is given up without a word
             if failed:
-                requests.after(error, key, failed)
+                requests.pause_after(error, key, failed)
 
 
 def _update(hashes: list, chunk: bytes) -> None:
@@ -87,7 +87,7 @@ def _parts(requests: Requests, key: str, first: int, facts: Facts):
         start = next(starts, None)
         if start is not None:
             size = min(_FETCHED, facts.size - start)
-            pending.append(requests.pool.submit(requests.ranged, key, start, size, facts.etag))
+            pending.append(requests.pool.submit(requests.read_range, key, start, size, facts.etag))
 
     try:
         for _ in range(_AHEAD):
@@ -141,7 +141,7 @@ def _send_parts(store, file, key: str, size: int, sha256: str | None, progress) 
         content = os.pread(file.fileno(), length, number * length)
         if hashlib.sha256(content).digest() != digests[number]:
             raise _changed(file.name)
-        etag = requests.stored(key, "upload_part", content, UploadId=upload, PartNumber=number + 1)
+        etag = requests.upload(key, "upload_part", content, UploadId=upload, PartNumber=number + 1)
         progress(len(content))
         return {"ETag": etag, "PartNumber": number + 1}
 

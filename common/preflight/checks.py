@@ -29,8 +29,7 @@ import torch
 
 from common.distributed.topology import Topology, is_distributed, promised_gpus
 from common.exits import BadInput
-from common.object_store import scratch
-from common.object_store import store as object_store
+from common.files import is_url
 from common.output_folder import local_output
 from common.preflight import reachability
 from common.preflight.findings import Finding, finding
@@ -136,8 +135,10 @@ def _shm() -> Finding:
 def _outputs(path: str, probe: bool) -> Finding:
     if probe:  # write a file there, and take it away again
         try:
-            if object_store.is_url(path):
-                path = scratch.folder("outputs", path)
+            if is_url(path):
+                from common.object_store.paths import scratch_folder
+
+                path = scratch_folder("outputs", path)
             path = local_output(path)
         except BadInput as error:
             return finding("outputs", "", [str(error)], [])

@@ -17,10 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from common.exits import BadInput, printable
-from common.files import locked, make_folder_atomic
-from common.object_store import store as object_store
+from common.files import is_url, locked, make_folder_atomic
 from datasets import files
-from datasets.folders import images, remote
+from datasets.folders import images
 from datasets.folders.listing import SHOWN, THREADS, TOGETHER, VAL_SHARE, Listing, look, progress
 
 _FORMAT = 2  # another one where the columns or the judgement of images.inspect() change
@@ -140,7 +139,9 @@ def load(
     Raises BadInput where there is nothing to learn from, where files cannot be read, for too many bad images.
     """
     tell = one_line(say)
-    if object_store.is_url(root) and not staged:
+    if is_url(root) and not staged:
+        from datasets.folders import remote
+
         listing = remote.look(root, split, classes, tell, val_share)
     else:
         listing = look(os.path.abspath(files.local_folder(root)), split, classes, tell, val_share)
@@ -233,8 +234,12 @@ def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> 
     bad, unread = {}, {}  # row -> reason
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, say)
 
-    remotely = object_store.is_url(listing.root)
-    content_of = remote.reader(listing.root) if remotely else _content_of
+    remotely = is_url(listing.root)
+    content_of = _content_of
+    if remotely:
+        from datasets.folders import remote
+
+        content_of = remote.reader(listing.root)
     together = 1 if remotely else TOGETHER
 
     def read(first: int) -> int:

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 
 from common.exits import BadInput
-from common.object_store import store as object_store
+from common.files import is_url
 from datasets.folders import images
 
 
@@ -54,7 +54,7 @@ class FileStore:
 
 def origin(index, verified: bool = False) -> FileStore:
     """What an index was made of: files, or what is below a URL."""
-    if object_store.is_url(getattr(index, "root", None)):
+    if is_url(getattr(index, "root", None)):
         from datasets.stores.object_store import ObjectFiles
 
         return ObjectFiles(index)

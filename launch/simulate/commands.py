@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from common.exits import BadInput
-from common.object_store import scratch
+from common.object_store.paths import SCRATCH
 from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node
 from launch.simulate.profiles import profile
@@ -72,7 +72,7 @@ class Commands:
             if "MA_SCHEDULE_CNT" in added:
                 counts = {"MA_SCHEDULE_CNT": node.scheduled, "MA_PROC_START_CNT": node.started + 1}
                 added |= {name: str(count) for name, count in counts.items()}
-            own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), scratch.PLACE: node.folders.scratch}
+            own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), SCRATCH: node.folders.scratch}
             environment = self._environment | own | added
             if self._network is not None:
                 command = self._network.command(node.slot, command)

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from common.exits import BadInput
-from common.object_store.client import connect, endpoint
+from common.object_store.client import connect
+from common.object_store.location import find_endpoint
 from datasets.loaders.engines.dali import Dali
 from datasets.loaders.ray.transport import pack_code
 from datasets.memory import digits
@@ -46,7 +47,7 @@ USES = {
     "pyarrow": (lambda: pack._mapped("x"), "pyarrow"),
     "redis": (servers.load_redis, r"'redis\[hiredis\]'"),
     "sklearn": (lambda: digits.load(".", False), "scikit-learn"),
-    "boto3": (lambda: connect("s3", endpoint("s3"), 1, 1.0), "boto3"),
+    "boto3": (lambda: connect("s3", find_endpoint("s3"), 1, 1.0), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
     "ray": (lambda: pack_code(len), r'"ray>=2\.52"'),
     "matplotlib": (lambda: train_table.plot({"rows": []}, "x.png"), "matplotlib"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.exits import BadInput
-from common.object_store import scratch
+from common.object_store.paths import SCRATCH, scratch_folder
 from datasets import staged_copy, staging
 from tests.conftest import environment, finish, free_port, start
 from tests.support.fault_proxy import FaultProxy
@@ -22,14 +22,15 @@ STAGE = "import sys; from datasets import staging; print('at', staging.stage(sys
 # as above, in a process group of two; says now and then what it waits for
 STAGE_TOGETHER = """
 import datetime, sys, time, torch
-from common.distributed import barrier as meeting
+from common import heartbeat
+from common.distributed import barrier
 from common.entry import entry
 from datasets import staging
-meeting._SAY_EVERY = staging._SAY_EVERY = 0.5
+barrier._SAY_EVERY = staging._SAY_EVERY = heartbeat.EVERY = 0.5
 rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
-meeting.share(store, rank, 2, float(sys.argv[4]))
-meeting.everybody("begin", "to begin")
+barrier.share(store, rank, 2, float(sys.argv[4]))
+barrier.everybody("begin", "to begin")
 @entry
 def main():
     print("at", staging.stage(url), flush=True)
@@ -49,7 +50,7 @@ def server():
 @pytest.fixture
 def here(server, monkeypatch, tmp_path):
     """This process finds the server, and its own scratch folder; a function that stages as a new job does."""
-    for name, value in (server.environment | {scratch.PLACE: str(tmp_path / "scratch")}).items():
+    for name, value in (server.environment | {SCRATCH: str(tmp_path / "scratch")}).items():
         monkeypatch.setenv(name, value)
 
     def stage(url: str) -> Path:
@@ -173,7 +174,7 @@ def test_what_a_manifest_says_is_compared(server, here):
     put(server, "manifest", **{"a": b"abc", "manifest.json": manifest})
     with pytest.raises(BadInput, match="s3://data/manifest/a"):
         here("s3://data/manifest")
-    assert not list(Path(scratch.folder("staged", "s3://data/manifest")).rglob("a")), "nothing half-visible"
+    assert not list(Path(scratch_folder("staged", "s3://data/manifest")).rglob("a")), "nothing half-visible"
     put(server, "manifest", **{"manifest.json": b'{"somebody": "else\'s"}'})
     assert "a" in found(here("s3://data/manifest"))
     with pytest.raises(BadInput, match="nothing below s3://data/nowhere"):

@@ -17,7 +17,8 @@ from common.object_store import client as object_store_client
 from common.object_store import errors as object_store_errors
 from common.object_store import paths as object_store_paths
 from common.object_store import store as object_store
-from common.object_store.store import Location, ObjectStore, StoreError, is_url, parse
+from common.object_store.location import Location, parse
+from common.object_store.store import ObjectStore, StoreError, is_url
 from tests.conftest import environment, free_port, run, start
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import CREDENTIALS, ObjectStoreServer

@@ -1,0 +1,140 @@
+"""Where an object store is: the parts of an s3:// or obs:// URL, and the endpoint from the environment."""
+
+import ipaddress
+import os
+import re
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from common.exits import BadInput
+from common.object_store.errors import shown
+
+USE_HTTPS = "S3_USE_HTTPS"
+NEEDS_HTTPS = f"https:// is needed for any other machine ({USE_HTTPS}=0 allows http)"
+_HOST = re.compile(r"[a-z0-9._:-]+")
+_URL = re.compile(r"(s3|obs)://([^/]*)/?(.*)", re.DOTALL)
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+
+
+class Location(NamedTuple):
+    """The parts of a URL. scheme: "s3" or "obs"; prefix: without slashes at its ends, may be empty."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+
+    def full(self, key: str) -> str:
+        """Return the key in the bucket for a key below the prefix."""
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def url(self, key: str = "") -> str:
+        """Return the URL of a key below the prefix, safe to print."""
+        return shown("/".join(filter(None, [f"{self.scheme}://{self.bucket}", self.prefix, key])))
+
+
+def parse(url: str) -> Location:
+    """Parse s3://bucket[/prefix] or obs://bucket[/prefix]. Raises BadInput, which repeats no password."""
+    match = _URL.fullmatch(url)
+    if not match:
+        raise BadInput(f"{shown(url.rpartition('@')[2])} is no s3://bucket/prefix or obs://bucket/prefix")
+    scheme, bucket, prefix = match.groups()
+    if "@" in bucket:
+        raise BadInput(
+            f"a {scheme}:// URL holds a user name or a password: credentials have variables of their own"
+        )
+    if "." in bucket:
+        raise BadInput(
+            f"bucket {shown(bucket)}: a name with dots has no certificate in virtual addressing, which OBS "
+            "insists on: use a bucket without dots"
+        )
+    if not bucket:
+        raise BadInput(f"{shown(url)} names no bucket")
+    if not _BUCKET.fullmatch(bucket):
+        raise BadInput(f"{shown(url)}: {shown(bucket)} is no bucket's name (3 to 63 of a-z, 0-9 and -)")
+    prefix = prefix.strip("/")
+    if (prefix and {"", ".", ".."} & set(prefix.split("/"))) or not prefix.isprintable():
+        raise BadInput(f"{shown(url)}: the prefix holds an empty part, . or .., or a control character")
+    return Location(scheme, bucket, prefix)
+
+
+class Endpoint(NamedTuple):
+    """A server. url: None for Amazon's own. style: "virtual" (bucket.host) or "path" (host/bucket)."""
+
+    url: str | None
+    region: str | None
+    style: str
+
+    @property
+    def shown(self) -> str:
+        """The name for messages."""
+        return urlsplit(self.url).netloc if self.url else "the S3 endpoint"
+
+
+def find_endpoint(scheme: str) -> Endpoint:
+    """Where s3:// or obs:// is, by the environment: S3_ENDPOINT (as ModelArts sets it), AWS_ENDPOINT_URL_S3,
+    AWS_ENDPOINT_URL, or OBS in OBS_REGION or AWS_DEFAULT_REGION. Raises BadInput.
+
+    Certificates are always checked. S3_USE_HTTPS=0 allows http to other machines, and means it for an address
+    without a protocol: connect() then prints a warning.
+    """
+    region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
+    if scheme == "obs":
+        region = os.environ.get("OBS_REGION") or region
+    for name in ("S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if os.environ.get(name):
+            url = _check_endpoint(name, os.environ[name])
+            break
+    else:
+        if scheme != "obs":
+            return Endpoint(None, region, "virtual")
+        if not region:
+            raise BadInput(
+                "obs:// needs to know where: set OBS_REGION (cn-north-4, ...), or the endpoint in "
+                "AWS_ENDPOINT_URL_S3"
+            )
+        url = _check_endpoint("OBS_REGION", f"https://obs.{region}.myhuaweicloud.com")
+    host = urlsplit(url).hostname
+    if match := re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host):
+        region = match[1]
+    return Endpoint(url, region or "us-east-1", "path" if _is_bare(host) else "virtual")
+
+
+def _check_endpoint(name: str, text: str) -> str:
+    """Return an endpoint as scheme://host[:port]. Raises BadInput, which repeats no password."""
+    if "://" not in text:
+        text = f"{'http' if os.environ.get(USE_HTTPS) == '0' else 'https'}://{text}"
+    try:
+        parts = urlsplit(text)
+        fine = (
+            parts.scheme in ("http", "https")
+            and _HOST.fullmatch(parts.hostname or "")
+            and (parts.port is None or parts.port)
+        )
+    except ValueError:
+        fine = False
+    if not fine:
+        raise BadInput(f"{name} is not the address of an object store: expected https://HOST[:PORT]")
+    if "@" in parts.netloc:
+        raise BadInput(f"{name} holds a user name or a password: credentials have variables of their own")
+    url = f"{parts.scheme}://{parts.netloc}"
+    if is_clear_text(url) and os.environ.get(USE_HTTPS) != "0":
+        raise BadInput(f"{name}={url} is not encrypted: {NEEDS_HTTPS}")
+    return url
+
+
+def is_clear_text(url: str) -> bool:
+    """Return whether data and session tokens leave this machine unencrypted."""
+    parts = urlsplit(url)
+    try:
+        local = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname).is_loopback
+    except ValueError:
+        local = False
+    return parts.scheme == "http" and not local
+
+
+def _is_bare(host: str) -> bool:
+    """Return whether a bucket's name cannot be put before a host."""
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return host == "localhost"
