@@ -18,7 +18,7 @@ import torch
 from common.arguments import Parser, boolean, names, positive_int
 from common.distributed.topology import resolve
 from common.files import ROOT
-from common.preflight import checks
+from common.preflight import node
 
 
 def main(arguments: list[str]) -> int:
@@ -48,10 +48,10 @@ def main(arguments: list[str]) -> int:
 
     start = time.monotonic()
     topology = resolve(args, os.environ)
-    found = checks.inspect(args, os.environ, topology)
+    found = node.inspect(args, os.environ, topology)
     summary = {
-        "verdict": checks.verdict(found),
-        "exit_code": checks.exit_code(found),
+        "verdict": node.worst(found),
+        "exit_code": node.exit_code(found),
         "seconds": round(time.monotonic() - start, 2),
     }
     if args.json:

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from common.exits import BadInput
-from common.performance.trial import backward_without_trace
+from common.performance.compilation import backward_without_trace
 
 
 def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind: str) -> None:

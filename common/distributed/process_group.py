@@ -19,7 +19,7 @@ from common.distributed.gradients import compress_gradients, settle_buckets
 from common.distributed.topology import Topology, is_distributed, resolve
 from common.exits import BadInput
 from common.performance import allocator
-from common.preflight import checks
+from common.preflight import node
 
 __all__ = [
     "add_arguments", "compress_gradients", "device", "from_first", "join", "meet_again", "same_everywhere",
@@ -58,7 +58,7 @@ def device(args: argparse.Namespace) -> torch.device:
     topology = _topology(args)
     if launcher.first_on_node():
         print(topology, flush=True)
-        checks.first_lines(args, topology)
+        node.print_findings(args, topology)
     if topology.world_size > 1 and not is_distributed(args):
         raise BadInput(
             f"this job is one process, but {topology.source} started {topology.world_size}: "

@@ -1,27 +1,50 @@
-"""Compiling before training, not in its first step: the time is known, and nothing waits for it later."""
+"""Compile a model before training, not in its first step: the time is known, and no rank waits for it."""
 
 from collections.abc import Callable
 
 import torch
 
-from common.performance.trial import backward_without_trace
-
 _PASSES = 3  # CUDA graphs are recorded in the second, and the third replays them
 
 
-def compiled(module: torch.nn.Module, images: torch.Tensor, say: Callable[[str], None]) -> Callable:
-    """The module compiled for batches like these, on a GPU with its kernels recorded as CUDA graphs; as it is
-    where that does not work (no compiler, no Triton), which is said.
+def backward_without_trace(
+    forward: Callable, module: torch.nn.Module, images: torch.Tensor, passes: int
+) -> None:
+    """Run forward and backward passes that leave weights, buffers, gradients (none) and random state as they
+    were, also if a pass fails.
 
-    images: a batch as training will have it, float [n, C, H, W]; other shapes are compiled again. The module
-    itself, its weights and its buffers stay as they are. Source: J. Ansel et al., "PyTorch 2", ASPLOS 2024.
+    forward: the function to call, which calls module. images: [n, C, H, W], any values, n >= 2 for BatchNorm.
+    """
+    parameter = next(module.parameters())
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        with torch.random.fork_rng([parameter.device] if parameter.is_cuda else []):
+            for _ in range(passes):
+                module.zero_grad()
+                output = forward(images.to(parameter))  # alive until after backward(), as in training: CUDA
+                output.sum().backward()  # graphs are recorded again where that differs
+    finally:
+        module.zero_grad()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def compile_module(
+    module: torch.nn.Module, images: torch.Tensor, log: Callable[[str], None]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the module compiled for batches of this shape; on a GPU, its kernels are a CUDA graph.
+
+    If it cannot be compiled (no compiler, no Triton), the reason is logged and the module is returned. The
+    module itself, its weights and its buffers are not changed. images: a batch as in training, float
+    [n, C, H, W]; other shapes are compiled again. Source: J. Ansel et al., "PyTorch 2", ASPLOS 2024.
     """
     mode = "reduce-overhead" if images.is_cuda else None
     try:
-        fast = torch.compile(module, mode=mode, dynamic=False)  # raises where Python is too new for torch
+        fast = torch.compile(module, mode=mode, dynamic=False)  # raises if Python is too new for torch
         backward_without_trace(fast, module, images, _PASSES)
-    except Exception as error:  # of any of its parts: training goes on without it
-        say(f"not compiled: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    except Exception as error:  # of any part of the compiler: training continues without it
+        log(f"not compiled: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
         torch._dynamo.reset()
         return module
     return fast

@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use: a container is often given a part of the machine."""
+"""Count the CPU cores that this process may use: a container often gets a part of the machine."""
 
 import math
 import os
@@ -7,7 +7,7 @@ _CGROUPS = "/sys/fs/cgroup"
 
 
 def available(cgroups: str = _CGROUPS) -> int:
-    """At least 1: the cores of the CPU affinity, or of the control group's quota where that is less.
+    """Return the cores of the CPU affinity, or of the control group's quota if that is less; at least 1.
 
     cgroups: where control groups are mounted. A quota is rounded up. Source: Linux, admin-guide/cgroup-v2.rst
     (cpu.max) and scheduler/sched-bwc.rst (cpu.cfs_quota_us).
@@ -20,7 +20,7 @@ def available(cgroups: str = _CGROUPS) -> int:
 
 
 def _numbers(folder: str, *names: str) -> list[int] | None:
-    """(quota, period) in microseconds; None where there is no file or no limit."""
+    """Return (quota, period) in microseconds; None if there is no file or no limit."""
     try:
         words = []
         for name in names:

@@ -1,29 +1,30 @@
 """CIFAR-10 (A. Krizhevsky, 2009): 50,000 + 10,000 colour images of 32x32 pixels in 10 classes.
 
-Taken from the first of these that is there, in and below data_url:
+Loaded from the first of these that exists in or below data_url:
 
 1. cifar-10-batches-py/ or cifar-10-python.tar.gz, the python version: md5 checked, restricted unpickler;
 2. cifar-10-batches-bin/ or cifar-10-binary.tar.gz, the binary version: the archive's md5 is checked, of
    unpacked files, for which none is published, size and labels;
-3. train/<class>/* and test/<class>/*, JPEG or PNG: somebody's copy, reported as such;
+3. train/<class>/* and test/<class>/*, JPEG or PNG: a copy, reported as such;
 4. https://www.cs.toronto.edu/~kriz/: downloaded to data_url, md5 checked.
 
-Archives are read in place and never unpacked, so no member of theirs can leave the folder.
+Archives are read in place and never unpacked, so no member of an archive can leave the folder.
 """
 
 import io
 import os
 import pickle
 import tarfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 
 from common.exits import BadInput
 from datasets.files import check_md5, download, local_folder, read_checked
-from datasets.memory import random_images
-from datasets.memory.image_set import ImageSet
+from datasets.memory.image_set import ImageSet, generate_images
 
 TRAIN_FILES = [f"data_batch_{number}" for number in range(1, 6)]
 TEST_FILES = ["test_batch"]
@@ -44,18 +45,20 @@ CLASSES = (
 _RECORD = 1 + 3 * 32 * 32  # the binary version: label, then the red, green and blue planes
 _BATCH = 10_000  # images in each official file
 _SUFFIXES = (".jpg", ".jpeg", ".png")
+_Batch = tuple[np.ndarray, np.ndarray]  # images, labels
+_Sets = tuple[ImageSet, ImageSet]
 
 
-def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
-    """(training set, test set), uint8 [N, 3, 32, 32]. custom_data: generated images of the same form instead.
+def load(data_url: str | None, custom_data: bool) -> _Sets:
+    """Return (training set, test set), uint8 [N, 3, 32, 32]. custom_data: generated images of that form.
 
-    Raises BadInput where nothing usable is found and nothing can be downloaded.
+    Raises BadInput if nothing usable is found and nothing can be downloaded.
     """
     if custom_data:
-        train, test = random_images.generate(channels=3, side=32)
+        train, test = generate_images(channels=3, side=32)
         return _image_set(*train, "generated"), _image_set(*test, "generated")
     folder = local_folder(data_url)
-    for find in (_python_folder, _python_archive, _binary_folder, _binary_archive, _class_folders):
+    for find in (_load_python, _load_binary, _load_class_folders):
         if found := find(folder):
             return found
     archive = os.path.join(folder, "cifar-10-python.tar.gz")
@@ -63,17 +66,19 @@ def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
         download(URL, archive, MD5["cifar-10-python.tar.gz"])
     except BadInput as error:
         raise BadInput(
-            f"no CIFAR-10 in {folder}, and {error}. Three ways to go on: "
+            f"no CIFAR-10 in {folder}, and {error}. Three ways to continue: "
             "(1) --custom_data=true trains on generated images; "
             "(2) put cifar-10-batches-py/ or cifar-10-python.tar.gz (or the binary version) into a folder "
             "and pass it as --data_url; (3) run where the internet is reachable, and it is downloaded"
         ) from error
-    return _python_archive(folder)
+    found = _load_python(folder)
+    assert found, "the archive is there now"
+    return found
 
 
-def parse_python_batch(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """(images uint8 [n, 3, 32, 32], labels int64 [n]) of one pickled batch; executes nothing. Raises
-    BadInput."""
+def parse_python_batch(name: str, content: bytes) -> _Batch:
+    """Return (images uint8 [n, 3, 32, 32], labels int64 [n]) of a pickled batch, without executing anything
+    in it. Raises BadInput."""
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
         images = np.asarray(batch[b"data"])
@@ -91,8 +96,9 @@ def parse_python_batch(name: str, content: bytes) -> tuple[np.ndarray, np.ndarra
     return images.reshape(-1, 3, 32, 32), labels
 
 
-def parse_binary_batch(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """(images uint8 [n, 3, 32, 32], labels int64 [n]) of one file of the binary version. Raises BadInput."""
+def parse_binary_batch(name: str, content: bytes) -> _Batch:
+    """Return (images uint8 [n, 3, 32, 32], labels int64 [n]) of a file of the binary version. Raises
+    BadInput."""
     if not content or len(content) % _RECORD:
         raise BadInput(f"{name} has {len(content)} bytes, not a multiple of {_RECORD}: truncated?")
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
@@ -108,10 +114,9 @@ def _check_labels(name: str, labels: np.ndarray) -> None:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Loads what the official files consist of (containers, bytes, NumPy arrays) and refuses every other
-    name."""
+    """Loads what the official files consist of (containers, bytes, NumPy arrays) and refuses all else."""
 
-    def find_class(self, module: str, name: str):
+    def find_class(self, module: str, name: str) -> Any:
         if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
             return getattr(np, name)
         if module in {"numpy.core.multiarray", "numpy._core.multiarray"} and name == "_reconstruct":
@@ -119,64 +124,74 @@ class _ArraysOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")
 
 
-def _python_folder(folder: str):
-    folder = _below(folder, "cifar-10-batches-py", "data_batch_1")
-    if not folder:
-        return None
+def _load_python(folder: str) -> _Sets | None:
+    def parse(path: str, content: bytes) -> _Batch:
+        check_md5(path, content, MD5[os.path.basename(path)])
+        return parse_python_batch(path, content)
 
-    def read(name: str):
-        path = os.path.join(folder, name)
-        return parse_python_batch(path, read_checked(path, MD5[name]))
-
-    return _sets(read, f"python batches, md5 checked: {folder}")
+    return _load_batches(folder, "cifar-10-batches-py", "", "cifar-10-python.tar.gz", parse)
 
 
-def _python_archive(folder: str):
-    archive = _Archive.find(folder, "cifar-10-python.tar.gz")
-    if not archive:
-        return None
+def _load_binary(folder: str) -> _Sets | None:
+    def parse(path: str, content: bytes) -> _Batch:
+        if len(content) != _BATCH * _RECORD:
+            raise BadInput(
+                f"{path} has {len(content)} bytes, expected {_BATCH * _RECORD}: truncated or another file"
+            )
+        return parse_binary_batch(path, content)
 
-    def read(name: str):
-        content = archive.member(f"cifar-10-batches-py/{name}")
-        check_md5(f"{archive.path}: {name}", content, MD5[name])
-        return parse_python_batch(name, content)
-
-    return _sets(read, f"python archive, md5 checked: {archive.path}")
+    return _load_batches(folder, "cifar-10-batches-bin", ".bin", "cifar-10-binary.tar.gz", parse)
 
 
-def _binary_folder(folder: str):
-    folder = _below(folder, "cifar-10-batches-bin", "data_batch_1.bin")
-    if not folder:
-        return None
+def _load_batches(
+    folder: str,
+    below: str,
+    ending: str,
+    archive: str,
+    parse: Callable[[str, bytes], _Batch],
+) -> _Sets | None:
+    """Load the official batches from the folder, its subfolder `below` or its archive; None if there is none.
 
-    def read(name: str):
-        path = os.path.join(folder, f"{name}.bin")
+    ending: of the batches' names. parse: takes the path of a batch and its content.
+    """
+    place, packed = os.path.join(folder, below), os.path.join(folder, archive)
+    if os.path.isfile(os.path.join(folder, f"{TRAIN_FILES[0]}{ending}")):
+        place = folder
+    members = None
+    if not os.path.isdir(place):
+        if not os.path.isfile(packed):
+            return None
+        members, place = _read_archive(packed), os.path.join(packed, below)
+
+    def read(name: str) -> _Batch:
+        path = os.path.join(place, name + ending)
         try:
-            size = os.path.getsize(path)
-            if size != _BATCH * _RECORD:
-                raise BadInput(
-                    f"{path} has {size} bytes, expected {_BATCH * _RECORD}: truncated or another file"
-                )
+            if members is not None:
+                return parse(path, members[f"{below}/{name}{ending}"])
             with open(path, "rb") as file:
-                return parse_binary_batch(path, file.read())
+                return parse(path, file.read())
+        except KeyError:
+            raise BadInput(f"{packed} holds no {below}/{name}{ending}") from None
         except OSError as error:
             raise BadInput(f"cannot read {path}: {error.strerror}") from error
 
-    return _sets(read, f"binary version, sizes checked: {folder}")
+    def gather(names: list[str]) -> ImageSet:
+        images, labels = (np.concatenate(parts) for parts in zip(*map(read, names), strict=True))
+        return _image_set(
+            torch.from_numpy(images), torch.from_numpy(labels), f"official files, checked: {place}"
+        )
+
+    return gather(TRAIN_FILES), gather(TEST_FILES)
 
 
-def _binary_archive(folder: str):
-    archive = _Archive.find(folder, "cifar-10-binary.tar.gz")
-    if not archive:
-        return None
-
-    def read(name: str):
-        return parse_binary_batch(name, archive.member(f"cifar-10-batches-bin/{name}.bin"))
-
-    return _sets(read, f"binary archive, md5 checked: {archive.path}")
+def _read_archive(path: str) -> dict[str, bytes]:
+    """Return the regular files of a .tar.gz with a known md5, by name. Raises BadInput."""
+    with tarfile.open(fileobj=io.BytesIO(read_checked(path, MD5[os.path.basename(path)]))) as tar:
+        files = ((member.name, tar.extractfile(member)) for member in tar if member.isfile())
+        return {name: file.read() for name, file in files if file}
 
 
-def _class_folders(folder: str):
+def _load_class_folders(folder: str) -> _Sets | None:
     train, test = os.path.join(folder, "train"), os.path.join(folder, "test")
     if not (os.path.isdir(train) and os.path.isdir(test)):
         return None
@@ -184,8 +199,8 @@ def _class_folders(folder: str):
     if len(classes) != 10:
         raise BadInput(f"{train} has {len(classes)} class folders, CIFAR-10 has 10")
     source = f"class folders, a copy without published checksums: {folder}"
-    names = tuple(classes)
-    return tuple(_image_set(*_decode_folder(part, classes), source, names) for part in (train, test))
+    sets = [_image_set(*_decode_folder(part, classes), source, tuple(classes)) for part in (train, test)]
+    return sets[0], sets[1]
 
 
 def _decode_folder(folder: str, classes: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -218,48 +233,6 @@ def _decode_folder(folder: str, classes: list[str]) -> tuple[torch.Tensor, torch
         for _ in pool.map(decode, range(len(paths))):
             pass
     return images, torch.tensor(labels)
-
-
-class _Archive:
-    """A .tar.gz with a known md5, read once; its regular files by name."""
-
-    def __init__(self, path: str):
-        self.path = path
-        content = read_checked(path, MD5[os.path.basename(path)])
-        self._members = {}
-        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            for member in tar:
-                if member.isfile():
-                    self._members[member.name] = tar.extractfile(member).read()
-
-    @classmethod
-    def find(cls, folder: str, name: str):
-        path = os.path.join(folder, name)
-        return cls(path) if os.path.isfile(path) else None
-
-    def member(self, name: str) -> bytes:
-        if name not in self._members:
-            raise BadInput(f"{self.path} holds no {name}")
-        return self._members[name]
-
-
-def _below(folder: str, name: str, file: str) -> str | None:
-    """The folder itself or its subfolder `name`, whichever holds `file`; the subfolder also if it holds
-    nothing."""
-    if os.path.isfile(os.path.join(folder, file)):
-        return folder
-    subfolder = os.path.join(folder, name)
-    return subfolder if os.path.isdir(subfolder) else None
-
-
-def _sets(read, source: str) -> tuple[ImageSet, ImageSet]:
-    def gather(names: list[str]) -> ImageSet:
-        images, labels = zip(*(read(name) for name in names), strict=True)
-        return _image_set(
-            torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels)), source
-        )
-
-    return gather(TRAIN_FILES), gather(TEST_FILES)
 
 
 def _image_set(

@@ -8,16 +8,18 @@ import torch
 
 from common.exits import import_optional
 from datasets.files import local_folder
-from datasets.memory import random_images
-from datasets.memory.image_set import ImageSet
+from datasets.memory.image_set import ImageSet, generate_images
 
 
-def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
-    """(training set [1438, 1, 8, 8], test set [359, 1, 8, 8]): every fifth of each digit."""
+def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
+    """Return (training set [1438, 1, 8, 8], test set [359, 1, 8, 8]), uint8: every fifth of each digit.
+
+    custom_data: generated images of that form. Raises BadInput.
+    """
     if custom_data:
-        train, test = random_images.generate(channels=1, side=8)
+        train, test = generate_images(channels=1, side=8)
         return _image_set(*train, "generated"), _image_set(*test, "generated")
-    local_folder(data_url)  # not needed, but a folder that is not there is a mistake
+    local_folder(data_url)  # not needed, but a folder that does not exist is a mistake
     sklearn = import_optional("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
     digits = sklearn.load_digits()
     images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
@@ -29,7 +31,7 @@ def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
 
 
 def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
-    # A digit mirrored is another digit, or none.
+    # A mirrored digit is another digit, or none.
     return ImageSet(
         images, labels, 10, mean=(0.3047,), std=(0.3756,), padding=1, flip=False, source=source,
         class_names=tuple(map(str, range(10))),

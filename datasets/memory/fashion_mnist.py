@@ -12,8 +12,7 @@ import torch
 
 from common.exits import BadInput
 from datasets.files import local_folder, read_checked
-from datasets.memory import random_images
-from datasets.memory.image_set import ImageSet
+from datasets.memory.image_set import ImageSet, generate_images
 
 MD5 = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -31,13 +30,13 @@ CLASSES = (
 _HEADER = {"images": 16, "labels": 8}  # bytes before the data in the IDX format
 
 
-def load(data_url: str, custom_data: bool) -> tuple[ImageSet, ImageSet]:
-    """(training set, test set), uint8 [N, 1, 28, 28]. custom_data: generated images of the same form instead.
+def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
+    """Return (training set, test set), uint8 [N, 1, 28, 28]. custom_data: generated images of that form.
 
-    Raises BadInput where a file is missing or not the official one.
+    Raises BadInput if a file is missing or not the official one.
     """
     if custom_data:
-        train, test = random_images.generate(channels=1, side=28)
+        train, test = generate_images(channels=1, side=28)
         return _image_set(*train, "generated"), _image_set(*test, "generated")
     folder = local_folder(data_url)
     candidates = [os.path.join(folder, below) for below in ("", "raw", os.path.join("FashionMNIST", "raw"))]

@@ -1,4 +1,4 @@
-"""A data set that fits in memory, as every in-memory source returns it."""
+"""A data set that fits in memory, and generated images in that form."""
 
 import functools
 import hashlib
@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 1000
+
 
 @dataclass(frozen=True)
 class ImageSet:
     """images: uint8 [N, C, H, W]; labels: int64 [N] in 0..classes-1; mean and std: per channel, of pixels /
     255.
 
-    padding (pixels) and flip say which crops and mirror images still show the same class. source: where it
-    came from. class_names: by label, if the classes have names.
+    padding (pixels) and flip: which random crops and mirror images still show the same class. source: where
+    the images come from, for people. class_names: by label, if the classes have names.
     """
 
     images: torch.Tensor
@@ -31,6 +33,7 @@ class ImageSet:
 
     @property
     def channels(self) -> int:
+        """C of images."""
         return self.images.shape[1]
 
     @functools.cached_property
@@ -42,3 +45,23 @@ class ImageSet:
         facts = (images.shape, self.classes, self.mean, self.std, self.padding, self.flip)
         digest.update(repr(facts).encode())
         return digest.hexdigest()[:32]
+
+
+def generate_images(
+    channels: int, side: int
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Return a training and a test set of ten learnable classes for smoke tests, always the same.
+
+    Each is (images uint8 [N, channels, side, side], labels int64 [N]), N = 5000 and 1000. A class is a smooth
+    random pattern under noise of the same contrast.
+    """
+    generator = torch.Generator().manual_seed(2024)
+    coarse = torch.randn(GENERATED_CLASSES, channels, 4, 4, generator=generator)
+    patterns = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear")
+
+    def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = torch.randperm(count, generator=generator) % GENERATED_CLASSES
+        noise = torch.randn(count, channels, side, side, generator=generator)
+        return (128 + 40 * patterns[labels] + 40 * noise).clamp(0, 255).to(torch.uint8), labels
+
+    return draw(GENERATED_TRAIN), draw(GENERATED_TEST)

@@ -18,7 +18,7 @@ import torch
 
 from common.distributed.topology import resolve
 from common.exits import BadInput
-from common.preflight import checks
+from common.preflight import node
 from tests.conftest import ROOT, environment, free_port, run, start
 
 NAMES = [
@@ -167,7 +167,7 @@ def _args(**given):
 
 def _inspect(env=None, **given):
     args = _args(**given)
-    found = checks.inspect(args, env or {}, resolve(args, {}))
+    found = node.inspect(args, env or {}, resolve(args, {}))
     return {finding.name: (finding.verdict, finding.text) for finding in found}
 
 
@@ -192,7 +192,9 @@ def test_the_master_seen_from_both_nodes(rank, listening, verdict, text):
 
 def test_a_master_whose_address_is_another_machine_s():
     found = _inspect(init_method="tcp://198.51.100.7:6666", rank=0, world_size=2)  # RFC 5737: nobody's
-    assert found["master"][0] == "warning" and "198.51.100.7 is no address of it" in found["master"][1]
+    assert (
+        found["master"][0] == "warning" and "198.51.100.7 is not one of its addresses" in found["master"][1]
+    )
 
 
 def test_one_node_needs_no_master():
@@ -229,7 +231,7 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     args = _args(output_dir=str(tmp_path / "results"))
     topology = resolve(args, {})
     began = time.monotonic()
-    checks.first_lines(args, topology)
+    node.print_findings(args, topology)
     assert time.monotonic() - began < 0.3
     first, *others = capsys.readouterr().out.splitlines()
     assert re.match(rf"preflight \w+: .*torch {re.escape(torch.__version__)}, .* 0 GPUs, .*shm ", first)
@@ -239,15 +241,18 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     assert first.startswith("preflight warning: " if others else "preflight ok: ")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
-    checks.first_lines(args, topology)
+    node.print_findings(args, topology)
     first, *more = capsys.readouterr().out.splitlines()
     assert first.startswith("preflight warning: ") and len(more) == len(others) + 1
-    assert any(re.match(r"check name=scratch verdict=warning .*/gone is no folder", line) for line in more)
+    assert any(
+        re.match(r"check name=scratch verdict=warning .*/gone is not a writable folder", line)
+        for line in more
+    )
 
     monkeypatch.setenv("MA_NUM_GPUS", "8")
     with pytest.raises(BadInput, match=r"promised 8 GPUs, .* sees 0"):
-        checks.first_lines(args, topology)
-    checks.first_lines(_args(enable_gpu=False), topology)  # nobody asks for the GPUs
+        node.print_findings(args, topology)
+    node.print_findings(_args(enable_gpu=False), topology)  # nobody asks for the GPUs
 
 
 @pytest.mark.parametrize(

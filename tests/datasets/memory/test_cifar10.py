@@ -89,7 +89,7 @@ def test_python_folder(tmp_path, known, below):
         (tmp_path / below / name).write_bytes(content)
     sets = cifar10.load(str(tmp_path), custom_data=False)
     _check(sets)
-    assert "python batches, md5 checked" in sets[0].source
+    assert "official files, checked" in sets[0].source
 
 
 @pytest.mark.parametrize("below", ["", "cifar-10-batches-bin"])

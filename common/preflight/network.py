@@ -1,57 +1,67 @@
-"""Whether this node finds the master and can talk to it: the findings `master` and `interface`."""
+"""Check that this node finds the master and can talk to it: the findings `master` and `interface`."""
 
 import concurrent.futures
 import errno
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from common.distributed import interfaces
 from common.distributed.topology import Topology
-from common.preflight.findings import Finding, finding
 
 SECONDS = 3.0  # for resolving names and reaching the master together
 
 
-def master_to_find(topology: Topology) -> str | None:
-    """The host that processes connect to; those of a single node that starts them itself meet on loopback."""
+Facts = tuple[str, list[str], list[str]]  # facts, errors, warnings
+
+
+def find_master(topology: Topology) -> str | None:
+    """Return the host that processes connect to; None for one node that starts its own: they use loopback."""
     return topology.master_host if topology.nodes > 1 or topology.level == "process" else None
 
 
-def findings(env, topology: Topology, master, own, deadline: float) -> list[Finding]:
-    """The findings `master` and `interface`. master, own: futures of addresses (master None: one node)."""
+def check(
+    env: Mapping[str, str],
+    topology: Topology,
+    master: concurrent.futures.Future | None,
+    own: concurrent.futures.Future,
+    deadline: float,
+) -> tuple[Facts, Facts]:
+    """Check the way to the master, and this node's interface to it.
+
+    master, own: futures of resolve() for the master (None: one node) and for this host. deadline: seconds of
+    time.monotonic().
+    """
     presets = {name: env[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in env}
     shown = "".join(f", {name}={value}" for name, value in presets.items())
     errors = [trouble for name, value in presets.items() if (trouble := _preset_trouble(name, value))]
     if master is None:
-        none = finding("master", "none needed: one node", [], [])
-        return [none, finding("interface", f"loopback: one node{shown}", errors, [])]
+        return ("none needed: one node", [], []), (f"loopback: one node{shown}", errors, [])
     where = f"{topology.master_host}:{topology.master_port}"
     address, why = _first(master, deadline)
     if address is None:
-        unknown = finding("master", where, [f"the master's host name {why}"], [])
-        return [unknown, finding("interface", f"not known before the master is{shown}", errors, [])]
-    check = _own_port if topology.node_rank == 0 else _other_port
-    found = [finding("master", f"{where} is {address[0]}", *check(topology, address, deadline))]
+        unknown = where, [f"the master's host name {why}"], []
+        return unknown, (f"not known before the master is{shown}", errors, [])
+    check_port = _own_port if topology.node_rank == 0 else _other_port
+    found = f"{where} is {address[0]}", *check_port(topology, address, deadline)
     try:
         name, local = interfaces.interface_to(*address[:2])
     except OSError as error:
-        errors.append(f"no way to {address[0]}: {error.strerror}")
-        return [*found, finding("interface", f"none{shown}", errors, [])]
+        return found, (f"none{shown}", [*errors, f"no way to {address[0]}: {error.strerror}"], [])
     warnings = []
-    if topology.nodes > 1 and _loopback(local):
+    if topology.nodes > 1 and _is_loopback(local):
         warnings.append(f"the {topology.nodes} nodes meet at {address[0]}, which works on one machine only")
     elif topology.nodes > 1 and "GLOO_SOCKET_IFNAME" not in presets:
         named, why = _first(own, deadline)
-        if named is None or _loopback(named[0]):
+        if named is None or _is_loopback(named[0]):
             lost = f"{socket.gethostname()}, this host's name, {f'is {named[0]}' if named else why}"
             warnings.append(f"{lost}: gloo would wait there; jobs here set GLOO_SOCKET_IFNAME={name}")
-    return [*found, finding("interface", f"{name} with {local}{shown}", errors, warnings)]
+    return found, (f"{name} with {local}{shown}", errors, warnings)
 
 
 def _first(addresses: concurrent.futures.Future, deadline: float) -> tuple[tuple | None, str]:
-    """(first socket address, ""), or (None, why there is none)."""
+    """Return (first socket address, ""), or (None, the reason why there is none)."""
     try:
         return addresses.result(timeout=max(0.0, deadline - time.monotonic()))[0], ""
     except concurrent.futures.TimeoutError:
@@ -61,7 +71,7 @@ def _first(addresses: concurrent.futures.Future, deadline: float) -> tuple[tuple
 
 
 def _own_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
-    """(errors, warnings) of the node that is the master itself."""
+    """Return (errors, warnings) on the node that is the master."""
     # Processes that a launcher started find its store listening already.
     port = topology.master_port if topology.level == "node" else 0
     with _socket(address) as probe:
@@ -71,12 +81,14 @@ def _own_port(topology: Topology, address: tuple, deadline: float) -> tuple[list
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return [], [f"port {port} is taken on this node: by a job that runs already?"]
-            return [], [f"node 0 is the master, but {address[0]} is no address of it: {error.strerror}"]
+            return [], [
+                f"node 0 is the master, but {address[0]} is not one of its addresses: {error.strerror}"
+            ]
     return [], []
 
 
 def _other_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
-    """(errors, warnings) of the way from this node to the master's port."""
+    """Return (errors, warnings) about the way from this node to the master's port."""
     seconds = min(1.0, max(0.2, deadline - time.monotonic()))
     with _socket(address) as probe:
         probe.settimeout(seconds)
@@ -96,8 +108,11 @@ def _socket(address: tuple) -> socket.socket:
 
 
 def _preset_trouble(name: str, value: str) -> str | None:
-    """Why a *_SOCKET_IFNAME finds no interface on this node. gloo: exact names, all of them; NCCL: prefixes,
-    or exact names after "=", of which one will do; "^" excludes."""
+    """Return why a *_SOCKET_IFNAME finds no interface on this node, or None.
+
+    gloo takes exact names and needs all of them. NCCL takes prefixes, or exact names after "=", and needs one
+    of them; "^" excludes.
+    """
     there = [interface for _, interface in socket.if_nameindex()]
     asked = value.lstrip("=").split(",")
     if name.startswith("NCCL"):
@@ -108,17 +123,17 @@ def _preset_trouble(name: str, value: str) -> str | None:
     return f"{name}={value}, but the interfaces here are {', '.join(there)}" if lacking else None
 
 
-def addresses(host: str, port: int | None) -> list[tuple]:
-    """Socket addresses, at least one. Raises OSError."""
+def resolve(host: str, port: int | None) -> list[tuple]:
+    """Return the socket addresses of a host, at least one. Raises OSError."""
     return [entry[4] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
-def start(function: Callable, *arguments) -> concurrent.futures.Future:
-    """Call in a thread that does not keep the process alive: a name server that is silent blocks for
+def start_thread(function: Callable, *arguments) -> concurrent.futures.Future:
+    """Call a function in a thread that does not keep the process alive: a silent name server blocks for
     minutes."""
-    future = concurrent.futures.Future()
+    future: concurrent.futures.Future = concurrent.futures.Future()
 
-    def work():
+    def work() -> None:
         try:
             future.set_result(function(*arguments))
         except Exception as error:
@@ -128,5 +143,5 @@ def start(function: Callable, *arguments) -> concurrent.futures.Future:
     return future
 
 
-def _loopback(address: str) -> bool:
+def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"

@@ -1,18 +1,19 @@
-"""What this node offers, checked before a job relies on it: one finding per subject, within seconds.
+"""Check what this node offers before a job relies on it: one finding per subject, within seconds.
 
 code  names              an error is
 0                        (none; warnings do not stop a job)
-10    accelerators       fewer GPUs than the platform promised, or none where --enable_gpu=true
+10    accelerators       fewer GPUs than the platform promised, or none although --enable_gpu=true
 11    shm                no /dev/shm on Linux, or one that is full or cannot be written
 12    outputs, scratch   a folder that cannot be written, or has no room for two checkpoints
 13    limits             too few open files or processes to train
 14    master, interface  a master that does not resolve or has no route, a preset interface that is not there
 15    versions, packages torch below the floor or at odds with NumPy, a package missing that every job imports
 
-Where several subjects have errors, the first in this order gives the code. Nothing is changed: NCCL_* and
+If several subjects have errors, the first in this order gives the code. Nothing is changed: NCCL_* and
 GLOO_* variables are shown under `presets` as they are.
 """
 
+import argparse
 import importlib.metadata
 import os
 import platform
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -31,8 +33,7 @@ from common.distributed.topology import Topology, is_distributed, promised_gpus
 from common.exits import BadInput
 from common.files import is_url
 from common.output_folder import local_output
-from common.preflight import reachability
-from common.preflight.findings import Finding, finding
+from common.preflight import network
 
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers hand their batches over through /dev/shm
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, as the older one is kept while the newer is written
@@ -43,19 +44,43 @@ _OPTIONAL = {
     "torchvision": "image folders", "pillow": "image folders", "scikit-learn": "--dataset digits",
     "tensorboard": "TensorBoard events",
 }  # fmt: skip
+_CODES = {
+    "accelerators": 10, "shm": 11, "outputs": 12, "scratch": 12, "limits": 13, "master": 14, "interface": 14,
+    "versions": 15, "packages": 15,
+}  # fmt: skip
 
 
-def inspect(args, env: Mapping[str, str], topology: Topology) -> list[Finding]:
-    """Every subject once, in the order of the table, `presets` last, within about reachability.SECONDS.
+@dataclass(frozen=True)
+class Finding:
+    """One subject of the check. verdict: "ok", "warning" or "error". code: 0 without an error."""
+
+    name: str
+    verdict: str
+    text: str
+    code: int
+
+    def __str__(self) -> str:
+        return f"check name={self.name} verdict={self.verdict} {self.text}"
+
+
+def judge(name: str, facts: str, errors: list[str], warnings: list[str]) -> Finding:
+    """Return the finding for a subject. errors and warnings: sentences; the worst of them is the verdict."""
+    verdict = "error" if errors else "warning" if warnings else "ok"
+    text = "; ".join([*([facts] if facts else []), *errors, *warnings])
+    return Finding(name, verdict, " ".join(text.split()), _CODES[name] if errors else 0)
+
+
+def inspect(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> list[Finding]:
+    """Check every subject once, in the order of the table, then `presets`, within about network.SECONDS.
 
     args: output_dir (a path) and enable_gpu (None: a GPU is used if there is one). CUDA is not initialised,
     and nothing is left on the disk.
     """
-    host = reachability.master_to_find(topology)
-    deadline = time.monotonic() + reachability.SECONDS
-    ask = reachability.start  # in threads, as DNS may be slow: first of all
-    master = ask(reachability.addresses, host, topology.master_port) if host else None
-    own = ask(reachability.addresses, socket.gethostname(), None)
+    deadline = time.monotonic() + network.SECONDS
+    host = network.find_master(topology)
+    ask = network.start_thread  # in threads and first of all: DNS may be slow
+    master = ask(network.resolve, host, topology.master_port) if host else None
+    own = ask(network.resolve, socket.gethostname(), None)
     driver = ask(_driver, True)
     found = [
         _accelerators(args, env, topology),
@@ -64,15 +89,16 @@ def inspect(args, env: Mapping[str, str], topology: Topology) -> list[Finding]:
         _scratch(env),
         _limits(topology),
     ]
-    found += reachability.findings(env, topology, master, own, deadline)
+    way, interface = network.check(env, topology, master, own, deadline)
+    found += [judge("master", *way), judge("interface", *interface)]
     return [*found, _versions(driver.result()), _packages(), _presets(env)]
 
 
-def first_lines(args, topology: Topology) -> None:
-    """Print what a job says of its node when it starts: one line of facts, then a line for every warning and
-    error. Takes no time to speak of: no name is resolved, no program is run.
+def print_findings(args: argparse.Namespace, topology: Topology) -> None:
+    """Print one line of facts about the node, then a line for every warning and error.
 
-    Raises BadInput where there are fewer GPUs than the platform promised; anything else is only said.
+    For the start of a job: no name is resolved and no program is run, so it takes milliseconds. Raises
+    BadInput if there are fewer GPUs than the platform promised; all else is only printed.
     """
     accelerators = _accelerators(args, os.environ, topology)
     if accelerators.verdict == "error":
@@ -86,20 +112,20 @@ def first_lines(args, topology: Topology) -> None:
     facts = [versions.text, accelerators.text]
     facts += [f"{finding.name} {finding.text}" for finding in found[1:4] if finding.verdict == "ok"]
     facts += [f"presets {presets.text}"]
-    print("\n".join([f"preflight {verdict(found)}: {', '.join(facts)}", *map(str, troubles)]), flush=True)
+    print("\n".join([f"preflight {worst(found)}: {', '.join(facts)}", *map(str, troubles)]), flush=True)
 
 
-def verdict(found: list[Finding]) -> str:
-    """The worst verdict of all."""
+def worst(found: list[Finding]) -> str:
+    """Return the worst verdict."""
     return max((finding.verdict for finding in found), key=["ok", "warning", "error"].index)
 
 
 def exit_code(found: list[Finding]) -> int:
-    """That of the first error, or 0."""
+    """Return the code of the first error, or 0."""
     return next((finding.code for finding in found if finding.code), 0)
 
 
-def _accelerators(args, env: Mapping[str, str], topology: Topology) -> Finding:
+def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> Finding:
     gpus, promised, processes = torch.cuda.device_count(), promised_gpus(env), topology.processes_per_node
     facts = f"{gpus} GPUs, {processes} processes per node"
     if "CUDA_VISIBLE_DEVICES" in env:
@@ -115,21 +141,21 @@ def _accelerators(args, env: Mapping[str, str], topology: Topology) -> Finding:
         warnings.append(f"{processes} processes share {gpus} GPUs: gloo instead of nccl, and slower")
     elif gpus > processes and is_distributed(args):  # one process may use all: train_dp.py
         warnings.append(f"{gpus - processes} of {gpus} GPUs stay idle: one process uses one GPU")
-    return finding("accelerators", facts, errors, warnings)
+    return judge("accelerators", facts, errors, warnings)
 
 
 def _shm() -> Finding:
     path = "/dev/shm"
     if sys.platform != "linux":
-        return finding("shm", f"no {path} on {sys.platform}", [], [])
+        return judge("shm", f"no {path} on {sys.platform}", [], [])
     if not _writable(path):
-        return finding("shm", "", [f"{path} is no folder that can be written"], [])
+        return judge("shm", "", [f"{path} is not a writable folder"], [])
     space = os.statvfs(path)
     free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     errors = [f"{path} is full"] if free < 1e6 else []
     small = f"below {_SHM / 1e9:.0f} GB, DataLoader workers can end with a bus error: use few, or none"
     warnings = [small] if free < _SHM else []
-    return finding("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
+    return judge("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 
 
 def _outputs(path: str, probe: bool) -> Finding:
@@ -141,19 +167,19 @@ def _outputs(path: str, probe: bool) -> Finding:
                 path = scratch_folder("outputs", path)
             path = local_output(path)
         except BadInput as error:
-            return finding("outputs", "", [str(error)], [])
+            return judge("outputs", "", [str(error)], [])
     return _room("outputs", path, [])
 
 
 def _scratch(env: Mapping[str, str]) -> Finding:
     """Where a platform mounts fast scratch, else where temporary files go."""
     named = env.get("TMPDIR")
-    lost = f"TMPDIR={named} is no folder that can be written"
+    lost = f"TMPDIR={named} is not a writable folder"
     warnings = [lost] if named and not _writable(named) else []
     for path in filter(None, ("/cache", named, "/tmp")):
         if _writable(path):
             return _room("scratch", path, warnings)
-    return finding("scratch", "", ["neither /cache nor TMPDIR nor /tmp can be written"], warnings)
+    return judge("scratch", "", ["neither /cache nor TMPDIR nor /tmp can be written"], warnings)
 
 
 def _room(name: str, path: str, warnings: list[str]) -> Finding:
@@ -166,7 +192,7 @@ def _room(name: str, path: str, warnings: list[str]) -> Finding:
     if space.f_files and files < 100:  # some file systems do not count: f_files is 0 there
         errors.append(f"no more than {files} new files")
     little = [f"below {_gb(_LITTLE_ROOM)}"] if free < _LITTLE_ROOM and not errors else []
-    return finding(name, f"{_gb(free)} free at {path}", errors, [*little, *warnings])
+    return judge(name, f"{_gb(free)} free at {path}", errors, [*little, *warnings])
 
 
 def _limits(topology: Topology) -> Finding:
@@ -186,7 +212,7 @@ def _limits(topology: Topology) -> Finding:
         warnings.append("NCCL over InfiniBand registers memory: ulimit -l unlimited")
     if soft["core_size"] and not _text("/proc/sys/kernel/core_pattern").startswith("|"):
         warnings.append("a crash may fill the disk with a core file: ulimit -c 0")
-    return finding("limits", " ".join(shown), errors, warnings)
+    return judge("limits", " ".join(shown), errors, warnings)
 
 
 def _versions(driver: str | None) -> Finding:
@@ -208,7 +234,7 @@ def _versions(driver: str | None) -> Finding:
         warnings.append("this torch was built without CUDA: it will not use the GPUs")
     elif driver and int(driver.split(".")[0]) < (least := _DRIVERS.get(int(cuda.split(".")[0]), 0)):
         warnings.append(f"CUDA {cuda} needs driver {least} or later, or NVIDIA's cuda-compat package")
-    return finding("versions", facts, errors, warnings)
+    return judge("versions", facts, errors, warnings)
 
 
 def _packages() -> Finding:
@@ -221,12 +247,12 @@ def _packages() -> Finding:
                 errors.append(f"every job needs {name}: pip install {name}")
             else:
                 warnings.append(f"no {_OPTIONAL[name]} without {name}: pip install {name}")
-    return finding("packages", ", ".join(facts), errors, warnings)
+    return judge("packages", ", ".join(facts), errors, warnings)
 
 
 def _presets(env: Mapping[str, str]) -> Finding:
     named = sorted(name for name in env if name.startswith(("NCCL_", "GLOO_")))
-    return finding("presets", " ".join(f"{name}={env[name]}" for name in named) or "none", [], [])
+    return judge("presets", " ".join(f"{name}={env[name]}" for name in named) or "none", [], [])
 
 
 def _driver(ask_program: bool) -> str | None:

@@ -5,8 +5,7 @@ import copy
 import pytest
 import torch
 
-from common.performance.compilation import compiled
-from common.performance.trial import backward_without_trace
+from common.performance.compilation import backward_without_trace, compile_module
 
 
 class _NoGradient(torch.autograd.Function):
@@ -50,6 +49,6 @@ def test_a_trial_leaves_no_trace(fails):
 def test_what_cannot_be_compiled_stays_as_it_is():
     model, said = _Model(fails=True), []
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    assert compiled(model, torch.ones(2, 2, 3, 3), said.append) is model
+    assert compile_module(model, torch.ones(2, 2, 3, 3), said.append) is model
     assert len(said) == 1 and said[0].startswith("not compiled: ")
     _same(model, before, random)
