@@ -56,7 +56,8 @@ def parse(text: str) -> Address:
     rest = rest.replace(f",{scheme}://", ",")
     user, hosts = _user(rest), []
     *first, last = rest.split(",")
-    host, tail = re.fullmatch(r"([^/?]*)(.*)", last).groups()
+    host = re.split("[/?]", last)[0]
+    tail = last[len(host) :]
     for number, item in enumerate((*first, host), start=1):
         if "@" in item and _user(item) != user:
             raise BadInput("--cache names several users")

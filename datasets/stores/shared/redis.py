@@ -14,7 +14,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -32,7 +31,6 @@ _BEAT = 5.0  # seconds between the counts and heartbeats that are sent
 _FULL, _LONGEST_FULL = 15.0, 240.0  # seconds before the next try to put into a full server
 _USED = 0.9  # share of the memory that is filled if the server would evict
 _LOOK = 64 << 20  # bytes put between looks at that
-_NODES = 8  # asked at a time
 COUNTED = ("hits", "misses", "bad", "errors", "put")
 
 
@@ -66,15 +64,16 @@ class RedisStore:
         ids = np.asarray(ids, dtype=np.int64)
         groups = ids % GROUPS if self.servers.cluster else np.zeros_like(ids)
         found: list[bytes | np.ndarray | None] = [None] * len(ids)
-        parts: dict[Server | None, list[int]] = {}
+        parts: dict[Server, list[int]] = {}
         for place in np.argsort(groups, kind="stable").tolist():
-            parts.setdefault(self.servers.up(int(groups[place])), []).append(place)
-        lost = len(parts.pop(None, ()))
+            if server := self.servers.up(int(groups[place])):
+                parts.setdefault(server, []).append(place)
+        lost = len(ids) - sum(map(len, parts.values()))
 
         def read_part(part: tuple[Server, list[int]]) -> tuple[int, int]:
             return self._read(*part, ids, groups, found)
 
-        outcomes = (self._pool().map if len(parts) > 1 else map)(read_part, parts.items())
+        outcomes = (self.servers.threads.map if len(parts) > 1 else map)(read_part, parts.items())
         bad, failed = (sum(column) for column in zip((0, lost), *outcomes, strict=True))
         missing = sum(value is None for value in found)
         counts = {"hits": len(ids) - missing, "misses": missing - bad - failed, "bad": bad, "errors": failed}
@@ -160,9 +159,6 @@ class RedisStore:
         """Release the lease; the last one of an active data set deletes it."""
         self._tick(last=True)
         self.lease.release()
-        if self._threads:
-            self._threads.shutdown()
-            self._threads = None
 
     def __getstate__(self) -> dict:
         kept = ("servers", "index", "mode", "reads", "form", "name", "lease")
@@ -178,7 +174,6 @@ class RedisStore:
         self.counts, self._sent = dict.fromkeys(COUNTED, 0), dict.fromkeys(COUNTED, 0)
         self._waiting: list[tuple[int, Sample]] = []
         self._waiting_bytes, self._beat_at = 0, 0.0
-        self._threads: ThreadPoolExecutor | None = None
         self._ticking, self._unlooked = False, dict[Server, int]()
         self._swept = os.getpid() != self._owner
 
@@ -239,20 +234,13 @@ class RedisStore:
             return bytes(content)
         return np.frombuffer(content, np.uint8).reshape(height, width, 3)
 
-    def _pool(self) -> ThreadPoolExecutor:
-        """To ask several nodes at a time."""
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(min(_NODES, len(self.servers)), "cache-node")
-            return self._threads
-
     def _key(self, id: int) -> bytes:
         return leases.sample_key(self.servers, self.name, int(id))
 
     def _value(self, id: int, sample: Sample) -> bytes:
-        size = len(sample.content)
-        checksum = zlib.crc32(sample.content, self._seed(id, sample.height, sample.width, size))
-        return b"".join((_HEADER.pack(_MAGIC, sample.height, sample.width, size, checksum), sample.content))
+        height, width, content = sample.height, sample.width, np.frombuffer(sample.content, np.uint8).data
+        checksum = zlib.crc32(content, self._seed(id, height, width, len(content)))
+        return _HEADER.pack(_MAGIC, height, width, len(content), checksum) + content
 
     def _seed(self, id: int, height: int, width: int, size: int) -> int:
         return zlib.crc32(self._key(id) + struct.pack("<IIQ", height, width, size))

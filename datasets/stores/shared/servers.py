@@ -11,8 +11,7 @@ import os
 import ssl
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from common.exits import BadInput, import_optional
@@ -26,6 +25,7 @@ _TICK = 0.5  # seconds between looks of the background thread
 _PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds before a server is tried again: doubled each time
 _WORTH = 200  # a server whose failure cost c seconds is left alone until it has been well, or away, for 200 c
 _COMMANDS = 500  # sent at a time
+_NODES = 8  # asked at a time
 
 _CURE = (
     f"the user stands in --cache redis://USER@..., the password in the environment, {addresses.PASSWORD} or "
@@ -73,19 +73,20 @@ class _Limited:
 
 
 class Server:
-    """One server. connect(host, port) makes a redis.Redis. log: takes a line of text.
+    """One server. connect(host, port) makes a redis.Redis. key: one that may be asked for. log: takes a line.
 
     `down`: None, or why it is not asked. `full_until`: when to put again into a server that had no room
     (time.monotonic()). Threads may share one.
     """
 
-    def __init__(self, host: str, port: int, connect: Callable, log: Callable[[str], None]):
+    def __init__(self, host: str, port: int, connect: Callable, key: str, log: Callable[[str], None]):
         self.host, self.port, self.name = host, port, addresses.named(host, port)
         self.down: str | None = None
         self.refused = False  # the user or the password
         self.full_until, self.full_pause = 0.0, 0.0
-        self._connect, self._log = connect, log
-        self._well_since, self._retry_at, self._pause, self._failed = -1e9, 0.0, _PAUSE, None
+        self._connect, self._key, self._log = connect, key, log
+        self._well_since, self._retry_at, self._pause = -1e9, 0.0, _PAUSE
+        self._failed: Callable | None = None
         self.renew()
 
     def renew(self) -> None:
@@ -132,23 +133,26 @@ class Server:
         answer = self.execute(("INFO", "memory"), errors=True)[0]
         return answer if isinstance(answer, dict) else {}
 
-    def close(self, **options) -> None:
-        if self._client:
-            self._client.connection_pool.disconnect(**options)
-
-    def try_again(self, key: str | None) -> None:
-        """Ask a server that is down: does what failed work now? key: one that lies here, if there is any."""
+    def try_again(self) -> None:
+        """Ask a server that is down, if it is time: does what failed work now?"""
         if time.monotonic() < self._retry_at:
             return
+
+        def probe(client) -> None:
+            with contextlib.suppress(load_redis().exceptions.AskError):  # another node has the key
+                client.mget([self._key])  # a node that has just begun answers a PING before this
+
         try:
-            self._talk(lambda client: client.mget([key]) if key else client.ping())
-            if self._failed:
-                self._talk(self._failed)
+            self._talk(self._failed or probe)
         except Exception as error:
             self._fail(error)
             return
         self.down, self._failed, self._well_since = None, None, time.monotonic()
         self._log(f"cache {self.name}: it answers again")
+
+    def close(self, idle_only: bool = False) -> None:
+        if self._client:
+            self._client.connection_pool.disconnect(inuse_connections=not idle_only)
 
     def _talk(self, talk: Callable, size: int = 0):
         _Limited.thread.end = time.monotonic() + READ + size / _SLOWEST
@@ -169,10 +173,10 @@ class Server:
                 often = now - self._well_since < _WORTH * cost
                 self._pause = _WORTH * cost if often else _PAUSE
                 self._failed, self.refused = again, _is_about_the_password(error)
-            self._retry_at, self.down = now + self._pause, _text(error)
-            if now > _Limited.thread.end:
-                self.down = f"the answer came more slowly than {_SLOWEST / 1e6:.0f} MB/s"
-        self.close(inuse_connections=False)  # broken, too, or an answer may still be on its way
+            slow = f"the answer came more slowly than {_SLOWEST / 1e6:.0f} MB/s"
+            self.down = slow if now > _Limited.thread.end else _text(error)
+            self._retry_at = now + self._pause
+        self.close(idle_only=True)  # those are broken, too, or an answer may still be on its way
         if first:
             text = "samples come from the next tier until it answers again"
             self._log(f"cache {self.name}: {self.down}; {text}")
@@ -184,18 +188,27 @@ class Servers:
     Threads may share one. After a fork, and after it was pickled, it connects anew. Raises BadInput if the
     user or the password is wrong, or if several hosts are not a Cluster; any other error is logged, and the
     server is tried again in the background. `cluster`: only keys of one hash tag may be asked for together.
-    cure: what to do about a wrong user or password, the end of that message.
+    `threads`: to ask several nodes at a time. cure: what to do about a wrong user or password, the end of
+    that message.
     """
 
+    _thread: threading.Thread | None
+    _functions: list[Callable[[], None]]
+    _lock: threading.Lock
+    _awake: threading.Event
+    threads: ThreadPoolExecutor
+
     def __init__(self, address: addresses.Address, log: Callable[[str], None] = print, cure: str = _CURE):
-        self.address, self._log, self._owner = address, log, os.getpid()
-        self._begin()
-        with ThreadPoolExecutor(len(self._all)) as pool:  # each may take its time-outs
-            list(pool.map(self._first, self))
+        self._open(address, log, os.getpid())
+        answers = list(self.threads.map(_ask_slots, self))  # each may take its time-outs
         for server in self:
             if server.refused:
                 raise BadInput(f"cache {server.name}: {server.down}; {cure}")
-        self._look_around(start=True)
+        error = self._take_slots(zip(self, answers, strict=True))
+        if error and len(address.hosts) > 1:
+            raise BadInput(f"cache {address}: its hosts are no nodes of a Cluster: {error}")
+        if self.cluster and address.database:
+            raise BadInput(f"cache {address} is a Cluster: there is no /{address.database}")
 
     def __len__(self) -> int:
         return len(self._all)
@@ -213,16 +226,19 @@ class Servers:
     def up(self, group: int) -> Server | None:
         """Return the server of a group's keys, at no cost; None if it is not to be asked now."""
         server = self._groups[group]
-        if server is not None and server.down is None:
-            return server
-        return None
+        return server if server is not None and server.down is None else None
 
     def log(self, text: str) -> None:
         if os.getpid() == self._owner:  # else each of the DataLoader's workers would log it
             self._log(text)
 
     def each_tick(self, function: Callable[[], None]) -> None:
-        """Call function() in the background twice a second, and once more when this is closed."""
+        """Call function() in the background twice a second, and once more when this is closed.
+
+        The first call in a forked process: each process has a background thread and connections of its own.
+        """
+        if os.getpid() != self._pid:
+            self._renew()
         self._functions.append(function)
         self.wake()
 
@@ -240,44 +256,44 @@ class Servers:
         self.wake()
 
     def close(self) -> None:
-        """End the thread and the connections."""
-        thread, self._closing = self._thread, True
-        if thread:
+        """End the threads and the connections."""
+        self._closing = True
+        if self._thread:
             self._awake.set()
-            thread.join(10)
+            self._thread.join(10)
         for server in self:
             server.close()
-        self._thread, self._closing, self._functions = None, False, []
+        self.threads.shutdown()
+        self._renew()
 
     def __getstate__(self) -> dict:
         return {"address": self.address}
 
     def __setstate__(self, state: dict) -> None:
-        self.address, self._log, self._owner = state["address"], print, 0
-        self._begin()
-        self._look_around()
+        self._open(state["address"], print, 0)
+        self._take_slots((server, _ask_slots(server)) for server in self)
 
-    def _begin(self) -> None:
+    def _open(self, address: addresses.Address, log: Callable[[str], None], owner: int) -> None:
+        self.address, self._log, self._owner = address, log, owner
         self._password = addresses.password()
-        self._all = {host: self._server(*host) for host in self.address.hosts}
+        self._all = {host: self._server(*host) for host in address.hosts}
         first = next(iter(self._all.values()))
-        self._ranges: list[tuple[int, int, Server]] = [(0, _SLOTS - 1, first)]
+        self._ranges = [(0, _SLOTS - 1, first)]
         self._groups: list[Server | None] = [first] * GROUPS
         self._known, self._look_at, self.cluster = False, 0.0, False
         self._renew()
-        _every.add(self)
 
     def _renew(self) -> None:
-        """Also in a forked child, which may not use the threads, locks and sockets of its parent."""
-        for server in self._all.values():
+        """Forget the threads, locks and connections: a forked process may not use those of its parent."""
+        for server in self:
             server.renew()
-        self._thread: threading.Thread | None = None
-        self._functions: list[Callable[[], None]] = []
+        self._pid, self._thread, self._functions = os.getpid(), None, []
         self._stale, self._closing = False, False
         self._lock, self._awake = threading.Lock(), threading.Event()
+        self.threads = ThreadPoolExecutor(_NODES, "cache-node")
 
     def _server(self, host: str, port: int) -> Server:
-        return Server(host, port, self._connect, self.log)
+        return Server(host, port, self._connect, f"{self.address.prefix}:0", self.log)
 
     def _connect(self, host: str, port: int):
         client = self._connect_as(self.address.user, host, port)
@@ -306,46 +322,29 @@ class Servers:
             **(secured if self.address.tls else {}),
         )  # fmt: skip
 
-    def _first(self, server: Server) -> None:
-        try:
-            server.execute(("PING",))
-        except Unavailable as error:
-            if not server.down:
-                self.log(f"cache {server.name}: {error}")
+    def _take_slots(self, answers: Iterable[tuple[Server, list | str | None]]) -> str | None:
+        """Learn which node has which slots from the first of some answers of _ask_slots().
 
-    def _look_around(self, start: bool = False) -> None:
-        """Find out which node has which slots."""
+        Return the error of a server that is no Cluster; if it is one and may not be asked, MOVED says so.
+        """
         self._look_at, self._stale = time.monotonic() + 1, False
-        for server in self:
-            try:
-                nodes = server.call(_slots, again=True)
-            except Unavailable:
-                continue
-            self._known = True
-            if isinstance(nodes, str):  # no Cluster; if it is one and may not be asked, MOVED says so
-                if start and len(self.address.hosts) > 1:
-                    raise BadInput(f"cache {self.address}: {server.name} is no node of a Cluster: {nodes}")
-                return
-            if start and self.address.database:
-                raise BadInput(f"cache {self.address} is a Cluster: there is no /{self.address.database}")
-            self.cluster = True
-            hosts = [(server.host if name in ("", "?") else name, port) for _, _, name, port in nodes]
-            found = {host: self._all.get(host) or self._server(*host) for host in hosts}
-            # those that were named stay, to be asked again when all others are gone
-            self._all = {host: self._all[host] for host in self.address.hosts} | found
-            self._ranges = [(*node[:2], found[host]) for node, host in zip(nodes, hosts, strict=True)]
-            groups: list[Server | None] = [None] * GROUPS
-            for group, tag in enumerate(TAGS):
-                with contextlib.suppress(Unavailable):
-                    groups[group] = self.at(tag)
-            self._groups = groups
-            return
-
-    def _key_at(self, server: Server) -> str | None:
-        """A node that has just begun answers a PING before it answers for its keys."""
-        if server not in self._groups:
+        server, nodes = next(((server, nodes) for server, nodes in answers if nodes is not None), (None, []))
+        self._known = server is not None
+        if server is None:
             return None
-        return f"{self.address.prefix}:{{{TAGS[self._groups.index(server)]}}}"
+        if isinstance(nodes, str):
+            return nodes
+        hosts = [(server.host if name in ("", "?") else name, port) for _, _, name, port in nodes]
+        found = {host: self._all.get(host) or self._server(*host) for host in hosts}
+        # those that were named stay, to be asked again when all others are gone
+        self._all = {host: self._all[host] for host in self.address.hosts} | found
+        self._ranges = [(*node[:2], found[host]) for node, host in zip(nodes, hosts, strict=True)]
+        groups: list[Server | None] = [None] * GROUPS
+        for group, tag in enumerate(TAGS):
+            with contextlib.suppress(Unavailable):
+                groups[group] = self.at(tag)
+        self._groups, self.cluster = groups, True
+        return None
 
     def _work(self) -> None:
         while not self._closing:
@@ -356,22 +355,16 @@ class Servers:
 
     def _tick(self) -> None:
         try:
-            for server in self:
-                if server.down is not None:
-                    server.try_again(self._key_at(server))
-            down = any(server.down for server in self)
+            down = [server for server in self if server.down is not None]
+            for server in down:
+                server.try_again()
             stale = self._stale or not self._known or (down and len(self) > 1)
             if stale and time.monotonic() > self._look_at:
-                self._look_around()
+                self._take_slots((server, _ask_slots(server)) for server in self)
             for function in list(self._functions):
                 function()
         except Exception as error:  # nothing in the background may end the training, nor the thread
             self.log(f"cache {self.address}: {_text(error)}")
-
-
-_every: weakref.WeakSet[Servers] = weakref.WeakSet()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: [each._renew() for each in list(_every)])
 
 
 def _limit(connection) -> None:
@@ -380,21 +373,26 @@ def _limit(connection) -> None:
     connection.on_connect()
 
 
-def _slots(client) -> list[tuple[int, int, str, int]] | str:
-    """Return (first, last, host, port) of each range of slots; the error of a server that is no Cluster."""
-    try:
-        answer = client.execute_command("CLUSTER SLOTS")
-    except load_redis().ResponseError as error:
-        if not _is_about_one_command(error):
-            raise
-        return _text(error)
-    try:
+def _ask_slots(server: Server) -> list[tuple[int, int, str, int]] | str | None:
+    """Return (first, last, host, port) of each range of slots; the error of a server that is not a Cluster;
+    None if it cannot be asked now."""
+
+    def talk(client) -> list | str:
+        try:
+            answer = client.execute_command("CLUSTER SLOTS")
+        except load_redis().ResponseError as error:
+            if not _is_about_one_command(error):
+                raise
+            return _text(error)
         found = [(int(a), int(b), (main[0] or b"").decode(), int(main[1])) for a, b, main, *_ in answer]
-    except (TypeError, ValueError, AttributeError, LookupError):
-        found = []
-    if not found or not all(0 <= a <= b < _SLOTS and 0 < port < 65536 for a, b, _, port in found):
-        raise ConnectionError(f"this is not Redis: the answer to CLUSTER SLOTS is {answer!r:.60}")
-    return found
+        if not found or not all(0 <= a <= b < _SLOTS and 0 < port < 65536 for a, b, _, port in found):
+            raise ValueError(f"CLUSTER SLOTS: {answer!r:.60}")
+        return found
+
+    try:
+        return server.call(talk, again=True)
+    except Unavailable:
+        return None
 
 
 def load_redis():
@@ -420,6 +418,8 @@ def _text(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ssl.SSLError) or "certificate" in text.lower():
         text = f"its certificate is not trusted: {text}"
+    elif isinstance(error, (TypeError, AttributeError, ValueError, LookupError)):
+        text = f"this is not an answer of Redis: {text}"
     secret = None
     with contextlib.suppress(BadInput):
         secret = addresses.password()

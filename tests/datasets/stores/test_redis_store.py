@@ -313,10 +313,10 @@ def test_a_cluster_and_the_death_of_a_node(tmp_path, index, made):
 
 @needed
 def test_several_hosts_that_are_no_cluster(server, index):
-    with pytest.raises(BadInput, match="is no node of a Cluster"):
+    with pytest.raises(BadInput, match="are no nodes of a Cluster"):
         servers.Servers(address.parse(f"{server.url()},127.0.0.1:{server.port}"))
     with (
-        pytest.raises(BadInput, match="is no node of a Cluster"),
+        pytest.raises(BadInput, match="are no nodes of a Cluster"),
         Opened(f"{server.url()},127.0.0.1:{free_port()}", index),
     ):
         pass  # fmt: skip
