@@ -32,11 +32,12 @@ from common import arguments, evaluation, exits, metrics, models, schedule
 from common.arguments import FLAG, boolean, positive_int
 from common.checkpoint import checkpointer
 from common.distributed import process_group
-from datasets import loaders, stores
+from datasets import stores
 from datasets.folders import image_folder, listing, random_folder
-from datasets.loaders import measure, published
+from datasets.loaders import backends, measure, published
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.ray import cluster as ray_cluster
+from datasets.sampling import augment
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
@@ -52,7 +53,7 @@ def parsed():
     add("--val_share", **share, help="for validation, of a folder without train/ and val/ (default: 10%%)")
     add("--stage", type=boolean, default=True, help="false: read an s3:// --data_url as it is needed")
     add("--custom_data", type=boolean, default=False, help="true: generated images instead")
-    add("--data_backend", default="auto", help=f"auto (default): measured; {', '.join(loaders.BACKENDS)}")
+    add("--data_backend", default="auto", help=f"auto (default): measured; {', '.join(backends.BACKENDS)}")
     add("-j", "--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
     add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
     add("--pack", metavar="FOLDER", help="keep decoded images there, made once, and read them")
@@ -108,7 +109,9 @@ def parsed():
 def loaded(args, device, rank, world_size, log):
     """(index, loader) for training, and (index, loader) for evaluation, in one tuple."""
     # What the arguments alone decide comes first: the scan of the images may take hours, and leaves an index.
-    backend = args.data_backend if args.data_backend == "auto" else loaders.named(args.data_backend, device)
+    backend = (
+        args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
+    )
     place = {"rank": rank, "world_size": world_size}
     local_batch = BatchSampler(args.batch_size, args.batch_size, args.seed, **place).largest
     if local_batch % args.accumulate:
@@ -126,7 +129,7 @@ def loaded(args, device, rank, world_size, log):
         exits.on_success(ray_cluster.leave)
     if backend == "synthetic":
         args.pack = args.cache = None
-    opened = stores.Stores(args.pack, args.cache, args.cache_mode, backend in loaders.CACHED, log.say)
+    opened = stores.Stores(args.pack, args.cache, args.cache_mode, backend in backends.CACHED, log.say)
     exits.on_success(opened.close)
     cache = args.cache_dir or os.path.join(args.output_dir, "index")
     if args.custom_data:
@@ -152,9 +155,9 @@ def loaded(args, device, rank, world_size, log):
     process_group.meet_again()
     prints = {index.split: index.fingerprint for index in (train_index, val_index)}
     process_group.same_everywhere("data set (fingerprints)", prints)
-    train_plan = Plan(train_index, order, args.image_size, augment=True)
+    train_plan = Plan(train_index, order, augment.random_resized_crop, args.image_size)
     val_order = SequentialBatchSampler(len(val_index), local_batch // args.accumulate, **place)
-    val_plan = Plan(val_index, val_order, args.image_size)
+    val_plan = Plan(val_index, val_order, augment.center_crop, args.image_size)
     if backend == "auto":
         rates = {}
         if rank == 0:
@@ -162,8 +165,8 @@ def loaded(args, device, rank, world_size, log):
         backend = process_group.from_first(max(rates, key=rates.get, default=None))
         log.say(f"data_backend auto: {backend} of {measure.text(rates)}")
     args.data_backend = backend
-    train_loader = loaders.build(backend, train_store, train_plan, device, args.workers, args.antialias)
-    val_loader = loaders.build(backend, val_store, val_plan, device, args.workers, args.antialias)
+    train_loader = backends.build(backend, train_store, train_plan, device, args.workers, args.antialias)
+    val_loader = backends.build(backend, val_store, val_plan, device, args.workers, args.antialias)
     for loader in (train_loader, val_loader):
         exits.on_success(loader.close)
     return train_index, train_loader, val_index, val_loader

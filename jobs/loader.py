@@ -26,10 +26,11 @@ from common import arguments, exits, metrics
 from common.arguments import positive_int
 from common.checkpoint import resume
 from common.distributed import process_group
-from datasets import loaders
 from datasets.folders import paired_images, random_pairs
-from datasets.loaders.engines import paired
+from datasets.loaders import backends
+from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import WholeBatchSampler
+from datasets.stores.files import PairFiles
 
 
 def save_contact_sheet(path, blurry, sharp):
@@ -87,19 +88,20 @@ def main():
         world_size=world_size,
         shuffle=training,
     )
-    plan = paired_images.PairPlan(pairs, order, args.crop, augment=training)
+    plan = paired_images.plan(pairs, order, args.crop, augment=training)
     log.say(f"data {args.split}={len(pairs)} pairs, steps_per_epoch={len(plan)} source={pairs.source}")
-    workers = args.num_workers or loaders.cores()
+    workers, store = args.num_workers or backends.cores(), PairFiles(pairs)
 
-    engine = paired.PairedThreads(pairs, workers, device)
-    with paired.PairLoader(engine, plan, device) as loader:
+    engine = backends.engine("threads", store, device, workers)
+    with Loader(engine, plan, device, mean=(0.5,) * 3, std=(0.5,) * 3) as loader:  # pixels in -1..1
         resume.claim(args, rank == 0)
         log.training(loader, 0, loader.total_steps)
         step, total = 0, 0.0
         for epoch in loader.epochs_from(0):
             delivered, seconds = torch.zeros(1, dtype=torch.int64, device=device), 0.0
             start = time.perf_counter()
-            for blurry, sharp in loader:
+            for images, _ in loader:
+                blurry, sharp = images.tensor_split(2)
                 if device.type == "cuda":
                     torch.cuda.synchronize()  # for the clock only: what was sent has arrived
                 waited = time.perf_counter() - start

@@ -26,10 +26,11 @@ from common import arguments, exits, metrics
 from common.arguments import positive_int
 from common.checkpoint import resume
 from common.distributed import process_group
-from datasets import loaders
 from datasets.folders import paired_images, random_pairs
-from datasets.loaders.engines import paired
+from datasets.loaders import backends
+from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import WholeBatchSampler
+from datasets.stores.files import PairFiles
 
 
 def save_contact_sheet(path, blurry, sharp):
@@ -90,24 +91,25 @@ def main():
         world_size=world_size,
         shuffle=training,
     )
-    plan = paired_images.PairPlan(pairs, order, args.crop, augment=training)
+    plan = paired_images.plan(pairs, order, args.crop, augment=training)
     log.say(f"data {args.split}={len(pairs)} pairs, steps_per_epoch={len(plan)} source={pairs.source}")
-    workers = args.num_workers or loaders.cores()
+    workers, store = args.num_workers or backends.cores(), PairFiles(pairs)
 
     ### 新增 (new) 2/2, DALI in place of our threads; which pairs and windows, the plan has decided ###
-    # - engine = paired.PairedThreads(pairs, workers, device)
+    # - engine = backends.engine("threads", store, device, workers)
     from datasets.loaders.engines.paired_dali import PairedDali
 
-    engine = PairedDali(pairs, workers, device, args.dali_device)
+    engine = PairedDali(store, workers, device, args.dali_device)
     ### 新增 (new) 2/2, DALI in place of our threads; which pairs and windows, the plan has decided ###
-    with paired.PairLoader(engine, plan, device) as loader:
+    with Loader(engine, plan, device, mean=(0.5,) * 3, std=(0.5,) * 3) as loader:  # pixels in -1..1
         resume.claim(args, rank == 0)
         log.training(loader, 0, loader.total_steps)
         step, total = 0, 0.0
         for epoch in loader.epochs_from(0):
             delivered, seconds = torch.zeros(1, dtype=torch.int64, device=device), 0.0
             start = time.perf_counter()
-            for blurry, sharp in loader:
+            for images, _ in loader:
+                blurry, sharp = images.tensor_split(2)
                 if device.type == "cuda":
                     torch.cuda.synchronize()  # for the clock only: what was sent has arrived
                 waited = time.perf_counter() - start

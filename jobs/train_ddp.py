@@ -22,7 +22,7 @@ import torch
 from common import arguments, evaluation, metrics, models
 from common.checkpoint import checkpointer
 from common.distributed import process_group
-from datasets.loaders.engines.memory import MemoryLoader
+from datasets.loaders.engines.memory import memory_loader
 from datasets.memory import cifar10, digits, fashion_mnist
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
@@ -100,8 +100,8 @@ def main():
     )  # fmt: skip
     test_order = SequentialBatchSampler(len(test_set), batch=1000, rank=rank, world_size=world_size)
     ### 分布式改造 (distributed) 3/6, every process reads its part of the same global batches ###
-    train_loader = MemoryLoader(train_set, train_order, device, augment=True)
-    test_loader = MemoryLoader(test_set, test_order, device)
+    train_loader = memory_loader(train_set, train_order, device, augment=True)
+    test_loader = memory_loader(test_set, test_order, device)
     log.data(train_set, test_set)
 
     model = models.resnet18(train_set.channels, train_set.classes).to(

@@ -20,7 +20,7 @@ import torch
 from common import arguments, evaluation, metrics, models
 from common.checkpoint import checkpointer
 from common.distributed import process_group
-from datasets.loaders.engines.memory import MemoryLoader
+from datasets.loaders.engines.memory import memory_loader
 from datasets.memory import cifar10, digits, fashion_mnist
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
@@ -76,15 +76,15 @@ def main():
     train_order = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
     test_order = SequentialBatchSampler(len(test_set), batch=1000)
 
-    train_loader = MemoryLoader(train_set, train_order, device, augment=True)
-    test_loader = MemoryLoader(test_set, test_order, device)
+    train_loader = memory_loader(train_set, train_order, device, augment=True)
+    test_loader = memory_loader(test_set, test_order, device)
     log.data(train_set, test_set)
 
     ### 新增 (new) 2/6, the images stay on the device: 1.0x here, on a GPU nothing is copied ###
-    from datasets.loaders.engines.resident import ResidentLoader
+    from datasets.loaders.engines.resident import resident_loader
 
-    train_loader = ResidentLoader(train_set, train_order, device, augment=True)
-    test_loader = ResidentLoader(test_set, test_order, device)
+    train_loader = resident_loader(train_set, train_order, device, augment=True)
+    test_loader = resident_loader(test_set, test_order, device)
     ### 新增 (new) 2/6, the images stay on the device: 1.0x here, on a GPU nothing is copied ###
     model = models.resnet18(train_set.channels, train_set.classes).to(
         device, memory_format=torch.channels_last

@@ -19,7 +19,7 @@ import torch
 from common import arguments, evaluation, exits, metrics, models
 from common.checkpoint import checkpointer
 from common.distributed import process_group
-from datasets.loaders.engines.memory import MemoryLoader
+from datasets.loaders.engines.memory import memory_loader
 from datasets.memory import cifar10, digits, fashion_mnist
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
@@ -61,7 +61,7 @@ def main():
     checkpointer.add_arguments(parser)
 
     ### 新增 (new) 1/2, the plain loader unless asked; a cluster of nodes with many CPUs, or of its own ###
-    from datasets import loaders
+    from datasets.loaders import backends
     from datasets.loaders.ray import cluster as ray_cluster
     from datasets.loaders.ray import engine as ray_engine
 
@@ -70,7 +70,7 @@ def main():
     )
     parser.add_argument("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
     parser.add_argument(
-        "--workers", type=arguments.positive_int, default=loaders.cores(), help="actors (default: cores)"
+        "--workers", type=arguments.positive_int, default=backends.cores(), help="actors (default: cores)"
     )
     ### 新增 (new) 1/2, the plain loader unless asked; a cluster of nodes with many CPUs, or of its own ###
     args = arguments.parse(parser)
@@ -84,15 +84,15 @@ def main():
     train_order = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
     test_order = SequentialBatchSampler(len(test_set), batch=1000)
 
-    train_loader = MemoryLoader(train_set, train_order, device, augment=True)
-    test_loader = MemoryLoader(test_set, test_order, device)
+    train_loader = memory_loader(train_set, train_order, device, augment=True)
+    test_loader = memory_loader(test_set, test_order, device)
     log.data(train_set, test_set)
 
     ### 新增 (new) 2/2, the same batches from other machines; without them it goes on here ###
     if args.distribute_mode:
         ray_cluster.join(args.ray_address, say=log.say)
         exits.on_success(ray_cluster.leave)
-        train_loader = ray_engine.RayMemoryLoader(
+        train_loader = ray_engine.ray_memory_loader(
             train_set, train_order, device, augment=True, workers=args.workers, say=log.say
         )
         exits.on_success(train_loader.close)

@@ -14,15 +14,17 @@ once at any batch size, and memory is given back without loading a module again.
 """
 
 import argparse
+import functools
 import numbers
 import os
 
 import torch
 
 from common.exits import BadInput
-from datasets import loaders
 from datasets.folders import image_folder, listing
+from datasets.loaders import backends
 from datasets.loaders.loader import MEAN, STD
+from datasets.sampling.augment import center_crop, random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
@@ -77,7 +79,7 @@ class Loader:
     def __iter__(self):
         self.prepare()
         (self.epoch, self.step), self._next = self._next, (self._next[0] + 1, 0)
-        if self._plan.augment:
+        if self._kept:
             self._plan.seek((self.epoch - 1) * len(self) + self.step)
         try:
             for batch in self._loader:
@@ -100,10 +102,10 @@ class Dataset:
     0..255, or of pixels / 255 where every std is below 1. pin_memory: copy to a GPU from pinned memory.
 
     The positional arguments are those that the article prints; the others are given by name. backend: one of
-    loaders.BACKENDS instead of use_dali and dali_cpu. rank: default that of torch.distributed. pack: a folder
-    for decoded images, made once. cache_dir: for the index. val_share: of <data_dir>/<class>/*, the share for
-    validation, 0.1 or "10%". max_bad_images, antialias: as in
-    image_folder.load() and loaders.build(). Raises BadInput.
+    backends.BACKENDS instead of use_dali and dali_cpu. rank: default that of torch.distributed. pack: a
+    folder for decoded images, made once. cache_dir: for the index. val_share: of <data_dir>/<class>/*, the
+    share for validation, 0.1 or "10%". max_bad_images, antialias: as in image_folder.load() and
+    backends.build(). Raises BadInput.
     """
 
     def __init__(
@@ -158,7 +160,7 @@ class Dataset:
         if cuda and torch.cuda.is_available():
             self.device = torch.device("cuda", torch.cuda.current_device())
         named = ("dali" if dali_cpu else "dali-gpu") if use_dali else "pytorch"
-        self.backend = loaders.named(backend or named, self.device)
+        self.backend = backends.resolve(backend or named, self.device)
         self._rank, self._world_size = _rank(rank, world_size), world_size
         self._size, self._scale, self._seed = size, (min_crop_size, 1.0), seed
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
@@ -175,7 +177,7 @@ class Dataset:
 
         def built(index):
             store = packs.build(index, packs.place(pack, index)) if pack else FileStore(index)
-            return lambda plan: loaders.build(
+            return lambda plan: backends.build(
                 self.backend, store, plan, self.device, workers, antialias, **delivery
             )
 
@@ -183,7 +185,8 @@ class Dataset:
         order = SequentialBatchSampler(
             len(self._val_index), val_batch_size, rank=self._rank, world_size=world_size
         )
-        val_plan = Plan(self._val_index, order, size, share=size / val_size)
+        crop = functools.partial(center_crop, share=size / val_size)
+        val_plan = Plan(self._val_index, order, crop, size)
         self._val = Loader(val_plan, built(self._val_index), kept=False)
 
     def get_train_loader(self) -> Loader:
@@ -226,7 +229,8 @@ class Dataset:
             raise BadInput(f"batch_size {batch_size} is not above 0")
         together, place = batch_size * self._world_size, {"rank": self._rank, "world_size": self._world_size}
         order = BatchSampler(len(self._train_index), together, self._seed, **place)
-        return Plan(self._train_index, order, self._size, augment=True, scale=self._scale)
+        crop = functools.partial(random_resized_crop, scale=self._scale)
+        return Plan(self._train_index, order, crop, self._size)
 
 
 def _rank(rank: int | None, world_size: int) -> int:

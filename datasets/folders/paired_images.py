@@ -8,7 +8,9 @@ window, turned over in the same way.
 """
 
 import argparse
+import functools
 import os
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +19,8 @@ from datasets import files
 from datasets.folders import images
 from datasets.folders.image_folder import Index, one_line, scanned
 from datasets.folders.listing import SHOWN, Listing, stat_files, walk
-from datasets.sampling.augment import Crop, center_square, square_crop
-from datasets.sampling.plan import Batch, Plan
+from datasets.sampling.augment import center_square, square_crop
+from datasets.sampling.plan import Plan
 
 SIDES = (("blurry", "sharp"), ("img", "gt"))
 
@@ -127,32 +129,16 @@ def _several(what: str, which: list[str]) -> str:
     return f"{len(which)} {what}: {'; '.join(which[:SHOWN])}{more}"
 
 
-class PairPlan(Plan):
-    """Iterates Batches of pairs: the blurry images of a step and then, in the same order, the sharp ones.
+def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Plan:
+    """Return the plan of pairs: the blurry images of a step and then, in the same order, the sharp ones.
 
-    order: a batch sampler of pairs. size: the side of the square windows, pixels. augment: windows anywhere,
-    turned over left to right and top to bottom with probability 1/2 each, the same for both images of a pair;
-    otherwise the middle as it is. Raises BadInput where an image is smaller than the window.
+    sampler: a batch sampler of pairs. size: the side of the square windows, pixels. augment: windows
+    anywhere, mirrored left to right and top to bottom with probability 1/2 each, the same for both images
+    of a pair; otherwise the middle as it is. Raises BadInput if an image is smaller than the window.
     """
-
-    def __init__(self, index: PairIndex, order, size: int, augment: bool = False):
-        super().__init__(index, order, size, augment)
-        self.largest = 2 * order.largest
-        small = np.flatnonzero(np.minimum(index.widths, index.heights) < size).tolist()
-        if small:
-            what = f"of {len(index.labels)} images are smaller than --crop {size}"
-            raise BadInput(_several(what, [f"{index.path(id)} has {index.shape(id)}" for id in small]))
-
-    def _batches(self, parts: list[np.ndarray]):
-        pairs = np.concatenate(parts)
-        widths, heights = self.index.widths[pairs], self.index.heights[pairs]
-        if self.augment:
-            crops = square_crop(self.order.seed, self.order.epoch, pairs, widths, heights, self.size)
-        else:
-            crops = center_square(widths, heights, self.size)
-        last = 0
-        for part in parts:
-            first, last = last, last + len(part)
-            ids = np.concatenate([part, part + len(self.index)])
-            both = Crop(*(np.tile(column, 2) for column in crops.part(first, last)))
-            yield Batch(ids, self.index.labels[ids].astype(np.int64), both)
+    small = np.flatnonzero(np.minimum(index.widths, index.heights) < size).tolist()
+    if small:
+        what = f"of {len(index.labels)} images are smaller than --crop {size}"
+        raise BadInput(_several(what, [f"{index.path(id)} has {index.shape(id)}" for id in small]))
+    window = functools.partial(square_crop if augment else center_square, side=size)
+    return Plan(index, sampler, window, size, views=2)

@@ -59,6 +59,7 @@ class ToDevice:
             return Copy(self._on_host(images), labels)
         if images.is_cuda:  # an engine on the GPU has put them there
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            images.record_stream(self._stream)  # torch does not reuse its memory while the stream reads it
         with torch.cuda.stream(self._stream):
             on_host, self._copied = not images.is_cuda, torch.cuda.Event()
             images, labels = self._move(images), self._move(labels)

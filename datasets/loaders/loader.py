@@ -1,32 +1,48 @@
-"""What all engines have in common: the plan goes in, batches on the device and the receipt come out."""
+"""The loader of every job: a plan and an engine in, batches on the device and their receipt out."""
 
 import collections
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
-from datasets.loaders.device import ToDevice
-from datasets.sampling.plan import Plan
+from datasets.loaders.device import Copy, ToDevice
+from datasets.sampling.plan import Batch, Plan
 from datasets.sampling.receipt import Receipt
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
 
 
-class FolderLoader:
-    """Iterates (images [n, 3, size, size] channels_last and normalised, labels int64 [n]) on `device`.
+class Engine(Protocol):
+    """Produces the images of a plan: decoded, cut and resized, not normalised.
 
-    engine: has run(plan), a generator of (Batch, images uint8 [n, size, size, 3] on the host or the device,
-    valid until it is resumed), and close(). plan: may be set anew between two epochs. mean, std: of pixels /
-    255. dtype, pinned: as ToDevice takes them. On a GPU one batch is copied and normalised while the one
-    before it is used. `len` is the number of batches of an epoch; `waited` the seconds that iterating has
-    cost its caller so far; `receipt` says what was delivered.
+    reuses_memory: whether the images of a batch are overwritten when run() is resumed.
+    """
+
+    reuses_memory: bool
+
+    def run(self, plan: Plan) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """Yield the plan's batches in order, each with uint8 images [n, H, W, C] on the host or a GPU."""
+
+    def close(self) -> None:
+        """End threads and processes, and free memory."""
+
+
+class Loader:
+    """Iterates (images [n, C, H, W] channels_last and normalised, labels int64 [n]) on `device`.
+
+    plan: may be replaced between two epochs. mean, std: of pixels / 255. dtype, pinned: see ToDevice. On a
+    GPU one batch is copied and normalised while the previous one is used.
+
+    waited: seconds that iterating has cost the caller so far. receipt: the digest of the batches that were
+    yielded (datasets/sampling/receipt.py). len: steps of an epoch.
     """
 
     def __init__(
         self,
-        engine,
+        engine: Engine,
         plan: Plan,
         device: torch.device,
         mean: tuple[float, ...] = MEAN,
@@ -59,36 +75,38 @@ class FolderLoader:
     def __len__(self) -> int:
         return len(self.plan)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         start = time.perf_counter()
         with contextlib.closing(self._copies()) as copies:
             for batch, copy in copies:
-                self.receipt.add(batch.ids, torch.from_numpy(batch.labels), batch.crops)
+                self.receipt.add(*batch)
                 delivered = self.to_device.end(copy)
                 self.waited += time.perf_counter() - start
                 yield delivered
                 del copy, delivered  # its memory may be used again
                 start = time.perf_counter()
 
-    def _copies(self):
-        """(Batch, Copy), begun as many batches ahead as the device can use."""
-        begun = collections.deque()
+    def _copies(self) -> Iterator[tuple[Batch, Copy]]:
+        """Start the copies, as many batches ahead as the device can use."""
+        begun: collections.deque[tuple[Batch, Copy]] = collections.deque()
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, images in batches:
-                labels = torch.from_numpy(batch.labels)
+                labels = torch.tensor(batch.labels)  # a copy: the caller may change it
                 begun.append((batch, self.to_device.begin(images.permute(0, 3, 1, 2), labels)))
+                del images
                 if len(begun) > self._ahead:
                     yield begun.popleft()
-                self.to_device.wait()  # the engine fills this memory again
+                if self.engine.reuses_memory:
+                    self.to_device.wait()
             while begun:
                 yield begun.popleft()
 
     def close(self) -> None:
-        """End the engine's processes and threads."""
+        """End the engine's threads and processes."""
         self.engine.close()
 
-    def __enter__(self):
+    def __enter__(self) -> "Loader":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -7,7 +7,7 @@ import time
 import torch
 
 from common.exits import BadInput, MissingPackage
-from datasets import loaders
+from datasets.loaders import backends
 from datasets.sampling.plan import Plan
 
 # images/s of "Diving into DALI: how to boost PyTorch data loading": shufflenet_v2_x0_5, 512 a batch, one V100
@@ -33,10 +33,10 @@ def rates(
     read before, so the files are in the page cache where there is room: this compares engines, not disks.
     """
     plan, found = Head(plan), {}
-    for backend, reason in loaders.backends(device).items():
+    for backend, reason in backends.reasons(device).items():
         if reason is None and backend != "synthetic":
             try:
-                with loaders.build(backend, store, plan, device, workers, antialias) as loader:
+                with backends.build(backend, store, plan, device, workers, antialias) as loader:
                     if not found:  # else the first would have to read the files for all
                         for _ in itertools.islice(loader, HEAD):
                             pass
@@ -87,7 +87,7 @@ def advice(loader, backend: str, waited: float, seconds: float, workers: int | N
     """
     share = waited / seconds
     said = f"the device waited for data for {share:.1%} of the training time with {backend}"
-    backend = loaders.CACHED.get(backend, backend)
+    backend = backends.CACHED.get(backend, backend)
     if share < _ENOUGH or backend == "synthetic":
         return f"{said}: another backend would not make it faster"
     if seconds < _SHORT:

@@ -8,7 +8,7 @@ import torch
 
 from common.arguments import FLAG
 from common.exits import BadInput
-from datasets.loaders import SPELLINGS
+from datasets.loaders.backends import SPELLINGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

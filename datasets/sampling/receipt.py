@@ -1,15 +1,18 @@
-"""The proof of which data a run saw: a digest over what a loader DELIVERED, not over what it was asked for.
+"""The receipt of a run: a digest over the sample ids, labels and crops of the batches that a loader yielded.
 
-Every sample becomes three 64-bit hashes: of its id, of (id, label), of (id, augmentation parameters). A step
-is their sums modulo 2^64, so the order inside a global batch and its division among processes do not matter,
-and one all_reduce combines the processes. The steps are chained: two runs with the same digest saw the same
-samples, labels and crops in the same steps, whichever loaders, world sizes and restarts were theirs. Hash of
-a word: the finalizer of SplitMix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA
-2014).
+It proves that two runs handed the same samples, labels and crops to the same training steps, whatever their
+loaders, world sizes and restarts were. It does not look at pixels. Batches that were prepared but not yielded
+are not in it.
+
+Each sample becomes three 64-bit hashes: of its id, of (id, label), of (id, augmentation parameters). A step
+is their sums modulo 2^64: neither the order inside a global batch nor its division among the ranks matters,
+and one all_reduce combines the ranks. The steps are chained. Hash of a word: the finalizer of SplitMix64
+(Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
 """
 
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +22,7 @@ from common.exits import BadInput
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")
+_CHUNK = 4096  # samples whose sums are computed at a time: NumPy's cost per call, spread over several steps
 _RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("sums", "<u8", (len(PARTS),))])
 
 
@@ -33,31 +37,33 @@ class Receipt:
         self.fingerprint = fingerprint
         self.digest = bytes(8)
         self.step = 0  # the last step that is in the digest
-        self._delivered: list[np.ndarray | torch.Tensor] = []
+        self._batches: list[tuple] = []  # (ids, labels, crops) whose sums are not computed yet
+        self._sums: list[np.ndarray] = []
         self._file = None
         self._warned: set[str] = set()
 
-    def add(self, ids: np.ndarray, labels, parameters=()) -> None:
-        """One batch: ids int64 [n], labels int64 [n] (array or host tensor), parameters: arrays [n] of
-        integers, booleans or float32."""
-        labels = labels.numpy() if isinstance(labels, torch.Tensor) else labels
-        self.record(batch_sums(ids, labels, parameters, [len(ids)]))
+    def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
+        """Add one batch. ids, labels: int64 [n]; crops: arrays [n] of integers, booleans or float32.
 
-    def record(self, sums) -> None:
-        """Batches whose sums are known: uint64 [steps, 3], or int64 on any device."""
-        self._delivered.append(sums)
+        The arrays must not change later: sums are computed for several batches at a time.
+        """
+        self._batches.append((ids, labels, crops))
+        if sum(len(ids) for ids, *_ in self._batches) >= _CHUNK:
+            self._sum()
 
-    def take(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """What was added since the last take(): int64 [steps, 3], one row a step, sums modulo 2^64 of this
-        process."""
-        delivered = [
-            torch.from_numpy(sums.view(np.int64)) if isinstance(sums, np.ndarray) else sums
-            for sums in self._delivered
-        ]
-        self._delivered.clear()
-        if not delivered:
-            return torch.zeros(0, len(PARTS), dtype=torch.int64, device=device)
-        return torch.cat(delivered).to(device)
+    def take(self) -> torch.Tensor:
+        """Return and forget this rank's steps since the last take(): int64 [steps, 3], sums modulo 2^64."""
+        self._sum()
+        taken, self._sums = self._sums, []
+        return torch.from_numpy(np.concatenate([np.zeros((0, len(PARTS)), np.int64), *taken]))
+
+    def _sum(self) -> None:
+        if self._batches:
+            ids, labels, crops = zip(*self._batches, strict=True)
+            columns = [np.concatenate(column) for column in zip(*crops, strict=True)]
+            ends = np.cumsum([len(each) for each in ids])
+            self._sums.append(batch_sums(np.concatenate(ids), np.concatenate(labels), columns, ends))
+            self._batches.clear()
 
     def commit(
         self, step: int, steps_per_epoch: int, folder: str, device: torch.device | str = "cpu"
@@ -68,12 +74,26 @@ class Receipt:
         there is one, communicates. A record that cannot be written is reported and costs the record, not the
         digest.
         """
-        sums, first = self.take(device), True
+        sums, first = self.take(), True
         if torch.distributed.is_initialized():
+            sums = sums.to(device)
             torch.distributed.all_reduce(sums)
             first = torch.distributed.get_rank() == 0
-        before, records = self.step, self.chain(step, steps_per_epoch, sums)
-        if not first:
+        self.chain(step, steps_per_epoch, sums, folder if first else None)
+
+    def chain(self, step: int, steps_per_epoch: int, sums: torch.Tensor, folder: str | None) -> None:
+        """Extend the digest by the last steps up to `step`, and append them to FILE in the folder, if any.
+
+        sums: int64 [steps, 3], take() summed over all ranks.
+        """
+        before, records = self.step, np.zeros(len(sums), dtype=_RECORD)
+        records["step"] = np.arange(step - len(sums) + 1, step + 1)
+        records["epoch"] = (records["step"] - 1) // steps_per_epoch + 1
+        records["sums"] = sums.cpu().numpy().view(np.uint64)
+        for record in records:
+            self.digest = hashlib.blake2b(self.digest + record.tobytes(), digest_size=8).digest()
+        self.step = step
+        if folder is None:
             return
         try:
             if self._file is None:
@@ -86,20 +106,6 @@ class Receipt:
                 self._warned.add(line)
                 print(line, flush=True)
 
-    def chain(self, step: int, steps_per_epoch: int, sums: torch.Tensor) -> np.ndarray:
-        """Extend the digest by the last steps up to `step`, and return their records.
-
-        sums: int64 [steps, 3], take() added up over all ranks.
-        """
-        records = np.zeros(len(sums), dtype=_RECORD)
-        records["step"] = np.arange(step - len(sums) + 1, step + 1)
-        records["epoch"] = (records["step"] - 1) // steps_per_epoch + 1
-        records["sums"] = sums.cpu().numpy().view(np.uint64)
-        for record in records:
-            self.digest = hashlib.blake2b(self.digest + record.tobytes(), digest_size=8).digest()
-        self.step = step
-        return records
-
     def __str__(self) -> str:
         return self.digest.hex()
 
@@ -108,27 +114,25 @@ class Receipt:
 
     def load_state_dict(self, state: dict) -> None:
         self.digest, self.step = bytes.fromhex(state["digest"]), int(state["step"])
-        self._delivered.clear()
+        self._batches.clear()
+        self._sums.clear()
 
 
-def batch_sums(ids, labels, parameters, ends):
-    """The sums of batches that lie one after the other, [batches, 3]. ids, labels, parameters: one number a
-    sample, [n]; ends: where each batch ends in them, int64 [batches].
+def batch_sums(
+    ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray], ends: np.ndarray
+) -> np.ndarray:
+    """Return the sums of batches that lie one after the other, modulo 2^64: int64 [batches, 3].
 
-    From arrays uint64; from int64 tensors, on any device, int64 of the same bits: both count modulo 2^64.
+    ids, labels, crops: one number per sample, [n]. ends: where each batch ends in them, int64 [batches].
     """
     hashed = _mix(_words(ids))
     augmented = hashed
-    for column in parameters:
+    for column in crops:
         augmented = _mix(augmented ^ _words(column))
-    parts = (hashed, _mix(hashed ^ _words(labels)), augmented)
     # Differences of running totals, which may pass 2^64 as well: batches of any size at once.
-    if isinstance(hashed, torch.Tensor):
-        totals = torch.nn.functional.pad(torch.stack(parts).cumsum(1), (1, 0))
-        return totals[:, torch.nn.functional.pad(ends, (1, 0))].diff().t().contiguous()
-    totals = np.zeros((len(parts), len(hashed) + 1), np.uint64)
-    np.cumsum(parts, axis=1, out=totals[:, 1:])
-    return np.diff(totals[:, [0, *ends]]).T.copy()
+    totals = np.zeros((len(PARTS), len(hashed) + 1), np.uint64)
+    np.cumsum((hashed, _mix(hashed ^ _words(labels)), augmented), axis=1, out=totals[:, 1:])
+    return np.diff(totals[:, [0, *ends]]).T.copy().view(np.int64)
 
 
 class Comparison(NamedTuple):
@@ -184,30 +188,16 @@ def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
     return Comparison(len(steps), int(first["epoch"][place]), int(steps[place]), parts or ("epoch",))
 
 
-def _words(column):
-    """Any column of one number a sample as 64-bit words [n]: uint64, or int64 of a tensor on a device."""
-    if isinstance(column, torch.Tensor):
-        return column.long()
+def _words(column: np.ndarray) -> np.ndarray:
+    """Return a column of one number per sample as 64-bit words, uint64 [n]."""
     column = np.asarray(column)
     if column.dtype.kind == "f":
         column = column.astype(np.float32).view(np.uint32)
     return column.astype(np.uint64)
 
 
-def _mix(words):
-    words = words + _constant(words, 0x9E3779B97F4A7C15)
-    words = (words ^ _shifted(words, 30)) * _constant(words, 0xBF58476D1CE4E5B9)
-    words = (words ^ _shifted(words, 27)) * _constant(words, 0x94D049BB133111EB)
-    return words ^ _shifted(words, 31)
-
-
-def _constant(like, value: int):
-    """As a number of the same 64 bits: tensors count from -2^63."""
-    return (value ^ 2**63) - 2**63 if isinstance(like, torch.Tensor) else np.uint64(value)
-
-
-def _shifted(words, bits: int):
-    """To the right, with zeros from the left; a tensor's own shift repeats the sign."""
-    if isinstance(words, torch.Tensor):
-        return (words >> bits) & (2 ** (64 - bits) - 1)
-    return words >> np.uint64(bits)
+def _mix(words: np.ndarray) -> np.ndarray:
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

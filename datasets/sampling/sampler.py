@@ -183,6 +183,8 @@ class SequentialBatchSampler:
     communicate.
     """
 
+    seed, epoch = 0, 1  # of a random augmentation: the same one in every evaluation
+
     def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1):
         self.first, self.last = size * rank // world_size, size * (rank + 1) // world_size
         self.largest = batch

@@ -52,6 +52,19 @@ class FileStore:
             raise BadInput(f"cannot read {path}: {error.strerror}") from error
 
 
+class PairFiles(FileStore):
+    """The images of a paired_images.PairIndex, with the number of rows that the index asks for."""
+
+    def image(self, id: int, scratch: np.ndarray | None = None) -> np.ndarray:
+        image = super().image(id, scratch)
+        height, width = int(self.index.heights[id]), int(self.index.widths[id])
+        if image.shape[:2] == (height, width):
+            return image
+        from datasets.folders.cut import resized  # brings torch, and a second
+
+        return resized(image, height, width)
+
+
 def origin(index, verified: bool = False) -> FileStore:
     """What an index was made of: files, or what is below a URL."""
     if is_url(getattr(index, "root", None)):

@@ -20,9 +20,9 @@ import torch
 
 from common import arguments, models
 from common.exits import BadInput
-from datasets import loaders
 from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder, random_folder
+from datasets.loaders import backends
 
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
 _STEPS = 3  # of training, and batches of validation: all buffers are there by then
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     images = image_folder.load(args.data_url, "train", args.cache_dir, say=lambda line: _say(args, line))
     most = len(images) // args.step * args.step
     rows = {}
-    for backend in loaders.chosen(args.backends, device, lambda line: _say(args, line)):
+    for backend in backends.parse_list(args.backends, device, lambda line: _say(args, line)):
         if backend not in ARTICLE:
             continue
         rows[backend] = {

@@ -20,9 +20,9 @@ import torch
 
 from common import arguments, models
 from common.exits import import_optional
-from datasets import loaders
 from datasets.folders import image_folder
-from datasets.loaders import measure
+from datasets.loaders import backends, measure
+from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores import pack
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     args = _parsed(argv)
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
     index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, say=_say(args))
-    plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), args.image_size, augment=True)
+    plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
     stores = {"": FileStore(index)}
     if args.pack:
         stores[" + pack"] = pack.build(index, pack.place(args.pack, index))
@@ -78,7 +78,7 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--image_size", type=arguments.positive_int, default=224, help="default: 224")
     parser.add_argument("--batch_size", type=arguments.positive_int, default=64, help="default: 64")
     parser.add_argument(
-        "--workers", type=arguments.positive_int, default=loaders.cores(), help="default: cores"
+        "--workers", type=arguments.positive_int, default=backends.cores(), help="default: cores"
     )
     parser.add_argument("--seconds", type=arguments.positive_float, default=2.0, help="each (default: 2)")
     parser.add_argument("--rounds", type=arguments.positive_int, default=5, help="default: 5")
@@ -96,7 +96,7 @@ def _say(args: argparse.Namespace):
 def _rows(args, stores: dict, plan: Plan, device: torch.device) -> list[dict]:
     """A row for each backend and store, medians over the rounds."""
     candidates, samples = [], {}
-    for backend, reason in loaders.backends(device).items():
+    for backend, reason in backends.reasons(device).items():
         if reason:
             _say(args)(f"{backend}: {reason}")
             continue
@@ -123,7 +123,7 @@ def _rows(args, stores: dict, plan: Plan, device: torch.device) -> list[dict]:
 def _measured(args, backend: str, store, head, device: torch.device) -> dict:
     """images/s cold and warm, cores and bytes while warm."""
     _drop(store, head)
-    with loaders.build(backend, store, head, device, args.workers) as loader:
+    with backends.build(backend, store, head, device, args.workers) as loader:
         cold = _first_pass(loader)
         used, begin = _cpu_seconds(), time.perf_counter()
         warm = measure.rate(loader, args.seconds)

@@ -27,12 +27,14 @@ from common.exits import BadInput, import_optional
 from common.performance.cores import available
 from datasets.compat.dpex import RayDataLoader
 from datasets.folders import image_folder, images, random_folder
-from datasets.loaders import RAY, measure
+from datasets.loaders import measure
 from datasets.loaders.engines.threads import Threads
-from datasets.loaders.loader import FolderLoader
+from datasets.loaders.loader import Loader
 from datasets.loaders.ray import cluster as ray_cluster
 from datasets.loaders.ray.engine import RayEngine
 from datasets.loaders.ray.pool import CURE, Pool, no_cluster
+from datasets.loaders.ray.transport import RAY
+from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores.files import FileStore
@@ -208,7 +210,7 @@ def _rates(args, index) -> dict[str, list[float]]:
 
     def plan():
         return measure.Head(
-            Plan(index, BatchSampler(len(index), args.batch_size, 0), args.image_size, augment=True)
+            Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
         )
 
     found: dict[str, list[float]] = {}
@@ -216,9 +218,9 @@ def _rates(args, index) -> dict[str, list[float]]:
         for name, made in {
             "torch": lambda: DataLoader(data, num_workers=args.workers, **options),
             "ray, same transforms": lambda: RayDataLoader(data, True, num_workers=args.workers, **options),
-            "ray": lambda: FolderLoader(RayEngine(FileStore(index), args.workers), plan(), _CPU),
-            "ray, one worker": lambda: FolderLoader(RayEngine(FileStore(index), 1), plan(), _CPU),
-            "threads": lambda: FolderLoader(Threads(FileStore(index), args.workers), plan(), _CPU),
+            "ray": lambda: Loader(RayEngine(FileStore(index), args.workers), plan(), _CPU),
+            "ray, one worker": lambda: Loader(RayEngine(FileStore(index), 1), plan(), _CPU),
+            "threads": lambda: Loader(Threads(FileStore(index), args.workers), plan(), _CPU),
         }.items():
             loader = made()
             batches = _endless(loader)

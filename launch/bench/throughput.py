@@ -20,8 +20,7 @@ import torch
 from common import arguments, models
 from common.exits import BadInput
 from common.files import ROOT
-from datasets import loaders
-from datasets.loaders import measure
+from datasets.loaders import backends, measure
 
 _JOB = os.path.join(ROOT, "jobs", "imagenet.py")
 _TIMEOUT = 1800  # seconds a run
@@ -31,7 +30,7 @@ def main(argv: list[str]) -> int:
     """Measure, print a table (or JSON) and return 0. Raises BadInput, also with what a job said."""
     args, extra = _parsed(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    names = loaders.chosen(args.backends, device, lambda line: print(line, file=sys.stderr))
+    names = backends.parse_list(args.backends, device, lambda line: print(line, file=sys.stderr))
     rates = {name: [] for name in names}
     for number in range(args.rounds):
         for name in names:

@@ -34,8 +34,9 @@ import torch
 from PIL import Image
 
 from common.performance import allocator
-from datasets import loaders
 from datasets.folders import image_folder, images
+from datasets.loaders import backends
+from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores import forms, pack
@@ -215,8 +216,8 @@ def main(arguments=None) -> None:
         reads(index, packs["encoded"], tiers["redis", "encoded"].cache, server.port, args.rounds)
 
         def loader_of(backend, store):
-            plan = Plan(index, BatchSampler(len(index), BATCH, 0), augment=True)
-            loader = loaders.build(backend, store, plan, CPU, args.workers)
+            plan = Plan(index, BatchSampler(len(index), BATCH, 0), random_resized_crop)
+            loader = backends.build(backend, store, plan, CPU, args.workers)
             stack.callback(loader.close)
             return loader
 
@@ -253,7 +254,7 @@ def main(arguments=None) -> None:
             "kspeed, Redis, decoded": ("kspeed", tiers["redis", "decoded"]),
             "kspeed, Redis, encoded": ("kspeed", tiers["redis", "encoded"]),
         }  # fmt: skip
-        if loaders.backends(CPU)["dali"] is None:
+        if backends.reasons(CPU)["dali"] is None:
             here |= {
                 "dali, files": ("dali", files),
                 "dali-kspeed, local, decoded": ("dali-kspeed", packs["decoded"]),

@@ -18,7 +18,7 @@ import torch
 from common import models
 from common.checkpoint import files as checkpoint
 from common.checkpoint.writer import BackgroundWriter, size_of
-from datasets.loaders.engines.memory import MemoryLoader
+from datasets.loaders.engines.memory import memory_loader
 from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
@@ -33,7 +33,7 @@ def main():
     model = models.resnet18(3, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     data, _ = cifar10.load(None, True)
-    loader = MemoryLoader(data, BatchSampler(len(data), 128, 0), torch.device("cpu"), augment=True)
+    loader = memory_loader(data, BatchSampler(len(data), 128, 0), torch.device("cpu"), augment=True)
     loss_function = torch.nn.CrossEntropyLoss()
 
     steps, receipts = [], []
@@ -46,7 +46,7 @@ def main():
         optimizer.step()
         steps.append(time.perf_counter() - begin)
         ids = order.batch(number)
-        parameters, labels = crop_flip(0, 0, ids, 4, True), data.labels[ids]
+        parameters, labels = crop_flip(data, ids, 0, 0), data.labels[ids].numpy()
         receipt, begin = Receipt(), time.perf_counter()
         receipt.add(ids, labels, parameters)
         receipts.append(time.perf_counter() - begin)

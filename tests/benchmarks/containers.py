@@ -131,7 +131,7 @@ def main():
             assert all(np.array_equal(container.image(id), store.image(id)) for id in range(count))
         for number in range(options.rounds):
             ids = np.random.default_rng(number).permutation(count)
-            crops = random_resized_crop(0, number, ids, index.widths[ids], index.heights[ids])
+            crops = random_resized_crop(index, ids, 0, number)
             boxes = [tuple(map(int, box)) for box in zip(*crops, strict=True)]
             for text, way in WAYS.items():
                 for name, container in containers.items():

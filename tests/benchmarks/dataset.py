@@ -19,9 +19,10 @@ import time
 import torch
 from torchvision.datasets import ImageFolder
 
-from datasets import loaders
 from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder
+from datasets.loaders import backends
+from datasets.sampling.augment import center_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import SequentialBatchSampler
 from datasets.stores.files import FileStore
@@ -81,8 +82,8 @@ def rows(root: str) -> dict:
     index = image_folder.load(root, "val", cache)
 
     def validation(batch: int):
-        plan = Plan(index, SequentialBatchSampler(480, batch), SIDE)
-        return forever(loaders.build("dali", FileStore(index), plan, CPU, WORKERS))
+        plan = Plan(index, SequentialBatchSampler(480, batch), center_crop, SIDE)
+        return forever(backends.build("dali", FileStore(index), plan, CPU, WORKERS))
 
     return {
         "stock": forever(data_loader(ImageFolder(f"{root}/train", transforms()), shuffle=True)),

@@ -202,8 +202,9 @@ class Ours(Row):
     def __init__(
         self, *data, backend: str, form: str | None = None, antialias: bool = True, uint8: bool = False
     ):
-        from datasets import loaders
         from datasets.folders import image_folder
+        from datasets.loaders import backends
+        from datasets.sampling.augment import random_resized_crop
         from datasets.sampling.plan import Plan
         from datasets.sampling.sampler import BatchSampler
         from datasets.stores import pack
@@ -215,8 +216,8 @@ class Ours(Row):
         path = os.path.join(self.folder, f"{form}.pack")
         store = pack.build(index, path, form) if form else FileStore(index)
         self.reads = form and pack.size_of(index, form, 256) / len(index)
-        plan = Plan(index, BatchSampler(len(index), BATCH, 0), SIDE, augment=True)
-        self.loader = loaders.build(backend, store, plan, torch.device("cpu"), WORKERS, antialias)
+        plan = Plan(index, BatchSampler(len(index), BATCH, 0), random_resized_crop, SIDE)
+        self.loader = backends.build(backend, store, plan, torch.device("cpu"), WORKERS, antialias)
         self.epoch, self.uint8 = 0, uint8
 
     def batches(self):
@@ -379,7 +380,7 @@ class Memory(Row):
     """A set of CIFAR's shape, padded, cropped and mirrored by our loader."""
 
     def __init__(self, folder: str, count: int):
-        from datasets.loaders.engines.memory import MemoryLoader
+        from datasets.loaders.engines.memory import memory_loader
         from datasets.memory.image_set import ImageSet
         from datasets.sampling.sampler import BatchSampler
 
@@ -388,7 +389,7 @@ class Memory(Row):
         labels = torch.arange(self.count) % CLASSES
         data = ImageSet(images, labels, CLASSES, CIFAR_MEAN, CIFAR_STD, padding=4, flip=True, source="random")
         order = BatchSampler(self.count, MEMORY_BATCH, 0)
-        self.loader = MemoryLoader(data, order, torch.device("cpu"), augment=True)
+        self.loader = memory_loader(data, order, torch.device("cpu"), augment=True)
         self.epoch = 0
 
     def batches(self):

@@ -12,8 +12,8 @@ import time
 
 import torch
 
-from datasets.loaders.engines.memory import MemoryLoader
-from datasets.loaders.engines.resident import ResidentLoader
+from datasets.loaders.engines.memory import memory_loader
+from datasets.loaders.engines.resident import resident_loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks.machine import describe
@@ -34,7 +34,7 @@ def main():
     data = ImageSet(images, labels, 10, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26), 4, True, "generated")
     loaders = {
         kind.__name__: kind(data, BatchSampler(_COUNT, options.batch_size, 0), device, augment=True)
-        for kind in (MemoryLoader, ResidentLoader)
+        for kind in (memory_loader, resident_loader)
     }
     print(f"{datetime.date.today()}, {describe()}", flush=True)
     rates = {name: [] for name in loaders}
@@ -49,7 +49,7 @@ def main():
     print(f"load average at the end {os.getloadavg()[0]:.2f}")
 
 
-def _rate(loader: MemoryLoader, epoch: int) -> float:
+def _rate(loader, epoch: int) -> float:
     loader.seek(epoch * len(loader))
     count, begin = 0, time.perf_counter()
     for images, _ in loader:

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from datasets import loaders
+from datasets.loaders import backends
 from datasets.stores import forms
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, servers
@@ -92,10 +92,10 @@ def test_the_same_data_under_every_fault(seed, tmp_path, index, uncached, monkey
     monkeypatch.setattr(servers, "_WORTH", 1)  # else a server that is stopped again and again is left alone
     draw = random.Random(seed)
     form = forms.FORMS[seed % 2]
-    backends = ["kspeed", "pytorch", *([] if loaders.backends(CPU)["dali"] else ["dali-kspeed"])]
+    names = ["kspeed", "pytorch", *([] if backends.reasons(CPU)["dali"] else ["dali-kspeed"])]
     expected = {}
-    for backend in backends:
-        with loaders.build(backend, uncached[form], plan_of(index), CPU, 2) as loader:
+    for backend in names:
+        with backends.build(backend, uncached[form], plan_of(index), CPU, 2) as loader:
             expected[backend] = epoch_of(loader)[0]
     here = cluster(tmp_path) if seed >= 2 else RedisServer(tmp_path)
     said, counts = [], {"hits": 0, "bad": 0, "errors": 0}
@@ -103,13 +103,13 @@ def test_the_same_data_under_every_fault(seed, tmp_path, index, uncached, monkey
         nodes = nodes if seed >= 2 else [nodes]
         url = cluster_url(nodes, f"?form={form}")
         for number in range(FAULTS // 4):
-            backend = backends[number % len(backends)]
+            backend = names[number % len(names)]
             found = servers.Servers(address.parse(url), said.append)
             tiers = Tiers(RedisStore(found, index, "active"), FileStore(index))
             ids = list(range(len(index)))
             tiers.cache.put(ids, [forms.make(tiers.files, id, form) for id in ids])
             trouble = Trouble(nodes, draw, 5)
-            with loaders.build(backend, tiers, plan_of(index), CPU, 2) as loader:
+            with backends.build(backend, tiers, plan_of(index), CPU, 2) as loader:
                 for _ in range(2):
                     batches, sums = epoch_of(loader, 1, trouble)
                     assert equal(batches, expected[backend]), (number, backend, trouble.kind)

@@ -65,7 +65,7 @@ def _planned(folder) -> bytes:
         seen = [int(each) for ids in order for each in ids]
         assert len(seen) == len(set(seen)) == len(data) // BATCH * BATCH
         for ids in order:
-            chain.add(ids, data.labels[ids], crop_flip(0, epoch, ids, data.padding, data.flip))
+            chain.add(ids, data.labels[ids].numpy(), crop_flip(data, ids, 0, epoch))
         step += len(order)
         chain.commit(step, len(order), str(folder))
     return (folder / receipt.FILE).read_bytes()

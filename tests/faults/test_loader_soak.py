@@ -6,8 +6,9 @@ import psutil
 import pytest
 import torch
 
-from datasets import loaders
 from datasets.folders import image_folder, random_folder
+from datasets.loaders import backends
+from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores import pack
@@ -17,7 +18,7 @@ from tests.conftest import run
 pytestmark = pytest.mark.faults
 
 EPOCHS = 20
-HERE = [name for name, reason in loaders.backends(torch.device("cpu")).items() if not reason]
+HERE = [name for name, reason in backends.reasons(torch.device("cpu")).items() if not reason]
 SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
@@ -34,8 +35,8 @@ def soak(folder: str, cache: str, backend: str, form: str) -> None:
     allocator.keep_memory()
     index = image_folder.load(folder, "train", cache)
     store = pack.build(index, f"{cache}/{form}", form) if form in pack.FORMS else FileStore(index)
-    plan = Plan(index, BatchSampler(len(index), 32, 0), 160, augment=True)
-    with loaders.build(backend, store, plan, torch.device("cpu"), 2) as loader:
+    plan = Plan(index, BatchSampler(len(index), 32, 0), random_resized_crop, 160)
+    with backends.build(backend, store, plan, torch.device("cpu"), 2) as loader:
         for epoch in range(1, EPOCHS + 1):
             loader.seek((epoch - 1) * len(loader))
             for _ in loader:

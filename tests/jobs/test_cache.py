@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from datasets import loaders
 from datasets.folders import image_folder, random_folder
+from datasets.loaders import backends
 from datasets.sampling import receipt
 from datasets.stores import forms, local
 from datasets.stores.files import FileStore
@@ -31,7 +31,7 @@ from tests.support.redis_server import (
 
 pytest.importorskip("redis", reason="redis-py is not installed")
 
-DALI = loaders.backends(torch.device("cpu"))["dali"]
+DALI = backends.reasons(torch.device("cpu"))["dali"]
 JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--warmup=0", "--print_freq=1", "--lr=0.001",
        "--batch_size=64", "--epochs=2", "--training_only")  # fmt: skip
 

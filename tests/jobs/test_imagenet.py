@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 
 from common.exits import BadInput
-from datasets import loaders
+from datasets.loaders import backends
 from datasets.sampling import receipt
 from tests.conftest import ROOT, finish, records, run, start
 
 CPU = torch.device("cpu")
 JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--warmup=0", "--print_freq=1")
-HERE = [name for name, reason in loaders.backends(CPU).items() if not reason and name != "synthetic"]
+HERE = [name for name, reason in backends.reasons(CPU).items() if not reason and name != "synthetic"]
 ARCHIVE = ROOT.parent / "shared" / "data" / "cifar10_jpeg.tar.gz"
 
 

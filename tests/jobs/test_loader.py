@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import loaders
 from datasets.folders import paired_images, random_pairs
+from datasets.loaders import backends
 from datasets.sampling import receipt
 from tests.conftest import environment, free_port, records, run
 
-MISSING = loaders.backends(torch.device("cpu"))["dali"]
+MISSING = backends.reasons(torch.device("cpu"))["dali"]
 DALI = pytest.param("loader_dali.py", marks=pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}"))
 JOBS = ["loader.py", DALI]
 EPOCHS, STEPS, PAIRS = 2, 3, 26

@@ -6,27 +6,37 @@ run may change from or to this engine at any step. On the GPU, JPEGs are decoded
 
 import collections
 import concurrent.futures
+import importlib.util
 
 import numpy as np
 import torch
 
 from common.exits import BadInput, import_optional
-from datasets import loaders
 from datasets.loaders.engines.ahead import Ahead
 from datasets.sampling.plan import Batch, Plan
 
+DALI = "nvidia-dali-cuda120"  # as pip knows it
 _AHEAD = 3  # batches that are in work while one is used
 _TOGETHER = 8  # images that a thread reads in one task
 # nvJPEG's buffers for the largest image of ImageNet: without the padding they grow, and free, while training
 _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
 
 
+def missing() -> str | None:
+    """Return why DALI is not available; None if it is installed."""
+    if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
+        return None
+    return f"DALI is not installed: pip install {DALI} (Linux on x86-64)"
+
+
 class Dali:
-    """An engine for FolderLoader. workers: threads. device: the GPU on which to decode and cut; None for all
+    """An engine for Loader. workers: threads. device: the GPU on which to decode and cut; None for all
     on the CPU. Raises BadInput if DALI cannot be imported."""
 
+    reuses_memory = True
+
     def __init__(self, store, workers: int, device: torch.device | None = None, antialias: bool = True):
-        import_optional("nvidia.dali", "DALI cannot be imported", loaders.DALI)
+        import_optional("nvidia.dali", "DALI cannot be imported", DALI)
         self.store, self.device, self.antialias = store, device, antialias
         self.workers = workers
         self._readers = concurrent.futures.ThreadPoolExecutor(self.workers, "reader")

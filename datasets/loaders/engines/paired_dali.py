@@ -4,23 +4,21 @@ import numpy as np
 import torch
 
 from common.exits import BadInput
-from datasets import loaders
-from datasets.loaders.engines.dali import Dali
-from datasets.loaders.engines.paired import PairStore
+from datasets.loaders.engines.dali import Dali, missing
 from datasets.sampling.plan import Batch, Plan
 
 
 class PairedDali(Dali):
-    """An engine for PairLoader. index: a paired_images.PairIndex. workers: threads. device: where the batches
+    """An engine for pairs. store: of a paired_images.PairIndex. workers: threads. device: where the batches
     go. where: "cpu"; or "gpu", where nvJPEG decodes ("mixed") and the images stay on `device`; None: on the
     device if it is a GPU. Raises BadInput where DALI or the GPU is missing."""
 
-    def __init__(self, index, workers: int, device: torch.device, where: str | None = None):
+    def __init__(self, store, workers: int, device: torch.device, where: str | None = None):
         where = where or ("gpu" if device.type == "cuda" else "cpu")
-        reason = loaders.backends(device)["dali-gpu" if where == "gpu" else "dali"]
+        reason = missing() or ("it needs a GPU" if where == "gpu" and device.type != "cuda" else None)
         if reason:
             raise BadInput(f"--dali_device {where}: {reason}")
-        super().__init__(PairStore(index), workers, device if where == "gpu" else None)
+        super().__init__(store, workers, device if where == "gpu" else None)
 
     def run(self, plan: Plan):
         self._empty: list[Batch] = []

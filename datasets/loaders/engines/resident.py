@@ -1,45 +1,54 @@
-"""Batches of a data set that stays in the device's memory: what travels per step is nothing.
+"""Batches of a data set that stays in the device's memory: a step copies ids, corners and labels."""
 
-The host computes which samples and which crops, some thousands at a time; the device holds the padded uint8
-images, gathers whole batches by index, and adds up the receipt of what it gathered.
-"""
+import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
-from datasets.loaders.engines.memory import MemoryLoader
-from datasets.sampling.receipt import batch_sums
+from datasets.loaders.engines.memory import corners, memory_loader, plan_of
+from datasets.loaders.loader import Loader
+from datasets.memory.image_set import ImageSet
+from datasets.sampling.plan import Batch, Plan
+
+_CHUNK = 4096  # images, at least a batch, gathered at a time: fewer copies and kernels
 
 
-class ResidentLoader(MemoryLoader):
-    """A MemoryLoader whose images are on the device: the same batches, bit for bit, and the same receipt.
+def resident_loader(data: ImageSet, sampler: Any, device: torch.device, augment: bool = False) -> Loader:
+    """Return a loader whose images stay on the device: the same batches as memory_loader(), bit for bit.
 
-    Its memory is that of the images, padded, in uint8: 240 MB for CIFAR-10. On the CPU the images are where
-    they are needed already, and it is a MemoryLoader.
+    It takes the memory of the padded uint8 images: 240 MB for CIFAR-10. On the CPU it is a memory_loader().
     """
+    if device.type == "cpu":
+        return memory_loader(data, sampler, device, augment)
+    plan = plan_of(data, sampler, augment)
+    return Loader(Resident(data, augment, device), plan, device, data.mean, data.std)
 
-    def _hold(self) -> None:
-        if self.to_device.device.type == "cpu":
-            super()._hold()
-        else:
-            padding = self.data.padding if self.augment else 0
-            self._gather = Gather(self.data.images, self.data.labels, padding, self.to_device.device)
 
-    def _cut(self):
-        return super()._cut() if self.to_device.device.type == "cpu" else self._gathered()
+class Resident:
+    """An engine that gathers batches from images on `device`, padded if the plan has crops (augment)."""
 
-    def _gathered(self):
-        for several in self._together():
-            sizes = [len(each) for each in several]
-            ids = np.concatenate(several)
-            images, labels, sums = self._gather(ids, self._parameters(ids), np.cumsum(sizes), self.augment)
-            yield from zip(images.split(sizes), labels.split(sizes), sums.split(1), strict=True)
+    reuses_memory = False
+
+    def __init__(self, data: ImageSet, augment: bool, device: torch.device):
+        self._gather = Gather(data.images, data.padding if augment else 0, device)
+
+    def run(self, plan: Plan) -> Iterator[tuple[Batch, torch.Tensor]]:
+        batches = iter(plan)
+        while several := list(itertools.islice(batches, max(1, _CHUNK // plan.largest))):
+            columns = [np.stack([batch.ids, *corners(batch)]) for batch in several]
+            images = self._gather(np.concatenate(columns, axis=1))
+            yield from zip(several, images.split([len(batch.ids) for batch in several]), strict=True)
+
+    def close(self) -> None:
+        pass
 
 
 class Gather:
-    """Images uint8 [N, C, H, W] and labels int64 [N], kept on `device` with `padding` black pixels around."""
+    """Images uint8 [N, C, H, W], kept on `device` with `padding` black pixels around."""
 
-    def __init__(self, images: torch.Tensor, labels: torch.Tensor, padding: int, device: torch.device):
+    def __init__(self, images: torch.Tensor, padding: int, device: torch.device):
         count, channels, self.height, self.width = images.shape
         self.stride = self.width + 2 * padding
         # Filled on the device: the host never holds the padded images as well.
@@ -49,29 +58,17 @@ class Gather:
         inside = slice(padding, padding + self.height), slice(padding, padding + self.width)
         padded[:, inside[0], inside[1]] = images.to(device).permute(0, 2, 3, 1)
         self.image = padded.shape[1] * padded.shape[2]  # pixels
-        self.pixels, self.labels = padded.view(-1, channels), labels.to(device)
+        self.pixels = padded.view(-1, channels)
         self.rows = torch.arange(self.height, device=device).view(1, -1, 1)
         self.columns = torch.arange(self.width, device=device).view(1, 1, -1)
 
-    def __call__(self, ids: np.ndarray, parameters, ends: np.ndarray, augmented: bool):
-        """(images uint8 [n, C, H, W] channels_last, labels [n], sums int64 [batches, 3]), all on the device.
-
-        ids: int64 [n]; parameters: CropFlip of them; ends: where each batch ends. augmented: whether the
-        parameters belong into the receipt.
-        """
-        columns = np.stack([ids, *(column.astype(np.int64) for column in parameters)])
-        columns = self._moved(torch.from_numpy(columns))
-        ids, top, left, flip = columns
-        labels = self.labels[ids]
-        sums = batch_sums(ids, labels, (top, left, flip) if augmented else (), self._moved(ends))
+    def __call__(self, windows: np.ndarray) -> torch.Tensor:
+        """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n]."""
+        columns = torch.from_numpy(windows)
+        if self.pixels.is_cuda:
+            columns = columns.pin_memory()
+        ids, top, left, flip = columns.to(self.pixels.device, non_blocking=True)
         corner = (ids * self.image + top * self.stride + left).view(-1, 1, 1)
         across = torch.where(flip.view(-1, 1, 1) > 0, self.width - 1 - self.columns, self.columns)
         places = corner + self.rows * self.stride + across
-        images = self.pixels.index_select(0, places.view(-1))
-        return images.view(*places.shape, -1).permute(0, 3, 1, 2), labels, sums
-
-    def _moved(self, numbers) -> torch.Tensor:
-        numbers = torch.as_tensor(numbers)
-        if self.labels.is_cuda:
-            numbers = numbers.pin_memory()
-        return numbers.to(self.labels.device, non_blocking=True)
+        return self.pixels.index_select(0, places.view(-1)).view(*places.shape, -1)

@@ -21,8 +21,10 @@ class SyntheticIndex:
 
 
 class Synthetic:
-    """An engine for FolderLoader: the plan's ids and labels, and the same random images, already on the
+    """An engine for Loader: the plan's ids and labels, and the same random images, already on the
     device. What it delivers has no boxes, so its receipt is not that of real data."""
+
+    reuses_memory = False
 
     def __init__(self, device: torch.device):
         self.device, self._images = device, None

@@ -20,8 +20,10 @@ _TOGETHER = 4  # images a task: what a task costs to begin, spread
 
 
 class Threads:
-    """An engine for FolderLoader. store: of datasets/stores. workers: threads. pinned: fill memory from which
+    """An engine for Loader. store: of datasets/stores. workers: threads. pinned: fill memory from which
     a GPU can copy by itself."""
+
+    reuses_memory = True
 
     def __init__(self, store, workers: int, pinned: bool = False, antialias: bool = True):
         self.store, self.pinned, self.antialias = store, pinned, antialias

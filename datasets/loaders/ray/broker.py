@@ -19,10 +19,9 @@ import time
 import numpy as np
 
 from common.exits import MissingPackage, import_optional
-from datasets.loaders import RAY
 from datasets.loaders.ray import workers as ray_workers
 from datasets.loaders.ray.channel import Channel, mapped
-from datasets.loaders.ray.transport import anonymous, places
+from datasets.loaders.ray.transport import RAY, anonymous, places
 
 _AT_ONCE = 2  # tasks a worker: one that it works on, and one that waits there
 _PATIENCE = 15.0  # seconds for the first worker, where the cluster has no room

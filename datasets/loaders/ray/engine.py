@@ -7,6 +7,7 @@ arrives is the same from any cluster, and from none.
 import collections
 import copy
 import itertools
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +15,12 @@ import torch
 from common.exits import BadInput
 from datasets.folders.cut import cut
 from datasets.folders.image_folder import Index
-from datasets.loaders.engines.memory import MemoryLoader
+from datasets.loaders.engines.memory import Windows, corners, plan_of
+from datasets.loaders.loader import Loader
 from datasets.loaders.ray.pool import Pool
-from datasets.sampling.augment import Crop, CropFlip, Windows
-from datasets.sampling.plan import Batch, Plan
+from datasets.memory.image_set import ImageSet
+from datasets.sampling.augment import Crop, CropFlip
+from datasets.sampling.plan import Batch, Plan, rows
 from datasets.stores.files import FileStore
 
 _CPUS = 0.5  # of a worker: those of training and those of evaluation take turns
@@ -27,8 +30,10 @@ _MISSING = "the nodes of the Ray cluster must see the images under the same path
 
 
 class RayEngine:
-    """An engine for FolderLoader. store: of datasets/stores; the workers must reach what it reads. workers:
+    """An engine for Loader. store: of datasets/stores; the workers must reach what it reads. workers:
     actors; two of them share a CPU. address: as Pool takes it. say: takes a line of text."""
+
+    reuses_memory = False
 
     def __init__(self, store, workers: int, antialias: bool = True, address: str = "auto", say=None):
         self.store, self.workers, self.antialias = store, workers, antialias
@@ -71,7 +76,7 @@ class RayEngine:
         keys = []
         for first in range(0, max(1, len(batch.ids)), _ROWS):
             keys.append((next(self._keys),))
-            crops = batch.crops.part(first, first + _ROWS)
+            crops = rows(batch.crops, first, first + _ROWS)
             self._pool.submit(keys[-1], (size, batch.ids[first : first + _ROWS], tuple(crops)))
         return keys
 
@@ -128,38 +133,48 @@ def _shipped(store):
     return store
 
 
-class RayMemoryLoader(MemoryLoader):
-    """A MemoryLoader whose crops and flips are made by workers of a Ray cluster.
+def ray_memory_loader(
+    data: ImageSet,
+    sampler: Any,
+    device: torch.device,
+    augment: bool = False,
+    workers: int = 2,
+    address: str = "auto",
+    say=None,
+) -> Loader:
+    """Return a memory_loader() whose crops and flips are made by workers of a Ray cluster.
 
-    workers, address: as RayEngine takes them. For images that fit in memory this costs more than it brings:
-    it shows the change, and that the data do not.
+    workers, address, say: as RayEngine takes them. For images that fit in memory this costs more than it
+    gains: it shows the change, and that the data are the same.
     """
+    engine = RayMemory(data, augment, workers, address, say)
+    return Loader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)
 
-    def __init__(
-        self, data, order, device, augment: bool = False, workers: int = 2, address: str = "auto", say=None
-    ):
-        super().__init__(data, order, device, augment)
+
+class RayMemory:
+    """An engine for ray_memory_loader()."""
+
+    reuses_memory = False
+
+    def __init__(self, data: ImageSet, augment: bool, workers: int, address: str, say):
         function = _WindowCutter(data.images.numpy(), data.padding if augment else 0)
         self._pool = Pool(function, workers, address, say=say)
         self._ahead, self._keys = _AHEAD * workers, itertools.count()
 
-    def _hold(self) -> None:
-        """The workers hold the images."""
-
-    def _cut(self):
-        waiting: collections.deque = collections.deque()  # (key, labels, sums), oldest first
-        planned = self._planned()
+    def run(self, plan: Plan):
+        waiting: collections.deque = collections.deque()  # (key, batch), oldest first
+        batches = iter(plan)
         try:
             while True:
-                while len(waiting) <= self._ahead and (batch := next(planned, None)):
-                    waiting.append(((next(self._keys),), batch.labels, batch.sums))
-                    self._pool.submit(waiting[-1][0], (batch.ids, tuple(batch.parameters)))
+                while len(waiting) <= self._ahead and (batch := next(batches, None)):
+                    waiting.append(((next(self._keys),), batch))
+                    self._pool.submit(waiting[-1][0], (batch.ids, tuple(corners(batch))))
                 if not waiting:
                     return
-                key, labels, sums = waiting.popleft()
-                yield self._pool.take(key), labels, sums
+                key, batch = waiting.popleft()
+                yield batch, torch.from_numpy(self._pool.take(key))
         finally:
-            self._pool.forget([key for key, *_ in waiting])
+            self._pool.forget([key for key, _ in waiting])
 
     def close(self) -> None:
         """End the workers."""
@@ -175,6 +190,6 @@ class _WindowCutter:
     def begin(self, worker: int, workers: int) -> None:
         self._windows = Windows(torch.from_numpy(np.array(self.images)), self.padding)
 
-    def __call__(self, task: tuple) -> torch.Tensor:
+    def __call__(self, task: tuple) -> np.ndarray:
         ids, parameters = task
         return self._windows(ids, CropFlip(*parameters))

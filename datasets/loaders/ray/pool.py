@@ -23,9 +23,8 @@ import torch
 from common.exits import BadInput
 from common.files import ROOT
 from common.performance import cores
-from datasets.loaders import RAY
 from datasets.loaders.ray.channel import Channel, mapped
-from datasets.loaders.ray.transport import anonymous, pack_code, places, unpack
+from datasets.loaders.ray.transport import RAY, anonymous, pack_code, places, unpack
 
 _START = "import sys; sys.path.insert(0, {!r}); from datasets.loaders.ray import broker; broker.main({})"
 NODE = "BOOTFILE_RAY_NODE"  # environment: the address under which this node has joined, where one is known

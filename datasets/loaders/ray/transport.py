@@ -15,8 +15,8 @@ import tempfile
 import numpy as np
 
 from common.exits import import_optional
-from datasets.loaders import RAY
 
+RAY = '"ray>=2.52"'  # as pip knows it; 2.52 is the first with tokens
 _ALIGNED = 64  # bytes: what vector instructions and torch like
 
 

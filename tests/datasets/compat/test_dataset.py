@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from common.exits import BadInput
-from datasets import loaders
 from datasets.compat.dali_dataset import Dataset
+from datasets.loaders import backends
 from tests.conftest import ROOT, free_port, run
 
 TRAIN, VAL, CLASSES = 50, 23, 5
-MISSING = loaders.backends(torch.device("cpu"))["dali"]
+MISSING = backends.reasons(torch.device("cpu"))["dali"]
 ENGINES = [
     pytest.param({"use_dali": False}, id="torchvision"),
     pytest.param({"use_dali": True}, id="dali", marks=pytest.mark.skipif(bool(MISSING), reason=str(MISSING))),

@@ -15,9 +15,9 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from common.exits import BadInput
-from datasets import loaders
 from datasets.compat import by_path
 from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder
+from datasets.loaders import backends
 from datasets.stores import pack
 from datasets.stores.shared import address, servers
 from tests.conftest import free_port
@@ -26,7 +26,7 @@ from tests.support.redis_server import PASSWORD, RIGHTS, RedisServer, files_with
 
 pytest.importorskip("redis", reason="redis-py is not installed")
 
-MISSING = loaders.backends(torch.device("cpu"))["dali"]
+MISSING = backends.reasons(torch.device("cpu"))["dali"]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Pairs of images: matched by name, through the same window, each once an epoch, from both engines."""
 
 import argparse
+import importlib.util
 import os
 import re
 import threading
@@ -13,17 +14,26 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from common.exits import BadInput
-from datasets import loaders
 from datasets.folders import images, paired_images, random_pairs
-from datasets.loaders.engines.paired import PairedThreads, PairLoader
+from datasets.loaders import backends
 from datasets.loaders.engines.paired_dali import PairedDali
+from datasets.loaders.engines.threads import Threads
+from datasets.loaders.loader import Loader
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import WholeBatchSampler
+from datasets.stores.files import PairFiles
 
 CPU = torch.device("cpu")
-MISSING = loaders.backends(CPU)["dali"]
+MISSING = backends.reasons(CPU)["dali"]
 DALI = pytest.param(PairedDali, marks=pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}"))
-ENGINES = [PairedThreads, DALI]
+HALF = (0.5, 0.5, 0.5)
+
+
+def threads(store, workers, device):
+    return Threads(store, workers, pinned=device.type == "cuda")
+
+
+ENGINES = [threads, DALI]
 COUNT, BATCH, CROP = 19, 6, 32  # the last batch holds one pair: some processes get nothing of it
 SIZES = [(60, 48), (48, 60), (33, 200), (32, 32)]
 
@@ -57,12 +67,12 @@ def pairs(folder, tmp_path_factory):
 
 def plan_of(pairs, rank=0, world_size=1, batch=BATCH, crop=CROP, training=True):
     order = WholeBatchSampler(len(pairs), batch, 7, rank=rank, world_size=world_size, shuffle=training)
-    return paired_images.PairPlan(pairs, order, crop, augment=training)
+    return paired_images.plan(pairs, order, crop, augment=training)
 
 
 def loader_of(pairs, engine, *place, **options):
     plan = plan_of(pairs, *place, **options)
-    return PairLoader(engine(pairs, 2, CPU), plan, CPU)
+    return Loader(engine(PairFiles(pairs), 2, CPU), plan, CPU, HALF, HALF)
 
 
 def levels(images: torch.Tensor) -> np.ndarray:
@@ -75,11 +85,16 @@ def levels(images: torch.Tensor) -> np.ndarray:
     return found.round().permute(0, 2, 3, 1).numpy().astype(int)
 
 
+def pairs_of(loader):
+    for both, _ in loader:
+        yield both.tensor_split(2)
+
+
 def epoch_of(loader, epoch=1, steps=None):
     """([(blurry, sharp)] as levels(), and the receipt's sums)."""
     loader.seek((epoch - 1) * len(loader))
     batches = []
-    for blurry, sharp in loader:
+    for blurry, sharp in pairs_of(loader):
         batches.append((levels(blurry), levels(sharp)))
         if len(batches) == steps:
             break
@@ -302,7 +317,7 @@ def test_an_image_that_went_bad_is_named_and_the_next_epoch_is_whole(engine, fol
             delivered = []
             with pytest.raises(BadInput, match=rf"{reason}.*sharp/13\.png|sharp/13\.png.*{reason}"):
                 loader.seek(0)
-                delivered.extend(len(blurry) for blurry, _ in loader)
+                delivered.extend(len(blurry) for blurry, _ in pairs_of(loader))
             loader.receipt.take()
             victim.write_bytes(good)
             batches, _ = epoch_of(loader, 2)
@@ -320,10 +335,10 @@ def test_an_abandoned_epoch_leaves_nothing_for_the_next(engine, pairs):
 
 def test_a_gpu_that_is_not_there_and_dali_that_is_not_installed(pairs, monkeypatch):
     with pytest.raises(BadInput, match=r"--dali_device gpu: .*(needs a GPU|pip install nvidia-dali)"):
-        PairedDali(pairs, 1, CPU, "gpu")
-    monkeypatch.setattr(loaders.importlib.util, "find_spec", lambda name: None)
+        PairedDali(PairFiles(pairs), 1, CPU, "gpu")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match="DALI is not installed: pip install nvidia-dali-cuda120"):
-        PairedDali(pairs, 1, CPU)
+        PairedDali(PairFiles(pairs), 1, CPU)
 
 
 def test_generated_pairs_are_pairs(tmp_path):
@@ -340,18 +355,18 @@ def test_on_a_gpu_the_same_pairs_and_nearly_the_same_pixels(rows, tmp_path):
     root = random_pairs.make(str(tmp_path / "generated"))
     pairs = paired_images.load(root, "train", str(tmp_path), rows)
     order = WholeBatchSampler(len(pairs), 6, 7)
-    plan = paired_images.PairPlan(pairs, order, 128, augment=True)
+    plan = paired_images.plan(pairs, order, 128, augment=True)
     found = {}
     for name, engine in (
-        ("threads", PairedThreads(pairs, 2, device)),
-        ("cpu", PairedDali(pairs, 2, device, "cpu")),
-        ("gpu", PairedDali(pairs, 2, device)),
+        ("threads", threads(PairFiles(pairs), 2, device)),
+        ("cpu", PairedDali(PairFiles(pairs), 2, device, "cpu")),
+        ("gpu", PairedDali(PairFiles(pairs), 2, device)),
     ):
-        with PairLoader(engine, plan, device) as loader:
+        with Loader(engine, plan, device, HALF, HALF) as loader:
             for epoch in (1, 2):
                 loader.seek((epoch - 1) * len(loader))
-                batches = [(blurry.cpu(), sharp.cpu()) for blurry, sharp in loader]
-            assert all(blurry.is_cuda and sharp.is_cuda for blurry, sharp in loader)
+                batches = [(blurry.cpu(), sharp.cpu()) for blurry, sharp in pairs_of(loader)]
+            assert all(blurry.is_cuda and sharp.is_cuda for blurry, sharp in pairs_of(loader))
             found[name] = batches, loader.receipt.take()
     for name in ("cpu", "gpu"):
         assert torch.equal(found[name][1], found["threads"][1])

@@ -20,11 +20,11 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from common.exits import BadInput
-from datasets import loaders
 from datasets.folders import image_folder
 from datasets.folders.cut import scaled
-from datasets.loaders import measure
+from datasets.loaders import backends, measure
 from datasets.loaders.engines.synthetic import SyntheticIndex
+from datasets.sampling.augment import center_crop, random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 from datasets.stores import pack
@@ -34,7 +34,7 @@ from tests.conftest import ROOT, finish, start
 CPU = torch.device("cpu")
 SIZES = [(320, 240), (201, 333), (64, 48), (500, 90), (97, 400), (224, 224), (31, 31), (333, 335)]
 BACKENDS = ["pytorch", "threads", pytest.param("dali", marks=pytest.mark.skipif(
-    loaders.backends(CPU)["dali"] is not None, reason=f"{loaders.backends(CPU)['dali']}"
+    backends.reasons(CPU)["dali"] is not None, reason=f"{backends.reasons(CPU)['dali']}"
 ))]  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def index(folder, tmp_path_factory):
 
 def plan_of(index, batch=8, rank=0, world_size=1, size=64) -> Plan:
     return Plan(
-        index, BatchSampler(len(index), batch, 7, rank=rank, world_size=world_size), size, augment=True
+        index, BatchSampler(len(index), batch, 7, rank=rank, world_size=world_size), random_resized_crop, size
     )
 
 
@@ -117,7 +117,7 @@ def packs(index, tmp_path_factory):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("form", ["files", "encoded", "decoded"])
 def test_the_same_data_from_every_engine_and_store(backend, form, index, packs, reference):
-    with loaders.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
+    with backends.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
         batches, sums = epoch_of(loader)
         assert torch.equal(sums, reference) and len(batches) == len(loader) == 5
         again, _ = epoch_of(loader)
@@ -130,7 +130,7 @@ def test_pixels_are_those_of_pillow(backend, form, index, packs):
     """Decoded, cut and resized by Pillow, with antialiasing; grey, CMYK, palettes and turned images, too.
     From a pack of decoded images: cut out of what it holds."""
     plan = plan_of(index, size=96)
-    with loaders.build(backend, packs[form], plan, CPU, 2) as loader:
+    with backends.build(backend, packs[form], plan, CPU, 2) as loader:
         batches, _ = epoch_of(loader)
     plan.seek(0)
     worst_mean, worst_ratio, means = 0.0, float("inf"), []
@@ -175,7 +175,7 @@ def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
         index = image_folder.load(str(root), "train", str(tmp_path / "cache"))
         stores = [FileStore(index), *(pack.build(index, str(root / form), form) for form in pack.FORMS)]
         for store in stores:
-            with loaders.build(backend, store, plan_of(index, batch=7), CPU, 1) as loader:
+            with backends.build(backend, store, plan_of(index, batch=7), CPU, 1) as loader:
                 [(images, _)], sums = epoch_of(loader)
                 found.append((index.fingerprint, images, sums))
     for one, other in zip(found[:3], found[3:], strict=True):
@@ -188,17 +188,17 @@ def test_processes_deliver_the_parts_of_one(backend, world_size, index, packs, r
     total = torch.zeros_like(reference)
     for rank in range(world_size):
         plan = plan_of(index, rank=rank, world_size=world_size)
-        with loaders.build(backend, packs["files"], plan, CPU, 1) as loader:
+        with backends.build(backend, packs["files"], plan, CPU, 1) as loader:
             total += epoch_of(loader)[1]
     assert torch.equal(total, reference)
 
 
 def test_the_backend_may_change_in_the_middle_of_an_epoch(index, packs, reference):
     """Left in the middle, and gone on with another one, in another form, at that step."""
-    with loaders.build("dali" if loaders.backends(CPU)["dali"] is None else "pytorch", packs["files"],
+    with backends.build("dali" if backends.reasons(CPU)["dali"] is None else "pytorch", packs["files"],
                        plan_of(index), CPU, 2) as first:  # fmt: skip
         begun = epoch_of(first, steps=2)[1]
-    with loaders.build("threads", packs["encoded"], plan_of(index), CPU, 2) as second:
+    with backends.build("threads", packs["encoded"], plan_of(index), CPU, 2) as second:
         rest = epoch_of(second, start_step=2)[1]
     assert torch.equal(torch.cat([begun, rest]), reference)
 
@@ -208,8 +208,8 @@ def test_every_sample_once_in_an_evaluation_that_does_not_divide(backend, folder
     val = image_folder.load(str(folder), "val", str(tmp_path))
     seen = []
     for rank in range(2):
-        plan = Plan(val, SequentialBatchSampler(len(val), 4, rank=rank, world_size=2), 32)
-        with loaders.build(backend, FileStore(val), plan, CPU, 1) as loader:
+        plan = Plan(val, SequentialBatchSampler(len(val), 4, rank=rank, world_size=2), center_crop, 32)
+        with backends.build(backend, FileStore(val), plan, CPU, 1) as loader:
             for _ in range(2):  # a second evaluation is the first
                 batches = [labels.clone() for _, labels in loader]
             assert [len(each) for each in batches] == ([4, 4, 2] if rank == 0 else [4, 4, 3])
@@ -219,9 +219,9 @@ def test_every_sample_once_in_an_evaluation_that_does_not_divide(backend, folder
 
 def test_abandoned_epochs_leave_no_batch_for_the_next(index, packs, reference):
     for backend in ("pytorch", "threads", "dali"):
-        if loaders.backends(CPU)[backend]:
+        if backends.reasons(CPU)[backend]:
             continue
-        with loaders.build(backend, packs["files"], plan_of(index), CPU, 2) as loader:
+        with backends.build(backend, packs["files"], plan_of(index), CPU, 2) as loader:
             for steps in (1, 3):
                 epoch_of(loader, epoch=2, steps=steps)
             assert torch.equal(epoch_of(loader)[1], reference), backend
@@ -237,7 +237,7 @@ def test_an_image_that_went_bad_is_named(backend, folder, tmp_path):
     good = victim.read_bytes()
     for content, reason in ((good[:-100], "bytes"), (os.urandom(len(good)), "decode")):
         victim.write_bytes(content)
-        with loaders.build(backend, FileStore(index), plan_of(index), CPU, 2) as loader:
+        with backends.build(backend, FileStore(index), plan_of(index), CPU, 2) as loader:
             with pytest.raises(BadInput, match=rf"{reason}.*{victim.name}|{victim.name}.*{reason}"):
                 epoch_of(loader)
             victim.write_bytes(good)
@@ -249,7 +249,7 @@ def test_nothing_is_left_behind(backend, index, packs):
     threads = threading.active_count()
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     memory = set(os.listdir("/dev/shm"))
-    loader = loaders.build(backend, packs["files"], plan_of(index), CPU, 2)
+    loader = backends.build(backend, packs["files"], plan_of(index), CPU, 2)
     epoch_of(loader, steps=2)
     loader.close()
     deadline = time.monotonic() + 10
@@ -266,16 +266,17 @@ def test_nothing_is_left_behind(backend, index, packs):
 SCRIPT = """
 import sys, torch
 from datasets.folders import image_folder
-from datasets import loaders
+from datasets.loaders import backends
 from datasets.folders.cut import scaled
 from datasets.sampling.sampler import BatchSampler
+from datasets.sampling.augment import center_crop, random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.stores.files import FileStore
 
 if __name__ == "__main__":
     index = image_folder.load(sys.argv[1], "train", sys.argv[2])
-    plan = Plan(index, BatchSampler(len(index), 8, 0), 64, augment=True)
-    loader = loaders.build(sys.argv[3], FileStore(index), plan, torch.device("cpu"), 2)
+    plan = Plan(index, BatchSampler(len(index), 8, 0), random_resized_crop, 64)
+    loader = backends.build(sys.argv[3], FileStore(index), plan, torch.device("cpu"), 2)
     for epoch in range(10**6):
         loader.seek(epoch * len(loader))
         for images, labels in loader:
@@ -305,26 +306,26 @@ def test_workers_end_with_the_process(backend, number, folder, tmp_path):
 
 
 def test_other_spellings_and_what_is_not_there():
-    assert loaders.named("syntetic", CPU) == "synthetic"
+    assert backends.resolve("syntetic", CPU) == "synthetic"
     with pytest.raises(BadInput, match=r"data_backend nonsense: .* available here: pytorch, "):
-        loaders.named("nonsense", CPU)
+        backends.resolve("nonsense", CPU)
     with pytest.raises(BadInput, match=r"dali-gpu: it needs a GPU; available here: .*threads"):
-        loaders.named("dali-gpu", CPU)
+        backends.resolve("dali-gpu", CPU)
 
 
 def test_synthetic_has_the_plan_s_labels_and_no_receipt_of_real_data(index, reference):
-    with loaders.build("synthetic", None, plan_of(index), CPU) as loader:
+    with backends.build("synthetic", None, plan_of(index), CPU) as loader:
         batches, sums = epoch_of(loader)
     assert len(batches) == 5 and not torch.equal(sums, reference)
     big = SyntheticIndex(1_281_167, "train")
-    with loaders.build("synthetic", None, plan_of(big, batch=16), CPU) as loader:
+    with backends.build("synthetic", None, plan_of(big, batch=16), CPU) as loader:
         images, _ = next(iter(loader))
         assert images.shape == (16, 3, 64, 64)
 
 
 def test_the_fastest_is_measured(index, packs):
     found = measure.rates(packs["files"], plan_of(index), CPU, 2, seconds=0.2)
-    assert set(found) == {name for name, reason in loaders.backends(CPU).items() if not reason} - {
+    assert set(found) == {name for name, reason in backends.reasons(CPU).items() if not reason} - {
         "synthetic"
     }
     assert all(rate > 0 for rate in found.values())
@@ -334,7 +335,7 @@ def test_the_fastest_is_measured(index, packs):
 def test_advice_names_what_would_cut_the_waiting_of_a_training_but_not_of_a_smoke_test(
     index, packs, monkeypatch
 ):
-    loader = loaders.build("pytorch", packs["decoded"], plan_of(index), CPU, 2)
+    loader = backends.build("pytorch", packs["decoded"], plan_of(index), CPU, 2)
     said = "the device waited for data for {} of the training time with pytorch"
     assert measure.advice(loader, "pytorch", 0.5, 25, 2, True).startswith(f"{said.format('2.0%')}: another")
     assert measure.advice(loader, "pytorch", 4, 5, 2, True).startswith(
@@ -463,4 +464,4 @@ def test_a_pack_without_room_is_refused_with_sizes(index, tmp_path, monkeypatch)
 def test_a_number_of_processes_that_is_none(value, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
     with pytest.raises(BadInput, match="LOCAL_WORLD_SIZE="):
-        loaders.cores()
+        backends.cores()

@@ -7,9 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import loaders
 from datasets.folders import image_folder, random_folder
+from datasets.loaders import backends
 from datasets.loaders.device import ToDevice
+from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores.files import FileStore
@@ -28,9 +29,9 @@ def index(tmp_path_factory):
 
 
 def _epoch(index, backend):
-    plan = Plan(index, BatchSampler(len(index), 64, 5), 96, augment=True)
+    plan = Plan(index, BatchSampler(len(index), 64, 5), random_resized_crop, 96)
     device = torch.device("cuda")
-    with loaders.build(backend, FileStore(index), plan, device, 4) as loader:
+    with backends.build(backend, FileStore(index), plan, device, 4) as loader:
         loader.seek(0)
         batches = [(images.cpu(), labels.cpu()) for images, labels in loader]
         return batches, loader.receipt.take()
@@ -67,7 +68,7 @@ def test_memory_may_be_filled_again_after_wait():
 
 @pytest.mark.parametrize("backend", ["threads", "dali", "dali-gpu"])
 def test_backends_deliver_the_same_to_a_gpu(index, backend):
-    reason = loaders.backends(torch.device("cuda"))[backend]
+    reason = backends.reasons(torch.device("cuda"))[backend]
     if reason:
         pytest.skip(reason)
     reference, expected = _epoch(index, "pytorch")

@@ -17,14 +17,15 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from common.exits import BadInput
-from datasets import loaders
 from datasets.compat.dpex import DpexDataLoader, RayDataLoader
 from datasets.folders import image_folder, random_folder
+from datasets.loaders import backends
 from datasets.loaders.engines.threads import Threads
-from datasets.loaders.loader import FolderLoader
+from datasets.loaders.loader import Loader
 from datasets.loaders.ray.engine import RayEngine
 from datasets.loaders.ray.pool import Pool
 from datasets.loaders.ray.transport import pack, unpack
+from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores.files import FileStore
@@ -331,11 +332,11 @@ def test_no_cluster_is_named():
 def test_without_ray_the_command_is_named():
     code = """import sys; sys.modules["ray"] = None
 import torch
-from datasets import loaders
+from datasets.loaders import backends
 from datasets.compat.dpex import RayDataLoader
 print(len(list(RayDataLoader([1, 2], num_workers=1))))
 for attempt in (lambda: list(RayDataLoader([1, 2], True, num_workers=1)),
-                lambda: loaders.named("ray", torch.device("cpu"))):
+                lambda: backends.resolve("ray", torch.device("cpu"))):
     try:
         attempt()
     except ValueError as error:
@@ -398,11 +399,11 @@ def index(tmp_path_factory):
 
 def test_the_engine_delivers_what_threads_deliver(cluster, index):
     def plan():
-        return Plan(index, BatchSampler(len(index), 100, 5), 48, augment=True)
+        return Plan(index, BatchSampler(len(index), 100, 5), random_resized_crop, 48)
 
     found = []
     for engine in (Threads(FileStore(index), 2), RayEngine(FileStore(index), 3)):
-        with FolderLoader(engine, plan(), torch.device("cpu")) as loader:
+        with Loader(engine, plan(), torch.device("cpu")) as loader:
             loader.seek(len(loader) + 1)
             found.append([(images.clone(), labels.clone()) for images, labels in loader])
             found.append(loader.receipt.take())
@@ -416,9 +417,9 @@ def test_an_engine_s_unreadable_image_is_named(cluster, index, tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[:100])
     try:
-        plan = Plan(index, BatchSampler(len(index), 64, 5), 48, augment=True)
+        plan = Plan(index, BatchSampler(len(index), 64, 5), random_resized_crop, 48)
         with (
-            FolderLoader(RayEngine(store, 2), plan, torch.device("cpu")) as loader,
+            Loader(RayEngine(store, 2), plan, torch.device("cpu")) as loader,
             pytest.raises(BadInput, match=f"{path.name} has 100 bytes"),
         ):
             for _ in loader:
@@ -445,8 +446,8 @@ def test_a_pool_s_workers_are_where_there_is_room(cluster):
 
 
 def test_ray_is_a_backend_that_auto_does_not_take():
-    assert "ray" in loaders.BACKENDS and "ray" not in loaders.backends(torch.device("cpu"))
-    assert loaders.named("ray", torch.device("cpu")) == "ray"
+    assert "ray" in backends.BACKENDS and "ray" not in backends.reasons(torch.device("cpu"))
+    assert backends.resolve("ray", torch.device("cpu")) == "ray"
 
 
 def test_a_process_that_dies_while_the_head_is_mute_leaves_nothing():

@@ -6,23 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.loaders.engines.memory import MemoryLoader
-from datasets.loaders.engines.resident import Gather, ResidentLoader
+from datasets.loaders.engines.memory import Windows, memory_loader, plan_of
+from datasets.loaders.engines.resident import Gather, Resident, resident_loader
+from datasets.loaders.loader import Loader
 from datasets.memory.image_set import ImageSet
-from datasets.sampling.augment import CropFlip, Windows, crop_flip
+from datasets.sampling.augment import CropFlip, crop_flip
 from datasets.sampling.receipt import batch_sums
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 
-class _OnAnyDevice(ResidentLoader):
-    """Gathers on the CPU, too, where a ResidentLoader would be a MemoryLoader."""
-
-    def _hold(self):
-        padding = self.data.padding if self.augment else 0
-        self._gather = Gather(self.data.images, self.data.labels, padding, self.to_device.device)
-
-    def _cut(self):
-        return self._gathered()
+def _on_any_device(data, sampler, device, augment):
+    """Gathers on the CPU, too, where a resident_loader() is a memory_loader()."""
+    return Loader(
+        Resident(data, augment, device), plan_of(data, sampler, augment), device, data.mean, data.std
+    )
 
 
 def _set(channels=3, height=12, width=9, count=300, padding=2, flip=True):
@@ -37,28 +34,20 @@ def _set(channels=3, height=12, width=9, count=300, padding=2, flip=True):
 def test_gathered_on_a_device_as_cut_on_the_host(channels, padding, flip):
     """On the CPU as a device: the operations are those of any."""
     data = _set(channels, padding=padding, flip=flip)
-    sizes = [64, 64, 23]
-    ids = np.random.default_rng(0).integers(0, len(data), sum(sizes))
-    parameters, ends = crop_flip(3, 5, ids, padding, flip), np.cumsum(sizes)
-    gather = Gather(data.images, data.labels, padding, torch.device("cpu"))
-    images, labels, sums = gather(ids, parameters, ends, augmented=True)
-    assert torch.equal(images, Windows(data.images, padding)(ids, parameters))
-    assert images.is_contiguous(memory_format=torch.channels_last) and images.dtype == torch.uint8
-    assert torch.equal(labels, data.labels[torch.from_numpy(ids)])
-    expected = batch_sums(ids, labels.numpy(), parameters, ends)
-    assert np.array_equal(sums.numpy().view(np.uint64), expected)
-    plain = gather(ids, parameters, ends, augmented=False)[2]
-    assert np.array_equal(plain.numpy().view(np.uint64), batch_sums(ids, labels.numpy(), (), ends))
-    other = CropFlip(parameters.top, parameters.left, ~parameters.flip)
-    assert not torch.equal(gather(ids, other, ends, augmented=True)[0], images)
+    ids = np.random.default_rng(0).integers(0, len(data), 151)
+    crops = crop_flip(data, ids, 3, 5)
+    gather = Gather(data.images, padding, torch.device("cpu"))
+    images = gather(np.stack([ids, *crops]))
+    assert images.dtype == torch.uint8 and images.is_contiguous()
+    assert np.array_equal(images, Windows(data.images, padding)(ids, crops))
+    other = CropFlip(crops.top, crops.left, ~crops.flip)
+    assert not torch.equal(gather(np.stack([ids, *other])), images)
 
 
-def test_sums_pass_two_to_the_64th_in_either_arithmetic():
+def test_sums_pass_two_to_the_64th():
     """Of one batch, of each by itself, and of all before it."""
     ids, ends = np.arange(5000), np.array([1, 1, 2500, 5000])
     whole = batch_sums(ids, ids, (ids,), ends)
-    tensors = torch.from_numpy(ids), torch.from_numpy(ids), (torch.from_numpy(ids),), torch.from_numpy(ends)
-    assert np.array_equal(batch_sums(*tensors).numpy().view(np.uint64), whole)
     begins = [0, *ends[:-1]]
     for begin, end, row in zip(begins, ends, whole, strict=True):
         part = ids[begin:end]
@@ -69,9 +58,9 @@ def test_sums_pass_two_to_the_64th_in_either_arithmetic():
 @pytest.mark.parametrize(
     "kind, device",
     [
-        (_OnAnyDevice, "cpu"),
+        (_on_any_device, "cpu"),
         pytest.param(
-            ResidentLoader,
+            resident_loader,
             "cuda",
             marks=[
                 pytest.mark.gpu,
@@ -84,7 +73,7 @@ def test_the_same_loader_whatever_holds_the_images(kind, device):
     data = _set(count=5000)
     cases = [(BatchSampler(len(data), 48, 9), True), (SequentialBatchSampler(len(data), 999), False)]
     for order, augment in cases:
-        theirs = MemoryLoader(data, order, torch.device("cpu"), augment)
+        theirs = memory_loader(data, order, torch.device("cpu"), augment)
         found = []
         for loader in (theirs, kind(data, order, torch.device(device), augment)):
             if augment:
@@ -102,7 +91,7 @@ def test_the_same_loader_whatever_holds_the_images(kind, device):
 def test_only_what_was_delivered_is_in_the_receipt():
     """Batches are planned many at a time; a training that ends in between has not seen the others."""
     data = _set()
-    loader = MemoryLoader(data, BatchSampler(len(data), 10, 0), torch.device("cpu"), augment=True)
+    loader = memory_loader(data, BatchSampler(len(data), 10, 0), torch.device("cpu"), augment=True)
     loader.seek(0)
     for _ in itertools.islice(loader, 3):
         pass

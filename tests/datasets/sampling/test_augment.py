@@ -1,12 +1,14 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 from torchvision.transforms.v2 import RandomResizedCrop
 
+from datasets.loaders.engines.memory import Windows
 from datasets.sampling.augment import (  # fmt: skip
     CropFlip,
-    Windows,
     center_crop,
     center_square,
     crop_flip,
@@ -14,35 +16,54 @@ from datasets.sampling.augment import (  # fmt: skip
     square_crop,
 )
 
+PADDED = SimpleNamespace(padding=4, flip=True)
+
+
+class Images:
+    """An index of images: widths and heights by id."""
+
+    def __init__(self, widths, heights):
+        self.widths, self.heights = np.asarray(widths), np.asarray(heights)
+
+    def __len__(self):
+        return len(self.widths)
+
+
+class ById(dict):
+    """A column that has only some ids."""
+
+    def __getitem__(self, ids):
+        return np.array([super(ById, self).__getitem__(id) for id in ids.tolist()])
+
 
 def test_parameters_depend_on_the_sample_not_on_the_batch():
-    whole = crop_flip(7, 3, np.arange(1000), padding=4, flip=True)
-    part = crop_flip(7, 3, np.arange(1000)[::-1][:10], padding=4, flip=True)
+    whole = crop_flip(PADDED, np.arange(1000), 7, 3)
+    part = crop_flip(PADDED, np.arange(1000)[::-1][:10], 7, 3)
     for all_rows, some in zip(whole, part, strict=True):
         assert np.array_equal(all_rows[::-1][:10], some)
-    assert not np.array_equal(whole.top, crop_flip(7, 4, np.arange(1000), 4, True).top)
-    assert not np.array_equal(whole.top, crop_flip(8, 3, np.arange(1000), 4, True).top)
+    assert not np.array_equal(whole.top, crop_flip(PADDED, np.arange(1000), 7, 4).top)
+    assert not np.array_equal(whole.top, crop_flip(PADDED, np.arange(1000), 8, 3).top)
 
 
 def test_windows_are_uniform_and_flips_are_fair_and_independent():
-    top, left, flip = crop_flip(0, 0, np.arange(162_000), padding=4, flip=True)
+    top, left, flip = crop_flip(PADDED, np.arange(162_000), 0, 0)
     counts = np.zeros((9, 9, 2))
     np.add.at(counts, (top, left, flip.astype(int)), 1)
     assert ((counts - 1000) ** 2 / 1000).sum() < 162 + 5 * np.sqrt(2 * 162)
 
 
 def test_no_flip_and_no_padding_leave_the_image():
-    parameters = crop_flip(0, 0, np.arange(100), padding=0, flip=False)
+    parameters = crop_flip(SimpleNamespace(padding=0, flip=False), np.arange(100), 0, 0)
     images = torch.randint(256, (100, 3, 9, 7), dtype=torch.uint8)
-    assert torch.equal(Windows(images, 0)(np.arange(100), parameters), images)
+    assert np.array_equal(Windows(images, 0)(np.arange(100), parameters), images.permute(0, 2, 3, 1))
 
 
 def test_windows_are_cut_as_torchvision_cuts_them():
     from torchvision.transforms.functional import crop, hflip, pad
 
     images = torch.randint(256, (200, 3, 12, 10), dtype=torch.uint8)
-    parameters = crop_flip(1, 2, np.arange(200), padding=3, flip=True)
-    cut = Windows(images, 3)(np.arange(200), parameters)
+    parameters = crop_flip(SimpleNamespace(padding=3, flip=True), np.arange(200), 1, 2)
+    cut = torch.from_numpy(Windows(images, 3)(np.arange(200), parameters)).permute(0, 3, 1, 2)
     assert cut.dtype == torch.uint8 and cut.shape == images.shape
     for image, result, top, left, flip in zip(images, cut, *parameters, strict=True):
         expected = crop(pad(image, [3, 3]), int(top), int(left), 12, 10)
@@ -52,14 +73,18 @@ def test_windows_are_cut_as_torchvision_cuts_them():
 def test_a_window_by_hand():
     image = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
     parameters = CropFlip(np.array([0]), np.array([2]), np.array([True]))
-    assert Windows(image, 1)(np.array([0]), parameters)[0, 0].tolist() == [[0, 0, 0], [0, 3, 2], [0, 6, 5]]
+    assert Windows(image, 1)(np.array([0]), parameters)[0, :, :, 0].tolist() == [
+        [0, 0, 0],
+        [0, 3, 2],
+        [0, 6, 5],
+    ]
 
 
 # random-resized crops
 
 
 def _boxes(width, height, count=4000):
-    return random_resized_crop(3, 1, np.arange(count), np.full(count, width), np.full(count, height))
+    return random_resized_crop(Images(np.full(count, width), np.full(count, height)), np.arange(count), 3, 1)
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (100, 40), (64, 300), (3, 3), (1000, 10)])
@@ -87,19 +112,22 @@ def test_the_largest_box_that_is_allowed_where_no_attempt_fits():
 
 def test_a_box_depends_on_seed_epoch_id_and_size_only():
     ids = np.array([5, 9, 2**40])
-    sizes = np.array([400, 500, 640]), np.array([300, 375, 480])
-    together = random_resized_crop(1, 2, ids, *sizes)
+    widths, heights = (
+        ById(zip(ids.tolist(), sizes, strict=True)) for sizes in ((400, 500, 640), (300, 375, 480))
+    )
+    index = SimpleNamespace(widths=widths, heights=heights)
+    together = random_resized_crop(index, ids, 1, 2)
     for place in range(3):
         one = slice(place, place + 1)
-        alone = random_resized_crop(1, 2, ids[one], sizes[0][one], sizes[1][one])
+        alone = random_resized_crop(index, ids[one], 1, 2)
         assert all(np.array_equal(a, b[one]) for a, b in zip(alone, together, strict=True))
     for seed, epoch in ((2, 2), (1, 3)):
-        other = random_resized_crop(seed, epoch, ids, *sizes)
+        other = random_resized_crop(index, ids, seed, epoch)
         assert not np.array_equal(other.width, together.width)
 
 
 def test_centre_crops_show_what_resize_and_centre_crop_show():
-    crop = center_crop(np.array([500, 375, 256, 1]), np.array([375, 500, 256, 300]))
+    crop = center_crop(Images([500, 375, 256, 1], [375, 500, 256, 300]), np.arange(4), 0, 1)
     assert crop.width.tolist() == crop.height.tolist() == [328, 328, 224, 1]
     assert crop.left.tolist() == [86, 23, 16, 0] and crop.top.tolist() == [23, 86, 16, 149]
     assert not crop.flip.any()
@@ -109,14 +137,14 @@ def test_centre_crops_show_what_resize_and_centre_crop_show():
 
 
 def test_squares_are_uniform_and_their_flips_fair_and_independent():
-    ids, widths, heights = np.arange(90_000), np.full(90_000, 12), np.full(90_000, 10)
-    top, left, height, width, flip = square_crop(1, 2, ids, widths, heights, 8)
+    ids, index = np.arange(90_000), Images(np.full(90_000, 12), np.full(90_000, 10))
+    top, left, height, width, flip = square_crop(index, ids, 1, 2, side=8)
     assert set(height.tolist()) == set(width.tolist()) == {8}
     counts = np.zeros((3, 5, 4))
     np.add.at(counts, (top, left, flip), 1)
     assert ((counts - 1500) ** 2 / 1500).sum() < 60 + 5 * np.sqrt(2 * 60)
-    assert not np.array_equal(top, square_crop(1, 3, ids, widths, heights, 8).top)
-    part = square_crop(1, 2, ids[500:510], widths[:10], heights[:10], 8)
+    assert not np.array_equal(top, square_crop(index, ids, 1, 3, side=8).top)
+    part = square_crop(index, ids[500:510], 1, 2, side=8)
     assert all(
         np.array_equal(some, column[500:510])
         for some, column in zip(part, (top, left, height, width, flip), strict=True)
@@ -124,5 +152,5 @@ def test_squares_are_uniform_and_their_flips_fair_and_independent():
 
 
 def test_the_square_in_the_middle():
-    middle = center_square(np.array([12, 9]), np.array([10, 8]), 8)
+    middle = center_square(Images([12, 9], [10, 8]), np.arange(2), 0, 1, side=8)
     assert [column.tolist() for column in middle] == [[1, 0], [2, 0], [8, 8], [8, 8], [0, 0]]

@@ -9,8 +9,10 @@ import torch
 from PIL import Image
 
 from common.exits import BadInput
-from datasets import loaders, stores
+from datasets import stores
 from datasets.folders import image_folder
+from datasets.loaders import backends
+from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores import files
@@ -75,11 +77,11 @@ def indexes(folder, tmp_path):
 
 def receipt_of(store, backend: str) -> tuple[str, torch.Tensor]:
     """Of an epoch, and its images."""
-    plan = Plan(store.index, BatchSampler(len(store.index), 2, 0), 24, augment=True)
-    with loaders.build(backend, store, plan, CPU, 2) as loader:
+    plan = Plan(store.index, BatchSampler(len(store.index), 2, 0), random_resized_crop, 24)
+    with backends.build(backend, store, plan, CPU, 2) as loader:
         loader.seek(0)
         images = torch.stack([images.clone() for images, _ in loader])
-        taken = loader.receipt.take(CPU)
+        taken = loader.receipt.take()
     return taken.tolist(), images
 
 

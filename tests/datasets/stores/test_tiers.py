@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from common.exits import BadInput
-from datasets import loaders
 from datasets.folders import image_folder
+from datasets.loaders import backends
+from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
@@ -28,7 +29,7 @@ from tests.support.redis_server import RedisServer, cluster, cluster_url, needed
 pytest.importorskip("redis", reason="redis-py is not installed")
 
 CPU = torch.device("cpu")
-MISSING = loaders.backends(CPU)["dali"]
+MISSING = backends.reasons(CPU)["dali"]
 BACKENDS = [
     "kspeed", "pytorch",
     pytest.param("dali-kspeed", marks=pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")),
@@ -74,7 +75,9 @@ def opened(url, index, mode="active"):
 
 
 def plan_of(index, rank=0, world_size=1) -> Plan:
-    return Plan(index, BatchSampler(len(index), 8, 7, rank=rank, world_size=world_size), 64, augment=True)
+    return Plan(
+        index, BatchSampler(len(index), 8, 7, rank=rank, world_size=world_size), random_resized_crop, 64
+    )
 
 
 def epoch_of(loader, epoch=1, at_step=lambda step: None):
@@ -107,11 +110,11 @@ def planned(index, epoch=1) -> torch.Tensor:
 def test_the_same_bits_with_and_without_a_cache(backend, form, empty, index, uncached, monkeypatch):
     """In the epoch that fills it, and in the one that is fed by it."""
     monkeypatch.setattr("datasets.stores.shared.redis._BEAT", 0.1)
-    with loaders.build(backend, uncached[form], plan_of(index), CPU, 2) as loader:
+    with backends.build(backend, uncached[form], plan_of(index), CPU, 2) as loader:
         expected, _ = epoch_of(loader)
     with (
         opened(empty.url(tail=f"?form={form}"), index) as (tiers, said),
-        loaders.build(backend, tiers, plan_of(index), CPU, 2) as loader,
+        backends.build(backend, tiers, plan_of(index), CPU, 2) as loader,
     ):
         cold, sums = epoch_of(loader)
         assert equal(cold, expected) and torch.equal(sums, planned(index))
@@ -132,7 +135,7 @@ def test_processes_share_what_they_read(world_size, empty, index):
         for epoch in (1, 2):
             total = torch.zeros_like(planned(index))
             for rank, tiers in enumerate(ranks):
-                with loaders.build("kspeed", tiers, plan_of(index, rank, world_size), CPU, 1) as loader:
+                with backends.build("kspeed", tiers, plan_of(index, rank, world_size), CPU, 1) as loader:
                     total += epoch_of(loader, epoch)[1]
             assert torch.equal(total, planned(index, epoch))
             until(lambda: (ranks[0].cache.lengths(range(len(index))) > 0).all())
@@ -147,7 +150,7 @@ def test_processes_share_what_they_read(world_size, empty, index):
 def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached, monkeypatch):
     monkeypatch.setattr(servers, "READ", 0.3)
     monkeypatch.setattr("datasets.stores.shared.redis._BEAT", 0.1)
-    with loaders.build(backend, uncached["decoded"], plan_of(index), CPU, 2) as loader:
+    with backends.build(backend, uncached["decoded"], plan_of(index), CPU, 2) as loader:
         expected = [epoch_of(loader, epoch)[0] for epoch in (1, 2)]
 
     def strike(step):
@@ -168,7 +171,7 @@ def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached,
         tiers, said = stack.enter_context(opened(server.url(), index))
         ids = list(range(len(index)))
         tiers.cache.put(ids, [forms.make(tiers.files, id, "decoded") for id in ids])
-        with loaders.build(backend, tiers, plan_of(index), CPU, 2) as loader:
+        with backends.build(backend, tiers, plan_of(index), CPU, 2) as loader:
             for epoch in (1, 2):
                 batches, sums = epoch_of(loader, epoch, strike if epoch == 1 else lambda step: None)
                 assert equal(batches, expected[epoch - 1]) and torch.equal(sums, planned(index, epoch))
@@ -181,12 +184,12 @@ def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached,
 
 @needed
 def test_a_node_of_a_cluster_dies_and_comes_back(tmp_path, index, uncached):
-    with loaders.build("kspeed", uncached["encoded"], plan_of(index), CPU, 2) as loader:
+    with backends.build("kspeed", uncached["encoded"], plan_of(index), CPU, 2) as loader:
         expected = [epoch_of(loader, epoch)[0] for epoch in (1, 2, 3)]
     with (
         cluster(tmp_path) as nodes,
         opened(cluster_url(nodes, "?form=encoded"), index) as (tiers, said),
-        loaders.build("kspeed", tiers, plan_of(index), CPU, 2) as loader,
+        backends.build("kspeed", tiers, plan_of(index), CPU, 2) as loader,
     ):
         assert equal(epoch_of(loader, 1)[0], expected[0])
         nodes[1].kill()
@@ -204,7 +207,7 @@ def test_an_image_that_went_bad_is_named_only_where_it_is_read(empty, tmp_path):
     with opened(empty.url(), index) as (tiers, _):
         tiers.cache.put(range(8), [forms.make(tiers.files, id, "decoded") for id in range(8)])
         os.truncate(index.path(3), 100)
-        with loaders.build("kspeed", tiers, plan_of(index), CPU, 2) as loader:
+        with backends.build("kspeed", tiers, plan_of(index), CPU, 2) as loader:
             assert len(epoch_of(loader)[0]) == 1
             empty.client().flushall()
             with pytest.raises(BadInput, match=rf"{index.path(3)} has 100 bytes"):
@@ -215,7 +218,7 @@ def test_an_image_that_went_bad_is_named_only_where_it_is_read(empty, tmp_path):
 def test_nothing_is_left_behind(empty, index):
     before = threading.active_count()
     with opened(empty.url(), index) as (tiers, _):
-        with loaders.build("kspeed", tiers, plan_of(index), CPU, 2) as loader:
+        with backends.build("kspeed", tiers, plan_of(index), CPU, 2) as loader:
             epoch_of(loader)
         assert [thread.name for thread in threading.enumerate() if "fetcher" in thread.name] == []
     assert threading.active_count() <= before
@@ -436,7 +439,7 @@ def test_a_file_that_was_changed_since_the_scan_is_for_nobody_else(empty, tmp_pa
     content[-200] ^= 1
     Path(index.path(3)).write_bytes(content)
     with opened(empty.url(tail="?form=encoded"), index) as (tiers, _):
-        with loaders.build("kspeed", tiers, plan_of(index), CPU, 2) as loader:
+        with backends.build("kspeed", tiers, plan_of(index), CPU, 2) as loader:
             epoch_of(loader)
         until(lambda: (tiers.cache.lengths(range(8)) > 0).sum() == 7)
         assert tiers.cache.lengths([3]).tolist() == [0]

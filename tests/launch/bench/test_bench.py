@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import loaders
 from datasets.folders import random_folder
+from datasets.loaders import backends
 from tests.conftest import run
 
 BENCH = ("-m", "launch", "bench")
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 def test_a_table_with_a_choice(folder, tmp_path):
     printed = run(*BENCH, "loaders", *QUICK, f"--data_url={folder}", f"--cache_dir={tmp_path}").stdout
     table = printed[printed.index("backend ") :].splitlines()
-    here = {name for name, reason in loaders.backends(torch.device("cpu")).items() if not reason}
+    here = {name for name, reason in backends.reasons(torch.device("cpu")).items() if not reason}
     assert {line.split()[0] for line in table[1 : 1 + len(here)]} == here
     assert table[-2].startswith("resnet18 computes ") and table[-1].split()[0] == "choice:"
     assert table[-1].split()[1] in here - {"synthetic"}
@@ -48,7 +48,7 @@ def test_json_and_a_picture_with_a_pack(folder, tmp_path):
 def test_the_job_s_own_throughput_beside_the_article(folder, tmp_path):
     result = run(
         *BENCH, "throughput", f"--data_url={folder}", f"--cache_dir={tmp_path}", "--backends=pytorch,dali-cpu"
-        if not loaders.backends(torch.device("cpu"))["dali"] else "--backends=pytorch,threads",
+        if not backends.reasons(torch.device("cpu"))["dali"] else "--backends=pytorch,threads",
         "--batch_size=16", "--prof=2", "--rounds=1", "--image_size=32", "--workers=1",
     )  # fmt: skip
     table = [line.split() for line in result.stdout.splitlines()[-2:]]

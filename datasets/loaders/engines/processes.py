@@ -24,8 +24,10 @@ from datasets.sampling.augment import Crop
 from datasets.sampling.plan import Batch, Plan
 
 
-class Torchvision:
-    """An engine for FolderLoader. workers: processes; 0 loads in the calling one."""
+class Processes:
+    """An engine for Loader. workers: processes; 0 loads in the calling one."""
+
+    reuses_memory = False
 
     def __init__(self, store, workers: int, pinned: bool = False, antialias: bool = True):
         self.store, self.workers, self.pinned, self.antialias = store, workers, pinned, antialias

@@ -1,0 +1,117 @@
+"""The backends of the loaders by name: which are available here, and how to build a loader or an engine.
+
+Every backend delivers the same samples, labels and boxes.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from common import platforms
+from common.exits import BadInput
+from common.performance.cores import available
+from datasets.loaders.engines.dali import Dali, missing
+from datasets.loaders.engines.processes import Processes
+from datasets.loaders.engines.synthetic import Synthetic
+from datasets.loaders.engines.threads import Threads
+from datasets.loaders.loader import Engine, Loader
+from datasets.loaders.ray.transport import RAY
+from datasets.sampling.plan import Plan
+
+CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # a cache of samples, and the engine that it feeds
+BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic", *CACHED, "ray")
+SPELLINGS = {"syntetic": "synthetic", "torchvision": "pytorch", "dali-cpu": "dali"}
+_MIXED_THREADS = 4  # of dali-gpu: each has 350 MB of buffers, and the GPU does the work
+
+
+def reasons(device: torch.device) -> dict[str, str | None]:
+    """Return for each engine why it is not available with this device; None if it is."""
+    dali = missing()
+    return {
+        "pytorch": None,
+        "threads": None,
+        "dali": dali,
+        "dali-gpu": dali or (None if device.type == "cuda" else "it needs a GPU"),
+        "synthetic": None,
+    }
+
+
+def resolve(backend: str, device: torch.device) -> str:
+    """Return the backend's own name. Raises BadInput if it is unknown or not available."""
+    backend = SPELLINGS.get(backend, backend)
+    known = reasons(device)
+    known |= {name: known[engine] for name, engine in CACHED.items()}
+    known["ray"] = None if importlib.util.find_spec("ray") else f"Ray is not installed: pip install {RAY}"
+    reason = known.get(backend, "there is no such backend")
+    if reason is None:
+        return backend
+    here = ", ".join(name for name, why in known.items() if why is None)
+    raise BadInput(f"data_backend {backend}: {reason}; available here: {here}")
+
+
+def parse_list(names: str | None, device: torch.device, log: Callable[[str], None]) -> list[str]:
+    """Return the backends of a list separated by commas, or all that are available; log why others are not.
+
+    Raises BadInput as resolve() does.
+    """
+    if names:
+        return [resolve(name, device) for name in names.split(",")]
+    for name, reason in reasons(device).items():
+        if reason:
+            log(f"{name}: {reason}")
+    return [name for name, reason in reasons(device).items() if not reason]
+
+
+def build(
+    backend: str,
+    store: Any,
+    plan: Plan,
+    device: torch.device,
+    workers: int | None = None,
+    antialias: bool = True,
+    **delivery: Any,
+) -> Loader:
+    """Return a Loader of the plan's batches on `device`.
+
+    delivery: mean, std, dtype and pinned of Loader. The others: see engine().
+    """
+    pinned = delivery.get("pinned", True)
+    return Loader(engine(backend, store, device, workers, antialias, pinned), plan, device, **delivery)
+
+
+def engine(
+    backend: str,
+    store: Any,
+    device: torch.device,
+    workers: int | None = None,
+    antialias: bool = True,
+    pinned: bool = True,
+) -> Engine:
+    """Return an engine. backend: one of BACKENDS, or another spelling of one. store: of datasets/stores; the
+    caller closes it. workers: threads or processes, default cores(). Raises BadInput as resolve() does."""
+    backend, workers = resolve(backend, device), workers or cores()
+    backend, pinned = CACHED.get(backend, backend), pinned and device.type == "cuda"
+    if backend == "synthetic":
+        return Synthetic(device)
+    if backend == "dali-gpu":
+        return Dali(store, min(workers, _MIXED_THREADS), device, antialias)
+    if backend == "dali":
+        return Dali(store, workers, None, antialias)
+    if backend == "ray":
+        from datasets.loaders.ray.engine import RayEngine  # imports Ray
+
+        return RayEngine(store, workers, antialias)
+    kind = Threads if backend == "threads" else Processes
+    return kind(store, workers, pinned, antialias)
+
+
+def cores() -> int:
+    """Return the CPU cores for the loader of one process: those that it may use, divided among the node's
+    processes. Raises BadInput for a LOCAL_WORLD_SIZE that is not a number of processes."""
+    processes = platforms.whole(os.environ, "LOCAL_WORLD_SIZE", 1)
+    if processes < 1:
+        raise BadInput(f"LOCAL_WORLD_SIZE={processes} is not at least 1")
+    return max(1, available() // processes)
