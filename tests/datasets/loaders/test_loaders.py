@@ -432,7 +432,7 @@ def test_a_pack_whose_parts_have_other_sizes_is_mended(index, tmp_path, monkeypa
         with pytest.raises(BadInput, match=rf"the pack {path} is damaged: {parts[1]}.*delete it"):
             pack.PackStore(str(path), index)
         with monkeypatch.context() as patch:
-            patch.setattr(pack.files, "locked", read_only)
+            patch.setattr(pack, "locked", read_only)
             with pytest.raises(
                 BadInput, match=r"Read-only file system; .* is damaged .*: delete it, or name"
             ):
@@ -444,7 +444,7 @@ def test_a_pack_whose_parts_have_other_sizes_is_mended(index, tmp_path, monkeypa
     meta = json.loads((path / "meta.json").read_text())
     meta.pop("sizes")  # as earlier packs have it
     (path / "meta.json").write_text(json.dumps(meta))
-    monkeypatch.setattr(pack.files, "locked", read_only)
+    monkeypatch.setattr(pack, "locked", read_only)
     assert np.array_equal(pack.build(index, str(path)).image(9), expected)
 
 
