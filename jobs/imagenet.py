@@ -32,7 +32,6 @@ from common import arguments, evaluation, exits, metrics, models, schedule
 from common.arguments import FLAG, boolean, positive_int
 from common.checkpoint import checkpointer
 from common.distributed import process_group
-from datasets import stores
 from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure, published
 from datasets.loaders.engines.synthetic import SyntheticIndex
@@ -40,6 +39,7 @@ from datasets.loaders.ray import cluster as ray_cluster
 from datasets.sampling import augment
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
+from datasets.stores import tiers
 
 WARM_UP_BATCHES = 10  # of --prof
 
@@ -58,7 +58,7 @@ def parsed():
     add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
     add("--pack", metavar="FOLDER", help="keep decoded images there, made once, and read them")
     add("--cache", metavar="URL", help="shared by all nodes: redis://[user@]host[:port][,host...], rediss://")
-    add("--cache_mode", choices=stores.MODES, default="active", help="active: filled, and gone at the end")
+    add("--cache_mode", choices=tiers.MODES, default="active", help="active: filled, and gone at the end")
     add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --output_dir)")
     add("--max_bad_images", type=image_folder.fraction, default=0.0, help="share to leave out: 0.1%% (0)")
     add("--antialias", type=boolean, default=True, help="false: rougher and faster resizing")
@@ -129,7 +129,7 @@ def loaded(args, device, rank, world_size, log):
         exits.on_success(ray_cluster.leave)
     if backend == "synthetic":
         args.pack = args.cache = None
-    opened = stores.Stores(args.pack, args.cache, args.cache_mode, backend in backends.CACHED, log.say)
+    opened = tiers.Stores(args.pack, args.cache, args.cache_mode, backend in backends.CACHED, log.say)
     exits.on_success(opened.close)
     cache = args.cache_dir or os.path.join(args.output_dir, "index")
     if args.custom_data:

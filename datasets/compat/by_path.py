@@ -128,16 +128,10 @@ class _Shared:
 
     def contents(self, ids: list[int]) -> list[bytes | None]:
         """None where the file is another one now."""
-        return [
-            self._content(id, fetched)
-            for id, fetched in zip(ids, self._tiers.fetch(np.array(ids)), strict=True)
-        ]
-
-    def _content(self, id: int, fetched: np.ndarray | None) -> bytes | None:
         try:
-            return bytes(self._tiers.sample(id, fetched).content)
+            return self._tiers.read(np.array(ids))
         except BadInput:
-            return None
+            return [None] if len(ids) == 1 else [self.contents([id])[0] for id in ids]
 
 
 class _Packed:

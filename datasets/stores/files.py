@@ -1,48 +1,35 @@
-"""The files themselves."""
+"""The image files themselves, in folders or below a URL."""
 
 import zlib
+from typing import Any
 
 import numpy as np
 
 from common.exits import BadInput
-from common.files import is_url
-from datasets.folders import images
+from datasets.stores.store import Store
 
 
-class FileStore:
-    """Encoded images as they lie in the folders. index: an image_folder.Index. verified: refuse contents that
-    are not those of the index: for what is kept under its fingerprint, and read by others."""
+class FileStore(Store):
+    """The files of a folder. verified: refuse contents that are not those of the index, for copies that are
+    kept under the fingerprint of the index."""
 
-    form = "encoded"
-
-    def __init__(self, index, verified: bool = False):
+    def __init__(self, index: Any, verified: bool = False):
         self.index, self.verified = index, verified
 
-    def read(self, id: int) -> bytes:
-        """The file's bytes. Raises BadInput, also where they are not those that were scanned."""
+    def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
+        return [self.content(id) for id in np.asarray(ids).tolist()]
+
+    def content(self, id: int) -> bytes:
+        """Return the bytes of a file. Raises BadInput, also if the file was changed since it was scanned."""
         path = self.index.path(id)
         content = self._content(path)
         if len(content) != self.index.bytes[id]:
             raise BadInput(
                 f"{path} has {len(content)} bytes, but had {self.index.bytes[id]} when it was scanned"
             )
-        if self.verified and zlib.crc32(content) != self.index.crc32[id]:
+        if self.verified and not is_scanned(self.index, id, content):
             raise BadInput(f"{path} was changed since it was scanned")
         return content
-
-    def encoded(self, id: int) -> bytes:
-        """What any decoder understands alike: the file, or a PNG where the file is unusual."""
-        content = self.read(id)
-        return content if self.index.plain[id] else images.normalised(content)
-
-    def image(self, id: int, scratch: np.ndarray | None = None) -> np.ndarray:
-        try:
-            return images.decode(self.read(id), bool(self.index.plain[id]), scratch)
-        except images.BadImage as error:
-            raise BadInput(f"cannot decode {self.index.path(id)}: {error}") from error
-
-    def close(self) -> None:
-        pass
 
     def _content(self, path: str) -> bytes:
         try:
@@ -53,10 +40,10 @@ class FileStore:
 
 
 class PairFiles(FileStore):
-    """The images of a paired_images.PairIndex, with the number of rows that the index asks for."""
+    """The files of a paired_images.PairIndex, decoded to the number of rows that the index asks for."""
 
-    def image(self, id: int, scratch: np.ndarray | None = None) -> np.ndarray:
-        image = super().image(id, scratch)
+    def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
+        image = super().decode(id, content, scratch)
         height, width = int(self.index.heights[id]), int(self.index.widths[id])
         if image.shape[:2] == (height, width):
             return image
@@ -65,10 +52,6 @@ class PairFiles(FileStore):
         return resized(image, height, width)
 
 
-def origin(index, verified: bool = False) -> FileStore:
-    """What an index was made of: files, or what is below a URL."""
-    if is_url(getattr(index, "root", None)):
-        from datasets.stores.object_store import ObjectFiles
-
-        return ObjectFiles(index)
-    return FileStore(index, verified)
+def is_scanned(index: Any, id: int, content: bytes) -> bool:
+    """Return whether these are the bytes that were scanned for the index."""
+    return zlib.crc32(content) == index.crc32[id]

@@ -4,7 +4,7 @@
 that the short side has SHORT_SIDE pixels at most.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,13 +24,31 @@ class Sample(NamedTuple):
 
 
 def make(
-    files, id: int, form: str, short_side: int = SHORT_SIDE, scratch: np.ndarray | None = None
+    files: Any, id: int, form: str, short_side: int = SHORT_SIDE, scratch: np.ndarray | None = None
 ) -> Sample:
-    """The sample made from the file. files: a FileStore. Raises BadInput as it does."""
-    height, width, _ = size(files.index, id, form, short_side)
+    """Return the sample made from its file. files: a FileStore. Raises BadInput as it does."""
+    return convert(files.index, id, files.content(id), form, short_side, scratch)
+
+
+def convert(
+    index: Any,
+    id: int,
+    content: bytes,
+    form: str,
+    short_side: int = SHORT_SIDE,
+    scratch: np.ndarray | None = None,
+) -> Sample:
+    """Return the sample made from the bytes of its file.
+
+    scratch: uint8 memory for the decoded image. Raises BadInput if it cannot be decoded.
+    """
+    height, width, _ = size(index, id, form, short_side)
     if form == "encoded":
-        return Sample(height, width, files.read(id))
-    image = files.image(id, scratch)
+        return Sample(height, width, content)
+    try:
+        image = images.decode(content, bool(index.plain[id]), scratch)
+    except images.BadImage as error:
+        raise BadInput(f"cannot decode {index.path(id)}: {error}") from error
     if image.shape[:2] != (height, width):
         from datasets.folders.cut import resized  # brings torch, and a second
 
@@ -58,19 +76,3 @@ def size(index, id: int, form: str, short_side: int = SHORT_SIDE) -> tuple[int, 
     if scale < 1:
         height, width = round(height * scale), round(width * scale)
     return height, width, 3 * height * width
-
-
-def image(index, id: int, form: str, sample: Sample, scratch: np.ndarray | None, where) -> np.ndarray:
-    """uint8 [height, width, 3]: without a copy where it is decoded. Raises BadInput that names the file."""
-    if form == "decoded":
-        return np.frombuffer(sample.content, np.uint8).reshape(sample.height, sample.width, 3)
-    try:
-        return images.decode(bytes(sample.content), bool(index.plain[id]), scratch)
-    except images.BadImage as error:
-        raise BadInput(f"cannot decode {index.path(id)} of {where}: {error}") from error
-
-
-def encoded(index, id: int, sample: Sample) -> bytes:
-    """What any decoder understands alike: the file, or a PNG where the file is unusual."""
-    content = bytes(sample.content)
-    return content if index.plain[id] else images.normalised(content)

@@ -23,8 +23,9 @@ from common.exits import BadInput, import_optional
 from common.files import locked
 from common.performance import cores
 from datasets.stores import forms, pack_lease
-from datasets.stores.files import origin
 from datasets.stores.forms import FORMS, SHORT_SIDE, Sample
+from datasets.stores.object_store import origin
+from datasets.stores.store import Store
 
 META = "meta.json"
 _PARTIAL = ".partial"
@@ -33,7 +34,7 @@ TOGETHER = 512  # samples a file: what a kill may cost, and 100 MB of memory whi
 _THREADS_PER_CORE = 2  # while some read, others decode
 
 
-class PackStore:
+class PackStore(Store):
     """The images of a pack that build() made. index: of the same data set.
 
     Each process checks a sample when it reads it for the first time (on every read it would cost a quarter
@@ -56,12 +57,9 @@ class PackStore:
             )
         self._checked, self._said = bytearray(len(index)), False
 
-    def image(self, id: int, scratch: np.ndarray | None = None) -> np.ndarray:
-        """Without a copy where the form is "decoded": it cannot be written to."""
-        return forms.image(self.index, id, self.form, self._intact(id), scratch, self.path)
-
-    def encoded(self, id: int) -> bytes:
-        return forms.encoded(self.index, id, self._intact(id))
+    def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
+        """Return the samples; pixels without a copy."""
+        return [self._content(self._intact(id)) for id in np.asarray(ids).tolist()]
 
     def sample(self, id: int) -> Sample:
         """As it is kept, without a copy and without a check."""
@@ -83,6 +81,11 @@ class PackStore:
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_parts": {}}
+
+    def _content(self, sample: Sample) -> bytes | np.ndarray:
+        if self.form == "encoded":
+            return bytes(sample.content)
+        return np.frombuffer(sample.content, np.uint8).reshape(sample.height, sample.width, 3)
 
     def _intact(self, id: int) -> Sample:
         """The sample, from its file if it is damaged. Raises BadInput if the file cannot be used either."""
@@ -215,14 +218,18 @@ def _fill(index, path: str, wanted: dict, threads: int, source, room) -> None:
     make = functools.partial(
         forms.make, origin(index, verified=True), form=wanted["form"], short_side=wanted["short_side"]
     )
-    if source:
-        make = source.sample
+
+    def copy(id: int, content: bytes | np.ndarray) -> Sample:
+        image = source.decode(id, content)
+        return Sample(*image.shape[:2], image.reshape(-1))
+
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
         for done, part in enumerate(missing):
             check_room(len(missing) - done)  # others take memory, too
             ids = range(part * TOGETHER, min((part + 1) * TOGETHER, len(index)))
-            rows, fetched = [], [source.fetch(ids)] if source else []
-            for height, width, content in pool.map(make, ids, *fetched):
+            rows = []
+            made = pool.map(copy, ids, source.read(np.array(ids))) if source else pool.map(make, ids)
+            for height, width, content in made:
                 rows.append((height, width, zlib.crc32(content), bytes(content)))
                 bar.update()
             _write(_part(path, part), rows)

@@ -1,70 +1,137 @@
-"""A shared cache before the files: for a whole batch, the first tier that has a sample gives it.
+"""The tiers of a data set: a pack on the node, a shared cache, the files. The first with a sample gives it.
 
-What is missed is made from the file, in the form that the cache has, so a sample has the same bits wherever
-it came from; in active mode it is then put into the cache. (A pack on the node comes before both, but it has
-every sample or none: datasets/stores/__init__.py chooses.)
+A pack has every sample or none; Stores chooses it once. A cache is asked for each sample: a sample that it
+lacks is made from the file in the form of the cache, so it has the same bits whichever tier gave it.
 """
 
-import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from common.exits import BadInput
-from datasets.stores import forms
-from datasets.stores.files import FileStore, origin
-from datasets.stores.shared.redis import RedisStore
+from datasets.stores import forms, pack
+from datasets.stores.files import FileStore, is_scanned
+from datasets.stores.object_store import origin
+from datasets.stores.store import Store, Threads
+
+if TYPE_CHECKING:
+    from datasets.stores.shared.redis import RedisStore
+
+MODES = ("active", "offline")
+_READERS = 16  # threads that read the files of a batch's misses
 
 
-class Tiers:
-    """A store, for threads and engines, of a RedisStore and the files behind it. Engines call fetch(ids)
-    ahead of time, and give each sample what came of it."""
+class Tiers(Store):
+    """A shared cache before the files. In active mode the samples that it lacks are put into it."""
 
-    def __init__(self, cache: RedisStore, files: FileStore):
+    is_remote = True
+
+    def __init__(self, cache: "RedisStore", files: FileStore):
         self.cache, self.files, self.index, self.form = cache, files, files.index, cache.form
-        self._scanned = origin(files.index, verified=True)
-        self._said = False
+        self._readers, self._warned = Threads(_READERS, "misses"), False
 
-    def fetch(self, ids: np.ndarray) -> list[np.ndarray | bytes | None]:
-        """What the cache has of a batch, [n], and the bytes of what it has not where the files are far away.
-        Never raises: whatever is wrong with the cache is a miss."""
+    def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
+        """Return the samples of a batch. A fault of the cache is a miss.
+
+        Of a miss it returns the bytes of the file, which decode() brings into the form of the cache.
+        """
+        ids = np.asarray(ids, dtype=np.int64)
         try:
-            found = self.cache.fetch(ids)
-        except Exception as error:  # a mistake of ours, even
-            if not self._said:
-                self._said = True
+            found = self.cache.read(ids)
+        except Exception as error:  # even a mistake of ours
+            if not self._warned:
+                self._warned = True
                 self.cache.servers.log(f"cache {self.cache.servers.address}: {error!r}; the files are read")
             found = [None] * len(ids)
-        if hasattr(self.files, "fetch"):
-            missing = [place for place, value in enumerate(found) if value is None]
-            for place, content in zip(missing, self.files.fetch(np.asarray(ids)[missing]), strict=True):
-                found[place] = content
+        missing = [place for place, content in enumerate(found) if content is None]
+        read = self.files.read if self.files.is_remote else self._read_files
+        for place, content in zip(missing, read(ids[missing]), strict=True):
+            found[place] = content
+            if self.form == "encoded":
+                self._put(ids[place], content, forms.convert(self.index, ids[place], content, self.form))
         return found
 
-    def sample(
-        self, id: int, fetched: np.ndarray | bytes | None = None, scratch: np.ndarray | None = None
-    ) -> forms.Sample:
-        """Raises BadInput as FileStore does."""
-        files, scanned = self.files, self._scanned
-        if isinstance(fetched, bytes):
-            files = scanned = self.files.holding(fetched)
-            fetched = None
-        sample = self.cache.checked(id, fetched)
-        if sample is None and self.cache.wants(id):
-            with contextlib.suppress(BadInput):  # what was changed since the scan is for nobody else
-                sample = forms.make(scanned, id, self.form, scratch=scratch)
-                self.cache.put_later(id, sample)
-        return sample or forms.make(files, id, self.form, scratch=scratch)
-
-    def image(
-        self, id: int, scratch: np.ndarray | None = None, fetched: np.ndarray | bytes | None = None
-    ) -> np.ndarray:
-        if fetched is None and self.form == "encoded" and not self.cache.wants(id):
-            return self.files.image(id, scratch)  # at the cost of the files alone
-        sample = self.sample(id, fetched, scratch)
-        return forms.image(self.index, id, self.form, sample, scratch, self.cache.servers.address)
-
-    def encoded(self, id: int, fetched: np.ndarray | bytes | None = None) -> bytes:
-        return forms.encoded(self.index, id, self.sample(id, fetched))
+    def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
+        if self.form == "encoded" or isinstance(content, np.ndarray):
+            return super().decode(id, content, scratch)
+        sample = forms.convert(self.index, id, content, self.form, scratch=scratch)
+        self._put(id, content, sample)
+        return np.frombuffer(sample.content, np.uint8).reshape(sample.height, sample.width, 3)
 
     def close(self) -> None:
+        self._readers.close()
         self.cache.close()
+
+    def _read_files(self, ids: np.ndarray) -> list:
+        return self._readers.map(self.files.content, ids.tolist())
+
+    def _put(self, id: int, content: bytes, sample: forms.Sample) -> None:
+        """Put a sample into the cache, unless its file was changed since the scan."""
+        if self.cache.wants(id) and is_scanned(self.index, id, content):
+            self.cache.put_later(int(id), sample)
+
+
+class Stores:
+    """Opens the store of each data set of a job: a pack, a shared cache, or the files.
+
+    folder: of packs, or None. cache: the URL of a shared cache (shared/address.py), or None. mode: one of
+    MODES. local: without both, a pack in the node's memory or on its disk. log: takes a line. Raises BadInput
+    if an argument is wrong, and as the stores do.
+    """
+
+    def __init__(
+        self,
+        folder: str | None,
+        cache: str | None,
+        mode: str,
+        local: bool,
+        log: Callable[[str], object] = print,
+    ):
+        self.folder, self.mode, self.local, self._log = folder, mode, local, log
+        self._servers, self._opened, self._known = None, [], {}
+        if cache:
+            from datasets.stores.shared import address
+            from datasets.stores.shared.servers import Servers
+
+            self._servers = Servers(address.parse(cache), log)
+
+    def open(self, index: Any) -> Store:
+        """Return the store of an image_folder.Index, the same one for the same index; closed with this."""
+        if index.fingerprint not in self._known:
+            self._known[index.fingerprint] = self._open(index)
+        return self._known[index.fingerprint]
+
+    def _open(self, index: Any) -> Store:
+        files = source = self._kept(origin(index))
+        if self._servers:
+            from datasets.stores.shared.redis import RedisStore
+
+            cached = RedisStore(self._servers, index, self.mode)
+            source = self._kept(Tiers(cached, files))
+            if self.mode == "offline" and cached.is_empty():
+                self._log(f"the cache holds nothing of {cached.name}: --cache_mode offline needs a preload")
+        if self.folder:
+            tiers = source if source is not files and source.form == "decoded" else None
+            try:
+                return self._kept(pack.build(index, pack.place(self.folder, index), source=tiers))
+            except BadInput as error:
+                if not self._servers:
+                    raise
+                self._log(f"{error}; the cache is used without it")
+        elif self.local and not self._servers:
+            from datasets.stores.local import Local
+
+            return self._kept(Local(index, self.mode, self._log)).store or files
+        return source
+
+    def close(self) -> None:
+        """Close the stores. The last process that closes an active cache or a local pack deletes it."""
+        for each in self._opened:
+            each.close()
+        if self._servers:
+            self._servers.close()
+
+    def _kept(self, store: Any) -> Any:
+        self._opened.append(store)
+        return store

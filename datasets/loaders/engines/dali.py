@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from common.exits import BadInput, import_optional
-from datasets.loaders.engines.ahead import Ahead
+from datasets.loaders.engines.reader import Reader
 from datasets.sampling.plan import Batch, Plan
 
 DALI = "nvidia-dali-cuda120"  # as pip knows it
 _AHEAD = 3  # batches that are in work while one is used
-_TOGETHER = 8  # images that a thread reads in one task
+_IMAGES_PER_TASK = 8  # images that a thread reads in one task
 # nvJPEG's buffers for the largest image of ImageNet: without the padding they grow, and free, while training
 _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
 
@@ -40,7 +40,7 @@ class Dali:
         self.store, self.device, self.antialias = store, device, antialias
         self.workers = workers
         self._readers = concurrent.futures.ThreadPoolExecutor(self.workers, "reader")
-        self._ahead = Ahead(store)
+        self._reader = Reader(store)
         self._pipeline, self._built_for = None, None
 
     def run(self, plan: Plan):
@@ -76,7 +76,7 @@ class Dali:
 
             ReleaseUnusedMemory()  # DALI would keep it for its next pipeline
         self._readers.shutdown(cancel_futures=True)
-        self._ahead.close()
+        self._reader.close()
 
     def _read_ahead(self, plan: Plan):
         """(batch, its encoded images), in order; files are read while DALI decodes what came before."""
@@ -96,20 +96,22 @@ class Dali:
 
     def _reading(self, batch: Batch) -> list[concurrent.futures.Future]:
         """Tasks that read the batch's images in order, some a task."""
-        ids, fetched = batch.ids, self._ahead.ask(batch.ids)
+        ids, read = batch.ids, self._reader.start(batch.ids)
 
-        def read(places: range) -> list[np.ndarray]:
-            return [self._content(ids[place], *fetched(place)) for place in places]
+        def prepare(places: range) -> list[np.ndarray]:
+            contents = zip(ids[places.start : places.stop].tolist(), read(places), strict=True)
+            return [self._prepared(*each) for each in contents]
 
-        firsts = range(0, len(ids), _TOGETHER)
+        firsts = range(0, len(ids), _IMAGES_PER_TASK)
         return [
-            self._readers.submit(read, range(first, min(first + _TOGETHER, len(ids)))) for first in firsts
+            self._readers.submit(prepare, range(first, min(first + _IMAGES_PER_TASK, len(ids))))
+            for first in firsts
         ]
 
-    def _content(self, id: int, *fetched) -> np.ndarray:
+    def _prepared(self, id: int, content: bytes | np.ndarray) -> np.ndarray:
         if self.store.form == "decoded":
-            return self.store.image(id, None, *fetched)
-        return np.frombuffer(self.store.encoded(id, *fetched), np.uint8)
+            return self.store.decode(id, content)
+        return np.frombuffer(self.store.portable(id, content), np.uint8)
 
     def _source(self) -> tuple:
         """What DALI asks for before it works on a batch: images, corners and sizes of the boxes, sizes of

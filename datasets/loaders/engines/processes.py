@@ -88,31 +88,28 @@ class _Images(Dataset):
         self.store, self.size, self.antialias = store, size, antialias
 
     def __getitems__(self, rows: list[list[int]]) -> list[tuple[list[int], torch.Tensor | BadInput]]:
-        """A batch at a time, which a store that is far away is asked for at once."""
-        fetch = getattr(self.store, "fetch", None)
-        if fetch is None:
-            return [self._item(row) for row in rows]
-        found = fetch(np.array([row[0] for row in rows]))
-        return [self._item(row, fetched) for row, fetched in zip(rows, found, strict=True)]
-
-    def _item(self, row: list[int], *fetched) -> tuple[list[int], torch.Tensor | BadInput]:
-        id, _, top, left, height, width, flip = row
+        """Return the items of a batch, or its error: raised, it would become the text of a traceback."""
         try:
-            image = self._open(id, *fetched)
-        except BadInput as error:  # raised here, it would come out as the text of a traceback
-            return row, error
+            contents = self.store.read(np.array([row[0] for row in rows], dtype=np.int64))
+            return [self._item(row, content) for row, content in zip(rows, contents, strict=True)]
+        except BadInput as error:
+            return [(row, error) for row in rows]
+
+    def _item(self, row: list[int], content: bytes | np.ndarray) -> tuple[list[int], torch.Tensor]:
+        id, _, top, left, height, width, flip = row
+        image = self._open(id, content)
         scale = image.height / int(self.store.index.heights[id])
         box = scaled(top, left, height, width, scale, image.height, image.width)
         image = functional.resized_crop(image, *box, [self.size, self.size], antialias=self.antialias)
         image = functional.horizontal_flip(image) if flip else image
         return row, torch.from_numpy(np.array(image))
 
-    def _open(self, id: int, *fetched) -> Image.Image:
+    def _open(self, id: int, content: bytes | np.ndarray) -> Image.Image:
         if self.store.form == "decoded":
-            return Image.fromarray(self.store.image(id, None, *fetched))
+            return Image.fromarray(self.store.decode(id, content))
         try:
-            content = io.BytesIO(self.store.encoded(id, *fetched))
-            return Image.open(content, formats=["JPEG", "PNG"]).convert("RGB")
+            file = io.BytesIO(self.store.portable(id, content))
+            return Image.open(file, formats=["JPEG", "PNG"]).convert("RGB")
         except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises
             raise BadInput(f"cannot decode {self.store.index.path(id)}: {error}") from error
 

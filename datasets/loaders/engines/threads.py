@@ -7,16 +7,17 @@ without copies between processes.
 import collections
 import concurrent.futures
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from datasets.folders.cut import cut
-from datasets.loaders.engines.ahead import Ahead
+from datasets.loaders.engines.reader import Reader
 from datasets.sampling.plan import Batch, Plan
 
 _AHEAD = 3  # batches that are filled while one is used
-_TOGETHER = 4  # images a task: what a task costs to begin, spread
+_IMAGES_PER_TASK = 4  # images a task: what a task costs to begin, spread
 
 
 class Threads:
@@ -27,7 +28,7 @@ class Threads:
 
     def __init__(self, store, workers: int, pinned: bool = False, antialias: bool = True):
         self.store, self.pinned, self.antialias = store, pinned, antialias
-        self._pool, self._ahead = _pool(workers), Ahead(store)
+        self._pool, self._reader = _pool(workers), Reader(store)
         self._ring: list[torch.Tensor] = []
         self._own = threading.local()
 
@@ -59,7 +60,7 @@ class Threads:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-        self._ahead.close()
+        self._reader.close()
         self._ring.clear()
 
     def _memory(self, count: int, size: int) -> list[torch.Tensor]:
@@ -72,17 +73,18 @@ class Threads:
         return list(self._ring)
 
     def _submit(self, batch: Batch, images: torch.Tensor) -> list[concurrent.futures.Future]:
-        array, fetched = images.numpy(), self._ahead.ask(batch.ids)
+        array, read = images.numpy(), self._reader.start(batch.ids)
         parts = (
-            range(first, min(first + _TOGETHER, len(array))) for first in range(0, len(array), _TOGETHER)
+            range(first, min(first + _IMAGES_PER_TASK, len(array)))
+            for first in range(0, len(array), _IMAGES_PER_TASK)
         )
-        return [self._pool.submit(self._fill, batch, fetched, array, places) for places in parts]
+        return [self._pool.submit(self._fill, batch, read, array, places) for places in parts]
 
-    def _fill(self, batch: Batch, fetched, images: np.ndarray, places: range) -> None:
+    def _fill(self, batch: Batch, read: Callable, images: np.ndarray, places: range) -> None:
         heights = self.store.index.heights
-        for place in places:
-            id = batch.ids[place]
-            image = self.store.image(id, self._scratch(id), *fetched(place))
+        for place, content in zip(places, read(places), strict=True):
+            id = int(batch.ids[place])
+            image = self.store.decode(id, content, self._scratch(id))
             box = (int(column[place]) for column in batch.crops)
             cut(image, *box, images[place], image.shape[0] / int(heights[id]), self.antialias)
 

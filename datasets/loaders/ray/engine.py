@@ -19,7 +19,7 @@ from datasets.loaders.engines.memory import Windows, corners, plan_of
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray.pool import Pool
 from datasets.memory.image_set import ImageSet
-from datasets.sampling.augment import Crop, CropFlip
+from datasets.sampling.augment import CropFlip
 from datasets.sampling.plan import Batch, Plan, rows
 from datasets.stores.files import FileStore
 
@@ -102,10 +102,9 @@ class _Cutter:
         size, ids, crops = task
         images = np.empty((len(ids), size, size, 3), np.uint8)
         heights = self.store.index.heights
-        fetch = getattr(self.store, "fetch", None)
-        fetched = [(each,) for each in fetch(ids)] if fetch else [()] * len(ids)
-        for place, (id, row) in enumerate(zip(ids, zip(*Crop(*crops), strict=True), strict=True)):
-            image = self.store.image(id, None, *fetched[place])
+        contents = self.store.read(ids)
+        for place, (id, content, row) in enumerate(zip(ids, contents, zip(*crops, strict=True), strict=True)):
+            image = self.store.decode(int(id), content)
             cut(image, *map(int, row), images[place], image.shape[0] / int(heights[id]), self.antialias)
         return images
 

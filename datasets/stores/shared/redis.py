@@ -82,12 +82,6 @@ class RedisStore:
             self.reads.add(**counts)
         return found
 
-    def fetch(self, ids) -> list[np.ndarray | None]:
-        return [None if each is None else np.frombuffer(each, np.uint8) for each in self.read(ids)]
-
-    def checked(self, id: int, content: np.ndarray | None) -> Sample | None:
-        return None if content is None else Sample(*forms.size(self.index, id, self.form)[:2], content)
-
     def is_empty(self) -> bool:
         """Whether none of up to 100 samples is there. False if the servers cannot be asked now."""
         try:

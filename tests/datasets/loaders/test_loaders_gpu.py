@@ -82,7 +82,7 @@ def test_backends_deliver_the_same_to_a_gpu(index, backend):
 def test_nvjpeg_of_torchvision_decodes_what_pillow_decodes(index):
     from torchvision.io import decode_jpeg
 
-    contents = [FileStore(index).read(id) for id in range(16)]
+    contents = [FileStore(index).content(id) for id in range(16)]
     encoded = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
     for content, decoded in zip(contents, decode_jpeg(encoded, device="cuda"), strict=True):
         expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.float64)

@@ -9,13 +9,12 @@ import torch
 from PIL import Image
 
 from common.exits import BadInput
-from datasets import stores
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
-from datasets.stores import files
+from datasets.stores import files, object_store, tiers
 from tests.support import redis_server
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
@@ -105,7 +104,7 @@ def test_the_index_is_that_of_the_folder(indexes, folder, tmp_path):
 @pytest.mark.parametrize("backend", ["threads", "pytorch"])
 def test_every_engine_delivers_the_same(indexes, backend):
     (expected, images), (found, others) = (
-        receipt_of(files.origin(index, verified=True), backend) for index in indexes
+        receipt_of(object_store.origin(index, verified=True), backend) for index in indexes
     )
     assert expected == found and torch.equal(images, others)
 
@@ -113,20 +112,20 @@ def test_every_engine_delivers_the_same(indexes, backend):
 def test_a_batch_is_asked_for_at_once_and_survives_a_pickle(server, indexes, monkeypatch):
     with FaultProxy(server.port, delay=0.2) as slow:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", slow.environment["AWS_ENDPOINT_URL_S3"])
-        store = files.origin(indexes[1])
+        store = object_store.origin(indexes[1])
         for each in (store, pickle.loads(pickle.dumps(store))):
             before = slow.requests
-            found = each.fetch(np.arange(6))
+            found = each.read(np.arange(6))
             assert slow.requests == before + 6
             for id, content in enumerate(found):
-                assert content == files.FileStore(indexes[0]).read(id)
-                assert np.array_equal(each.image(id, None, content), files.FileStore(indexes[0]).image(id))
+                assert content == files.FileStore(indexes[0]).content(id)
+                assert np.array_equal(each.decode(id, content), files.FileStore(indexes[0]).image(id))
             assert slow.requests == before + 6
             each.close()
 
 
 def test_a_pack_and_a_shared_cache_are_filled_from_it(indexes, tmp_path):
-    opened = stores.Stores(str(tmp_path / "packs"), None, "active", False)
+    opened = tiers.Stores(str(tmp_path / "packs"), None, "active", False)
     local, far = indexes
     store = opened.open(far)
     assert store.form == "decoded"
@@ -135,7 +134,7 @@ def test_a_pack_and_a_shared_cache_are_filled_from_it(indexes, tmp_path):
     if redis_server.PROGRAM is None:
         pytest.skip("there is no redis-server: make packages installs it")
     with redis_server.RedisServer(tmp_path) as cache:
-        opened = stores.Stores(None, cache.url(), "active", False)
+        opened = tiers.Stores(None, cache.url(), "active", False)
         store = opened.open(far)
         expected = receipt_of(files.FileStore(local), "threads")[0]
         for _ in range(2):
@@ -146,16 +145,17 @@ def test_a_pack_and_a_shared_cache_are_filled_from_it(indexes, tmp_path):
 
 
 def test_what_changed_or_went_away_is_named(server, indexes, folder, tmp_path):
-    client, store = server.client(), files.origin(indexes[1])
+    client, store = server.client(), object_store.origin(indexes[1])
     good = (folder / "train" / "a" / "1.jpg").read_bytes()
     for content in (good[:-1] + b"\0", good[:-1], None):
         if content is None:
             client.delete_object(Bucket="data", Key="set/train/a/1.jpg")
         else:
             client.put_object(Bucket="data", Key="set/train/a/1.jpg", Body=content)
-        assert store.fetch(np.array([0, 1]))[0] is None and store.fetch(np.array([1]))[0] is not None
-        with pytest.raises(BadInput, match=r"s3://data/set/train/a/1\.jpg"):
-            store.image(0, None, None)
+        assert len(store.read(np.array([1]))) == 1
+        for read in (lambda: store.read(np.array([0, 1])), lambda: store.image(0)):
+            with pytest.raises(BadInput, match=r"s3://data/set/train/a/1\.jpg"):
+                read()
     put(server, folder)
 
 

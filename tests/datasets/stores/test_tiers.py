@@ -18,11 +18,11 @@ from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
-from datasets.stores import Stores, forms, local, pack
+from datasets.stores import forms, local, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, leases, servers
 from datasets.stores.shared.redis import RedisStore
-from datasets.stores.tiers import Tiers
+from datasets.stores.tiers import Stores, Tiers
 from tests.support import pictures
 from tests.support.redis_server import RedisServer, cluster, cluster_url, needed, until
 
@@ -443,4 +443,4 @@ def test_a_file_that_was_changed_since_the_scan_is_for_nobody_else(empty, tmp_pa
             epoch_of(loader)
         until(lambda: (tiers.cache.lengths(range(8)) > 0).sum() == 7)
         assert tiers.cache.lengths([3]).tolist() == [0]
-        assert tiers.encoded(3) == bytes(content)
+        assert tiers.read([3]) == [bytes(content)]

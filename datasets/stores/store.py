@@ -1,0 +1,77 @@
+"""What every store of samples offers to the engines."""
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from common.exits import BadInput
+from datasets.folders import images
+
+
+class Store:
+    """The samples of a data set, by id. Threads may share one; it can be pickled, and survives a fork.
+
+    index: an image_folder.Index. form: "encoded" or "decoded", what read() returns. is_remote: reading waits
+    for a network, so engines ask for a whole batch before they need it.
+    """
+
+    index: Any
+    form = "encoded"
+    is_remote = False
+
+    def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
+        """Return the samples: the bytes of a file, or pixels uint8 [height, width, 3], which are read-only.
+
+        The image may be smaller than the index says.
+        ids: int64 [n]. Raises BadInput if a sample cannot be read.
+        """
+        raise NotImplementedError
+
+    def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
+        """Return the pixels of what read() returned for a sample, uint8 [height, width, 3].
+
+        scratch: uint8 memory, which the result may use. Raises BadInput if the content cannot be decoded.
+        """
+        if isinstance(content, np.ndarray):
+            return content
+        try:
+            return images.decode(content, bool(self.index.plain[id]), scratch)
+        except images.BadImage as error:
+            raise BadInput(f"cannot decode {self.index.path(id)}: {error}") from error
+
+    def portable(self, id: int, content: bytes) -> bytes:
+        """Return a file's bytes for a decoder that is not ours: a PNG if the file is unusual."""
+        return content if self.index.plain[id] else images.normalised(content)
+
+    def image(self, id: int) -> np.ndarray:
+        """Read and decode one sample."""
+        return self.decode(id, self.read(np.array([id]))[0])
+
+    def close(self) -> None:
+        """Release what the store holds."""
+
+
+class Threads:
+    """Threads that start on first use, in every process anew: a pool does not survive a fork."""
+
+    def __init__(self, count: int, name: str):
+        self._count, self._name = count, name
+        self._pool: ThreadPoolExecutor | None = None
+        self._pid = 0
+
+    def map(self, function: Callable[[int], Any], values: Iterable[int]) -> list:
+        """Return the results in order. Raises what the first failing call raised."""
+        if self._pool is None or self._pid != os.getpid():
+            self._pool, self._pid = ThreadPoolExecutor(self._count, self._name), os.getpid()
+        return list(self._pool.map(function, values))
+
+    def close(self) -> None:
+        if self._pool and self._pid == os.getpid():
+            self._pool.shutdown(cancel_futures=True)
+        self._pool = None
+
+    def __getstate__(self) -> dict:
+        return vars(self) | {"_pool": None}
