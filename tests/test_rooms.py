@@ -26,8 +26,6 @@ UPWARDS: set[str] = set()
 ROOM_CYCLES = {
     "common.arguments common.distributed common.exits common.object_store common.optional "
     "common.output_folder common.preflight",
-    "datasets.loaders.__init__ datasets.loaders.engines datasets.loaders.ray",
-    "datasets.stores.files datasets.stores.object_store",
 }
 FILE_CYCLES = {
     "common.arguments common.distributed.launcher common.distributed.platforms "
@@ -35,9 +33,6 @@ FILE_CYCLES = {
     "common.object_store.client common.object_store.errors common.object_store.paths "
     "common.object_store.requests common.object_store.scratch common.object_store.store "
     "common.object_store.transfer common.optional common.output_folder",
-    "datasets.loaders.__init__ datasets.loaders.engines.dali datasets.loaders.ray.engine "
-    "datasets.loaders.ray.pool datasets.loaders.ray.transport",
-    "datasets.stores.files datasets.stores.object_store",
 }
 CROWDED = {"common", "launch.platforms"}
 SHORT = {

@@ -31,7 +31,8 @@ def crop_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
     """
     words = draw(seed, epoch, ids, Operation.CROP_FLIP)
     mirrored = words[2] >= 2**31 if index.flip else np.zeros(len(words[2]), dtype=bool)
-    return CropFlip(*(below(word, 2 * index.padding + 1) for word in words[:2]), mirrored)
+    places = 2 * index.padding + 1
+    return CropFlip(below(words[0], places), below(words[1], places), mirrored)
 
 
 class Crop(NamedTuple):

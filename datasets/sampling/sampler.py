@@ -30,7 +30,7 @@ def permute(positions, size: int, seed: int, epoch: int) -> np.ndarray:
     side = math.isqrt(size - 1) + 1
     rows = -(-size // side)
     ids = np.array(positions, dtype=np.uint64)
-    outside = slice(None)
+    outside = np.arange(len(ids))
     while True:
         ids[outside] = _feistel(ids[outside], rows, side, seed, epoch)
         outside = np.flatnonzero(ids >= size)  # cycle walking: again until it falls inside

@@ -25,13 +25,16 @@ class Lease:
     """
 
     def __init__(self, path: str):
-        self.path, self._file = path, None
-        while self._file is None:
+        self.path = path
+        while True:
             if os.path.isdir(path) and not os.path.exists(f"{path}.lease"):
                 keep(path)
             file = open(f"{path}.lease", "a")  # noqa: SIM115
             fcntl.flock(file, fcntl.LOCK_SH)  # waits while another process deletes the pack
-            self._file = file if files.is_at(file.fileno(), file.name) else file.close()
+            if files.is_at(file.fileno(), file.name):
+                self._file = file
+                return
+            file.close()
 
     def release(self) -> None:
         """The last process deletes the pack, unless it was made to stay."""
