@@ -1,50 +1,52 @@
-"""What is below a URL of an object store, as files on this node's scratch disk: fetched once, and whole.
+"""Copy what is below a URL of an object store to this node's scratch disk, once and completely.
 
     <scratch>/bootfile-<uid>/staged/<bucket and prefix>-<digest>/
-        data/           the files; called .data while something is missing or is being changed
-        journal.jsonl   [key, size, etag, sha256, mtime in ns] of each file that is there
-        state.json      when the store was last looked at
+        data/           the files; named .data until all are complete
+        journal.jsonl   [key, size, etag, sha256, mtime in ns] of each complete file
+        state.json      when the store was last listed
 
-One process of a node fetches, the others wait. What a killed one has finished stays: its bytes are compared
-with the journal, and the rest is fetched. A copy that is whole is used again where the store lists the same
-objects; what has changed there is fetched again, and what is gone there goes.
+One process of a node fetches, the others wait. The files that a killed process completed are checked against
+the journal and kept. A complete copy is used again: changed objects are fetched again, and files of deleted
+objects are deleted.
 """
 
 import concurrent.futures
 import contextlib
-import fcntl
 import functools
 import json
 import os
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 from common.checkpoint import output_list
 from common.distributed import barrier
 from common.exits import BadInput
+from common.files import locked, sync_folder, write_atomic
+from common.heartbeat import Heartbeat
 from common.object_store.errors import shown
 from common.object_store.paths import SCRATCH, check_keys, is_partial, scratch_folder
 from common.object_store.store import Object, ObjectStore
-from datasets.staged_copy import StagedCopy, boot, clock, line, sync, time_of
+from datasets.staged_copy import StagedCopy, format_line, read_boot_id, read_clock, time_of
 
 THREADS = 16
-MANIFESTS = ("manifest.json", output_list.NAME)  # with sizes and sha256 of what was uploaded
-_SAY_EVERY = 30.0  # seconds: a silent job is taken for a hung one
+MANIFESTS = ("manifest.json", output_list.NAME)  # they list the sizes and sha256 of what was uploaded
 _IN_USE = 60.0  # seconds for another job to end
 _LARGEST_MANIFEST = 2**30  # bytes
 _SLACK = 4096  # bytes a file may take on the disk beyond its own
 
-_began = clock()
+_began = read_clock()
 _staged: dict[str, str] = {}
-_leases = []  # files that are locked as long as this process lives
+_leases: dict[str, contextlib.ExitStack] = {}  # folder: a shared lock for as long as this process lives
 
 
 def stage(url: str) -> str:
-    """The folder that holds all objects below the URL as files; every process of the job gets there at the
-    same time, however long one node takes. Raises BadInput, on every process where one had trouble.
+    """Return the folder that holds all objects below the URL as files.
 
-    The files' times of change follow from the objects, so an index made of one copy is good for another.
+    Returns on every process of the job at the same time, however long one node takes. Raises BadInput on
+    every process if one fails. The files' modification times follow from the objects, so an index of one copy
+    fits another.
     """
     if url in _staged:
         return _staged[url]
@@ -64,7 +66,7 @@ class _Staging:
     def __init__(self, url: str):
         self.url, self.place = url, scratch_folder("staged", url)
         self.copy = StagedCopy(self.place)
-        self.begin = self.said = time.monotonic()
+        self.begin, self.heartbeat = time.monotonic(), Heartbeat()
         self.store = ObjectStore(url, THREADS)
         self._lock, self._bytes, self._files, self._total = threading.Lock(), 0, 0, 0
 
@@ -73,13 +75,13 @@ class _Staging:
             listed = self.copy.listed_at()
             if listed is None or listed < _began or not os.path.isdir(self.copy.data):
                 self._update()
-            lease = self._open("lease")
-            fcntl.lockf(lease, fcntl.LOCK_SH)
-            _leases.append(lease)
+            if self.place not in _leases:
+                _leases[self.place] = contextlib.ExitStack()
+                _leases[self.place].enter_context(locked(self._path("lease"), shared=True))
         return self.copy.data
 
     def _update(self) -> None:
-        listed = clock()
+        listed = read_clock()
         objects = []
         for entry in self.store.list():
             objects.append(entry)
@@ -108,10 +110,12 @@ class _Staging:
             )
         else:
             self._change(objects, missing, gone, begun, entries, checksums)
-        state = {"url": self.url, "files": len(objects), "boot": boot(), "listed": listed}
-        self.copy.write("state.json", json.dumps(state))
+        state = {"url": self.url, "files": len(objects), "boot": read_boot_id(), "listed": listed}
+        write_atomic(os.path.join(self.place, "state.json"), json.dumps(state))
 
     def _change(self, objects, missing, gone, begun, entries, checksums) -> None:
+        if lease := _leases.pop(self.place, None):  # this process has staged the URL before
+            lease.close()
         with self._alone("lease", "another job of this node reads the copy of before", _IN_USE):
             if os.path.isdir(self.copy.data):
                 shutil.rmtree(self.copy.hidden, ignore_errors=True)
@@ -121,16 +125,16 @@ class _Staging:
             entries.pop(os.path.relpath(path, self.copy.hidden), None)
         self._check_room(missing, begun)
         keys = {entry.key for entry in objects} - {entry.key for entry in missing}
-        self.copy.write("journal.jsonl", "".join(line(key, *entries[key]) for key in sorted(keys)))
+        write_atomic(self.copy.journal, "".join(format_line(key, *entries[key]) for key in sorted(keys)))
         self._fetch(missing, checksums)
         for base, _, names in os.walk(self.copy.hidden, topdown=False):
             for name in filter(is_partial, names):  # of another version of the object
                 os.unlink(os.path.join(base, name))
             with contextlib.suppress(OSError):
                 os.rmdir(base)  # only if it is empty
-        sync(self.copy.hidden)
+        sync_folder(self.copy.hidden)
         os.rename(self.copy.hidden, self.copy.data)
-        sync(self.place)
+        sync_folder(self.place)
         seconds = time.monotonic() - self.begin
         size = sum(entry.size for entry in missing)
         print(
@@ -139,11 +143,9 @@ class _Staging:
             flush=True,
         )
 
-    # fetching
-
     def _fetch(self, missing: list[Object], checksums: dict[str, str]) -> None:
         self._total, self._all = len(missing), sum(entry.size for entry in missing)
-        for entry in missing:  # where a folder was: empty, or with fetches that were begun
+        for entry in missing:  # an old folder of that name: empty, or with unfinished fetches
             shutil.rmtree(os.path.join(self.copy.hidden, entry.key), ignore_errors=True)
         for folder in sorted({os.path.dirname(entry.key) for entry in missing}):
             os.makedirs(os.path.join(self.copy.hidden, folder), exist_ok=True)
@@ -164,7 +166,7 @@ class _Staging:
                         each.result()
                     self._alive(self._progress)
             except BaseException:
-                self.store.stop()  # what is under way ends soon
+                self.store.stop()  # the running requests end soon
                 raise
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -174,7 +176,7 @@ class _Staging:
         found = self.store.fetch(entry.key, path, entry.size, sha256, self._received)
         os.utime(path, ns=(time_of(entry),) * 2)
         with self._lock:
-            journal.write(line(entry.key, entry.size, entry.etag, found, time_of(entry)))
+            journal.write(format_line(entry.key, entry.size, entry.etag, found, time_of(entry)))
             journal.flush()
             self._files += 1
 
@@ -205,7 +207,7 @@ class _Staging:
             )
 
     def _checksums(self, objects: list[Object]) -> dict[str, str]:
-        """key -> sha256, of the manifests that uploads leave beside what they have uploaded."""
+        """Return key -> sha256, from the manifests that uploads write."""
         sizes, found = {entry.key: entry.size for entry in objects}, {}
         for name in MANIFESTS:
             if not 0 < sizes.get(name, 0) <= _LARGEST_MANIFEST:
@@ -226,27 +228,20 @@ class _Staging:
                         found[key] = sha256
         return found
 
-    # of the node
-
-    def _alive(self, text) -> None:
-        """A sign of life, for the other processes and for who watches the log. text: or what makes it."""
+    def _alive(self, text: str | Callable[[], str]) -> None:
+        """Tell the other processes, and whoever reads the log, that this one is alive."""
         barrier.alive(f"staging {self.url}")
-        now = time.monotonic()
-        if now - self.said > _SAY_EVERY:
-            self.said = now
-            print(f"{text() if callable(text) else text} ({now - self.begin:.0f} s)", flush=True)
+        self.heartbeat.beat(text)
 
     @contextlib.contextmanager
-    def _alone(self, name: str, why: str, seconds: float = float("inf")):
-        """Hold a lock of this node that others may hold for long."""
+    def _alone(self, name: str, why: str, seconds: float = float("inf")) -> Iterator[None]:
+        """Hold a lock of this node that other processes may hold for long."""
         begin = time.monotonic()
-        with self._open(name) as file:
+        with contextlib.ExitStack() as lock:
             while True:
-                try:
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with contextlib.suppress(BlockingIOError):
+                    lock.enter_context(locked(self._path(name), wait=False))
                     break
-                except (BlockingIOError, PermissionError):
-                    pass
                 if time.monotonic() - begin > seconds:
                     raise BadInput(
                         f"{self.url} has changed, and {why} for {seconds:.0f} s: wait until it has ended, or "
@@ -259,5 +254,5 @@ class _Staging:
                     barrier.alive(f"staging {self.url}")
             yield
 
-    def _open(self, name: str):
-        return open(os.path.join(self.place, f".{name}"), "a+")
+    def _path(self, name: str) -> str:
+        return os.path.join(self.place, f".{name}")

@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import shutil
-import socket
 import sys
 import zlib
 
@@ -20,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.exits import BadInput, import_optional
-from common.files import locked
+from common.files import locked, open_atomic, sweep, write_atomic
 from common.performance import cores
 from datasets.stores import forms, pack_lease
 from datasets.stores.forms import FORMS, SHORT_SIDE, Sample
@@ -28,7 +27,6 @@ from datasets.stores.object_store import origin
 from datasets.stores.store import Store
 
 META = "meta.json"
-_PARTIAL = ".partial"
 _VERSION = 1
 TOGETHER = 512  # samples a file: what a kill may cost, and 100 MB of memory while building
 _THREADS_PER_CORE = 2  # while some read, others decode
@@ -207,9 +205,7 @@ def _fill(index, path: str, wanted: dict, threads: int, source, room) -> None:
     if not same:
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(path)
-    for name in os.listdir(path):
-        if name.endswith(_PARTIAL):  # of a process that was killed: this one has the lock
-            os.unlink(os.path.join(path, name))
+    sweep(path)
     _write_meta(path, wanted | {"whole": False})
     bar = tqdm(
         total=len(index), initial=min(len(index), (count - len(missing)) * TOGETHER), unit="image",
@@ -255,7 +251,7 @@ def _write(path: str, rows: list[tuple[int, int, int, bytes]]) -> None:
     types = arrow.uint32(), arrow.uint32(), arrow.uint32(), arrow.large_binary()
     columns = [arrow.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
     batch = arrow.record_batch(columns, names=["height", "width", "crc32", "content"])
-    with _whole(path) as file, arrow.ipc.new_file(file, batch.schema) as writer:
+    with open_atomic(path) as file, arrow.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
 
 
@@ -295,24 +291,7 @@ def described(path: str) -> dict:
 
 
 def _write_meta(path: str, meta: dict) -> None:
-    with _whole(os.path.join(path, META)) as file:
-        file.write(json.dumps(meta).encode())
-
-
-@contextlib.contextmanager
-def _whole(path: str):
-    """Open for writing a file that appears under its name when it is whole and on the disk."""
-    partial = f"{path}.{socket.gethostname()}.{os.getpid()}{_PARTIAL}"
-    try:
-        with open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
+    write_atomic(os.path.join(path, META), json.dumps(meta))
 
 
 def _arrow():

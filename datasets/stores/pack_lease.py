@@ -1,19 +1,19 @@
-"""Who uses a pack that a job made for itself, and its removal by the last user.
+"""Count the users of a pack that a job made for itself, and delete it with the last one.
 
-    PATH.lease   locked by every process that uses the pack PATH
+    PATH.lease   locked (shared) by every process that uses the pack PATH
     PATH.lock    locked by the process that builds it
-    PATH/stays   the pack was made to stay: only `cache rm` deletes it
+    PATH/stays   the pack is kept: only `cache rm` deletes it
 
-A killed process holds no lock. The file alone means nothing, and it is deleted only under its lock: who waits
-for the lock of a deleted file opens the new one.
+A killed process holds no lock. A lock file without a lock means nothing. It is deleted only under its lock: a
+process that waits for the lock of a deleted file opens the new one.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 
-from common import files
+from common.files import locked
 
 _STAYS = "stays"
 
@@ -21,37 +21,29 @@ _STAYS = "stays"
 class Lease:
     """The use of the pack at `path`, which need not exist yet, by this process. Raises OSError.
 
-    A pack that exists without a lease file was made to stay, by `cache preload` for one.
+    A pack that exists without a lease file is kept, for example one of `cache preload`.
     """
 
     def __init__(self, path: str):
-        self.path = path
-        while True:
-            if os.path.isdir(path) and not os.path.exists(f"{path}.lease"):
-                keep(path)
-            file = open(f"{path}.lease", "a")  # noqa: SIM115
-            fcntl.flock(file, fcntl.LOCK_SH)  # waits while another process deletes the pack
-            if files.is_at(file.fileno(), file.name):
-                self._file = file
-                return
-            file.close()
+        self.path, self._lock = path, contextlib.ExitStack()
+        if os.path.isdir(path) and not os.path.exists(f"{path}.lease"):
+            keep(path)
+        self._lock.enter_context(locked(f"{path}.lease", shared=True))  # waits while the pack is deleted
 
     def release(self) -> None:
-        """The last process deletes the pack, unless it was made to stay."""
-        with self._file as file, contextlib.suppress(OSError):  # others use it
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if files.is_at(file.fileno(), file.name):
-                _delete(self.path)
+        """End the use. The last process to end it deletes the pack, unless the pack is kept."""
+        self._lock.close()
+        _delete_unused(self.path)
 
 
 def keep(path: str) -> None:
-    """Mark a pack as made to stay, if it exists. Raises OSError."""
+    """Mark a pack as kept, if it exists. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), open(os.path.join(path, _STAYS), "w"):
         pass
 
 
 def keep_if_leased(path: str) -> None:
-    """Mark a pack that a job made for itself as made to stay: a user has named it."""
+    """Mark a pack that a job made for itself as kept: a user has named it."""
     if os.path.exists(f"{path}.lease"):
         with contextlib.suppress(OSError):  # a place that cannot be written has no leases
             keep(path)
@@ -62,41 +54,39 @@ def sweep(folder: str) -> None:
     for name in os.listdir(folder):
         path, ending = os.path.splitext(os.path.join(folder, name))
         if ending == ".lease":
-            with _locked(f"{path}.lease", fcntl.flock) as locked:
-                if locked:
-                    _delete(path)
+            _delete_unused(path)
         elif ending == ".lock" and not os.path.exists(path):
             forget(path)
 
 
 def forget(path: str) -> None:
     """Delete the lock files of a deleted pack, except those that another process has locked."""
-    for ending, lock in ((".lock", fcntl.flock), (".lease", fcntl.flock)):
-        with _locked(path + ending, lock) as locked:
-            if locked:
-                os.unlink(path + ending)
+    for file in (f"{path}.lock", f"{path}.lease"):
+        if os.path.exists(file):
+            with _try_lock(file) as is_locked:
+                if is_locked:
+                    os.unlink(file)
 
 
-def _delete(path: str) -> None:
-    """Delete a pack and its lock files, unless it stays or is being built. The caller holds the lease."""
-    if os.path.exists(os.path.join(path, _STAYS)):
-        return
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(f"{path}.lock", os.O_CREAT | os.O_EXCL, 0o600))
-    with _locked(f"{path}.lock", fcntl.flock) as locked:
-        if locked:
-            shutil.rmtree(path, ignore_errors=True)
-            os.unlink(f"{path}.lock")
-            os.unlink(f"{path}.lease")
+def _delete_unused(path: str) -> None:
+    """Delete a pack and its lock files, unless it is used, being built, or kept."""
+    with _try_lock(f"{path}.lease") as is_unused:
+        if not is_unused or os.path.exists(os.path.join(path, _STAYS)):
+            return
+        with _try_lock(f"{path}.lock") as is_finished:
+            if is_finished:
+                shutil.rmtree(path, ignore_errors=True)
+                for file in (f"{path}.lock", f"{path}.lease"):
+                    with contextlib.suppress(OSError):
+                        os.unlink(file)
 
 
 @contextlib.contextmanager
-def _locked(path: str, lock):
-    """Lock the file at `path` without waiting: yields whether this process has the lock."""
+def _try_lock(path: str) -> Iterator[bool]:
+    """Lock a file without waiting. Yields whether it is locked: not if another process holds the lock."""
     with contextlib.ExitStack() as stack:
-        locked = False
-        with contextlib.suppress(OSError):  # missing, or locked by another process
-            file = stack.enter_context(open(path, "r+"))
-            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = files.is_at(file.fileno(), path)
-        yield locked
+        is_locked = False
+        with contextlib.suppress(OSError):
+            stack.enter_context(locked(path, wait=False))
+            is_locked = True
+        yield is_locked

@@ -26,7 +26,7 @@ from common import heartbeat
 from common.distributed import barrier
 from common.entry import entry
 from datasets import staging
-barrier._SAY_EVERY = staging._SAY_EVERY = heartbeat.EVERY = 0.5
+barrier._SAY_EVERY = heartbeat.EVERY = 0.5
 rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
 barrier.share(store, rank, 2, float(sys.argv[4]))
@@ -55,7 +55,7 @@ def here(server, monkeypatch, tmp_path):
 
     def stage(url: str) -> Path:
         monkeypatch.setattr(staging, "_staged", {})
-        monkeypatch.setattr(staging, "_began", staged_copy.clock())
+        monkeypatch.setattr(staging, "_began", staged_copy.read_clock())
         return Path(staging.stage(url))
 
     return stage
