@@ -155,7 +155,7 @@ class Server:
             self._client.connection_pool.disconnect(inuse_connections=not idle_only)
 
     def _talk(self, talk: Callable, size: int = 0):
-        _Limited.thread.end = time.monotonic() + READ + size / _SLOWEST
+        _Limited.thread.end = time.monotonic() + CONNECT + READ + size / _SLOWEST
         with self._lock:
             if self._client is None:
                 self._client = self._connect(self.host, self.port)
@@ -274,6 +274,7 @@ class Servers:
         self._take_slots((server, _ask_slots(server)) for server in self)
 
     def _open(self, address: addresses.Address, log: Callable[[str], None], owner: int) -> None:
+        load_redis()  # here, for it takes as long as a server may take to answer
         self.address, self._log, self._owner = address, log, owner
         self._password = addresses.password()
         self._all = {host: self._server(*host) for host in address.hosts}
