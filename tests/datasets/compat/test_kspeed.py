@@ -15,8 +15,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from common.exits import BadInput
-from datasets.compat import by_path
-from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder
+from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder, by_path
 from datasets.loaders import backends
 from datasets.stores import pack
 from datasets.stores.shared import address, servers

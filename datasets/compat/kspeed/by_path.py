@@ -13,7 +13,7 @@ import zlib
 import numpy as np
 
 from common.exits import BadInput
-from datasets.compat.shared_counts import SharedCounts
+from datasets.compat.kspeed.shared_counts import SharedCounts
 from datasets.folders import image_folder
 from datasets.folders.listing import SPLITS
 from datasets.stores import pack

@@ -26,7 +26,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from common.exits import BadInput
-from datasets.compat.by_path import ByPath
+from datasets.compat.kspeed.by_path import ByPath
 from datasets.folders import images
 from datasets.sampling.sampler import WholeBatchSampler
 
