@@ -1,4 +1,5 @@
-"""manifest.json of a folder in an object store: its files with their sha256. What has one is all there.
+"""manifest.json of a folder: its files with their sha256. It is uploaded last, so a folder with one is
+complete.
 
     {"format": 1, "name", "digest", "files": [{"path", "size", "sha256"}...], "git", "job"}
 
@@ -9,38 +10,35 @@ in a folder <name>-<first 12 characters of the digest>; data are stored where th
 import hashlib
 import json
 import os
-import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from common.checkpoint import output_list
 from common.exits import BadInput
 from common.object_store.errors import of_the_disk, shown
 from common.object_store.paths import check_keys, is_partial
 
 NAME = "manifest.json"
 _FORMAT = 1
-_HASH = re.compile("[0-9a-f]{64}")
 
 
-def parsed(content: bytes) -> dict | None:
-    """A manifest, every field of it checked; None for what is none."""
+def make(name: str, files: list[dict], job: str | None = None, git: dict | None = None) -> dict:
+    """Return a manifest. job: the boot file of a snapshot."""
+    return {"format": _FORMAT, "name": name, "digest": _digest(files), "files": files, "git": git, "job": job}
+
+
+def parse(content: bytes) -> dict | None:
+    """Return a checked manifest; None if it is not one."""
     try:
+        form, _ = output_list.parse(content)
         manifest = json.loads(content)
-        files = manifest["files"]
-        fine = (
-            manifest["format"] == _FORMAT
-            and isinstance(manifest["name"], str)
-            and _HASH.fullmatch(manifest["digest"])
-            and all(isinstance(file["path"], str) and _HASH.fullmatch(file["sha256"]) for file in files)
-            and all(type(file["size"]) is int and file["size"] >= 0 for file in files)
-            and digest(files) == manifest["digest"]
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        valid = form == _FORMAT and isinstance(manifest["name"], str) and "job" in manifest
+        return manifest if valid and manifest["digest"] == _digest(manifest["files"]) else None
+    except (ValueError, KeyError, TypeError):
         return None
-    return manifest if fine else None
 
 
-def digest(files: list[dict]) -> str:
-    """That of a manifest's files."""
+def _digest(files: list[dict]) -> str:
     found = hashlib.sha256()
     for file in sorted(files, key=lambda file: file["path"].encode()):
         found.update(f"{file['path']}\0{file['sha256']}\n".encode())
@@ -48,31 +46,29 @@ def digest(files: list[dict]) -> str:
 
 
 def folder_name(manifest: dict) -> str:
-    """Of a snapshot."""
+    """Return the name of a snapshot's folder."""
     return f"{manifest['name']}-{manifest['digest'][:12]}"
 
 
-def text(manifest: dict) -> bytes:
+def to_bytes(manifest: dict) -> bytes:
+    """Return the content of manifest.json."""
     return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def of_data(folder: str, threads: int) -> dict:
-    """The manifest of all files in a folder, read once. Raises BadInput for what cannot be stored."""
-    paths = sorted(_paths_in(folder))
+def describe_folder(folder: str, threads: int) -> dict:
+    """Return the manifest of all files in a folder. Raises BadInput for what cannot be stored."""
+    paths = sorted(_list_files(folder))
     check_keys(paths, folder)
     with ThreadPoolExecutor(threads) as pool:
-        files = list(pool.map(lambda path: _file(folder, path), paths))
-    return {
-        "format": _FORMAT, "name": os.path.basename(os.path.abspath(folder)), "digest": digest(files),
-        "files": files, "git": None, "job": None,
-    }  # fmt: skip
+        files = list(pool.map(lambda path: _describe(folder, path), paths))
+    return make(os.path.basename(os.path.abspath(folder)), files)
 
 
-def _paths_in(folder: str):
-    def unreadable(error: OSError):
+def _list_files(folder: str) -> Iterator[str]:
+    def refuse(error: OSError):
         raise of_the_disk(error, error.filename) from error
 
-    for base, folders, names in os.walk(folder, onerror=unreadable):
+    for base, folders, names in os.walk(folder, onerror=refuse):
         for name in folders:
             if os.path.islink(os.path.join(base, name)):
                 raise BadInput(
@@ -81,12 +77,12 @@ def _paths_in(folder: str):
         for name in names:
             path = os.path.join(base, name)
             if not os.path.isfile(path):
-                raise BadInput(f"{shown(path)} is no file that can be stored")
+                raise BadInput(f"{shown(path)} is not a regular file")
             if not is_partial(name) and path != os.path.join(folder, NAME):
                 yield os.path.relpath(path, folder)
 
 
-def _file(folder: str, path: str) -> dict:
+def _describe(folder: str, path: str) -> dict:
     found, size = hashlib.sha256(), 0
     try:
         with open(os.path.join(folder, path), "rb") as file:

@@ -16,7 +16,7 @@ BENCHMARKS = {
     "loaders": "loaders",
     "throughput": "throughput",
     "batch-size": "batch_size",
-    "train": "train",
+    "train": "train.cli",
     "ray": "ray",
 }
 

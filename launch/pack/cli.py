@@ -1,20 +1,21 @@
-"""Pack a job for upload: the code folder as a platform wants it, with nothing that the job does not need.
+"""Pack a job for upload: the code folder for a platform, with only what the job needs.
 
     python -m launch pack jobs/train_ddp.py --to packed                  packed/train_ddp-<12 hex digits>/
     python -m launch pack jobs/train_ddp.py --to packed --single_file    packed/train_ddp-<12 hex digits>.py
 
 Kept are the job and what it imports beside it, common/ and datasets/, and a pip-requirements.txt without
-torch, torchvision, torchaudio, triton and nvidia-*, which the platform's image has. Of a script outside of a
-Bootfile repository: its folder. Hidden files, caches, tests, weights, and folders of data and results stay
-behind, and what .jobignore names (in the code folder, in gitignore's syntax; `!pattern` takes in again). All
-of that is listed with its rule.
+torch, torchvision, torchaudio, triton and nvidia-*, which the platform's image has. For a script outside a
+Bootfile repository: its folder. Skipped are hidden files, caches, tests, weights, folders of data and
+results, and what .jobignore names (in the code folder, in gitignore's syntax; `!pattern` includes again).
+All of that is listed with its rule.
 
 The digits are those of a digest of the content, which manifest.json lists with sizes and SHA-256: the same
-content has the same name, and packing it again changes nothing. What looks like a key, a token or a password
-is refused by file and line. The platform's limits are checked: 1000 files and folders, 5 GB, 32 levels.
+content has the same name, and packing it again changes nothing. Text that looks like a key, a token or a
+password is refused by file and line. The platform's limits are checked: 1000 files and folders, 5 GB, 32
+levels.
 
-A single file unpacks itself into a private temporary folder and takes that away at the end; name a folder for
-its results. One that is killed without notice leaves it (about 1 MB) to be taken away by the next.
+A single file unpacks itself into a private temporary folder and removes it at the end; name a folder for its
+results. A process that is killed leaves its folder (about 1 MB), which the next one removes.
 
 Exit codes: 0 packed, or unchanged; 2 bad input, and nothing was written.
 """
@@ -23,14 +24,15 @@ import os
 import signal
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.arguments import Parser
 from common.exits import BadInput
-from launch import manifests
-from launch.pack import code_limits, dependency_list, secret_scan, single_file, snapshot
+from common.text import human_size
+from launch import manifests, secret_scan
+from launch.pack import limits, requirements, single_file, snapshot
 from launch.pack.code_folder import REQUIREMENTS, CodeFolder, Skipped
-from launch.pack.code_limits import human
 from launch.pack.snapshot import Content
 
 _SHOWN = 5  # findings in an error
@@ -38,7 +40,7 @@ _WIDTH = 50  # of the tables' first column
 
 
 class Packed(NamedTuple):
-    """path: of what was made. made: False where it was there. manifest: as manifest.json has it."""
+    """path: of the snapshot. made: False if it was there. manifest: the content of manifest.json."""
 
     path: str
     made: bool
@@ -46,29 +48,29 @@ class Packed(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Pack, say what is kept and what is not, and return the exit code. Raises BadInput."""
+    """Pack a job, list what is kept and skipped, and return the exit code. Raises BadInput."""
     parser = Parser(__doc__)
     parser.prog = "python -m launch pack"
     add = parser.add_argument
     add("job", help="the script that is the boot file")
-    add("--to", required=True, metavar="FOLDER", help="where the snapshot is made")
-    add(
-        "--single_file", action="store_true", help="one .py that holds all, for consoles that take one script"
-    )
+    add("--to", required=True, metavar="FOLDER", help="folder for the snapshot")
+    add("--single_file", action="store_true", help="make one .py, for consoles that accept one script")
     add(
         "--with", dest="extra", action="append", default=[], metavar="PATH",
-        help="keep this file or folder of the code folder, too, whatever the rules say; repeatable",
+        help="also keep this file or folder of the code folder; repeatable",
     )  # fmt: skip
     add(
         "--allow_secret", action="append", default=[], metavar="PATH",
-        help="what looks like a secret in this file is none; repeatable, as the error names the file",
+        help="file, as the error names it, in which nothing is a secret; repeatable",
     )  # fmt: skip
-    add("--keep_torch", action="store_true", help="torch and nvidia-* stay in pip-requirements.txt")
+    add("--keep_torch", action="store_true", help="keep torch and nvidia-* in pip-requirements.txt")
     args = parser.parse_args(argv)
     sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves no temporary folder
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # removes the temporary folder
     packed = pack(
-        args.job, args.to, args.single_file, args.extra, args.allow_secret, args.keep_torch, print_too=True
+        args.job, args.to, args.single_file, args.extra, args.allow_secret, args.keep_torch, verbose=True
     )
     git = packed.manifest["git"] or {"commit": None, "dirty": None}
     print(
@@ -82,33 +84,33 @@ def pack(
     job: str,
     to: str,
     one_file: bool = False,
-    extra: list[str] = (),
-    allowed: list[str] = (),
+    extra: Sequence[str] = (),
+    allowed: Sequence[str] = (),
     keep_torch: bool = False,
-    print_too: bool = False,
+    verbose: bool = False,
 ) -> Packed:
-    """Make the snapshot of a job in the folder `to`. The arguments are those of the command; print_too: print
-    the tables of what is kept and skipped. Raises BadInput, and leaves nothing behind then."""
+    """Make the snapshot of a job in the folder `to`. The arguments are those of the command. verbose: print
+    what is kept and skipped. Raises BadInput, and writes nothing then."""
     if not os.path.isfile(job) or not job.endswith(".py"):
-        raise BadInput(f"{job} is no .py file, and a boot file has to be one")
+        raise BadInput(f"{job} is not a .py file, as a boot file must be")
     code = CodeFolder(job, extra, without=to)
     if os.path.realpath(to) == os.path.realpath(code.root):
-        raise BadInput(f"--to {to} is the folder that is packed: name one in it, or elsewhere")
+        raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
     contents = [Content(file.path, file.source) for file in code.files]
     taken = {content.path for content in contents} & {manifests.NAME, REQUIREMENTS[0]}
     if taken:
-        raise BadInput(f"{taken.pop()} is a name that pack needs for its own")
-    listed, dependencies, sources = dependency_list.find(code.root), None, [file.path for file in code.files]
+        raise BadInput(f"{taken.pop()} is a name that pack uses itself")
+    listed, dependencies, sources = requirements.find(code.root), None, [file.path for file in code.files]
     if listed:
-        text, left_out = dependency_list.made_from(listed, keep_torch)
+        text, left_out = requirements.adapt(listed, keep_torch)
         dependencies = os.path.relpath(listed, code.root), left_out
         sources.append(dependencies[0])
         contents += [Content(REQUIREMENTS[0], text.encode())] if text else []
     _refuse_secrets(contents, allowed)
     git = snapshot.git_state(code.root, sources)
-    name = code_limits.plain_name(code.job_path.removeprefix("jobs/").removesuffix(".py"))
-    manifest = snapshot.manifest(name, contents, code.job_path, git)
-    if print_too:
+    name = limits.plain_name(code.job_path.removeprefix("jobs/").removesuffix(".py"))
+    manifest = snapshot.describe(name, contents, code.job_path, git)
+    if verbose:
         _print_kept(manifest, dependencies)
         _print_skipped(code.skipped)
     write = single_file.write if one_file else snapshot.write
@@ -128,12 +130,12 @@ def _refuse_secrets(contents: list[Content], allowed: list[str]) -> None:
         more = f" and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
         raise BadInput(
             f"what looks like a secret would be uploaded: {', '.join(map(str, findings[:_SHOWN]))}{more}; "
-            "take it out, name the file in .jobignore, or, where it is none, pass --allow_secret PATH"
+            "remove it, name the file in .jobignore, or, if it is not a secret, pass --allow_secret PATH"
         )
 
 
 def _print_kept(manifest: dict, dependencies: tuple[str, list[str]] | None) -> None:
-    """By what stands at the top of the folder."""
+    """One line for each file or folder at the top."""
     files, sizes = defaultdict(int), defaultdict(int)
     for file in manifest["files"]:
         top, slash, _ = file["path"].partition("/")
@@ -146,20 +148,20 @@ def _print_kept(manifest: dict, dependencies: tuple[str, list[str]] | None) -> N
         if name == REQUIREMENTS[0]:
             source, left_out = dependencies
             note = f"  from {source}" + (f" without {', '.join(left_out)}" if left_out else "")
-        print(f"{name:<{_WIDTH}}{files[name]:>8}{human(sizes[name]):>12}{note}")
+        print(f"{name:<{_WIDTH}}{files[name]:>8}{human_size(sizes[name]):>12}{note}")
     total = sum(sizes.values())
-    print(f"{'all':<{_WIDTH}}{sum(files.values()):>8}{human(total):>12}\n")
-    if total > code_limits.ADVISED:
+    print(f"{'all':<{_WIDTH}}{sum(files.values()):>8}{human_size(total):>12}\n")
+    if total > limits.ADVISED:
         biggest = max(manifest["files"], key=lambda file: file["size"])
         print(
-            f"warning: {human(total)} are more than the advised {human(code_limits.ADVISED)}: every node "
-            f"downloads them; the biggest file is {biggest['path']} ({human(biggest['size'])})",
+            f"warning: {human_size(total)} is more than the advised {human_size(limits.ADVISED)}: every node "
+            f"downloads them; the biggest file is {biggest['path']} ({human_size(biggest['size'])})",
             file=sys.stderr,
         )
 
 
 def _print_skipped(skipped: list[Skipped]) -> None:
-    """One line for every rule, with what is largest."""
+    """One line for every rule, the largest files first."""
     rules = defaultdict(list)
     for item in skipped:
         rules[item.rule].append(item)
@@ -172,6 +174,6 @@ def _print_skipped(skipped: list[Skipped]) -> None:
             names, shown = f"{names} {items[shown].path}", shown + 1
         names += f" and {len(items) - shown} more" if shown < len(items) else ""
         more = "> " if any(item.more for item in items) else ""
-        count, size = sum(item.count for item in items), human(sum(item.size for item in items))
+        count, size = sum(item.count for item in items), human_size(sum(item.size for item in items))
         print(f"{names:<{_WIDTH}}{more + str(count):>8}{more + size:>12}  {rule}")
     print(flush=True)

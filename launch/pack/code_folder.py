@@ -1,28 +1,25 @@
-"""What of a script's surroundings is uploaded to a platform: `pack` writes it, `simulate` runs it."""
+"""Select the files that are uploaded with a script: `pack` writes them, `simulate` runs them."""
 
 import ast
 import functools
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.exits import BadInput
 from launch import manifests
-from launch.pack import code_limits, ignore
+from launch.pack import ignore, limits
 
 _PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
-REQUIREMENTS = (
-    "pip-requirements.txt",
-    "requirements.txt",
-)  # dependency lists; the first that is there counts
+REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
 _OTHER = "the job does not need it"
-_COUNTED = 20000  # files of a folder that stays behind whose sizes are added up; beyond it is "more than"
+_COUNTED = 20000  # files of a skipped folder whose sizes are added up
 
 
 class File(NamedTuple):
-    """A file that is uploaded. path: in the code folder, with /. source: where it is read, links followed.
-    size: bytes."""
+    """A file that is uploaded. path: in the code folder, with /. source: links resolved. size: bytes."""
 
     path: str
     source: str
@@ -30,8 +27,8 @@ class File(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """What stays behind, a file or a whole folder, and by which rule. count: files in it. size: bytes. more:
-    whether these are not all, because it holds very many."""
+    """A skipped file or folder, and the rule. count: files in it. size: bytes. more: whether there are more
+    than were counted."""
 
     path: str
     rule: str
@@ -41,17 +38,17 @@ class Skipped(NamedTuple):
 
 
 class CodeFolder:
-    """Of the Bootfile repository that `job` stands in: common and datasets whole (modules of theirs are
-    imported late, and by name, where no reading of the imports would find them), and of the folder where the
-    job is: the job, what it imports there, and what is no script. Else the folder of the script. The rules
-    of launch/pack/ignore.py apply to all of it.
+    """The files that a job needs. In a Bootfile repository: all of common and datasets (some of their
+    modules are imported by name, which no reading of imports finds), and from the job's folder the job,
+    what it imports there, and what is not a script. Else: the folder of the script. The rules of
+    launch/pack/ignore.py apply.
 
-    extra: further files and folders to keep, which no rule leaves behind (what is in such a folder they may).
-    without: a folder that is left out. name: the last component of the folder's path. job_path: that of the
+    extra: more files and folders to keep against the rules (which still apply inside such a folder).
+    without: a folder that is left out. name: the last component of the folder's path. job_path: path of the
     script in it, with /.
     """
 
-    def __init__(self, job: str, extra: list[str] = (), without: str | None = None):
+    def __init__(self, job: str, extra: Sequence[str] = (), without: str | None = None):
         self._job = os.path.abspath(job)
         folder = os.path.dirname(self._job)
         while not _is_repository(folder) and folder != os.path.dirname(folder):
@@ -65,28 +62,28 @@ class CodeFolder:
         self._extra = [self._below(path) for path in extra]
 
     def holds(self, path: str) -> bool:
-        """Whether `path` lies where code is taken from."""
+        """Return whether `path` is inside the folders that are uploaded."""
         parts = [os.path.join(self.root, part) for part in self._parts or ["."]]
         parts = [os.path.normpath(part) for part in parts]
         return any(os.path.commonpath([part, os.path.abspath(path)]) == part for part in parts)
 
-    def job(self, folder: str) -> str:
-        """The path of the script in a copy."""
+    def job_in(self, folder: str) -> str:
+        """Return the path of the script in a copy."""
         return os.path.join(folder, *self.job_path.split("/"))
 
     @property
     def files(self) -> list[File]:
-        """What is uploaded, sorted by path. Raises BadInput where a platform would not take it: a link that
-        leads out of the folder, a special file, a name, the limits; the message names it."""
+        """The files to upload, sorted by path. Raises BadInput for what a platform refuses: a link out of the
+        folder, a special file, a name, the limits."""
         return self._found[0]
 
     @property
     def skipped(self) -> list[Skipped]:
-        """What stays behind, sorted by path."""
+        """Skipped files and folders, sorted by path."""
         return sorted(Skipped(path, rule, *_measure(source)) for path, rule, source in self._found[1])
 
     def copy(self, destination: str) -> None:
-        """Make a copy. Raises BadInput, as `files` does."""
+        """Copy the files to a new folder. Raises BadInput as `files` does."""
         os.makedirs(destination)
         for path, source, _ in self.files:
             target = os.path.join(destination, path)
@@ -95,7 +92,7 @@ class CodeFolder:
 
     @functools.cached_property
     def _found(self) -> tuple[list[File], list[tuple[str, str, str]]]:
-        """(what is kept, (path, rule, where it is read) of what stays behind)."""
+        """(files, (path, rule, absolute path) of what is skipped)."""
         self._rules, self._scripts = ignore.Rules(self.root), set()
         if self._parts is not None and self.job_path.startswith("jobs/"):
             self._scripts = _imported_beside(self._job)
@@ -105,21 +102,21 @@ class CodeFolder:
         except OSError as error:
             raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
         files.sort(key=lambda file: os.fsencode(file.path))
-        code_limits.check([(file.path, file.size) for file in files])
+        limits.check([(file.path, file.size) for file in files])
         return files, skipped
 
     def _visit(self, folder: str, real: tuple[str, ...], rule_above: str | None, files, skipped) -> None:
-        """Add what is in `folder` (relative, "" or with / at its end). real: its real path after those of the
-        folders that it was reached through. rule_above: leaves all behind that is not asked for by name."""
+        """Add the content of `folder` (relative, "" or with / at its end). real: its real path, after those
+        of the folders above. rule_above: skips all that is not wanted by name."""
         for entry in sorted(os.scandir(os.path.join(self.root, folder)), key=lambda entry: entry.name):
             path, wanted = folder + entry.name, (self.job_path, *self._extra)
             is_folder = entry.is_dir()
             rule = None if path in wanted else rule_above or self._rule(path, is_folder, entry.path)
-            leads = is_folder and any(name.startswith(f"{path}/") for name in wanted)
-            if rule is not None and not leads:
+            is_above = is_folder and any(name.startswith(f"{path}/") for name in wanted)
+            if rule is not None and not is_above:
                 skipped.append((path + "/" * is_folder, rule, entry.path))
                 continue
-            code_limits.check_name(path)
+            limits.check_name(path)
             source = self._resolved(path, entry, real) if entry.is_symlink() else entry.path
             if is_folder:
                 self._visit(f"{path}/", (*real, os.path.realpath(source)), rule, files, skipped)
@@ -131,7 +128,7 @@ class CodeFolder:
     def _rule(self, path: str, is_folder: bool, absolute: str) -> str | None:
         top, _, rest = path.partition("/")
         if self._without is not None and is_folder and os.path.realpath(absolute) == self._without:
-            return "what pack makes"
+            return "the output of pack"
         if path in REQUIREMENTS:
             return f"a {REQUIREMENTS[0]} is made from it"
         if path == manifests.NAME:
@@ -140,35 +137,34 @@ class CodeFolder:
             return _OTHER
         if self._scripts and top == "jobs" and rest.endswith(".py") and absolute not in self._scripts:
             return _OTHER
-        return self._rules.of(path, is_folder)
+        return self._rules.find(path, is_folder)
 
     def _resolved(self, path: str, entry: os.DirEntry, real: tuple[str, ...]) -> str:
-        """Where a link leads: inside the code folder, or it is refused."""
+        """Return the target of a link. Raises BadInput if it is outside the code folder."""
         target, shown = os.path.realpath(entry.path), os.readlink(entry.path)
         if not os.path.exists(target):
             raise BadInput(f"{path} is a symbolic link to {shown}, which does not exist; {_ADVICE}")
         if os.path.commonpath([real[0], target]) != real[0]:
             raise BadInput(f"{path} is a symbolic link to {shown}, which is not in {self.root}; {_ADVICE}")
         if target in real:
-            raise BadInput(f"{path} is a symbolic link to {shown}, a folder that it is in itself; {_ADVICE}")
+            raise BadInput(f"{path} is a symbolic link to {shown}, a folder that contains it; {_ADVICE}")
         return target
 
     def _below(self, path: str) -> str:
-        """`path` relative to the code folder, with /."""
+        """Return `path` relative to the code folder, with /."""
         path = os.path.abspath(path)
         if not os.path.lexists(path):
             raise BadInput(f"{path} does not exist")
         if path == self.root or os.path.commonpath([self.root, path]) != self.root:
-            raise BadInput(f"{path} does not lie in the code folder, {self.root}")
+            raise BadInput(f"{path} is not in the code folder {self.root}")
         return _slashes(os.path.relpath(path, self.root))
 
 
-_ADVICE = f"leave it out with a line in {ignore.FILE}, or put a copy in its place"
+_ADVICE = f"skip it with a line in {ignore.FILE}, or replace it by a copy"
 
 
 def _imported_beside(script: str) -> set[str]:
-    """The scripts beside `script`, and in its folder's packages, that it imports wherever in its code, and
-    those that they import."""
+    """Return the scripts beside `script`, and in its folder's packages, that it imports, directly or not."""
     folder, found, todo = os.path.dirname(script), set(), [script]
     while todo:
         file = todo.pop()
@@ -193,7 +189,7 @@ def _imported_beside(script: str) -> set[str]:
 
 
 def _measure(path: str) -> tuple[int, int, bool]:
-    """(files, bytes, whether there are more) of what stays behind; links count as what they are."""
+    """Return (files, bytes, whether there are more) of a skipped path. Links are not followed."""
     if os.path.islink(path) or not os.path.isdir(path):
         return 1, _size(path), False
     count = size = 0
@@ -208,7 +204,7 @@ def _measure(path: str) -> tuple[int, int, bool]:
 def _size(path: str) -> int:
     try:
         return os.lstat(path).st_size
-    except OSError:  # it has just gone
+    except OSError:  # it was just removed
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Which files of a code folder stay behind: built-in rules, and the user's own in .jobignore."""
+"""Decide which files of a code folder are skipped: built-in rules, and the user's own in .jobignore."""
 
 import os
 from typing import NamedTuple
@@ -7,19 +7,19 @@ from common.exits import BadInput, import_optional
 
 pathspec = import_optional("pathspec", ".jobignore needs pathspec")
 
-FILE = ".jobignore"  # in the code folder, in gitignore's syntax: `!pattern` takes in again
+FILE = ".jobignore"  # in the code folder, in gitignore's syntax: `!pattern` includes again
 _BUILT_IN = (".*", "__pycache__/", "*.py[co]", "*.egg-info/", "tests/", "node_modules/", "venv/", "*.log")
 _RESULTS = ("*.pth", "*.pt", "*.ckpt", "*.safetensors", "events.out.tfevents.*")
-_DATA = (  # data and results by their names; a folder that has modules in it is code all the same
+_DATA = (  # data and results by name; a folder with modules in it is code
     "data/", "input_dir/", "output_dir/", "outputs/", "checkpoints/", "runs/", "logs/", "wandb/", "mlruns/",
     "lightning_logs/",
 )  # fmt: skip
 
 
 class _Rule(NamedTuple):
-    """A line, for files and folders themselves: what is in them is asked for on its own. floating: it is
-    about names, not paths. spans: it has a part that stands for any number of folders. names: it says which
-    files it means, as `!*/` does not."""
+    """A line, applied to a file or a folder itself, not to the content of a folder. floating: it matches
+    names, not paths. spans: a part of it matches any number of folders. names: it names files, unlike
+    `!*/`."""
 
     name: str
     spec: pathspec.GitIgnoreSpec
@@ -29,13 +29,13 @@ class _Rule(NamedTuple):
     own: bool
 
     @classmethod
-    def of(cls, line: str, name: str, own: bool):
+    def parse(cls, line: str, name: str, own: bool) -> "_Rule":
         body = line.strip().lstrip("!").rstrip("/").removeprefix("**/")
         spec, names = pathspec.GitIgnoreSpec.from_lines([line]), bool(body.strip("*?/"))
         return cls(name, spec, "/" not in body, "**" in body, names, own)
 
-    def says(self, path: str, is_folder: bool) -> bool | None:
-        """True: it stays behind; False: it is taken in again; None: nothing."""
+    def skips(self, path: str, is_folder: bool) -> bool | None:
+        """Return True to skip the path, False to include it again, None if the line does not match it."""
         subject = path.rpartition("/")[2] if self.floating else path
         above = subject.rpartition("/")[0]
         if above and not self.spans and self.spec.check_file(f"{above}/").include is not None:
@@ -48,7 +48,9 @@ class Rules:
 
     def __init__(self, root: str):
         self._root = root
-        self._rules = [_Rule.of(pattern, pattern, own=False) for pattern in (*_BUILT_IN, *_RESULTS, *_DATA)]
+        self._rules = [
+            _Rule.parse(pattern, pattern, own=False) for pattern in (*_BUILT_IN, *_RESULTS, *_DATA)
+        ]
         path = os.path.join(root, FILE)
         try:
             with open(path, encoding="utf-8") as file:
@@ -60,26 +62,26 @@ class Rules:
         for number, line in enumerate(lines, 1):
             try:
                 if line.strip():
-                    self._rules.append(_Rule.of(line, f"{FILE}:{number}  {line}", own=True))
+                    self._rules.append(_Rule.parse(line, f"{FILE}:{number}  {line}", own=True))
             except ValueError as error:
-                raise BadInput(f"{path}:{number}: {line!r} is no pattern") from error
+                raise BadInput(f"{path}:{number}: {line!r} is not a valid pattern") from error
 
-    def of(self, path: str, is_folder: bool) -> str | None:
-        """The rule that leaves `path` (relative, with /) behind, None where it is kept: the last one that
-        says something of it. As in git, nobody asks for what is in a folder that stays behind. `!*/` and the
-        like take in what other lines of the user's left behind, but not .git."""
-        taken_in = False
+    def find(self, path: str, is_folder: bool) -> str | None:
+        """Return the rule that skips `path` (relative, with /), None if it is kept: the last one that
+        matches. As in git, the content of a skipped folder is not looked at. `!*/` and the like include
+        what other lines of the user skip, but not .git."""
+        included = False
         for rule in reversed(self._rules):
-            says = None if taken_in and rule.own else rule.says(path, is_folder)
-            if says is None or (rule.name in _DATA and self._has_modules(path)):
+            skips = None if included and rule.own else rule.skips(path, is_folder)
+            if skips is None or (rule.name in _DATA and self._has_modules(path)):
                 continue
-            if says or rule.names:
-                return rule.name if says else None
-            taken_in = True
+            if skips or rule.names:
+                return rule.name if skips else None
+            included = True
         return None
 
     def _has_modules(self, path: str) -> bool:
         try:
             return any(name.endswith(".py") for name in os.listdir(os.path.join(self._root, path)))
-        except OSError:  # a link that leads nowhere, a folder that nobody may read: it stays behind
+        except OSError:  # a broken link, a folder without permission: it is skipped
             return False

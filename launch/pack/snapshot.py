@@ -1,4 +1,4 @@
-"""A snapshot of code: a folder whose name has the digest of its content, with a manifest."""
+"""Write a snapshot of code: a folder whose name has the digest of its content, with a manifest."""
 
 import contextlib
 import fcntl
@@ -6,14 +6,14 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from common.exits import BadInput
+from common.files import make_folder
 from launch import manifests
 
-_TEMPORARY = ".pack-"
-_BLOCK = 2**20
+_TEMPORARY, _UNLOCKED = ".pack-", ".pack-new-"
 
 
 class Content(NamedTuple):
@@ -22,40 +22,56 @@ class Content(NamedTuple):
     path: str
     source: str | bytes
 
+    def describe(self) -> dict:
+        """Return the file's entry in a manifest. Raises BadInput if it cannot be read."""
+        digest, size = hashlib.sha256(), 0
+        try:
+            for block in self.blocks():
+                digest.update(block)
+                size += len(block)
+        except OSError as error:
+            raise BadInput(f"{self.path} cannot be read: {error.strerror}") from error
+        return {"path": self.path, "size": size, "sha256": digest.hexdigest()}
 
-def manifest(name: str, contents: list[Content], job: str, git: dict | None) -> dict:
-    """What manifest.json says. Its digest is that of paths and contents: no time, owner, mode or state of git
-    has a part in it. Raises BadInput for a file that cannot be read."""
-    files = []
-    for path, source in sorted(contents, key=lambda content: content.path.encode()):
-        size, sha256 = _copy(path, source, None)
-        files.append({"path": path, "size": size, "sha256": sha256})
-    return {
-        "format": 1, "name": name, "digest": manifests.digest(files), "files": files, "git": git, "job": job,
-    }  # fmt: skip
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content in pieces. Raises OSError."""
+        if isinstance(self.source, bytes):
+            yield self.source
+            return
+        with open(self.source, "rb") as file:
+            while block := file.read(2**20):
+                yield block
+
+
+def describe(name: str, contents: list[Content], job: str, git: dict | None) -> dict:
+    """Return the manifest. Its digest is that of paths and contents only: no time, owner, mode or state of
+    git. Raises BadInput for a file that cannot be read."""
+    contents = sorted(contents, key=lambda content: content.path.encode())
+    return manifests.make(name, [content.describe() for content in contents], job, git)
 
 
 def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
-    """Make the snapshot in the folder `to`. Returns (its path, whether it was made: False if it was there).
+    """Make the snapshot in the folder `to`, whole or not at all. Returns (its path, whether it was made:
+    False if it was there).
 
-    It appears whole or not at all: it is written beside and renamed. Raises BadInput: for a snapshot of that
-    name that was changed, for a file that changed while it was copied, for a disk that is full.
+    Raises BadInput for a snapshot of that name that was changed, for a file that changes while it is copied,
+    for a full disk.
     """
     final = os.path.join(to, manifests.folder_name(manifest))
     if os.path.lexists(final):
         _check(final, manifest)
         return final, False
     with temporary_folder(to) as folder:
-        known = {file["path"]: file["sha256"] for file in manifest["files"]}
-        for path, source in contents:
-            target = os.path.join(folder, path)
+        known = {file["path"]: file for file in manifest["files"]}
+        for content in contents:
+            target = os.path.join(folder, content.path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            if _copy(path, source, target)[1] != known[path]:
-                raise BadInput(f"{path} was changed while it was packed")
-        _copy(manifests.NAME, manifests.text(manifest), os.path.join(folder, manifests.NAME))
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(folder, 0o777 & ~umask)  # mkdtemp's are for one user alone
+            with open(target, "wb") as file:
+                file.writelines(content.blocks())
+            if Content(content.path, target).describe() != known[content.path]:
+                raise BadInput(f"{content.path} was changed while it was packed")
+        with open(os.path.join(folder, manifests.NAME), "wb") as file:
+            file.write(manifests.to_bytes(manifest))
         try:
             os.rename(folder, final)
         except OSError:
@@ -67,19 +83,19 @@ def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
 
 
 @contextlib.contextmanager
-def temporary_folder(to: str):
-    """A new folder in `to`, which is made, too; taken away afterwards if it is still there, and so are those
-    of processes that were killed. Raises BadInput for what the disk says."""
+def temporary_folder(to: str) -> Iterator[str]:
+    """Make a new folder in `to`, and `to` itself. Afterwards remove it if it is still there, and those of
+    processes that were killed. Raises BadInput for errors of the disk."""
     try:
         os.makedirs(to, exist_ok=True)
         for name in os.listdir(to):
-            if name.startswith(_TEMPORARY):
-                _remove_if_left(os.path.join(to, name))
-        folder = tempfile.mkdtemp(prefix=f"{_TEMPORARY}new-", dir=to)
+            if name.startswith(_TEMPORARY) and not name.startswith(_UNLOCKED):
+                _remove_if_unlocked(os.path.join(to, name))
+        folder = make_folder(_UNLOCKED, to)
         lock = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            locked = folder.replace(f"{_TEMPORARY}new-", _TEMPORARY)
+            locked = folder.replace(_UNLOCKED, _TEMPORARY)
             os.rename(folder, locked)
             folder = locked
             yield folder
@@ -90,9 +106,40 @@ def temporary_folder(to: str):
         raise BadInput(f"{to} cannot be written: {error.strerror}") from error
 
 
+def _remove_if_unlocked(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _check(folder: str, manifest: dict) -> None:
+    """Raises BadInput if a snapshot is no longer the one of this manifest. Extra files such as __pycache__
+    are ignored."""
+    try:
+        with open(os.path.join(folder, manifests.NAME), "rb") as file:
+            there = manifests.parse(file.read()) or {}
+    except OSError:
+        there = {}
+    same = all(there.get(key) == manifest[key] for key in ("digest", "files", "job"))
+    wrong = None if same else manifests.NAME
+    for file in manifest["files"] if same else ():
+        source = os.path.join(folder, file["path"])
+        if not os.path.isfile(source) or Content(file["path"], source).describe() != file:
+            wrong = file["path"]
+            break
+    if wrong:
+        raise BadInput(
+            f"{folder} exists, and {wrong} in it is not what was packed: delete it, or name another --to"
+        )
+
+
 def git_state(root: str, paths: list[str]) -> dict | None:
-    """{"commit", "dirty"} of a working tree; None where there is none. dirty: whether `paths` (relative to
-    root) are not as they are in that commit, or a file that stood beside them in it is gone."""
+    """Return {"commit", "dirty"} of a working tree; None if there is none. dirty: whether `paths` (relative
+    to root) differ from that commit, or a file beside them in it is gone."""
     commit = _git(root, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None
@@ -117,66 +164,3 @@ def _git(root: str, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return os.fsdecode(result.stdout) if result.returncode == 0 else None
-
-
-def read(path: str, source: str | bytes) -> bytes:
-    """The whole content of a file. Raises BadInput."""
-    return source if isinstance(source, bytes) else b"".join(_blocks(path, source))
-
-
-def _copy(path: str, source: str | bytes, target: str | None) -> tuple[int, str]:
-    """(bytes, sha256) of a file, which is copied to `target` unless that is None."""
-    digest, size = hashlib.sha256(), 0
-    with contextlib.ExitStack() as stack:
-        written = stack.enter_context(open(target, "wb")) if target else None
-        for block in [source] if isinstance(source, bytes) else _blocks(path, source):
-            digest.update(block)
-            size += len(block)
-            if written:
-                written.write(block)
-    return size, digest.hexdigest()
-
-
-def _blocks(path: str, source: str):
-    try:
-        file = open(source, "rb")  # noqa: SIM115
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    with file:
-        while block := file.read(_BLOCK):
-            yield block
-
-
-def _check(folder: str, manifest: dict) -> None:
-    """Raises BadInput where a snapshot that is there is not the one of this manifest any more. Files beside
-    it, such as __pycache__, are nobody's business."""
-    try:
-        with open(os.path.join(folder, manifests.NAME), "rb") as file:
-            there = manifests.parsed(file.read()) or {}
-    except OSError:
-        there = {}
-    same = all(there.get(key) == manifest[key] for key in ("digest", "files", "job"))
-    wrong = None if same else manifests.NAME
-    for file in manifest["files"] if same else ():
-        source = os.path.join(folder, file["path"])
-        if not os.path.isfile(source) or _copy(file["path"], source, None)[1] != file["sha256"]:
-            wrong = file["path"]
-            break
-    if wrong:
-        raise BadInput(
-            f"{folder} is there, and {wrong} in it is not what was packed: delete it, or name another --to"
-        )
-
-
-def _remove_if_left(folder: str) -> None:
-    """Take away a temporary folder whose process has ended: nobody holds its lock. The moment before it is
-    locked has another name."""
-    if os.path.basename(folder).startswith(f"{_TEMPORARY}new-"):
-        return
-    with contextlib.suppress(OSError):
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(lock)

@@ -1,35 +1,117 @@
-"""What job.toml says of a job, read and checked: launch/job.example.toml explains every key.
+"""Read and check job.toml: launch/job.example.toml explains every key.
 
-Every mistake is one line with the value and the form that is allowed: an unknown key, a wrong type, a missing
-key, a name out of the service's limits, what the platform sets itself, what looks like a secret.
+Every mistake is one line with the value and the form that is expected: an unknown key, a wrong type, a
+missing key, a name outside the service's limits, what the platform sets itself, what looks like a secret.
 """
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from common import platforms
 from common.exits import BadInput, import_optional
 from common.object_store import store as object_store
-from launch.platforms import keys as job_keys
-from launch.platforms import secrets as job_secrets
+from launch import secret_scan
 
-FILES = tuple(job_keys.PLATFORMS)  # platforms for which a file is written
-PLATFORMS = ("modelarts", *FILES)
-RETRIES = job_keys.ANNOTATIONS["faults"]
 UNBUFFERED = "PYTHONUNBUFFERED"  # or the last lines of a node that is killed are lost
 _PLATFORM_VARIABLES = re.compile(
     r"(MA_|VC_|VK_|SLURM_|PET_|SM_|TORCHELASTIC_|BOOTFILE_STARTED).*|(LOCAL_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE"
     r"|MASTER_ADDR|NCCL_SOCKET_IFNAME|NCCL_IB_HCA|PYTHONPATH"
 )
-_AS_THEY_STAND = (
-    "name", "description", "code", "region", "endpoint", "project_id", "workspace_id", "log_url",
-    "prefetch_to_local", "image", "resources", "schedule", "platform",
-)  # fmt: skip
 _SNAPSHOT = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{12}")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_VARIABLES, _LONGEST_VALUE = 100, 4096  # of the environment, by the service's documents
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A key's type and form. form: for messages. accept(value): whether a value of that type is valid."""
+
+    kind: type
+    form: str
+    accept: Callable[[Any], Any] = lambda value: True
+
+
+_NAMED = _Key(str, "1 to 64 of A-Z a-z 0-9 _ -", _NAME.fullmatch)
+_TEXT = _Key(
+    str, "a text of 1 to 1024 printable characters", lambda text: 0 < len(text) <= 1024 and text.isprintable()
+)
+_WORD = _Key(str, "a text of 1 to 256 characters without spaces", re.compile(r"[!-~]{1,256}").fullmatch)
+_COUNT = _Key(int, "a whole number of at least 1", lambda number: number >= 1)
+_NODES = _Key(int, "a whole number of at least 1 and at most 10000", lambda number: 1 <= number <= 10_000)
+_FLAG = _Key(bool, "true or false")
+_TABLE = _Key(dict, "a table")
+_URL = _Key(str, "obs://bucket/prefix or s3://bucket/prefix", object_store.is_url)
+_FOLDER = _Key(str, "an absolute path", re.compile(r"/[!-~]*").fullmatch)
+
+
+def _up_to(most: int, least: int = 1) -> _Key:
+    return _Key(int, f"a whole number in {least}..{most}", lambda number: least <= number <= most)
+
+
+_TOP = {
+    "name": _NAMED,
+    "description": _Key(str, "a text of at most 256 characters", lambda text: len(text) <= 256),
+    "code": _URL,
+    "region": _Key(str, "a region's id such as cn-north-4", re.compile(r"[a-z0-9-]{1,64}").fullmatch),
+    "endpoint": _Key(str, "https://host", re.compile(r"https?://[A-Za-z0-9.\[\]:-]+").fullmatch),
+    "project_id": _NAMED,
+    "workspace_id": _NAMED,
+    "log_url": _URL,
+    "prefetch_to_local": _FLAG,
+} | dict.fromkeys(
+    (
+        "image", "resources", "inputs", "outputs", "parameters", "environment", "retries", "auto_stop",
+        "schedule", "platform",
+    ),
+    _TABLE,
+)  # fmt: skip
+_ANNOTATIONS = {  # of [retries], as the service's documents and its SDK's JobMetadata name them
+    "faults": "fault-tolerance/job-retry-num",
+    "pods": "fault-tolerance/pod-retry-num",
+    "unconditional": "fault-tolerance/job-unconditional-retry",
+    "hang": "fault-tolerance/hang-retry",
+}
+RETRIES = _ANNOTATIONS["faults"]
+_ON_EVERY_PLATFORM = {"python": _WORD, "inputs": _TABLE, "outputs": _TABLE}
+_PLATFORM_KEYS = {
+    "pai-dlc": {
+        "workspace_id": _WORD, "image": _WORD, "code_dir": _FOLDER, "ecs_spec": _WORD, "resource_id": _WORD,
+        "cpu": _COUNT, "memory_gib": _COUNT, "mounts": _TABLE, **_ON_EVERY_PLATFORM,
+    },
+    "sagemaker": {
+        "image": _WORD, "role_arn": _WORD, "instance_type": _WORD, "volume_gb": _COUNT, "code": _URL,
+        **_ON_EVERY_PLATFORM,
+    },
+    "kubeflow": {
+        "image": _WORD, "code_dir": _FOLDER, "namespace": _WORD, "volume_claim": _WORD,
+        "volume_path": _FOLDER, **_ON_EVERY_PLATFORM,
+    },
+    "slurm": {
+        "code_dir": _FOLDER, "partition": _WORD, "account": _WORD, "cpus_per_task": _COUNT,
+        "log_dir": _FOLDER, **_ON_EVERY_PLATFORM,
+    },
+}  # fmt: skip
+_REQUIRED = {
+    "pai-dlc": ("workspace_id", "image", "code_dir"),
+    "sagemaker": ("image", "role_arn", "instance_type"),
+    "kubeflow": ("image", "code_dir"),
+    "slurm": ("code_dir",),
+}
+_TABLES = {
+    "image": {"engine_name": _WORD, "engine_version": _WORD, "image_url": _WORD, "command": _TEXT},
+    "resources": {
+        "flavor_id": _WORD, "node_count": _NODES, "pool_id": _WORD, "gpus_per_node": _up_to(64, 0),
+    },
+    "retries": {"faults": _up_to(128), "pods": _up_to(128), "unconditional": _FLAG, "hang": _FLAG},
+    "auto_stop": {"hours": _COUNT},
+    "schedule": {"priority": _up_to(3), "preemptible": _FLAG},
+    "platform": dict.fromkeys(_PLATFORM_KEYS, _TABLE),
+}  # fmt: skip
+FILES = tuple(_PLATFORM_KEYS)  # platforms for which a file is written
+PLATFORMS = ("modelarts", *FILES)
 
 
 @dataclass(frozen=True)
@@ -37,8 +119,8 @@ class JobConfig:
     """A job. Empty or None: not given.
 
     job: the boot file's path in the code. code: the URL of an uploaded snapshot. inputs, outputs: names and
-    URLs; those of outputs are what a run's own prefix is made below. parameters, environment: as texts.
-    annotations: what the service shall do after faults. platform: tables of the others, by name.
+    URLs; a run's own prefix is below that of an output. annotations: what the service does after faults.
+    platform: tables of the other platforms, by name.
     """
 
     job: str
@@ -74,19 +156,19 @@ class JobConfig:
     @property
     def snapshot(self) -> str:
         """The last component of the code's URL: the folder's name on a node."""
-        return self.code.rstrip("/").rpartition("/")[2]
+        return _last_component(self.code)
 
 
 def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
     """Read a file for one of PLATFORMS. Raises BadInput."""
     try:
-        return _checked(_read(path), job, platform)
+        return _check(_read(path), job, platform)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error.__cause__
 
 
 def _read(path: str) -> dict:
-    toml = _toml()
+    toml = _import_toml()
     try:
         with open(path, "rb") as file:
             return toml.loads(file.read().decode())
@@ -98,54 +180,54 @@ def _read(path: str) -> dict:
         raise BadInput(f"is not TOML: {error}") from error
 
 
-def _toml():
-    """Python's own module from 3.11 on; tomli is the same code for 3.10."""
+def _import_toml():
+    """Return Python's own module (3.11 and later), or tomli, which has the same code, for 3.10."""
     try:
         return importlib.import_module("tomllib")
     except ImportError:
         return import_optional("tomli", "cannot be read: Python 3.10 has no TOML reader of its own")
 
 
-def _checked(data: dict, job: str, platform: str) -> JobConfig:
-    _check_table("", data, job_keys.TOP)
-    _check_required("", data, job_keys.TOP, ("name",))
-    for name, keys in job_keys.TABLES.items():
+def _check(data: dict, job: str, platform: str) -> JobConfig:
+    _check_table("", data, _TOP)
+    _check_required("", data, _TOP, ("name",))
+    for name, keys in _TABLES.items():
         _check_table(name, data.get(name, {}), keys)
     tables = data.get("platform", {})
     for name, table in tables.items():
-        _check_table(f"platform.{name}", table, job_keys.PLATFORMS[name])
-    if platform in FILES:
-        required = job_keys.REQUIRED[platform]
-        _check_required(
-            f"platform.{platform}", tables.get(platform, {}), job_keys.PLATFORMS[platform], required
-        )
-    else:
+        _check_table(f"platform.{name}", table, _PLATFORM_KEYS[name])
+    if platform == "modelarts":
         _check_modelarts(data)
+    else:
+        keys, required = _PLATFORM_KEYS[platform], _REQUIRED[platform]
+        _check_required(f"platform.{platform}", tables.get(platform, {}), keys, required)
+    if not re.fullmatch(r"(?!/)[A-Za-z0-9_./-]+\.py", job) or ".." in job.split("/"):
+        raise BadInput(f"JOB {job!r} is not the path of a .py file in the code, such as jobs/train_ddp.py")
     retries = data.get("retries", {})
-    config = JobConfig(
-        job=_job(job),
-        inputs=_channels("inputs", data.get("inputs", {}), folders=False),
-        outputs=_channels("outputs", data.get("outputs", {}), folders=False),
-        parameters=_parameters(data),
-        environment=_environment(data.get("environment", {})),
-        annotations={job_keys.ANNOTATIONS[key]: as_text(value) for key, value in retries.items()},
-        auto_stop_hours=data.get("auto_stop", {}).get("hours"),
-        **{name: data[name] for name in _AS_THEY_STAND if name in data},
-    )
+    given = {name: value for name, value in data.items() if name not in ("retries", "auto_stop")}
+    config = JobConfig(**given | {
+        "job": job.removeprefix("./"),
+        "inputs": _check_channels("inputs", data.get("inputs", {})),
+        "outputs": _check_channels("outputs", data.get("outputs", {})),
+        "parameters": _check_parameters(data),
+        "environment": _check_environment(data.get("environment", {})),
+        "annotations": {_ANNOTATIONS[key]: _as_text(value) for key, value in retries.items()},
+        "auto_stop_hours": data.get("auto_stop", {}).get("hours"),
+    })  # fmt: skip
     for name, table in tables.items():
         for kind in ("inputs", "outputs"):
-            for channel in _channels(f"platform.{name}.{kind}", table.get(kind, {}), folders=True):
+            for channel in _check_channels(f"platform.{name}.{kind}", table.get(kind, {}), folders=True):
                 if channel not in data.get(kind, {}):
-                    raise BadInput(f"[platform.{name}.{kind}] {channel} is none of [{kind}]")
+                    raise BadInput(f"[platform.{name}.{kind}] {channel} is not in [{kind}]")
     return config
 
 
 def _check_modelarts(data: dict) -> None:
-    _check_required("", data, job_keys.TOP, ("code", "image", "resources"))
+    _check_required("", data, _TOP, ("code", "image", "resources"))
     for name in ("code", "log_url"):
         if name in data:
             object_store.parse(data[name])
-    if not _SNAPSHOT.fullmatch(data["code"].rstrip("/").rpartition("/")[2]):
+    if not _SNAPSHOT.fullmatch(_last_component(data["code"])):
         raise BadInput(
             f"code = {data['code']!r} is not the URL of an uploaded snapshot: "
             "obs://bucket/prefix/name-abcdef012345, as `python -m launch upload` prints it"
@@ -154,104 +236,94 @@ def _check_modelarts(data: dict) -> None:
     preset = {"engine_name", "engine_version"} & set(image)
     if len(preset) + 2 * ("image_url" in image) != 2:
         raise BadInput(
-            f"[image] has {', '.join(image) or 'nothing'}: it is engine_name and engine_version, or image_url"
+            f"[image] has {', '.join(image) or 'nothing'}: expected engine_name and engine_version, or "
+            "image_url"
         )
     if preset and "command" in image:
-        raise BadInput("[image] command belongs to a custom image_url: a preset image runs the boot file")
+        raise BadInput("[image] command needs image_url: a preset image runs the boot file")
     if "flavor_id" not in resources and "pool_id" not in resources:
         raise BadInput("[resources] has neither flavor_id nor pool_id")
     if "schedule" in data and "pool_id" not in resources:
-        raise BadInput("[schedule] is for a dedicated pool: [resources] has no pool_id")
+        raise BadInput("[schedule] needs a dedicated pool: [resources] has no pool_id")
 
 
-def _check_table(name: str, table: Mapping[str, Any], keys: Mapping[str, job_keys.Key]) -> None:
+def _check_table(name: str, table: Mapping[str, Any], keys: Mapping[str, _Key]) -> None:
     place = f"[{name}] " if name else ""
     for key, value in table.items():
         if key not in keys:
-            raise BadInput(f"{place}{key} is no key: {', '.join(keys)}")
+            raise BadInput(f"{place}unknown key {key}: expected one of {', '.join(keys)}")
         if type(value) is not keys[key].kind or not keys[key].accept(value):  # a bool is an int, too
-            raise BadInput(f"{place}{key} = {_shown(key, value, keys[key])} is not {keys[key].form}")
+            # A value in the place of a table may be the table's content, with secrets in it.
+            shown = "(not shown)" if keys[key].kind is dict else secret_scan.shown(key, value)
+            raise BadInput(f"{place}{key} = {shown} is not {keys[key].form}")
 
 
-def _shown(name: str, value, key: job_keys.Key) -> str:
-    """What is not a table where one belongs may be its content, with secrets in it."""
-    return "(not shown)" if key.kind is dict else job_secrets.shown(name, value)
-
-
-def _check_required(name: str, table: Mapping[str, Any], keys: Mapping[str, job_keys.Key], required) -> None:
+def _check_required(name: str, table: Mapping[str, Any], keys: Mapping[str, _Key], required) -> None:
     place = f"[{name}] " if name else ""
     for key in required:
         if key not in table:
             raise BadInput(f"{place}{key} is missing: {keys[key].form} (launch/job.example.toml shows it)")
 
 
-def _job(job: str) -> str:
-    if not re.fullmatch(r"(?!/)[A-Za-z0-9_./-]+\.py", job) or ".." in job.split("/"):
-        raise BadInput(f"JOB {job!r} is not the path of a .py file in the code, such as jobs/train_ddp.py")
-    return job.removeprefix("./")
-
-
-def _channels(name: str, table: dict, folders: bool) -> dict[str, str]:
-    """Names and URLs, or absolute paths where the platform has folders."""
+def _check_channels(name: str, table: dict, folders: bool = False) -> dict[str, str]:
+    """Return names and URLs. folders: an absolute path is valid, too."""
     for channel, place in table.items():
-        if not job_keys.NAME.fullmatch(channel):
-            raise BadInput(f"[{name}] {channel!r} is no name: 1 to 64 of A-Z a-z 0-9 _ -")
+        if not _NAME.fullmatch(channel):
+            raise BadInput(f"[{name}] {channel!r} is not a valid name: {_NAMED.form}")
         if _underscored(channel) in platforms.INJECTED:
             raise BadInput(f"[{name}] {channel} is an argument that the platform passes itself")
-        if folders and isinstance(place, str) and job_keys.FOLDER.accept(place):
+        if folders and isinstance(place, str) and _FOLDER.accept(place):
             continue
         if not object_store.is_url(place):
-            form = f"{job_keys.URL.form}{' or an absolute path' * folders}"
-            raise BadInput(f"[{name}] {channel} = {job_secrets.shown(channel, place)} is not {form}")
+            form = f"{_URL.form}{' or an absolute path' * folders}"
+            raise BadInput(f"[{name}] {channel} = {secret_scan.shown(channel, place)} is not {form}")
         object_store.parse(place)
     places = [place.rstrip("/") for place in table.values()]
     if name == "outputs" and len(set(places)) < len(places):
-        raise BadInput("[outputs] has one URL twice: every output needs its own")
-    return {channel: place.rstrip("/") for channel, place in table.items()}
+        raise BadInput("[outputs] has the same URL twice: every output needs its own")
+    return dict(zip(table, places, strict=True))
 
 
-def _parameters(data: dict) -> dict[str, str]:
+def _check_parameters(data: dict) -> dict[str, str]:
     found = {}
     for name, value in data.get("parameters", {}).items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{0,63}", name):
-            raise BadInput(f"[parameters] {name!r} is no name of an argument: letters, digits, _ and -")
-        job_secrets.refuse("parameters", name, str(value))
+            raise BadInput(f"[parameters] {name!r} is not a valid name: letters, digits, _ and -")
+        secret_scan.refuse("parameters", name, str(value))
+        shown = secret_scan.shown(name, value, texts=False)
         if _underscored(name) in platforms.INJECTED:
-            shown = job_secrets.shown(name, value, texts=False)
             raise BadInput(f"[parameters] {name} = {shown}: the platform passes --{name} itself")
         for kind in ("inputs", "outputs"):
             if _underscored(name) in map(_underscored, data.get(kind, {})):
-                raise BadInput(f"[parameters] {name} stands in [{kind}], too: the platform passes its folder")
-        if not isinstance(value, str | bool | int | float) or not _one_line(as_text(value)):
-            shown = job_secrets.shown(name, value, texts=False)
+                raise BadInput(f"[parameters] {name} is in [{kind}], too: the platform passes its folder")
+        if not _is_scalar(value) or not _is_one_line(_as_text(value)):
             raise BadInput(
                 f"[parameters] {name} = {shown} is not a text of one line, a number, true or false"
             )
-        found[name] = as_text(value)
+        found[name] = _as_text(value)
     return found
 
 
-def _environment(table: dict) -> dict[str, str]:
+def _check_environment(table: dict) -> dict[str, str]:
     found = {}
     for name, value in table.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,8191}", name, re.ASCII):
-            raise BadInput(f"[environment] {name!r} is no name: letters, digits and _, no digit first")
-        if _PLATFORM_VARIABLES.fullmatch(name):
-            raise BadInput(f"[environment] {name} is set by the platform: leave it out")
-        job_secrets.refuse("environment", name, str(value))
-        if not isinstance(value, str | bool | int | float):
-            shown = job_secrets.shown(name, value, texts=False)
-            raise BadInput(f"[environment] {name} = {shown} is not a text, a number, true or false")
-        text = as_text(value)
-        if len(text) > _LONGEST_VALUE or "$" in text or not _one_line(text):
-            shown = job_secrets.shown(name, text, texts=False)
             raise BadInput(
-                f"[environment] {name} = {shown} is not one line of at most "
+                f"[environment] {name!r} is not a valid name: letters, digits and _, no digit first"
+            )
+        if _PLATFORM_VARIABLES.fullmatch(name):
+            raise BadInput(f"[environment] {name} is set by the platform: remove it")
+        secret_scan.refuse("environment", name, str(value))
+        text = _as_text(value)
+        if not _is_scalar(value) or len(text) > _LONGEST_VALUE or "$" in text or not _is_one_line(text):
+            shown = secret_scan.shown(name, value, texts=False)
+            raise BadInput(
+                f"[environment] {name} = {shown} is not a number, true, false, or one line of at most "
                 f"{_LONGEST_VALUE} characters without $ (the platform expands no variables)"
             )
         found[name] = text
     if found.setdefault(UNBUFFERED, "1") != "1":
-        raise BadInput(f"[environment] {UNBUFFERED} is not 1: a log would lose its last lines")
+        raise BadInput(f"[environment] {UNBUFFERED} must be 1: a log would lose its last lines")
     if len(found) > _MOST_VARIABLES:
         raise BadInput(
             f"[environment] has {len(found)} variables with {UNBUFFERED}: at most {_MOST_VARIABLES}"
@@ -259,15 +331,23 @@ def _environment(table: dict) -> dict[str, str]:
     return found
 
 
+def _last_component(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
+
+
 def _underscored(name: str) -> str:
-    """Jobs take - for _ in the names of their options."""
+    """Jobs accept - for _ in the names of their options."""
     return name.replace("-", "_")
 
 
-def _one_line(text: str) -> bool:
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, str | bool | int | float)
+
+
+def _is_one_line(text: str) -> bool:
     return not any(character in text for character in "\0\n\r")
 
 
-def as_text(value: str | bool | int | float) -> str:
-    """As arguments and variables carry it: true and false without capitals."""
+def _as_text(value: str | bool | int | float) -> str:
+    """Return a value as arguments and variables hold it: true and false in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,97 +1,103 @@
-"""The logs of all nodes of a job on ModelArts, a line at a time, with the node's number before it.
+"""Print the logs of all nodes of a job on ModelArts, line by line, with the node's number before each line.
 
     python -m launch logs JOB            what is there now
     python -m launch logs JOB -f         and what comes, until the job ends
 
-JOB: the id that `submit` printed, or its record. With -f, what was printed is remembered, byte by byte: after
-an interruption the same command goes on where it stopped (--from_start: from the beginning). The service
-shows the last 5 MiB of each log; all of it lies at the job's log_url.
+JOB: the id that `submit` printed, or its record. With -f the position in each log is kept: after an
+interruption the same command continues there (--from_start: from the beginning). The service shows the last
+5 MiB of each log; the job's log_url holds all of it.
 
-Exit codes: 0 the job is done, or still runs (without -f); 1 it has failed or was stopped; 2 it cannot be
-read; 130 interrupted: the job goes on.
+Exit codes: 0 the job is done, or still runs (without -f); 1 it failed or was stopped; 2 it cannot be
+read; 130 interrupted: the job continues.
 """
 
 import json
 import os
+import re
 import sys
 import time
+from typing import NamedTuple
 
-from common.arguments import Parser, positive_float
-from common.exits import BadInput, printable
-from common.files import write_text
-from launch.platforms import phases as job_phases
-from launch.platforms import records as job_records
-from launch.platforms.log_follow import Place, lines_after
-from launch.platforms.service import ServiceError
+from common.arguments import positive_float
+from common.exits import printable
+from launch import records
+from launch.platforms.job import FAILED, OVER, Job, make_parser
+from launch.platforms.service import Preview, ServiceError
 
 _LONGEST_WAIT = 60.0  # seconds between two attempts to reach the service
 _QUIET = 2  # rounds without a new line after the job's end: logs come late
 _INTERRUPTED = 130
+_CUT = "\N{REPLACEMENT CHARACTER}"  # half a character in JSON
+_KEPT = 400  # characters: enough to find the position again
+
+
+class Place(NamedTuple):
+    """A position in a log: `offset` bytes were read; they end with the text `tail`."""
+
+    offset: int = 0
+    tail: str = ""
 
 
 def main(arguments: list[str]) -> int:
-    """Print, and return the exit code. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch logs"
-    parser.add_argument("job", metavar="JOB", help=job_records.HELP)
-    parser.add_argument("-f", "--follow", action="store_true", help="until the job ends")
-    parser.add_argument("--from_start", action="store_true", help="with -f: forget what was printed before")
+    """Print the logs and return the exit code. Raises BadInput."""
+    parser = make_parser(__doc__, "logs")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue until the job ends")
+    parser.add_argument("--from_start", action="store_true", help="with -f: ignore the kept positions")
     parser.add_argument(
-        "--interval", type=positive_float, default=5.0, help="seconds between two looks (default: 5)"
+        "--interval", type=positive_float, default=5.0, help="seconds between two requests (default: 5)"
     )
     parser.add_argument(
         "--give_up", type=positive_float, default=1800.0, help="seconds without an answer (default: 1800)"
     )
     args = parser.parse_args(arguments)
     sys.stdout.reconfigure(errors="replace")
-    record = job_records.find(args.job)
-    logs = Logs(job_records.service(record), record["id"], _state(record["id"]) if args.follow else None)
+    job = Job.find(args.job)
+    logs = Logs(job, os.path.join(records.FOLDER, f".{job.id}.logs") if args.follow else None)
     try:
         if not args.follow:
             logs.read(last=True)
-            return _end(logs.job)
+            return _end(job)
         if args.from_start:
             logs.places = {}
         for task, place in sorted(logs.places.items()):
-            text = f"[{_number(task)}] goes on after byte {place.offset} (--from_start shows all)"
+            text = f"[{_number(task)}] continues after byte {place.offset} (--from_start shows all)"
             print(printable(text), file=sys.stderr)
         return _follow(logs, args.interval, args.give_up)
     except KeyboardInterrupt:
-        print("interrupted; the job goes on", file=sys.stderr)
+        print("interrupted; the job continues", file=sys.stderr)
         return _INTERRUPTED
-    except BrokenPipeError:  # nobody reads any more, as in `... | head`
+    except BrokenPipeError:  # the reader has ended, as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 class Logs:
-    """The logs of one job's nodes. job: what the service said of it last. places: what was printed, by task;
-    kept in the file `state`, if there is one."""
+    """The logs of one job's nodes. places: what was printed, by task; kept in the file `state` if given."""
 
-    def __init__(self, service, job_id: str, state: str | None):
-        self._service, self._id, self._state = service, job_id, state
-        self.job: dict = {}
+    def __init__(self, job: Job, state: str | None):
+        self.job, self._state = job, state
         self.places = _load(state)
 
     def read(self, last: bool) -> bool:
-        """Print what is new of every node; last: lines without an end, too. Returns whether there was any.
-        Raises ServiceError, BadInput."""
-        self.job = self._service.show(self._id)
+        """Print the new lines of every node, and return whether there were any. last: print a last line
+        without an end, too. Raises ServiceError, BadInput."""
         printed = False
-        for task in job_phases.tasks(self.job):
+        for task in self.job.refresh().tasks:
             try:
-                preview = self._service.log(self._id, task)
+                preview = self.job.service.log(self.job.id, task)
             except ServiceError as error:
                 if error.status == 404:  # this node has written none yet
                     continue
                 raise
-            lines, place = lines_after(self.places.get(task, Place()), preview, last)
+            before = self.places.get(task, Place())
+            lines, place = lines_after(before, preview, last)
             for line in lines:
                 print(printable(f"[{_number(task)}] {line.expandtabs()}"))
-            if place != self.places.get(task, Place()):
+            if place != before:
                 sys.stdout.flush()  # before it counts as printed
                 self.places[task] = place
-                _save(self._state, self.places)
+                if self._state:
+                    records.write_private(self._state, self.places)
             printed = printed or bool(lines)
         return printed
 
@@ -100,10 +106,10 @@ def _follow(logs: Logs, interval: float, give_up: float) -> int:
     quiet, wait, answered = 0, interval, time.monotonic()
     while True:
         try:
-            ended = job_phases.phase(logs.job) in job_phases.OVER
+            ended = logs.job.phase in OVER
             printed = logs.read(last=quiet == _QUIET)
         except ServiceError as error:
-            if not error.passing or time.monotonic() - answered > give_up:
+            if not error.is_temporary or time.monotonic() - answered > give_up:
                 raise
             print(printable(f"{error}; trying again in {wait:.0f} s"), file=sys.stderr, flush=True)
             time.sleep(wait)
@@ -116,18 +122,13 @@ def _follow(logs: Logs, interval: float, give_up: float) -> int:
         time.sleep(interval)
 
 
-def _end(job: dict) -> int:
-    """Say how a job stands, and return the exit code that says it, too."""
-    phase = job_phases.phase(job)
-    for task in job_phases.ended_tasks(job):
+def _end(job: Job) -> int:
+    """Print the job's phase, and return the exit code for it."""
+    for task in job.ended_tasks:
         if task.code:
             print(printable(f"task {task.name} exit_code={task.code}: {task.meaning}"), file=sys.stderr)
-    print(printable(f"job {phase}"), file=sys.stderr)
-    return 1 if phase in job_phases.FAILED else 0
-
-
-def _state(job_id: str) -> str:
-    return os.path.join(job_records.FOLDER, f".{job_id}.logs")
+    print(printable(f"job {job.phase}"), file=sys.stderr)
+    return 1 if job.phase in FAILED else 0
 
 
 def _load(path: str | None) -> dict[str, Place]:
@@ -136,18 +137,65 @@ def _load(path: str | None) -> dict[str, Place]:
             found = json.load(file)
         return {str(task): Place(int(offset), str(tail)) for task, (offset, tail) in found.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}  # it only saves what would be printed twice
-
-
-def _save(path: str | None, places: dict[str, Place]) -> None:
-    if path is None:
-        return
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_text(path, json.dumps(places), mode=0o600)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror}") from error
+        return {}  # lines are printed twice, and none is lost
 
 
 def _number(task: str) -> str:
     return task.rpartition("-")[2] or task
+
+
+# The service shows a window on a growing log: the last `current_size` of its `full_size` bytes, as text. A
+# position is a byte of the whole log and the text before it. Only whole lines are taken, so no character that
+# the window cuts in half is printed.
+
+
+def lines_after(place: Place, preview: Preview, last: bool = False) -> tuple[list[str], Place]:
+    """Return the lines after a position, and the new position. last: the log has ended, so take a last line
+    without an end. A line in brackets tells what the service does not show."""
+    begin = preview.full_size - preview.current_size  # of the window
+    data = _window(preview)
+    lines: list[str] = []
+    if preview.full_size < place.offset or (begin == 0 and place.tail and not _ends_of(place.tail, data)):
+        lines.append("[the log begins anew]")
+        place = Place()
+    if place.offset >= begin:
+        at = _index(place, data, place.offset - begin)
+    else:  # the window's first line is not whole
+        at = data.find(b"\n") + 1
+        if at == 0 and not last:
+            return [], place
+        missing = begin + at - place.offset
+        lines.append(f"[{missing} bytes are missing here: the service shows the end of a log only]")
+    whole, newline, rest = data[at:].rpartition(b"\n")
+    text = (whole + newline).decode(errors="ignore")
+    end = rest.decode(errors="ignore") if last else ""
+    lines += [line.rstrip("\r") for line in [*text.split("\n")[:-1], *([end] if end else [])]]
+    tail = text + end if end else place.tail + text
+    return lines, Place(preview.full_size - (0 if last else len(rest)), tail[-_KEPT:])
+
+
+def _window(preview: Preview) -> bytes:
+    """Return the window as it is in the log, with placeholders for half characters at its ends. It is longer
+    if bytes inside are not text: the service replaces each by a longer character."""
+    text, size = preview.content, preview.current_size
+    inner = text.strip(_CUT).encode()
+    around = size - len(inner)
+    if len(text.encode()) == size or inner == text.encode() or around < 0:
+        return text.encode()
+    before, after = (len(text) - len(text.lstrip(_CUT)), len(text) - len(text.rstrip(_CUT)))
+    before = min(before, around) if after else around  # one for each byte, as Go writes JSON
+    return b"\x80" * before + inner + b"\x80" * (around - before)
+
+
+def _index(place: Place, data: bytes, expected: int) -> int:
+    """Return where the unread text begins in the window: at `expected` if the text before it is the one that
+    was read last, else after the closest occurrence of that text."""
+    read, tail = data[:expected], place.tail.encode()
+    if tail.endswith(read) if len(read) < len(tail) else read.endswith(tail):
+        return expected
+    ends = _ends_of(place.tail, data) or _ends_of("\n", data)
+    return min(ends, key=lambda end: abs(end - expected), default=len(data))
+
+
+def _ends_of(text: str, data: bytes) -> list[int]:
+    return [found.end() for found in re.finditer(re.escape(text.encode()), data)]

@@ -1,9 +1,9 @@
-"""What is sent to ModelArts to create a job, and what the service will then start on every node.
+"""Build the request that creates a job on ModelArts, and show what the service will start on every node.
 
-The body is that of POST /v2/{project_id}/training-jobs; tests hold it against the classes of the vendor's
-SDK. One field is not in them: `prefetch_to_local` of an output, the console's "pre-download", without which a
-restarted job finds its output folder empty. The vendor's API has it where algorithms are created; that it is
-taken where jobs are was not seen. job.toml can leave it out.
+The body is that of POST /v2/{project_id}/training-jobs; tests compare it with the classes of the vendor's
+SDK. One field is not in them: `prefetch_to_local` of an output, the console's "pre-download", without which
+a restarted job finds its output folder empty. The vendor's API documents it for algorithms; whether it is
+accepted for jobs was not observed. job.toml can leave it out.
 """
 
 import datetime
@@ -11,56 +11,60 @@ import posixpath
 import re
 import secrets
 import shlex
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from common.exits import BadInput
 from common.object_store import store as object_store
 from launch.platforms.config import JobConfig
-from launch.simulate.profiles import Folders, profile
+from launch.profiles import MODELARTS_JOB, Folders, profile
 
 _MOUNT = "/home/ma-user/modelarts"  # MA_MOUNT_PATH
 _JOB_DIR = f"{_MOUNT}/user-job-dir"
 _PORT = 6666  # seen in the service's init_method
-JOB_NAME = "modelarts-job-simulated"  # as launch/simulate/profiles.py has it
+RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")  # what run_name() adds
 
 
 class NodeStart(NamedTuple):
-    """What is started on one node: a command line as a shell would take it, and what is added to its
-    environment."""
+    """The start of one node: a command line for a shell, and the variables that are added."""
 
     command: str
     environment: dict[str, str]
 
 
-RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")  # what run_name() adds
-
-
 def run_name(name: str) -> str:
-    """A name that no other run has: <name>-<UTC time>-<random>."""
+    """Return a name that no other run has: <name>-<UTC time>-<random>."""
     now = datetime.datetime.now(datetime.timezone.utc)
     return f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def outputs(config: JobConfig, run: str) -> dict[str, str]:
-    """Names and URLs of a run's outputs. An output path may belong to one active job only, so each has the
-    run's name in it."""
-    return {name: f"{url}/{run}" for name, url in config.outputs.items()}
+def run_outputs(outputs: dict[str, str], run: str, resume_from: str | None = None) -> dict[str, str]:
+    """Return names and places of a run's outputs: below a prefix of its own, or `resume_from`. An output path
+    may belong to one active job only. Raises BadInput."""
+    if resume_from is None:
+        return {name: f"{place.rstrip('/')}/{run}" for name, place in outputs.items()}
+    if list(outputs) != ["train_url"]:
+        raise BadInput(
+            f"--resume_from needs one output, train_url: [outputs] has {', '.join(outputs) or 'none'}"
+        )
+    return {"train_url": resume_from.rstrip("/")}
 
 
-def body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
-    """The JSON of the request."""
+def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
+    """Return the JSON of the request."""
     metadata = {"name": config.name, "workspace_id": config.workspace_id, "description": config.description}
+    metadata["annotations"] = dict(config.annotations)
     resources = {name: value for name, value in config.resources.items() if name != "gpus_per_node"}
     spec: dict[str, Any] = {"resource": {"node_count": 1} | resources}
     if config.log_url:
-        spec["log_export_path"] = {"obs_url": f"obs:/{_path(config.log_url)}"}  # here, they write it as a URL
+        spec["log_export_path"] = {"obs_url": f"obs:/{_path(config.log_url)}"}  # a URL, in this field only
     if config.auto_stop_hours:
         spec["auto_stop"] = {"time_unit": "HOURS", "duration": config.auto_stop_hours}
     if config.schedule:
         spec["schedule_policy"] = dict(config.schedule)
     return {
         "kind": "job",
-        "metadata": {name: value for name, value in metadata.items() if value}
-        | ({"annotations": dict(config.annotations)} if config.annotations else {}),
+        "metadata": {name: value for name, value in metadata.items() if value},
         "algorithm": _algorithm(config, outputs),
         "spec": spec,
     }
@@ -74,49 +78,46 @@ def _algorithm(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     else:
         algorithm["boot_file"] = _path(config.code) + config.job
         algorithm["engine"] = dict(config.image)
-    algorithm["parameters"] = [{"name": name, "value": value} for name, value in config.parameters.items()]
-    algorithm["inputs"] = [
-        _channel(name, url, local)
-        for (name, url), local in zip(config.inputs.items(), _inputs(config), strict=True)
-    ]
     prefetch = {"prefetch_to_local": True} if config.prefetch_to_local else {}
-    algorithm["outputs"] = [
-        _channel(name, url, local) | prefetch
-        for (name, url), local in zip(outputs.items(), _outputs(config), strict=True)
-    ]
-    algorithm["environments"] = dict(config.environment)
-    return algorithm
+    return algorithm | {
+        "parameters": [{"name": name, "value": value} for name, value in config.parameters.items()],
+        "inputs": _channels("inputs", config.inputs),
+        "outputs": [channel | prefetch for channel in _channels("outputs", outputs)],
+        "environments": dict(config.environment),
+    }
 
 
-def _channel(name: str, url: str, local: str) -> dict[str, Any]:
-    remote = {"obs": {"obs_url": _path(url)}}
-    return {"name": name, "local_dir": local, "access_method": "parameter", "remote": remote}
+def _channels(kind: str, urls: dict[str, str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name, "local_dir": local, "access_method": "parameter",
+            "remote": {"obs": {"obs_url": _path(urls[name])}},
+        }
+        for name, local in _folders(kind, urls).items()
+    ]  # fmt: skip
 
 
 def _path(url: str) -> str:
-    """obs://bucket/prefix as the service writes a folder: /bucket/prefix/."""
+    """Return obs://bucket/prefix as the service writes a folder: /bucket/prefix/."""
     place = object_store.parse(url)
     return "/".join(["", place.bucket, *filter(None, [place.prefix]), ""])
 
 
-def _inputs(config: JobConfig) -> list[str]:
-    return [f"{_MOUNT}/inputs/{name}_{index}" for index, name in enumerate(config.inputs)]
-
-
-def _outputs(config: JobConfig) -> list[str]:
-    return [f"{_MOUNT}/outputs/{name}_{index}" for index, name in enumerate(config.outputs)]
+def _folders(kind: str, names: Iterable[str]) -> dict[str, str]:
+    """Return names and folders on a node. kind: inputs or outputs."""
+    return {name: f"{_MOUNT}/{kind}/{name}_{index}" for index, name in enumerate(names)}
 
 
 def _command(config: JobConfig) -> str:
-    """Of a custom image; the service appends the parameters, the inputs and the outputs."""
+    """Return a custom image's own command, else that of the boot file. The service appends arguments."""
     boot_file = posixpath.join(_JOB_DIR, config.snapshot, config.job)
     return config.image.get("command") or f"python {shlex.quote(boot_file)}"
 
 
-def starts(config: JobConfig) -> list[NodeStart]:
-    """What every node runs: launch/simulate/profiles.py has what the platform adds, job.toml the rest."""
+def node_starts(config: JobConfig) -> list[NodeStart]:
+    """Return what every node runs: launch/profiles.py has what the platform adds, job.toml the rest."""
     custom = "image_url" in config.image
-    hosts = [f"{JOB_NAME}-worker-{node}.{JOB_NAME}" for node in range(config.nodes)]
+    hosts = [f"{MODELARTS_JOB}-worker-{node}.{MODELARTS_JOB}" for node in range(config.nodes)]
     folders = Folders(
         code=posixpath.join(_JOB_DIR, config.snapshot),
         inputs=f"{_MOUNT}/inputs",
@@ -124,12 +125,7 @@ def starts(config: JobConfig) -> list[NodeStart]:
         scratch="/cache",
         logs=f"{_MOUNT}/log",
     )
-    command = (
-        _command(config) if custom else f"python {shlex.quote(posixpath.join(folders.code, config.job))}"
-    )
-    given = [f"--{name}={value}" for name, value in config.parameters.items()]
-    given += [f"--{name}={folder}" for name, folder in zip(config.inputs, _inputs(config), strict=True)]
-    given += [f"--{name}={folder}" for name, folder in zip(config.outputs, _outputs(config), strict=True)]
+    given = config.parameters | _folders("inputs", config.inputs) | _folders("outputs", config.outputs)
     found = []
     for node in range(config.nodes):
         platform = "modelarts-custom" if custom else "modelarts"
@@ -137,7 +133,8 @@ def starts(config: JobConfig) -> list[NodeStart]:
         added = [word for word in start.arguments if not word.startswith(("--data_url=", "--train_url="))]
         environment = start.environment | {"MA_CURRENT_IP": f"<address of node {node}>"}
         if custom:
-            del environment["MASTER_PORT"]  # the user's to set: the platform names no port here
-        words = " ".join([command, *map(shlex.quote, [*given, *added])])
-        found.append(NodeStart(words, environment | config.environment))
+            del environment["MASTER_PORT"]  # set by the user: the platform names no port here
+        words = [*(f"--{name}={value}" for name, value in given.items()), *added]
+        command = " ".join([_command(config), *map(shlex.quote, words)])
+        found.append(NodeStart(command, environment | config.environment))
     return found

@@ -1,11 +1,11 @@
-"""The training jobs of Huawei ModelArts, through the vendor's SDK: pip install huaweicloudsdkmodelarts.
+"""Call the training service of Huawei ModelArts through the vendor's SDK (huaweicloudsdkmodelarts).
 
     service = connect(endpoint, project_id)
     job_id = service.create(body)
 
-Who asks stands in the environment, by the SDK's own names: HUAWEICLOUD_SDK_AK, HUAWEICLOUD_SDK_SK, and
-HUAWEICLOUD_SDK_SECURITY_TOKEN where the keys are temporary ones. Errors are one line with the service's code,
-message and request id, and never hold a key.
+The environment holds the keys, by the SDK's own names: HUAWEICLOUD_SDK_AK, HUAWEICLOUD_SDK_SK, and
+HUAWEICLOUD_SDK_SECURITY_TOKEN for temporary keys. Errors are one line with the service's code, message and
+request id, and never contain a key.
 """
 
 import ipaddress
@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 from common.exits import BadInput, import_optional
 
-PACKAGE = "huaweicloudsdkmodelarts"
+_PACKAGE = "huaweicloudsdkmodelarts"
+_KEYS = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN")
 DOMAIN = "myhuaweicloud.com"
-_ATTEMPTS, _WAIT = 4, 0.5  # of what may be asked twice; seconds before the second, doubled after each
-_TIMEOUT = (10, 60)  # seconds: to connect, without a byte
+_ATTEMPTS, _WAIT = 4, 0.5  # of a request that may be repeated; seconds before the second, then doubled
+_TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
 _HINTS = {
     401: "check HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, this machine's clock, and the region",
     403: "the account may not do this in this project",
@@ -31,15 +32,15 @@ _HINTS = {
 
 
 class ServiceError(BadInput):
-    """The service refused, or cannot be reached. status: of HTTP, None without an answer."""
+    """The service refused, or cannot be reached. status: the HTTP status, None without an answer."""
 
     def __init__(self, message: str, status: int | None):
         super().__init__(message)
         self.status = status
 
     @property
-    def passing(self) -> bool:
-        """Whether the same may succeed later."""
+    def is_temporary(self) -> bool:
+        """Whether the same request may succeed later."""
         return self.status is None or self.status == 429 or self.status >= 500
 
 
@@ -52,15 +53,14 @@ class Preview(NamedTuple):
 
 
 def endpoint(region: str = "", url: str = "") -> str:
-    """Where the service is: what is given, else MODELARTS_ENDPOINT or MODELARTS_REGION. Raises BadInput.
+    """Return the service's URL: from the arguments, else from MODELARTS_ENDPOINT or MODELARTS_REGION. Raises
+    BadInput.
 
-    Made from the region's name, not looked up: the SDK's own table has a wrong host for ap-southeast-1.
+    It is made from the region's name: the SDK's own table has a wrong host for ap-southeast-1.
     """
-    region = region or (
-        "" if url or "MODELARTS_ENDPOINT" in os.environ else os.environ.get("MODELARTS_REGION", "")
-    )
-    url = url or (f"https://modelarts.{region}.{DOMAIN}" if region else "")
-    url = (url or os.environ.get("MODELARTS_ENDPOINT", "")).rstrip("/")
+    if not url and not region and not (url := os.environ.get("MODELARTS_ENDPOINT", "")):
+        region = os.environ.get("MODELARTS_REGION", "")
+    url = (url or (f"https://modelarts.{region}.{DOMAIN}" if region else "")).rstrip("/")
     if not url:
         raise BadInput("no region: set it in job.toml, or the variable MODELARTS_REGION (cn-north-4, ...)")
     try:
@@ -75,14 +75,14 @@ def endpoint(region: str = "", url: str = "") -> str:
 
 
 def is_expected(url: str) -> bool:
-    """Whether an endpoint is the vendor's, this machine's, or the one that MODELARTS_ENDPOINT names."""
+    """Return whether a URL is the vendor's, this machine's, or the one in MODELARTS_ENDPOINT."""
     host = urllib.parse.urlsplit(url).hostname or ""
     named = url == os.environ.get("MODELARTS_ENDPOINT", "").rstrip("/")
     return named or host.endswith(f".{DOMAIN}") or _is_local(host)
 
 
 def project(given: str = "") -> str:
-    """The project's id: what is given, else HUAWEICLOUD_SDK_PROJECT_ID. Raises BadInput."""
+    """Return the project's id: `given`, else HUAWEICLOUD_SDK_PROJECT_ID. Raises BadInput."""
     found = given or os.environ.get("HUAWEICLOUD_SDK_PROJECT_ID", "")
     if not found:
         raise BadInput("no project: set project_id in job.toml, or the variable HUAWEICLOUD_SDK_PROJECT_ID")
@@ -90,9 +90,9 @@ def project(given: str = "") -> str:
 
 
 def connect(endpoint: str, project_id: str) -> "ModelArts":
-    """Raises BadInput where the SDK or the keys are missing. Nothing is sent."""
-    sdk = import_optional(f"{PACKAGE}.v1", "the vendor's SDK cannot be imported", PACKAGE)
-    missing = [name for name in ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK") if not os.environ.get(name)]
+    """Return the service. Nothing is sent. Raises BadInput if the SDK or the keys are missing."""
+    sdk = import_optional(f"{_PACKAGE}.v1", "the vendor's SDK cannot be imported", _PACKAGE)
+    missing = [name for name in _KEYS[:2] if not os.environ.get(name)]
     if missing:
         raise BadInput(f"no key of the account: set the variables {' and '.join(missing)}")
     return ModelArts(sdk, endpoint, project_id)
@@ -107,8 +107,7 @@ class ModelArts:
         from huaweicloudsdkcore.http.http_config import HttpConfig
         from requests.exceptions import RequestException
 
-        names = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN")
-        keys = [os.environ.get(name, "") for name in names]
+        keys = [os.environ.get(name, "") for name in _KEYS]
         self._secrets = [key for key in keys if key]
         credentials = BasicCredentials(keys[0], keys[1], project_id)
         if keys[2]:
@@ -117,24 +116,24 @@ class ModelArts:
         builder = sdk.ModelArtsClient.new_builder().with_credentials(credentials)
         self._client = builder.with_http_config(config).with_endpoint(endpoint).build()
         self._sdk, self._host = sdk, urllib.parse.urlsplit(endpoint).netloc
-        # the SDK lets those of requests through, and those of its own reading of an answer
+        # the SDK passes on the errors of requests, and those of its own parser
         self._errors = (SdkException, RequestException, ValueError, TypeError, AttributeError)
         # without a handler Python prints the SDK's errors beside ours
         logging.getLogger("HuaweiCloud-SDK-ModelArtsClient").addHandler(logging.NullHandler())
 
     def create(self, body: dict[str, Any]) -> str:
-        """Create a job and return its id. Never asked twice where the first may have been done."""
+        """Create a job and return its id. A request that may have been accepted is not repeated."""
         request = self._sdk.CreateTrainingJobRequest(body=body)
         call = self._client.create_training_job
         return self._ask("create the job", call, request, "metadata", repeat=False)["metadata"]["id"]
 
     def show(self, job_id: str) -> dict[str, Any]:
-        """All that the service says of a job."""
+        """Return all that the service tells about a job."""
         request = self._sdk.ShowTrainingJobDetailsRequest(training_job_id=job_id)
         return self._ask(f"show job {job_id}", self._client.show_training_job_details, request, "status")
 
     def events(self, job_id: str, limit: int) -> list[dict[str, Any]]:
-        """The last events, the newest first; limit: 1 to 100."""
+        """Return the last events, the newest first; limit: 1 to 100."""
         request = self._sdk.ListTrainingJobEventsRequest(
             training_job_id=job_id, limit=limit, offset=0, order="desc", x_language="en-us"
         )
@@ -142,7 +141,7 @@ class ModelArts:
         return self._ask(what, call, request, "events")["events"]
 
     def log(self, job_id: str, task: str) -> Preview:
-        """The end of a task's log: the service returns the last 5 MiB at most."""
+        """Return the end of a task's log: at most 5 MiB."""
         request = self._sdk.ShowTrainingJobLogsPreviewRequest(training_job_id=job_id, task_id=task)
         what, call = f"read the log of {task}", self._client.show_training_job_logs_preview
         content = (answer := self._ask(what, call, request, "content"))["content"]
@@ -150,12 +149,14 @@ class ModelArts:
         return Preview(content, size, int(answer.get("full_size", size)))
 
     def stop(self, job_id: str) -> None:
+        """Ask the service to stop a job. Returns before it has ended."""
         action = self._sdk.JobActionType(action_type="terminate")
         request = self._sdk.StopTrainingJobRequest(training_job_id=job_id, body=action)
         self._ask(f"stop job {job_id}", self._client.stop_training_job, request)
 
     def _ask(self, what: str, call, request, needed: str = "", repeat: bool = True) -> dict[str, Any]:
-        """needed: what is in every answer of the service. The SDK takes anything for one, also a web page."""
+        """Return the answer. needed: a key of every valid answer. The SDK accepts any text, also a web
+        page."""
         from huaweicloudsdkcore.utils.http_utils import sanitize_for_serialization
 
         for attempt in range(_ATTEMPTS):
@@ -166,7 +167,7 @@ class ModelArts:
                 return answer
             except self._errors as error:
                 found = self._explained(what, error)
-                again = found.passing if repeat else found.status == 429
+                again = found.is_temporary if repeat else found.status == 429
                 if attempt + 1 == _ATTEMPTS or not again:
                     raise found from error
                 time.sleep(_WAIT * 2**attempt * random.uniform(0.5, 1))
@@ -181,7 +182,7 @@ class ModelArts:
         status = error.status_code
         known = f"HTTP {status}, request id {error.request_id or 'unknown'}"
         message = self._clean(str(error.error_msg))
-        if status == 429 and "Max retries" in message:  # of the SDK's own, with a URL and no more
+        if status == 429 and "Max retries" in message:  # of the SDK's own, with only a URL
             message = "too many requests"
         hint = f"; {_HINTS[status]}" if status in _HINTS else ""
         return ServiceError(

@@ -1,4 +1,4 @@
-"""Create a job on a managed platform: ModelArts by its service, others by the file that their own tool takes.
+"""Create a job on a managed platform: ModelArts through its service, others by the file for their own tool.
 
     python -m launch submit jobs/train_ddp.py --config job.toml --dry_run
     python -m launch submit jobs/train_ddp.py --config job.toml
@@ -6,14 +6,14 @@
 
 launch/job.example.toml explains every key of job.toml. --dry_run shows the request as it would be sent and
 what every node would then run; it needs no keys, no network and no SDK. Without it the request is shown in
-short, sent when you agree, and a record is written to output_dir/jobs/ (or the folder BOOTFILE_JOBS), which
-`status`, `logs` and `stop` take. The keys stand in HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, and sending
-needs `pip install huaweicloudsdkmodelarts`.
+short and sent when you agree, and a record is written to output_dir/jobs/ (or the folder BOOTFILE_JOBS),
+which `status`, `logs` and `stop` accept. The keys are in HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, and
+sending needs `pip install huaweicloudsdkmodelarts`.
 
-Every run writes its outputs below a prefix of its own. --resume_from goes on in that of an earlier one, which
-must have ended: the service brings its content back to the nodes, and the job resumes from it.
+Every run writes its outputs below a prefix of its own. --resume_from continues with that of an earlier run,
+which must have ended: the service copies its content to the nodes, and the job resumes from it.
 
-Exit codes: 0 created, or shown; 1 not agreed to; 2 bad input, or the service refused.
+Exit codes: 0 created, or shown; 1 the answer was no; 2 bad input, or the service refused.
 """
 
 import argparse
@@ -26,79 +26,78 @@ import sys
 
 from common.arguments import Parser
 from common.exits import BadInput
-from common.files import write_text
+from common.files import ROOT, write_text
 from common.object_store import store as object_store
-from launch import manifests, own_file
-from launch.platforms import config as job_config
-from launch.platforms import consent, platform_files
-from launch.platforms import phases as job_phases
-from launch.platforms import records as job_records
-from launch.platforms import request as job_request
+from launch import confirm, manifests, records
+from launch.platforms import files, request
 from launch.platforms import service as modelarts
-from launch.platforms.config import JobConfig
+from launch.platforms.config import PLATFORMS, JobConfig, load
+from launch.platforms.job import ENDED, Job
+from launch.profiles import MODELARTS_JOB
 
 
 def main(arguments: list[str]) -> int:
-    """Show, send or write, and return the exit code. Raises BadInput."""
-    args = _arguments(arguments)
-    config = job_config.load(args.config, args.job, args.platform)
+    """Show, send or write a job, and return the exit code. Raises BadInput."""
+    args = _parse_args(arguments)
+    config = load(args.config, args.job, args.platform)
     if args.snapshot:
         _check_snapshot(args.snapshot, config)
-    elif not any(os.path.isfile(os.path.join(folder, config.job)) for folder in ("", job_records.ROOT)):
+    elif not any(os.path.isfile(os.path.join(folder, config.job)) for folder in ("", ROOT)):
         raise BadInput(
-            f"JOB {config.job}: no such file here or in {job_records.ROOT}; for other code name the folder "
-            "that `pack` made: --snapshot FOLDER"
+            f"JOB {config.job}: no such file here or in {ROOT}; for other code name the folder that `pack` "
+            "made: --snapshot FOLDER"
         )
-    run = job_request.run_name(config.name)
+    run = request.run_name(config.name)
     if args.platform != "modelarts":
         if not args.dry_run:
-            command = platform_files.COMMANDS[args.platform]
+            command = files.COMMANDS[args.platform]
             raise BadInput(
                 f"{args.platform} has its own tool: --dry_run --to FILE writes the file, then {command}"
             )
-        _show_file(platform_files.render(args.platform, config, run, args.resume_from), args)
+        _write_file(files.render(args.platform, config, run, args.resume_from), args)
         return 0
     if args.to:
         raise BadInput(
             "--to is for the files of other platforms: --platform pai-dlc|sagemaker|kubeflow|slurm"
         )
-    outputs = _outputs(config, run, args.resume_from)
-    body = job_request.body(config, outputs)
+    if args.resume_from:
+        object_store.parse(args.resume_from)
+    outputs = request.run_outputs(config.outputs, run, args.resume_from)
+    if args.resume_from and not config.prefetch_to_local:
+        raise BadInput("--resume_from needs prefetch_to_local = true: else the job finds an empty folder")
+    body = request.make_body(config, outputs)
     if args.dry_run:
         _show(config, body)
         return 0
     return _send(args, config, run, outputs, body)
 
 
-def _arguments(arguments: list[str]) -> argparse.Namespace:
+def _parse_args(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.prog = "python -m launch submit"
-    parser.add_argument("job", metavar="JOB", help="the boot file's path in the code: jobs/train_ddp.py")
-    parser.add_argument("--config", required=True, metavar="FILE", help="job.toml")
-    parser.add_argument(
-        "--platform", choices=job_config.PLATFORMS, default="modelarts", help="default: modelarts"
-    )
-    parser.add_argument("--dry_run", action="store_true", help="show everything and send nothing")
-    parser.add_argument("--to", metavar="FILE", help="of another platform's file (default: standard output)")
-    parser.add_argument("--force", action="store_true", help="replace the file at --to whatever it holds")
-    parser.add_argument("--resume_from", metavar="URL", help="outputs of an earlier run, to go on in")
-    parser.add_argument(
-        "--snapshot", metavar="FOLDER", help="what `pack` made of the code: JOB must be in it"
-    )
-    parser.add_argument("--yes", action="store_true", help="send without asking")
+    add = parser.add_argument
+    add("job", metavar="JOB", help="path of the boot file in the code: jobs/train_ddp.py")
+    add("--config", required=True, metavar="FILE", help="job.toml")
+    add("--platform", choices=PLATFORMS, default="modelarts", help="default: modelarts")
+    add("--dry_run", action="store_true", help="show everything and send nothing")
+    add("--to", metavar="FILE", help="write another platform's file there (default: standard output)")
+    add("--force", action="store_true", help="replace the file at --to even if it is another one")
+    add("--resume_from", metavar="URL", help="outputs of an earlier run, to continue")
+    add("--snapshot", metavar="FOLDER", help="what `pack` made of the code: JOB must be in it")
+    add("--yes", action="store_true", help="send without asking")
     return parser.parse_args(arguments)
 
 
 def _check_snapshot(folder: str, config: JobConfig) -> None:
-    """The boot file is in the code, and the code is what job.toml names. Raises BadInput."""
+    """Raises BadInput if the boot file is not in the snapshot, or if job.toml names another snapshot."""
     path = os.path.join(folder, manifests.NAME)
     try:
         with open(path, "rb") as file:
-            manifest = manifests.parsed(file.read())
+            manifest = manifests.parse(file.read())
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
     if manifest is None:
-        raise BadInput(f"{path} is no manifest of a snapshot that `pack` has made")
+        raise BadInput(f"{path} is not the manifest of a snapshot that `pack` made")
     paths = [entry["path"] for entry in manifest["files"]]
     if config.job not in paths:
         known = ", ".join(sorted(name for name in paths if name.startswith("jobs/"))) or "none"
@@ -109,38 +108,24 @@ def _check_snapshot(folder: str, config: JobConfig) -> None:
         )
 
 
-def _outputs(config: JobConfig, run: str, resume_from: str | None) -> dict[str, str]:
-    outputs = job_request.outputs(config, run)
-    if resume_from is None:
-        return outputs
-    object_store.parse(resume_from)
-    if list(outputs) != ["train_url"]:
-        raise BadInput(
-            f"--resume_from needs one output, train_url: [outputs] has {', '.join(outputs) or 'none'}"
-        )
-    if not config.prefetch_to_local:
-        raise BadInput("--resume_from needs prefetch_to_local = true: else the job finds an empty folder")
-    return {"train_url": resume_from.rstrip("/")}
-
-
 def _show(config: JobConfig, body: dict) -> None:
     print(json.dumps(body, indent=2, ensure_ascii=False))
-    print(f"\n({job_request.JOB_NAME} stands for the name that the service makes of the job's id)")
-    for node, start in enumerate(job_request.starts(config)):
+    print(f"\n({MODELARTS_JOB} stands for the name that the service makes from the job's id)")
+    for node, start in enumerate(request.node_starts(config)):
         print(f"\nnode {node}: {start.command}")
         for name, value in start.environment.items():
             print(f"  {name}={value if value.startswith('<') else shlex.quote(value)}")
 
 
-def _show_file(text: str, args: argparse.Namespace) -> None:
+def _write_file(text: str, args: argparse.Namespace) -> None:
     path = args.to
     if path is None:
         sys.stdout.write(text)
         return
     if os.path.exists(path) and os.path.samefile(path, args.config):
         raise BadInput(f"--to {path} is the file of --config: name another file")
-    before_run, run = job_request.RUN.split(text, maxsplit=1)[0], job_request.RUN.pattern
-    own_file.check(path, re.compile(f"\\A{re.escape(before_run)}{run}"), args.force)
+    before_run, run = request.RUN.split(text, maxsplit=1)[0], request.RUN.pattern
+    confirm.check_replaceable(path, re.compile(f"\\A{re.escape(before_run)}{run}"), args.force)
     try:
         write_text(path, text)
     except OSError as error:
@@ -155,10 +140,10 @@ def _send(args, config: JobConfig, run: str, outputs: dict[str, str], body: dict
     if args.resume_from:
         _check_ended(service, place, project, outputs)
     _summarize(config, place, project, outputs)
-    if not args.yes and not consent.agreed("create this job?"):
+    if not args.yes and not confirm.ask("create this job"):
         print("nothing was sent")
         return 1
-    path = os.path.join(job_records.FOLDER, f"{run}.json")
+    path = os.path.join(records.FOLDER, f"{run}.json")
     record = {
         "id": None,
         "name": config.name,
@@ -172,36 +157,36 @@ def _send(args, config: JobConfig, run: str, outputs: dict[str, str], body: dict
         "outputs": outputs,
         "log_url": config.log_url or None,
     }
-    job_records.write(path, record)  # before: a job that is paid for must not be one that nobody can find
+    records.write(path, record)  # first: a job that costs money must not be without a record
     try:
         record["id"] = service.create(body)
     except modelarts.ServiceError as error:
-        if error.status is not None and error.status < 500:  # refused for sure
+        if error.status is not None and error.status < 500:  # it was certainly refused
             os.unlink(path)
             raise
         raise BadInput(
             f"{error}; whether it was created is not known: look for {config.name} in the console"
         ) from error
     print(f"job {record['id']}", flush=True)
-    job_records.write(path, record)
+    records.write(path, record)
     print(f"record {path}\nnext: python -m launch logs {shlex.quote(path)} -f")
     return 0
 
 
 def _check_ended(service, place: str, project: str, outputs: dict[str, str]) -> None:
-    """No job of ours that writes there is still active. Raises BadInput."""
-    for record in job_records.all_records():
-        here = (record["endpoint"], record.get("project_id")) == (place, project)
-        theirs = set(record.get("outputs", {}).values())
+    """Raises BadInput if a recorded job that writes to these outputs is still active."""
+    for record in records.read_all():
+        here = (record["endpoint"], record["project_id"]) == (place, project)
+        theirs = set(record["outputs"].values())
         if not (here and record.get("id") and theirs & set(outputs.values())):
             continue
         try:
-            phase = job_phases.phase(service.show(record["id"]))
+            phase = Job(record, service).refresh().phase
         except modelarts.ServiceError as error:
             if error.status == 404:  # deleted
                 continue
             raise
-        if phase not in job_phases.ENDED:
+        if phase not in ENDED:
             raise BadInput(
                 f"--resume_from {outputs['train_url']}: job {record['id']} is {phase} and writes there; "
                 "an output may belong to one active job only"

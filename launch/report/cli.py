@@ -18,12 +18,12 @@ import numpy as np
 from common.arguments import Parser
 from common.exits import BadInput, import_optional
 from common.files import write_text
-from launch import own_file
+from launch import confirm
 from launch.report import charts as report_charts
-from launch.report import data as report_data
-from launch.report import figures as report_figures
+from launch.report import runs as report_data
+from launch.report import tables as report_figures
 from launch.report.charts import Curve, Mark, clock
-from launch.report.data import SPLIT, Run
+from launch.report.runs import SPLIT, Run
 
 jinja2 = import_optional("jinja2", "the page needs jinja2")
 Markup = import_optional("markupsafe", "the page needs jinja2", "jinja2").Markup
@@ -80,7 +80,7 @@ def _names(paths: list[str]) -> list[str]:
 
 def _check_to(path: str, runs: list[str], force: bool) -> None:
     """Raises BadInput if the page would replace a file that is not a report, or a result of a run."""
-    own_file.check(path, re.compile(re.escape(_POLICY)), force)
+    confirm.check_replaceable(path, re.compile(re.escape(_POLICY)), force)
     folder, name = os.path.split(os.path.abspath(path))
     for run in map(os.path.realpath, runs):
         inside = os.path.commonpath([run, os.path.realpath(folder)]) == run

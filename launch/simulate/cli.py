@@ -36,11 +36,11 @@ import tempfile
 from common.arguments import Parser, positive_float
 from common.exits import BadInput
 from launch.pack.code_folder import CodeFolder
+from launch.profiles import PROFILES, Folders, profile
 from launch.simulate import faults
 from launch.simulate.commands import Commands, option
 from launch.simulate.network import Network
 from launch.simulate.nodes import Node
-from launch.simulate.profiles import PROFILES, Folders, profile
 from launch.simulate.simulation import Simulation, say
 
 _MOST_PROCESSES = 1024  # on one machine

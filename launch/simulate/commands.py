@@ -10,9 +10,9 @@ import sys
 
 from common.exits import BadInput
 from common.object_store.paths import SCRATCH
+from launch.profiles import profile
 from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node
-from launch.simulate.profiles import profile
 
 _NAMES = {  # what may stand in the environment of whoever simulates, and must not reach a node
     "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE",
@@ -62,7 +62,7 @@ class Commands:
         levels = "process" if len(starts) > 1 or starts[0].prefix else "node"
         if node.only is not None and len(starts) > 1:
             starts = [starts[node.only]]
-        job = args.code.job(node.folders.code)
+        job = args.code.job_in(node.folders.code)
         commands = []
         for start in starts:
             platforms = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]

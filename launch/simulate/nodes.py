@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from launch.exit_codes import normalized
 from launch.pack.code_folder import CodeFolder
-from launch.simulate.profiles import Folders
+from launch.profiles import Folders
 
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
 _CHUNKS = 20  # of 64 KiB: more than a pipe holds

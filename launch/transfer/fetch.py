@@ -2,17 +2,17 @@
 
     python -m launch fetch s3://bucket/outputs | obs://... | RECORD --to FOLDER [--latest_checkpoint] [--yes]
 
-RECORD: of a job that `submit` has sent; its output train_url is meant.
+RECORD: of a job that `submit` created; its output train_url is fetched.
 Every file appears whole or not at all, and is compared with the sha256 that its upload left. Files that are
-there already are not fetched again, and a fetch that was ended goes on when it is started again. Nothing in
-FOLDER is removed. Files in FOLDER that have another content are shown, and replaced only after a yes; without
-a terminal to ask on, only with --yes.
+there already are not fetched again, and an interrupted fetch continues when it is started again. Nothing in
+FOLDER is removed. Files in FOLDER with another content are listed, and replaced when you agree; without a
+terminal, only with --yes.
 
 Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or
 boto3's usual files. Place: AWS_ENDPOINT_URL_S3, or OBS_REGION.
 
-Exit codes: 0 all is here, 1 something that the job listed is not in the store, or the answer was no, 2 bad
-input or a store that refuses, 130 interrupted.
+Exit codes: 0 all is here, 1 a file that the job listed is not in the store, or the answer was no, 2 bad input
+or the store refused, 130 interrupted.
 """
 
 import hashlib
@@ -30,18 +30,17 @@ from common.exits import BadInput
 from common.object_store.errors import of_the_disk, shown
 from common.object_store.paths import check_keys, is_partial, local_path, make_folder_of, sweep
 from common.object_store.store import Object, ObjectStore, parse
-from launch import manifests
-from launch.platforms import consent
-from launch.platforms import records as job_records
-from launch.transfer import transfers
+from launch import confirm, manifests, records
+from launch.transfer import parallel
 
 _CHECKPOINT = re.compile(r"(?P<folder>(?:.*/)?)checkpoints/step_(?P<step>\d+)\.pt")
 _METRICS = "metrics.jsonl"
+_BOOTFILE = re.compile(r"(^|/)\.bootfile-[^/]*$")
 _SHOWN = 10  # files that would be replaced
 
 
 class _Listed(NamedTuple):
-    """What a marker says of a file, and when (seconds since 1970)."""
+    """A file by a marker, and when the marker was written (seconds since 1970)."""
 
     size: int
     sha256: str
@@ -49,7 +48,7 @@ class _Listed(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch, say what came, and return the exit code. Raises BadInput."""
+    """Fetch a folder and return the exit code. Raises BadInput."""
     parser = Parser(__doc__)
     parser.prog = "python -m launch fetch"
     parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, obs://bucket/prefix, or RECORD")
@@ -57,7 +56,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--latest_checkpoint",
         action="store_true",
-        help=f"only the newest whole checkpoint, and {_METRICS}",
+        help=f"only the newest complete checkpoint, and {_METRICS}",
     )
     parser.add_argument("--yes", action="store_true", help="replace files of another content without asking")
     args = parser.parse_args(arguments)
@@ -66,81 +65,72 @@ def main(arguments: list[str]) -> int:
     try:
         return fetch(url, args.to, args.latest_checkpoint, args.yes)
     except KeyboardInterrupt:
-        print("interrupted: start it again to go on", file=sys.stderr)
-        return transfers.INTERRUPTED
+        print("interrupted: start it again to continue", file=sys.stderr)
+        return parallel.INTERRUPTED
 
 
 def _output_of(text: str) -> str:
-    record = job_records.known(text)
+    record = records.find(text)
     if not record:
         raise BadInput(
             f"{text} is not s3://bucket/prefix or obs://bucket/prefix, and not the id or the record of a job "
-            f"that was sent from here ({job_records.FOLDER})"
+            f"that was submitted from here ({records.FOLDER})"
         )
-    outputs = record.get("outputs")
-    outputs = outputs if isinstance(outputs, dict) else {}
-    if not isinstance(outputs.get("train_url"), str):
-        raise BadInput(f"{text}: no output train_url is known of that job (outputs: {', '.join(outputs)})")
-    return outputs["train_url"]
+    if "train_url" not in record["outputs"]:
+        raise BadInput(f"{text}: that job has no output train_url (outputs: {', '.join(record['outputs'])})")
+    return record["outputs"]["train_url"]
 
 
 def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
+    """Fetch what is below `url` to the folder `to`, print what came, and return the exit code. Raises
+    BadInput."""
     begin = time.monotonic()
-    with ObjectStore(url, transfers.THREADS) as store:
+    with ObjectStore(url, parallel.THREADS) as store:
         there = {entry.key: entry for entry in store.list()}
         if not there:
             raise BadInput(f"there is nothing below {url}")
         listed = _listed(store, there)
-        wanted = _newest(store, there) if latest_checkpoint else _without_ours(there)
+        if latest_checkpoint:
+            wanted = _find_newest(store, there)
+        else:  # markers and leases have a meaning in the store only
+            wanted = {key: entry for key, entry in there.items() if not _BOOTFILE.search(key)}
         check_keys(wanted, url)
         for key in wanted:
             make_folder_of(local_path(to, key), key)
         entries = sorted(wanted.values(), key=lambda entry: -entry.size)
         expected = {entry.key: _expected(entry, listed) for entry in entries}
-        known = transfers.run(
-            store,
-            "comparing",
-            0,
-            [partial(_is_here, store, to, entry, expected[entry.key]) for entry in entries],
-        )
-        missing = [entry for entry, here in zip(entries, known, strict=True) if not here]
+        tasks = [partial(_is_here, store, to, entry, expected[entry.key]) for entry in entries]
+        known = parallel.run(store, "comparing", 0, tasks)
+        compared = list(zip(entries, known, strict=True))
+        missing = [entry for entry, here in compared if not here]
         others = sorted(entry.key for entry in missing if os.path.isfile(local_path(to, entry.key)))
-        if others and not _may_replace(others, to, yes):
+        for key in others[:_SHOWN]:
+            print(f"replace {shown(os.path.join(to, key))}")
+        if len(others) > _SHOWN:
+            print(f"replace {len(others) - _SHOWN} more")
+        question = f"replace {len(others)} files in {to} that have another content"
+        if others and not confirm.ask_on_terminal(question, yes):
             print("nothing was fetched")
             return 1
-        size = sum(entry.size for entry in missing)
-        _check_room(to, missing)
+        _check_space(to, missing)
         tasks = [partial(_fetch, store, to, entry, expected[entry.key]) for entry in missing]
-        transfers.run(store, "fetching", size, tasks)
+        parallel.run(store, "fetching", sum(entry.size for entry in missing), tasks)
     for folder in {os.path.dirname(local_path(to, key)) for key in wanted}:
         sweep(folder)
-    print(f"fetched {transfers.amount(len(missing), size)} in {time.monotonic() - begin:.1f} s to {to}")
-    print(f"unchanged {transfers.amount(len(entries) - len(missing), sum(e.size for e in entries) - size)}")
+    seconds = time.monotonic() - begin
+    print(f"fetched {parallel.amount([entry.size for entry in missing])} in {seconds:.1f} s to {to}")
+    print(f"unchanged {parallel.amount([entry.size for entry, here in compared if here])}")
     if latest_checkpoint:
         print(f"checkpoint {next(key for key in wanted if _CHECKPOINT.fullmatch(key))}")
     gone = [] if latest_checkpoint else sorted(listed.keys() - there.keys())
     if gone:
-        print(f"listed, but not in the store: {len(gone)} files, {shown(gone[0])} the first")
+        print(f"listed, but not in the store: {len(gone)} files, first: {shown(gone[0])}")
     return int(bool(gone))
 
 
-def _may_replace(others: list[str], to: str, yes: bool) -> bool:
-    """Show the files that would be replaced, and ask. Raises BadInput without a terminal to ask on."""
-    for key in others[:_SHOWN]:
-        print(f"replace {shown(os.path.join(to, key))}")
-    if len(others) > _SHOWN:
-        print(f"replace {len(others) - _SHOWN} more")
-    question = f"replace {len(others)} files in {to} that have another content"
-    if yes:
-        return True
-    if not sys.stdin.isatty():
-        raise BadInput(f"there is no terminal to ask on: --yes to {question}, {shown(others[0])} the first")
-    return consent.agreed(f"{question}?")
-
-
 def _listed(store: ObjectStore, there: dict[str, Object], folder: str = "") -> dict[str, _Listed]:
-    """Path -> what the lists of jobs and of uploads in a folder say; nothing for other programs' files of
-    these names."""
+    """Return the files by path that the lists of jobs and uploads in a folder name. Other programs' files of
+    the lists' names are ignored."""
     found = {}
     for name in (manifests.NAME, output_list.NAME):
         entry = there.get(folder + name)
@@ -155,14 +145,9 @@ def _listed(store: ObjectStore, there: dict[str, Object], folder: str = "") -> d
     return found
 
 
-def _without_ours(there: dict[str, Object]) -> dict[str, Object]:
-    """Markers and leases mean something in the store only."""
-    return {key: entry for key, entry in there.items() if not key.rpartition("/")[2].startswith(".bootfile-")}
-
-
 def _expected(entry: Object, listed: dict[str, _Listed]) -> str | None:
-    """The sha256 that an object must have by a marker that is newer than it. A job that goes on replaces
-    files after its marker was written; those are compared with the sha256 that they have themselves."""
+    """Return the sha256 that a marker newer than the object tells. A running job replaces files after it
+    wrote its marker; those are compared with the sha256 in their own metadata. Raises BadInput."""
     marker = listed.get(entry.key)
     if marker is None or entry.modified >= marker.when:
         return None
@@ -173,8 +158,8 @@ def _expected(entry: Object, listed: dict[str, _Listed]) -> str | None:
     return marker.sha256
 
 
-def _newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Object]:
-    """The checkpoint of the highest step that is whole, its checksum, and the metrics. Raises BadInput if
+def _find_newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Object]:
+    """Return the complete checkpoint of the highest step, its checksum, and the metrics. Raises BadInput if
     there is none, or if there are several runs."""
     found = [match for key in there if (match := _CHECKPOINT.fullmatch(key))]
     folders = {match["folder"] for match in found}
@@ -184,15 +169,16 @@ def _newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Object]:
     folder = min(folders, default="")
     steps = {int(match["step"]): match[0] for match in found if match["folder"] == folder}
     listed, job = _listed(store, there, folder), f"{folder}{output_list.NAME}" in there
-    for _, key in sorted(steps.items(), reverse=True):  # one that the job's list does not name is not whole
+    for _, key in sorted(steps.items(), reverse=True):  # one that is not in the job's list is incomplete
         if f"{key}.json" in there and (key in listed or not job):
             names = [key, f"{key}.json", f"{folder}{_METRICS}"]
             return {name: there[name] for name in names if name in there}
-    raise BadInput(f"there is no whole checkpoint below {store.location.url()}: checkpoints/step_<n>.pt")
+    raise BadInput(f"there is no complete checkpoint below {store.location.url()}: checkpoints/step_<n>.pt")
 
 
 def _is_here(store: ObjectStore, to: str, entry: Object, sha256: str | None, progress) -> bool:
-    """Whether the file has this sha256, else the metadata's, else the MD5 that most ETags are."""
+    """Return whether the file has this sha256, else the one in the metadata, else the MD5 that most ETags
+    are."""
     path = local_path(to, entry.key)
     try:
         if os.path.getsize(path) != entry.size or not os.path.isfile(path):
@@ -212,7 +198,7 @@ def _is_here(store: ObjectStore, to: str, entry: Object, sha256: str | None, pro
     return found.hexdigest() == sha256 if sha256 else md5.hexdigest() == entry.etag
 
 
-def _check_room(to: str, missing: list[Object]) -> None:
+def _check_space(to: str, missing: list[Object]) -> None:
     needed, free = sum(entry.size for entry in missing), shutil.disk_usage(to).free
     begun = sum(
         os.path.getsize(os.path.join(base, name))
@@ -221,7 +207,7 @@ def _check_room(to: str, missing: list[Object]) -> None:
         if is_partial(name)
     )
     if needed - begun > free:
-        raise BadInput(f"{needed / 1e6:.1f} MB are to be fetched, and {free / 1e6:.1f} MB are free in {to}")
+        raise BadInput(f"{needed / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free in {to}")
 
 
 def _fetch(store: ObjectStore, to: str, entry: Object, sha256: str | None, progress) -> None:

@@ -15,8 +15,8 @@ import statistics
 import sys
 import tempfile
 
-from launch.bench import turns
-from launch.bench.turns import Runner
+from launch.bench.train import turns
+from launch.bench.train.turns import Runner
 from tests.benchmarks.machine import describe
 from tests.support.marks import ROOT, without_block
 

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from common.metrics import Log
 from datasets.sampling.receipt import Receipt
 from launch.report import cli as report
-from launch.report import data as report_data
+from launch.report import runs as report_data
 from tests.conftest import records
 
 

@@ -14,7 +14,7 @@ from datasets.loaders.ray.transport import pack_code
 from datasets.memory import digits
 from datasets.stores import pack
 from datasets.stores.shared import servers
-from launch.bench import train_table
+from launch.bench.train import table as train_table
 from launch.platforms import service as modelarts
 
 REASON = "it was built for another NumPy"

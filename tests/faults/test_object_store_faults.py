@@ -171,7 +171,7 @@ class Case:
             assert {name: self.files[name] for name in there} == there, "a corrupt object was accepted"
             assert not manifest or there == self.files, "the manifest is there, and not all files are"
             assert manifest or not done  # who was killed may have finished
-            assert not manifest or manifests.parsed(manifest)
+            assert not manifest or manifests.parse(manifest)
         elif self.name == "checkpoint":
             self._check_checkpoints(done)
         else:

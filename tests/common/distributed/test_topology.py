@@ -9,7 +9,7 @@ import pytest
 from common.distributed.topology import STARTED_BY, Topology, promised_gpus, resolve
 from common.exits import BadInput
 from common.platforms import hostlist
-from launch.simulate.profiles import PROFILES, Folders, profile
+from launch.profiles import PROFILES, Folders, profile
 from tests.conftest import ROOT, environment, finish, free_port, run, start
 
 
@@ -616,7 +616,7 @@ def test_a_broken_launcher_is_named(env, changed, args, message):
 
 
 def test_torch_is_not_imported():
-    modules = "common.distributed.topology, launch.simulate.profiles"
+    modules = "common.distributed.topology, launch.profiles"
     run(
         "-c",
         f"import sys, {modules}; sys.exit('torch' in sys.modules)",

@@ -1,5 +1,5 @@
-"""python -m launch bench train, and launch/bench/turns.py: jobs that take turns, and that are gone at the
-end."""
+"""python -m launch bench train, and launch/bench/train/turns.py: jobs that take turns, and that are gone at
+the end."""
 
 import json
 import re
@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from common.exits import BadInput
-from launch.bench import train as bench_train
-from launch.bench.turns import Runner
+from launch.bench.train import cli as bench_train
+from launch.bench.train.turns import Runner
 from tests.conftest import ROOT, environment, finish, run, start
 
 BENCH = ("-m", "launch", "bench", "train")
@@ -106,8 +106,8 @@ def test_jobs_end_with_whoever_lets_them_run(tmp_path, number):
         folder.mkdir()
     code = f"""
 import sys
-from launch.bench import train as bench_train
-from launch.bench.turns import Runner
+from launch.bench.train import cli
+from launch.bench.train.turns import Runner
 stopped, running = (Runner(f, [sys.executable, "-c", {JOB!r}, f], f) for f in sys.argv[1:])
 stopped.turn(10, 60)
 print("ready", flush=True)

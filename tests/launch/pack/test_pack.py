@@ -15,7 +15,7 @@ import pytest
 
 from common.exits import BadInput
 from launch import manifests
-from launch.pack import dependency_list
+from launch.pack import requirements
 from launch.pack.cli import pack
 from launch.pack.code_folder import CodeFolder
 from tests.conftest import ROOT, run, start
@@ -43,7 +43,7 @@ def repository(tmp_path):
 def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
     result = run("-m", "launch", "pack", "jobs/train_ddp.py", "--to", tmp_path / "to")
     (folder,) = (tmp_path / "to").iterdir()
-    manifest = manifests.parsed((folder / "manifest.json").read_bytes())
+    manifest = manifests.parse((folder / "manifest.json").read_bytes())
     assert manifest["name"] == "train_ddp" and manifest["job"] == "jobs/train_ddp.py"
     assert folder.name == f"train_ddp-{manifest['digest'][:12]}"
     assert re.search(
@@ -128,7 +128,7 @@ def test_the_users_own_rules(mine, tmp_path, capsys):
     })  # fmt: skip
     tree(mine, {"runs/model.py": "code", "runs/deep/run.log": "x"})
     extra = [str(mine / "data"), str(mine / ".hidden")]
-    packed = pack(str(mine / "job.py"), str(tmp_path / "to"), extra=extra, print_too=True)
+    packed = pack(str(mine / "job.py"), str(tmp_path / "to"), extra=extra, verbose=True)
     assert paths(packed) == [
         ".hidden", "beside.py", "data/x.csv", "job.py", "keep.pth", "runs/model.py", "words/list.txt",
     ]  # fmt: skip
@@ -185,7 +185,7 @@ def test_the_dependency_list(tmp_path):
         "more.txt": "torch-geometric\nnumpy>=1.26\n",
     })  # fmt: skip
     path = str(tmp_path / "requirements.txt")
-    text, left_out = dependency_list.made_from(path, keep_torch=False)
+    text, left_out = requirements.adapt(path, keep_torch=False)
     assert text.splitlines() == [
         "torch-geometric", "numpy>=1.26", "redis[hiredis]>=5; python_version < '4'",
         "--extra-index-url https://host/simple", "torchmetrics",
@@ -194,10 +194,10 @@ def test_the_dependency_list(tmp_path):
         "torch", "torch", "nvidia-cublas-cu12", "torchvision", "torch", "-e", "./a.whl", "-c", "torchaudio",
         "nvidia-dali",
     ]  # fmt: skip
-    assert "torch==2.1+cu118" in dependency_list.made_from(path, keep_torch=True)[0]
+    assert "torch==2.1+cu118" in requirements.adapt(path, keep_torch=True)[0]
     tree(tmp_path, {"more.txt": "-r requirements.txt"})
     with pytest.raises(BadInput, match="includes itself"):
-        dependency_list.made_from(path, keep_torch=False)
+        requirements.adapt(path, keep_torch=False)
 
 
 @pytest.mark.parametrize("line", ["-r ../private.txt", "-r /etc/hostname", "-r link.txt", "-r lists/up.txt"])
@@ -206,14 +206,14 @@ def test_no_list_outside_of_the_code_is_written_out(line, mine, tmp_path):
     tree(mine, {"requirements.txt": f"numpy\n{line}\n", "lists/up.txt": "-r ../../private.txt\n"})
     (mine / "link.txt").symlink_to(tmp_path / "private.txt")
     with pytest.raises(BadInput, match="is not in the code folder"):
-        dependency_list.made_from(str(mine / "requirements.txt"), False)
+        requirements.adapt(str(mine / "requirements.txt"), False)
     (mine / "link.txt").unlink()
     refused(str(mine / "job.py"), tmp_path / "to")
     tree(
         mine,
         {"requirements.txt": "-r lists/up.txt\n", "lists/up.txt": "-r ../more.txt\n", "more.txt": "redis\n"},
     )
-    assert dependency_list.made_from(str(mine / "requirements.txt"), False)[0] == "redis\n"
+    assert requirements.adapt(str(mine / "requirements.txt"), False)[0] == "redis\n"
 
 
 def test_limits(mine, tmp_path):
@@ -293,7 +293,7 @@ def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):
     to = str(mine / "packed")
     first = pack(str(mine / "job.py"), to)
     tree(mine, {"beside.py": "ZERO = 1\n"})
-    second = pack(str(mine / "job.py"), to, print_too=True)
+    second = pack(str(mine / "job.py"), to, verbose=True)
     assert second.made and len(paths(second)) == 3 and "what pack makes" in capsys.readouterr().out
     assert pack(os.path.join(first.path, "job.py"), to).path == first.path, "a snapshot packs as itself"
     with pytest.raises(BadInput, match="is the folder that is packed"):

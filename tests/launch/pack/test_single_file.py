@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from launch.pack.cli import pack
-from launch.simulate.profiles import PROFILES
+from launch.profiles import PROFILES
 from tests.conftest import environment, finish, records, start
 from tests.support.packed import script_folder
 from tests.support.simulated import rows, simulate

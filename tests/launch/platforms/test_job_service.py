@@ -16,12 +16,12 @@ import pytest
 
 from common import exits
 from common.exits import BadInput
+from launch import records as job_records
 from launch.platforms import config as job_config
-from launch.platforms import logs
-from launch.platforms import records as job_records
+from launch.platforms import job as platform_job
 from launch.platforms import request as job_request
 from launch.platforms import service as modelarts
-from launch.platforms.log_follow import Place, lines_after
+from launch.platforms.logs import Place, lines_after
 from launch.platforms.service import Preview
 from tests.conftest import environment, finish, start
 from tests.support.modelarts_service import PHASES, PROJECT, SECRET_KEY, ModelArtsService
@@ -113,8 +113,8 @@ class User:
         """The id of a job that was created before, with a record."""
         config = job_config.load(self.config, "jobs/train_ddp.py")
         run = job_request.run_name(config.name)
-        outputs = job_request.outputs(config, run)
-        job_id = list(self.server.test(new=job_request.body(config, outputs))["bodies"])[-1]
+        outputs = job_request.run_outputs(config.outputs, run)
+        job_id = list(self.server.test(new=job_request.make_body(config, outputs))["bodies"])[-1]
         record = {"id": job_id, "name": "ddp", "endpoint": self.server.endpoint, "project_id": PROJECT}
         job_records.write(str(self.folder / "records" / f"{run}.json"), record | {"outputs": outputs})
         return job_id
@@ -172,7 +172,7 @@ def test_nothing_is_sent_unless_somebody_agrees(user, server, monkeypatch):
     before = len(server.test()["bodies"])
     for answer in ("", "n\n", "maybe\n"):
         monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-        assert user.submit(code=1).stdout.endswith("create this job? [y/N] \nnothing was sent\n")
+        assert user.submit(code=1).stdout.endswith("[y/N] \nnothing was sent\n")
     assert len(server.test()["bodies"]) == before and user.records() == []
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     assert re.search(r"^job \S+$", user.submit().stdout, re.MULTILINE)
@@ -266,7 +266,7 @@ def test_a_job_is_never_created_twice(user, server, kind):
     assert len(server.test()["bodies"]) == before + (kind == "reset_after")
     (record,) = user.records()
     assert record["id"] is None
-    assert "it is not known whether the service took job ddp" in user.fails("status", record["run"])
+    assert "it is not known whether job ddp was created" in user.fails("status", record["run"])
 
 
 def test_nothing_is_sent_that_could_not_be_recorded(user, server, monkeypatch):
@@ -305,16 +305,16 @@ def test_a_bare_id_is_looked_for_by_the_environment(user, server, monkeypatch):
     monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "elsewhere"))
     monkeypatch.setenv("MODELARTS_ENDPOINT", server.endpoint)
     assert f"job {job_id} ddp: Creating" in user.launch("status", job_id).stdout
-    assert "no file, and no id" in user.fails("status", "../job.json")
+    assert "no such file, and not the id of a job" in user.fails("status", "../job.json")
     assert "ModelArts.2764 training job 0-0 does not exist" in user.fails("status", "0-0")
     monkeypatch.delenv("MODELARTS_ENDPOINT")
     error = user.fails("status", job_id)
-    assert "no region is set: set the variable MODELARTS_REGION" in error and "job.toml" not in error
+    assert "no region is set: set MODELARTS_REGION" in error and "job.toml" not in error
     monkeypatch.setenv("MODELARTS_ENDPOINT", "http://192.0.2.1")
     assert "is not encrypted" in user.fails("status", job_id)
     monkeypatch.delenv("HUAWEICLOUD_SDK_PROJECT_ID")
     monkeypatch.setenv("MODELARTS_ENDPOINT", server.endpoint)
-    assert "no project is set: set the variable HUAWEICLOUD_SDK_PROJECT_ID" in user.fails("status", job_id)
+    assert "no project is set: set HUAWEICLOUD_SDK_PROJECT_ID" in user.fails("status", job_id)
 
 
 def test_missing_keys_and_a_missing_sdk_are_one_line(user, tmp_path):
@@ -374,11 +374,11 @@ def test_logs_go_on_at_the_byte_after_an_interruption(user, server):
     assert sorted(lines) == ["[0] 一\n", "[0] 二\n", "[1] x\n"]
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    assert "the job goes on" in finish(process, code=130).stderr
+    assert "the job continues" in finish(process, code=130).stderr
     server.test(job=job_id, log={"worker-0": " and half\n三\n"}, phase="Completed")
     result = user.launch("logs", job_id, "-f", "--interval=0.05")
     assert result.stdout == "[0] half and half\n[0] 三\n"
-    assert "[0] goes on after byte 8 (--from_start shows all)" in result.stderr
+    assert "[0] continues after byte 8 (--from_start shows all)" in result.stderr
     everything = "[0] 一\n[0] 二\n[0] half and half\n[0] 三\n[1] x\n"
     assert user.launch("logs", job_id, "-f", "--interval=0.05", "--from_start").stdout == everything
     assert user.launch("logs", job_id).stdout == everything
@@ -420,7 +420,7 @@ def test_following_outlives_faults_of_the_service(user, server):
     assert "; trying again in " in result.stderr and result.stdout == ""
     server.test(fault={"status": 403, "times": 1, "path": job_id})
     errors = user.launch("logs", job_id, "-f", code=2).stderr
-    assert re.fullmatch(r"\[0\] goes on after byte 13 [^\n]+\nerror: [^\n]+HTTP 403[^\n]+\n", errors)
+    assert re.fullmatch(r"\[0\] continues after byte 13 [^\n]+\nerror: [^\n]+HTTP 403[^\n]+\n", errors)
     server.test(fault={"status": 500, "times": 1000, "path": job_id})
     began = time.monotonic()
     errors = user.launch("logs", job_id, "-f", "--interval=0.05", "--give_up=0.1", code=2).stderr
@@ -497,7 +497,7 @@ def test_stop_asks_and_says_what_is_stopped(user, server, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
     shown = user.launch("stop", job_id, code=1).stdout
     assert re.match(rf"job {job_id} ddp: Running since .+ UTC, nodes=2\n", shown)
-    assert shown.endswith("stop this job? [y/N] \nit goes on\n")
+    assert shown.endswith("[y/N] \nnot stopped\n")
     assert ["POST", f"/v2/{PROJECT}/training-jobs/{job_id}/actions"] not in server.test()["requests"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("yes\n"))
     assert user.launch("stop", job_id).stdout.endswith(f"job {job_id}: Terminating\n")
@@ -549,10 +549,10 @@ def test_a_host_that_is_not_the_vendor_s_is_named_before_it_is_asked(user, monke
         ("https://modelarts.example.com", False),
         ("http://127.0.0.1:9", True),
     ):
-        job_records.service({"id": "1", "endpoint": place, "project_id": "p"})
+        platform_job.connect({"id": "1", "endpoint": place, "project_id": "p"})
         assert (capsys.readouterr().err == "") == expected and asked[-1] == place
     monkeypatch.setenv("MODELARTS_ENDPOINT", "https://modelarts.example.com/")
-    job_records.service({"id": "1", "endpoint": "https://modelarts.example.com", "project_id": "p"})
+    platform_job.connect({"id": "1", "endpoint": "https://modelarts.example.com", "project_id": "p"})
     assert capsys.readouterr().err == ""
 
 
@@ -568,7 +568,7 @@ def test_a_full_disk_leaves_the_record_as_it_was_and_no_other_file(user, monkeyp
     with pytest.raises(BadInput, match="No space left"):
         job_records.write(str(path), {"id": job_id})
     with pytest.raises(BadInput, match="No space left"):
-        logs._save(str(path.parent / ".x.logs"), {"worker-0": Place(1, "a")})
+        job_records.write_private(str(path.parent / ".x.logs"), {"worker-0": Place(1, "a")})
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 

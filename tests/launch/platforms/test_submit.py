@@ -16,9 +16,9 @@ from botocore.validate import ParamValidator
 from common.distributed import topology
 from common.exits import BadInput
 from launch.platforms import config as job_config
-from launch.platforms import platform_files, submit
+from launch.platforms import files, submit
 from launch.platforms import request as job_request
-from launch.simulate.profiles import Folders, profile
+from launch.profiles import Folders, profile
 from tests.conftest import ROOT, environment, run
 from tests.support.modelarts_body import Wrong, check_job
 
@@ -155,22 +155,22 @@ def test_every_run_has_outputs_of_its_own(tmp_path):
     assert len(names) == 50
     for name in names:
         assert re.fullmatch(r"train-ddp-\d{8}-\d{6}-[0-9a-f]{6}", name)
-        assert job_request.outputs(config, name) == {"train_url": f"obs://bucket/runs/{name}"}
+        assert job_request.run_outputs(config.outputs, name) == {"train_url": f"obs://bucket/runs/{name}"}
 
 
 def test_small_and_custom_jobs_are_requests_that_the_service_takes(tmp_path):
     config = _config(tmp_path, SMALL)
-    body = job_request.body(config, {})
+    body = job_request.make_body(config, {})
     check_job(body)
     assert body["spec"] == {"resource": {"node_count": 1, "pool_id": "pool-1"}}
-    (start,) = job_request.starts(config)
+    (start,) = job_request.node_starts(config)
     assert start.command == f"python /home/ma-user/modelarts/user-job-dir/bootfile-0123456789ab/{JOB}"
     assert "MASTER_PORT" not in start.environment
     config = _config(
         tmp_path, SMALL.replace(':1"\n', ':1"\ncommand = "bash run.sh"\n') + "[parameters]\nname = 'a b'\n"
     )
-    assert job_request.starts(config)[0].command == "bash run.sh '--name=a b'"
-    assert job_request.body(config, {})["algorithm"]["parameters"] == [{"name": "name", "value": "a b"}]
+    assert job_request.node_starts(config)[0].command == "bash run.sh '--name=a b'"
+    assert job_request.make_body(config, {})["algorithm"]["parameters"] == [{"name": "name", "value": "a b"}]
 
 
 def test_what_the_stand_in_refuses():
@@ -196,7 +196,7 @@ def test_what_the_stand_in_refuses():
         (("spec", "schedule_policy"), {"priority": 1}, "without a dedicated pool"),
         (("kind",), "mrs_job", "kind is not job"),
     ]:
-        body = json.loads(json.dumps(job_request.body(config, {"train_url": "obs://bucket/runs/x"})))
+        body = json.loads(json.dumps(job_request.make_body(config, {"train_url": "obs://bucket/runs/x"})))
         check_job(body)
         *parents, last = where
         place = body
@@ -219,7 +219,7 @@ def _example(*replacements: tuple[str, str]) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('name = "train-ddp"', 'nmae = "x"', "nmae is no key: name, description, code"),
+        ('name = "train-ddp"', 'nmae = "x"', "unknown key nmae: expected one of name, description, code"),
         ('name = "train-ddp"', "", "name is missing: 1 to 64 of A-Z a-z 0-9 _ -"),
         ('name = "train-ddp"', 'name = "a b"', "name = 'a b' is not 1 to 64 of A-Z a-z 0-9 _ -"),
         ('name = "train-ddp"', f'name = "{"x" * 65}"', "is not 1 to 64 of"),
@@ -236,7 +236,7 @@ def _example(*replacements: tuple[str, str]) -> str:
             'prefetch_to_local = "true"',
             "prefetch_to_local = 'true' is not true or false",
         ),
-        ('engine_name = "PyTorch"', "", "has engine_version: it is engine_name and engine_version, or"),
+        ('engine_name = "PyTorch"', "", "has engine_version: expected engine_name and"),
         (
             'engine_name = "PyTorch"',
             'engine_name = "PyTorch"\nimage_url = "a:1"',
@@ -245,12 +245,12 @@ def _example(*replacements: tuple[str, str]) -> str:
         (
             'engine_name = "PyTorch"',
             'engine_name = "PyTorch"\ncommand = "x"',
-            "[image] command belongs to a custom",
+            "[image] command needs image_url",
         ),
         (
             'engine_name = "PyTorch"',
             'engine = "PyTorch"',
-            "[image] engine is no key: engine_name, engine_version",
+            "[image] unknown key engine: expected one of engine_name",
         ),
         ('flavor_id = "modelarts.pool.visual.8xlarge"', "", "[resources] has neither flavor_id nor pool_id"),
         (
@@ -266,11 +266,11 @@ def _example(*replacements: tuple[str, str]) -> str:
             "[inputs] data_url = '/data' is not obs://",
         ),
         ('data_url = "obs', 'rank = "obs', "[inputs] rank is an argument that the platform passes itself"),
-        ('data_url = "obs', '"data url" = "obs', "[inputs] 'data url' is no name: 1 to 64 of"),
+        ('data_url = "obs', '"data url" = "obs', "[inputs] 'data url' is not a valid name: 1 to 64 of"),
         (
             '"obs://bucket/runs"',
             '"obs://bucket/runs"\nmore = "obs://bucket/runs/"',
-            "[outputs] has one URL twice",
+            "[outputs] has the same URL twice",
         ),
         (
             "epochs = 20",
@@ -278,27 +278,39 @@ def _example(*replacements: tuple[str, str]) -> str:
             "[parameters] world_size = 2: the platform passes --world_size itself",
         ),
         ("epochs = 20", "init_method = 'x'", "the platform passes --init_method itself"),
-        ("epochs = 20", "data_url = 'x'", "[parameters] data_url stands in [inputs], too"),
+        ("epochs = 20", "data_url = 'x'", "[parameters] data_url is in [inputs], too"),
         ("epochs = 20", "epochs = [20]", "epochs = [20] is not a text of one line, a number"),
         ("epochs = 20", 'epochs = "2\\n0"', "is not a text of one line"),
-        ("epochs = 20", "'ep=' = 20", "[parameters] 'ep=' is no name of an argument"),
+        ("epochs = 20", "'ep=' = 20", "[parameters] 'ep=' is not a valid name"),
         ('OMP_NUM_THREADS = "8"', 'PYTHONUNBUFFERED = "0"', "a log would lose its last lines"),
-        ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK is set by the platform: leave it out"),
+        ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK is set by the platform"),
         ('OMP_NUM_THREADS = "8"', 'NCCL_IB_HCA = "x"', "[environment] NCCL_IB_HCA is set by the platform"),
         ('OMP_NUM_THREADS = "8"', 'A = "$HOME/x"', "without $"),
-        ('OMP_NUM_THREADS = "8"', f'A = "{"x" * 4097}"', "is not one line of at most 4096"),
-        ('OMP_NUM_THREADS = "8"', '"1A" = "x"', "'1A' is no name: letters, digits and _"),
+        ('OMP_NUM_THREADS = "8"', f'A = "{"x" * 4097}"', "one line of at most 4096"),
+        ('OMP_NUM_THREADS = "8"', '"1A" = "x"', "'1A' is not a valid name: letters, digits and _"),
         ('OMP_NUM_THREADS = "8"', "\n".join(f"A{n} = 1" for n in range(100)), "has 101 variables"),
         ("faults = 3", "faults = 0", "[retries] faults = 0 is not a whole number in 1..128"),
-        ("faults = 3", "fault = 3", "[retries] fault is no key: faults, pods, unconditional, hang"),
+        (
+            "faults = 3",
+            "fault = 3",
+            "[retries] unknown key fault: expected one of faults, pods",
+        ),
         ("hours = 24", "hours = 0", "[auto_stop] hours = 0 is not a whole number of at least 1"),
-        ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] is for a dedicated pool"),
-        ("[platform.slurm]", "[platform.lsf]", "[platform] lsf is no key: pai-dlc, sagemaker, kubeflow"),
-        ('partition = "gpu"', 'queue = "gpu"', "[platform.slurm] queue is no key: code_dir, partition"),
+        ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] needs a dedicated pool"),
+        (
+            "[platform.slurm]",
+            "[platform.lsf]",
+            "[platform] unknown key lsf: expected one of pai-dlc",
+        ),
+        (
+            'partition = "gpu"',
+            'queue = "gpu"',
+            "[platform.slurm] unknown key queue: expected one of code_dir",
+        ),
         (
             '"/shared/data/cifar10" }',
             '"/d", more = "/m" }',
-            "[platform.slurm.inputs] more is none of [inputs]",
+            "[platform.slurm.inputs] more is not in [inputs]",
         ),
     ],
 )
@@ -411,10 +423,10 @@ def test_resuming_needs_the_earlier_outputs(tmp_path):
         "--resume_from needs one output, train_url: [outputs] has none" in run(*command, other, code=2).stderr
     )
     config = job_config.load(str(EXAMPLE), JOB, "slurm")
-    script = platform_files.render("slurm", config, "run-1", "/shared/runs/earlier/")
+    script = files.render("slurm", config, "run-1", "/shared/runs/earlier/")
     assert script.endswith(" --train_url=/shared/runs/earlier\n")
     with pytest.raises(BadInput, match="earlier is no s3://bucket/prefix"):
-        platform_files.render("slurm", config, "run-1", "earlier")
+        files.render("slurm", config, "run-1", "earlier")
 
 
 def _starts(platform: str, nodes: int, processes: int, env: dict[str, str], gpus: int):
@@ -451,7 +463,7 @@ def layout(request, tmp_path):
 
 def test_pai_dlc_file(layout):
     nodes, gpus, load = layout
-    job = json.loads(platform_files.render("pai-dlc", load("pai-dlc"), "run-1"))
+    job = json.loads(files.render("pai-dlc", load("pai-dlc"), "run-1"))
     (spec,) = job["JobSpecs"]
     words = shlex.split(job["UserCommand"])
     assert job["JobType"] == "PyTorchJob" and spec["PodCount"] == nodes and spec["Type"] == "Worker"
@@ -485,7 +497,7 @@ def _check_patterns(shape, value, place=""):
 def test_sagemaker_file(layout, tmp_path):
     """Held against botocore's own model of the service; its entry point is run as a container would."""
     nodes, _, load = layout
-    job = json.loads(platform_files.render("sagemaker", load("sagemaker"), "my_run-1"))
+    job = json.loads(files.render("sagemaker", load("sagemaker"), "my_run-1"))
     service = botocore.session.get_session().get_service_model("sagemaker")
     shape = service.operation_model("CreateTrainingJob").input_shape
     report = ParamValidator().validate(job, shape)
@@ -516,7 +528,7 @@ def test_sagemaker_file(layout, tmp_path):
 
 def test_kubeflow_file(layout):
     nodes, gpus, load = layout
-    job = yaml.safe_load(platform_files.render("kubeflow", load("kubeflow"), "My_run-1"))
+    job = yaml.safe_load(files.render("kubeflow", load("kubeflow"), "My_run-1"))
     assert (job["apiVersion"], job["kind"], job["metadata"]["name"]) == (
         "kubeflow.org/v1",
         "PyTorchJob",
@@ -544,7 +556,7 @@ def test_slurm_file(layout, tmp_path):
     """bash reads it and runs it up to srun, which shows here what it was given."""
     nodes, gpus, load = layout
     script = tmp_path / "job.sh"
-    script.write_text(platform_files.render("slurm", load("slurm"), "run-1"))
+    script.write_text(files.render("slurm", load("slurm"), "run-1"))
     subprocess.run(["bash", "-n", script], check=True)
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.+)$", script.read_text(), re.MULTILINE))
     assert int(options["nodes"]) == nodes and int(options["ntasks-per-node"]) == max(gpus, 1)
@@ -581,15 +593,15 @@ def test_slurm_file(layout, tmp_path):
         ("sagemaker", 'code = "s3://', 'code = "obs://', "sagemaker reads s3:// only: obs://bucket/code"),
         ("sagemaker", 'name = "train-ddp"', f'name = "{"x" * 64}"', "at most 63 of A-Z a-z 0-9 -"),
         ("sagemaker", 'dataset = "cifar10"', f'dataset = "{"x" * 256}"', "takes arguments of 256"),
-        ("kubeflow", 'volume_claim = "training"', "", "volume_claim and volume_path belong together"),
+        ("kubeflow", 'volume_claim = "training"', "", "needs both volume_claim and volume_path"),
         ("kubeflow", 'name = "train-ddp"', f'name = "{"x" * 54}"', "at most 54 of a-z 0-9 -"),
-        ("slurm", "[platform.slurm]", "[platform.slurm]\n[unused]", "unused is no key"),
+        ("slurm", "[platform.slurm]", "[platform.slurm]\n[unused]", "unknown key unused"),
     ],
 )  # fmt: skip
 def test_what_a_platform_cannot_take(platform, old, new, message, tmp_path):
     with pytest.raises(BadInput) as error:
         config = _config(tmp_path, _example((old, new)), platform)
-        platform_files.render(platform, config, job_request.run_name(config.name))
+        files.render(platform, config, job_request.run_name(config.name))
     assert message in str(error.value)
 
 
@@ -600,7 +612,7 @@ def test_values_that_shells_and_yaml_would_take_apart(tmp_path):
     )
     for platform in job_config.FILES:
         config = _config(tmp_path, text, platform)
-        made = platform_files.render(platform, config, "run-1")
+        made = files.render(platform, config, "run-1")
         if platform == "kubeflow":
             spec = yaml.safe_load(made)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
             found = spec["containers"][0]["command"]

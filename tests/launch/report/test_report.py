@@ -14,7 +14,7 @@ import pytest
 
 from common.exits import BadInput
 from launch.report import cli as report
-from launch.report import data as report_data
+from launch.report import runs as report_data
 from tests.conftest import environment, finish, records, run, start
 from tests.support import browser
 

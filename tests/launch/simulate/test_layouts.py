@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from launch.simulate.profiles import PROFILES
+from launch.profiles import PROFILES
 from tests.conftest import environment, run
 
 pytestmark = pytest.mark.faults

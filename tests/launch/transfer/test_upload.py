@@ -13,7 +13,7 @@ import time
 import pytest
 
 from launch import manifests
-from launch.platforms import records as job_records
+from launch import records as job_records
 from tests.conftest import ROOT, environment, finish, run, start
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
@@ -70,10 +70,7 @@ def sealed(files: dict[str, bytes], name="train", job="jobs/train.py") -> dict:
         {"path": path, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for path, content in sorted(files.items())
     ]
-    return {
-        "format": 1, "name": name, "digest": manifests.digest(entries), "files": entries, "git": None,
-        "job": job,
-    }  # fmt: skip
+    return manifests.make(name, entries, job)
 
 
 def put(server, url, files: dict[str, bytes]) -> None:
@@ -98,7 +95,7 @@ def test_data_go_there_and_come_back(server, url, tmp_path):
     there = keys(server, url)
     manifest = json.loads(there.pop("manifest.json"))
     assert there == FILES
-    assert manifests.parsed(json.dumps(manifest).encode()) == manifest
+    assert manifests.parse(json.dumps(manifest).encode()) == manifest
     assert {file["path"]: file["sha256"] for file in manifest["files"]} == {
         path: hashlib.sha256(content).hexdigest() for path, content in FILES.items()
     }
@@ -112,10 +109,10 @@ def test_data_go_there_and_come_back(server, url, tmp_path):
         # listing, manifest, the manifest away, two files, the manifest; HEAD of those of its very second
         assert proxy.requests <= 6 + 3
     assert "sent 2 files, 1.0 kB" in said.stdout and "unchanged 2 files, 9.0 MB" in said.stdout
-    assert "left as they are: 1 objects" in said.stdout and "sub/deep/c" in said.stdout
+    assert "1 objects stay" in said.stdout and "sub/deep/c" in said.stdout
     server.client().put_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/a\x1b[2J", Body=b"")
     said = launch(server, "upload", folder, "--to", url)
-    assert "sent 0 files" in said.stdout and "a\\x1b[2J the first" in said.stdout
+    assert "sent 0 files" in said.stdout and "first: a\\x1b[2J" in said.stdout
     server.client().delete_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/a\x1b[2J")
 
     back = tmp_path / "back"
@@ -132,7 +129,7 @@ def test_data_go_there_and_come_back(server, url, tmp_path):
 def test_a_snapshot_has_a_folder_of_its_own(server, url, tmp_path):
     files = {"jobs/train.py": b"print(1)\n", "common/__init__.py": b""}
     manifest = sealed(files)
-    folder = folder_of(tmp_path / "snapshot", files | {"manifest.json": manifests.text(manifest)})
+    folder = folder_of(tmp_path / "snapshot", files | {"manifest.json": manifests.to_bytes(manifest)})
     folder_of(folder, {"jobs/__pycache__/train.pyc": b"x"})
     said = launch(server, "upload", folder, "--to", f"{url}/")
     place = f"{url}/train-{manifest['digest'][:12]}"
@@ -149,7 +146,7 @@ def test_a_snapshot_has_a_folder_of_its_own(server, url, tmp_path):
 def test_what_cannot_be_uploaded(server, url, tmp_path):
     data = folder_of(tmp_path / "data", {"a": b"1"})
     for arguments, words in (
-        ([tmp_path / "nothing", "--to", url], "is no folder"),
+        ([tmp_path / "nothing", "--to", url], "is not a folder"),
         ([data, "--to", "s3://my.bucket/x"], "dots"),
         ([data, "--to", "/folder"], "is no s3://"),
         ([data, "--to", "s3://nothing/x"], "s3://nothing/x: there is no such bucket"),
@@ -190,7 +187,7 @@ def test_an_upload_that_was_ended_goes_on(server, url, tmp_path, how):
         job.send_signal(how)
         ended = finish(job, code=130 if how == signal.SIGINT else -9, timeout=30)
     if how == signal.SIGINT:
-        assert ended.stderr.splitlines()[-1] == "interrupted: start it again to go on"
+        assert ended.stderr.splitlines()[-1] == "interrupted: start it again to continue"
         assert "Traceback" not in ended.stderr
         assert unfinished(server) == []
     assert "manifest.json" not in keys(server, url)
@@ -248,7 +245,7 @@ def test_outputs_that_are_not_as_listed(server, url, tmp_path):
     time.sleep(1.1)
     put(server, url, {"metrics.jsonl": b'{"step": 3}\n'})  # a job that goes on: newer than the list
     said = launch(server, "fetch", url, "--to", tmp_path / "back", code=1)
-    assert "listed, but not in the store: 1 files, gone.pth the first" in said.stdout
+    assert "listed, but not in the store: 1 files, first: gone.pth" in said.stdout
     assert contents(tmp_path / "back") == files | {"metrics.jsonl": b'{"step": 3}\n'}
     deep, none = b"[" * 100_000, b'{"files": [{"path": 5, "size": 1, "sha256": "%s"}]}' % (b"0" * 64)
     put(server, url, {".bootfile-outputs.json": none, "manifest.json": deep})
@@ -337,7 +334,7 @@ def snapshots(server, url, count: int, name="train") -> list[str]:
         files = {"jobs/train.py": f"print({number})".encode()}
         manifest = sealed(files, name)
         place = manifests.folder_name(manifest)
-        put(server, f"{url}/{place}", files | {"manifest.json": manifests.text(manifest)})
+        put(server, f"{url}/{place}", files | {"manifest.json": manifests.to_bytes(manifest)})
         found.append(place)
         time.sleep(1.1 * (number + 1 < count))
     return found
@@ -349,8 +346,8 @@ def test_clean_removes_what_it_showed_and_nothing_else(server, url, tmp_path):
         "outputs/.bootfile-outputs.json": b"{}", "outputs/checkpoints/step_1.pt": b"1",
         "data/manifest.json": b"{}", "train-0123456789ab/jobs/train.py": b"no manifest",
         f"{oldest}/own": b"not in the manifest",
-        "train-ba9876543210/manifest.json": manifests.text(sealed({"a": b""})),
-        "manifest.json": manifests.text(sealed({"outputs/checkpoints/step_1.pt": b"1"})),
+        "train-ba9876543210/manifest.json": manifests.to_bytes(sealed({"a": b""})),
+        "manifest.json": manifests.to_bytes(sealed({"outputs/checkpoints/step_1.pt": b"1"})),
     }  # fmt: skip
     put(server, url, others)
     server.client().create_multipart_upload(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/outputs/big")

@@ -1,4 +1,4 @@
-# What a single file runs before its job: `pack --single_file` puts a text above it, and the archive into it.
+# The code of a single file: `pack --single_file` adds a header, and puts the archive in.
 import atexit
 import base64
 import contextlib
@@ -18,23 +18,25 @@ _JOB = "@JOB@"  # its path in the archive
 _SHA256 = "@SHA256@"  # of the archive
 _PREFIX, _NEW = f"bootfile-{os.getuid()}-{os.uname().nodename}-", "new-"
 _MEMBERS = ".members.json"
-_UNPACKS = 3600.0  # seconds: what is older and still new belongs to nobody
+_UNPACKS = 3600.0  # seconds: no process unpacks for longer
 
 
 def _unpack():
-    """Every process unpacks for itself, into a new folder that only its user may enter, so none waits for
-    another and none trusts what it finds. The folder is in use as long as somebody holds its lock."""
+    """Unpack into a new folder that only this user may enter. Every process unpacks for itself, so none waits
+    for another and none trusts an existing folder. A folder is in use while a process holds its lock."""
     archive = base64.b64decode(_ARCHIVE)
     if hashlib.sha256(archive).hexdigest() != _SHA256:
-        _refuse("this file is not as it was packed: copy it again, the whole of it")
+        _refuse("this file is not as it was packed: copy it again, completely")
     members, folder = zipfile.ZipFile(io.BytesIO(archive)), None
     names = members.namelist()
     if not all(map(_stays_inside, names)):
         _refuse("the archive in this file has a path that leads out of its folder")
     try:
         folder = tempfile.mkdtemp(prefix=_NEW + _PREFIX)  # 0700
-        lock = os.open(folder, os.O_RDONLY)  # until this process ends, however it does
-        with contextlib.suppress(OSError):  # a file system without locks: nobody takes away another's
+        lock = os.open(folder, os.O_RDONLY)  # held until this process ends
+        with contextlib.suppress(
+            OSError
+        ):  # a file system without locks: no folder of another process is removed
             fcntl.flock(lock, fcntl.LOCK_SH)
         with open(os.path.join(folder, _MEMBERS), "w") as file:
             json.dump(names, file)
@@ -44,7 +46,7 @@ def _unpack():
             with open(target, "xb") as file:
                 file.write(members.read(name))
         used = os.path.join(os.path.dirname(folder), os.path.basename(folder)[len(_NEW) :])
-        os.rename(folder, used)  # from here on others take it away when nobody holds the lock
+        os.rename(folder, used)  # from here on others remove it when the lock is free
         return used
     except OSError as error:
         if folder:
@@ -62,26 +64,26 @@ def _stays_inside(name):
 
 
 def _clean(folder):
-    """Take away the folder, and those of processes that were killed. Only what was unpacked, and what Python
-    made of it: results that a job wrote beside its code stay."""
+    """Remove the folder, and those of processes that were killed. Results that a job wrote beside its code
+    stay."""
     _remove(folder)
     if os.path.isdir(folder):
         text = f"{folder} stays, as this job wrote files there: name an output folder"
         print(text, file=sys.stderr, flush=True)
     for name in os.listdir(os.path.dirname(folder)):
         if name.startswith((_PREFIX, _NEW + _PREFIX)):
-            with contextlib.suppress(OSError):  # in use, another user's, or just gone
-                _remove_if_left(os.path.join(os.path.dirname(folder), name))
+            with contextlib.suppress(OSError):  # in use, another user's, or already removed
+                _remove_if_unlocked(os.path.join(os.path.dirname(folder), name))
 
 
-def _remove_if_left(folder):
+def _remove_if_unlocked(folder):
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         facts, is_new = os.fstat(lock), os.path.basename(folder).startswith(_NEW)
         if facts.st_uid != os.getuid() or (is_new and time.time() < facts.st_mtime + _UNPACKS):
             return
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if is_new:  # no job has run there
+        if is_new:  # no job has run in it
             shutil.rmtree(folder)
         else:
             _remove(folder)
@@ -111,13 +113,15 @@ def _main():
     owner, leave = os.getpid(), os._exit
 
     def clean():
-        if os.getpid() == owner and os.path.isdir(folder):  # not in what this process has forked
+        if os.getpid() == owner and os.path.isdir(folder):  # not in a forked child
             try:
                 _clean(folder)
             except (OSError, ValueError) as error:
-                print(f"{folder} could not be taken away: {error}", file=sys.stderr, flush=True)
+                print(f"{folder} could not be removed: {error}", file=sys.stderr, flush=True)
 
-    def leave_clean(code):  # so jobs end where a communication library may hang in its destructor
+    def leave_clean(
+        code,
+    ):  # jobs end with os._exit, because a communication library may hang in its destructor
         clean()
         leave(code)
 
@@ -126,8 +130,8 @@ def _main():
     job = os.path.join(folder, *_JOB.split("/"))
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = os.path.dirname(job)
-    # The job is the main module, and lies where its __file__ says: so it finds its modules, and processes
-    # that multiprocessing starts find it. Those that run this command again unpack for themselves.
+    # The job is the main module, in the place of its __file__: so it finds its modules, and processes that
+    # multiprocessing starts find it. Processes that run this command again unpack for themselves.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = job
     with open(job, "rb") as file:

@@ -1,5 +1,8 @@
-"""What looks like a secret in files that are about to leave this machine. Findings name file, line and kind,
-never the text."""
+"""Find text that looks like a secret, in files that leave this machine and in what is written into a job.
+
+Findings name file, line and kind, never the text. A job's environment and parameters are stored and shown in
+clear text, in the console and by the service's API, to everyone who may look at the job.
+"""
 
 import os
 import re
@@ -7,7 +10,7 @@ from typing import NamedTuple
 
 from common.exits import BadInput
 
-_KEYS = [  # of a form that nothing else has
+_KEYS = [  # of a form that only such keys have
     ("a private key", r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d"),
     ("an AWS access key", r"\b(?:AKIA|ASIA)(?!\w*EXAMPLE)[A-Z0-9]{16}\b"),
     ("a Huawei Cloud access key", r"\bHPUA[A-Z0-9]{16}\b"),
@@ -28,28 +31,34 @@ _TOKEN = re.compile(
     rf"(?:(?:access|api|secret|auth|private)[_-]?key(?:[_-]id)?|secret|token|(?:^|[^a-z])[as]k){_VALUE}",
     re.IGNORECASE | re.MULTILINE,
 )
-_STANDS_FOR = re.compile(  # what is written where a secret would stand
+_PLACEHOLDER = re.compile(
     r"[<${%*[(].*|os\.(?:environ|getenv).*|.*[{}<>].*|[x*.•_-]+"
     r"|(?:your|my|the|test|dummy|fake|example|change|insert|replace)[\w -]*"
     r"|pass(?:word|wd|phrase)?|pw|pwd|secret|token|none|null|nil|true|false|required|optional|testing",
     re.IGNORECASE,
 )
 _RANDOM = re.compile(r"(?=\D*\d)(?=[^a-z]*[a-z])[\w+/=.~-]+", re.IGNORECASE)
-_NAME_OF_A_VARIABLE = re.compile(r"[A-Z]+(?:_[A-Z0-9]+)+")
-_BY_NAME = re.compile(
+_VARIABLE = re.compile(r"[A-Z]+(?:_[A-Z0-9]+)+")
+_CREDENTIAL_FILE = re.compile(
     r"\.env(\..+)?|.+\.env|[._]netrc|\.pypirc|\.git-credentials|\.htpasswd|id_(rsa|dsa|ecdsa|ed25519)"
     r"|.+\.(p12|pfx|jks|keystore|kdbx|ppk)|credentials(\.(csv|json|ya?ml|ini|toml))?|kubeconfig|\.?obsutilconfig"
 )
-_EXAMPLES = (".example", ".sample", ".template", ".dist")  # .env.example: read, not refused for its name
+_EXAMPLES = (".example", ".sample", ".template", ".dist")  # .env.example: scanned, not refused by its name
 _CONFIGURATION = {
     ".ini", ".cfg", ".conf", ".config", ".toml", ".yaml", ".yml", ".json", ".properties", ".env", ".txt",
     ".xml", ".sh", *_EXAMPLES, "",
 }  # fmt: skip
-_READ = 32 * 2**20  # bytes of a file that are searched: text that long is data
+_SECRET_NAME = re.compile(
+    r"(^|_|-)(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIALS?|APIKEY|SK|AK)(_|-|$)"
+    r"|(ACCESS|API|PRIVATE|SECRET|AUTH)_?-?KEY",
+    re.IGNORECASE,
+)
+_USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
+_READ = 32 * 2**20  # bytes of a file that are scanned: longer text is data
 
 
 class Finding(NamedTuple):
-    """line: from 1; None where the file's name says it all."""
+    """line: from 1; None if the file's name is enough."""
 
     path: str
     line: int | None
@@ -60,9 +69,10 @@ class Finding(NamedTuple):
 
 
 def scan(path: str, source: str) -> list[Finding]:
-    """What is found in the file `source`, which will be called `path`. Both names count. Raises BadInput."""
+    """Return the findings in the file `source`, which will be called `path`. Both names count. Raises
+    BadInput."""
     for name in (os.path.basename(path), os.path.basename(source)):
-        if _BY_NAME.fullmatch(name.lower()) and not name.lower().endswith(_EXAMPLES):
+        if _CREDENTIAL_FILE.fullmatch(name.lower()) and not name.lower().endswith(_EXAMPLES):
             return [Finding(path, None, "a file that holds credentials, by its name")]
     try:
         with open(source, "rb") as file:
@@ -72,8 +82,8 @@ def scan(path: str, source: str) -> list[Finding]:
 
 
 def scan_text(path: str, content: bytes) -> list[Finding]:
-    """What is found in the content of a file called `path`, at most one finding per line. Binary files have
-    none."""
+    """Return the findings in the content of a file called `path`, at most one per line, and none in a binary
+    file."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         text = content.decode("utf-16", errors="replace")
     elif b"\0" in content[:8192]:
@@ -94,7 +104,7 @@ def _kind(line: str, configuration: bool) -> str | None:
     if key:
         return _KEYS[key.lastindex - 1][0]
     for match in _URL.finditer(line):
-        if not _STANDS_FOR.fullmatch(match[1]):
+        if not _PLACEHOLDER.fullmatch(match[1]):
             return "a URL with a password"
     for match in _PASSWORD.finditer(line):
         value = _given(match, configuration)
@@ -108,7 +118,38 @@ def _kind(line: str, configuration: bool) -> str | None:
 
 
 def _given(match: re.Match, configuration: bool) -> str:
-    """The value of an assignment, "" where none is written there. In a program only literals are values."""
+    """Return the value of an assignment, "" if there is none. In a program only literals are values."""
     value = match["quoted"] or (match["bare"] or "" if configuration else "")
-    stands_for = _STANDS_FOR.fullmatch(value) or _NAME_OF_A_VARIABLE.fullmatch(value)
-    return "" if stands_for or (not configuration and " " in value) else value
+    placeholder = _PLACEHOLDER.fullmatch(value) or _VARIABLE.fullmatch(value)
+    return "" if placeholder or (not configuration and " " in value) else value
+
+
+def refuse(table: str, name: str, value: str) -> None:
+    """Raises BadInput, without the value, if the name or the value of a job's variable looks like a
+    secret."""
+    if _looks_secret(name, value) or _USER_INFO.search(value):
+        raise BadInput(
+            f"[{table}] {name} looks like a secret, and everyone who sees the job would see it: give the job "
+            "its rights through the platform (an agency on ModelArts, a role on SageMaker, a mounted secret "
+            "on Kubernetes)"
+        )
+
+
+def shown(name: str, value, texts: bool = True) -> str:
+    """Return a value as an error may show it: without the user name and password of a URL, shortened. It
+    replaces what looks like a secret, a text of several lines, a list or table with texts in it, and, without
+    `texts`, any text."""
+    text = repr(value)
+    if isinstance(value, str):
+        hidden = not texts or len(value.splitlines()) > 1
+    else:
+        hidden = "'" in text or '"' in text
+    if hidden or _looks_secret(name, str(value)):
+        return "(not shown)"
+    text = _USER_INFO.sub("***@", text)
+    return text if len(text) <= 120 else f"{text[:120]}..."
+
+
+def _looks_secret(name: str, value: str) -> bool:
+    found = scan_text("job.toml", f'{name} = "{value}"'.encode())
+    return bool(found or _SECRET_NAME.search(name))

@@ -1,20 +1,21 @@
-"""The files by which jobs are submitted to platforms with a tool of their own.
+"""Write the files that other platforms' own tools submit as jobs.
 
-From the vendors' documents; none was sent to a live service. The code lies where the file says: in the image,
-in a volume, or, on SageMaker, in a channel. What the platform then tells the processes is in
-launch/simulate/profiles.py, and common/distributed/topology.py reads it.
+They follow the vendors' documents; none was sent to a live service. The file says where the code is: in the
+image, in a volume, or, on SageMaker, in a channel. launch/profiles.py has what the platform then tells the
+processes, and common/distributed/topology.py reads it.
 """
 
 import json
 import posixpath
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from common.exits import BadInput
 from common.object_store import store as object_store
-from launch.platforms import config as job_config
-from launch.platforms.config import JobConfig
+from launch.platforms.config import RETRIES, JobConfig
+from launch.platforms.request import run_outputs
 
 COMMANDS = {
     "pai-dlc": 'aliyun pai-dlc create-job --body "$(cat FILE)"',
@@ -23,7 +24,7 @@ COMMANDS = {
     "slurm": "sbatch FILE",
 }
 _SAGEMAKER_DATA, _SAGEMAKER_CHECKPOINTS = "/opt/ml/input/data", "/opt/ml/checkpoints"
-# Images without SageMaker's own toolkit get their hosts in a file only; the toolkit's names are what is read.
+# Images without SageMaker's toolkit get their hosts in a file only; jobs read the toolkit's variables.
 _SAGEMAKER_START = (
     "import json,os,sys;c=json.load(open('/opt/ml/input/config/resourceconfig.json'));"
     "os.environ.update(SM_HOSTS=json.dumps(c['hosts']),SM_CURRENT_HOST=c['current_host']);"
@@ -32,15 +33,30 @@ _SAGEMAKER_START = (
 
 
 def render(platform: str, config: JobConfig, run: str, resume_from: str | None = None) -> str:
-    """The file for one of COMMANDS. run: the name of this run, which its outputs are below; resume_from: the
-    outputs of an earlier one instead. Raises BadInput for what the platform cannot take."""
+    """Return the file for one of COMMANDS. run: the name of this run, which its outputs are below;
+    resume_from: the outputs of an earlier run instead. Raises BadInput for what the platform does not
+    accept."""
     table = config.platform[platform]
-    writers = {"pai-dlc": _pai_dlc, "sagemaker": _sagemaker, "kubeflow": _kubeflow, "slurm": _slurm}
-    return writers[platform](config, table, run, resume_from)
+    if resume_from and not resume_from.startswith("/"):
+        object_store.parse(resume_from)
+    inputs = {**config.inputs, **table.get("inputs", {})}
+    outputs = run_outputs({**config.outputs, **table.get("outputs", {})}, run, resume_from)
+    if platform == "sagemaker":
+        return _to_json(_sagemaker(config, table, run, inputs, outputs))
+    given = {**config.parameters, **inputs, **outputs}
+    boot_file = posixpath.join(table["code_dir"], config.job)
+    command = [
+        table.get("python", "python"),
+        boot_file,
+        *(f"--{name}={value}" for name, value in given.items()),
+    ]
+    if platform == "slurm":
+        return _slurm(config, table, run, command)
+    return _to_json((_pai_dlc if platform == "pai-dlc" else _kubeflow)(config, table, run, command))
 
 
-def _pai_dlc(config: JobConfig, table: dict, run: str, resume_from: str | None) -> str:
-    """The body of CreateJob. DLC makes the first worker the master."""
+def _pai_dlc(config: JobConfig, table: Mapping[str, Any], run: str, command: list[str]) -> dict[str, Any]:
+    """Return the body of CreateJob. DLC makes the first worker the master."""
     if ("ecs_spec" in table) == ("resource_id" in table):
         raise BadInput("[platform.pai-dlc] needs either ecs_spec, or resource_id with cpu and memory_gib")
     spec: dict[str, Any] = {"Type": "Worker", "Image": table["image"], "PodCount": config.nodes}
@@ -49,7 +65,7 @@ def _pai_dlc(config: JobConfig, table: dict, run: str, resume_from: str | None) 
         spec["EcsSpec"] = table["ecs_spec"]
     else:
         if not {"cpu", "memory_gib"} <= set(table):
-            raise BadInput("[platform.pai-dlc] resource_id needs cpu and memory_gib, too")
+            raise BadInput("[platform.pai-dlc] resource_id needs cpu and memory_gib")
         job["ResourceId"] = table["resource_id"]
         spec["ResourceConfig"] = {
             "CPU": str(table["cpu"]), "Memory": f"{table['memory_gib']}Gi", "GPU": str(config.gpus),
@@ -64,22 +80,23 @@ def _pai_dlc(config: JobConfig, table: dict, run: str, resume_from: str | None) 
             raise BadInput(f'[platform.pai-dlc] mounts {folder} is not "/folder" = "oss://bucket.host/path/"')
     job |= {
         "JobSpecs": [spec],
-        "UserCommand": shlex.join(_command(config, table, run, resume_from)),
+        "UserCommand": shlex.join(command),
         "Envs": dict(config.environment),
         "DataSources": [{"Uri": uri, "MountPath": folder} for folder, uri in mounts.items()],
     }
     if config.auto_stop_hours:
         job["JobMaxRunningTimeMinutes"] = 60 * config.auto_stop_hours
-    return _json(job)
+    return job
 
 
-def _sagemaker(config: JobConfig, table: dict, run: str, resume_from: str | None) -> str:
-    """The body of CreateTrainingJob. The output is the checkpoint folder, which SageMaker brings back after a
-    restart."""
+def _sagemaker(
+    config: JobConfig, table: Mapping[str, Any], run: str, inputs: dict[str, str], outputs: dict[str, str]
+) -> dict[str, Any]:
+    """Return the body of CreateTrainingJob. The output is the checkpoint folder, which SageMaker restores
+    after a restart."""
     name = run.replace("_", "-").strip("-")
     _check_name("sagemaker", name, r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", "63 of A-Z a-z 0-9 -")
     code = table.get("code", config.code)
-    inputs, outputs = _places(config, table, run, resume_from)
     if list(outputs) != ["train_url"]:
         raise BadInput(f"sagemaker needs one output, train_url: [outputs] has {', '.join(outputs) or 'none'}")
     for url in (code, *inputs.values(), *outputs.values()):
@@ -119,8 +136,8 @@ def _sagemaker(config: JobConfig, table: dict, run: str, resume_from: str | None
     }
     restarts = _restarts(config)
     if restarts:
-        job["RetryStrategy"] = {"MaximumRetryAttempts": min(restarts, 30)}  # its limit
-    return _json(job)
+        job["RetryStrategy"] = {"MaximumRetryAttempts": min(restarts, 30)}  # the service's limit
+    return job
 
 
 def _s3_channel(name: str, url: str) -> dict[str, Any]:
@@ -132,13 +149,14 @@ def _s3_channel(name: str, url: str) -> dict[str, Any]:
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
 
 
-def _kubeflow(config: JobConfig, table: dict, run: str, resume_from: str | None) -> str:
-    """A PyTorchJob of the first operator: it tells every pod its place, and how many processes to start."""
+def _kubeflow(config: JobConfig, table: Mapping[str, Any], run: str, command: list[str]) -> dict[str, Any]:
+    """Return a PyTorchJob of the first operator, which tells every pod its rank and how many processes to
+    start. kubectl takes JSON."""
     name = run.lower().replace("_", "-").strip("-")
     _check_name("kubeflow", name, r"[a-z0-9]([a-z0-9-]{0,52}[a-z0-9])?", "54 of a-z 0-9 -")
     if ("volume_claim" in table) != ("volume_path" in table):
-        raise BadInput("[platform.kubeflow] volume_claim and volume_path belong together")
-    volumes = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]  # else 64 MB, too few for loaders
+        raise BadInput("[platform.kubeflow] needs both volume_claim and volume_path, or neither")
+    volumes = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]  # instead of 64 MB, too few for loaders
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
     if "volume_claim" in table:
         volumes.append({"name": "work", "persistentVolumeClaim": {"claimName": table["volume_claim"]}})
@@ -146,7 +164,7 @@ def _kubeflow(config: JobConfig, table: dict, run: str, resume_from: str | None)
     container: dict[str, Any] = {
         "name": "pytorch",
         "image": table["image"],
-        "command": [word.replace("$(", "$$(") for word in _command(config, table, run, resume_from)],
+        "command": [word.replace("$(", "$$(") for word in command],
         "env": [{"name": key, "value": value} for key, value in config.environment.items()],
         "volumeMounts": mounts,
     }
@@ -156,7 +174,7 @@ def _kubeflow(config: JobConfig, table: dict, run: str, resume_from: str | None)
         "restartPolicy": "OnFailure" if _restarts(config) else "Never",
         "template": {"spec": {"containers": [container], "volumes": volumes}},
     }
-    policy: dict[str, Any] = {"cleanPodPolicy": "None"}  # or the logs of a node are lost with it
+    policy: dict[str, Any] = {"cleanPodPolicy": "None"}  # deleting a pod deletes its logs
     if config.auto_stop_hours:
         policy["activeDeadlineSeconds"] = 3600 * config.auto_stop_hours
     if _restarts(config):
@@ -164,7 +182,7 @@ def _kubeflow(config: JobConfig, table: dict, run: str, resume_from: str | None)
     replicas = {"Master": {"replicas": 1} | replica}
     if config.nodes > 1:
         replicas["Worker"] = {"replicas": config.nodes - 1} | replica
-    job = {
+    return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": {"name": name, "namespace": table.get("namespace", "default")},
@@ -174,11 +192,11 @@ def _kubeflow(config: JobConfig, table: dict, run: str, resume_from: str | None)
             "pytorchReplicaSpecs": replicas,
         },
     }
-    return "\n".join(_yaml(job)) + "\n"
 
 
-def _slurm(config: JobConfig, table: dict, run: str, resume_from: str | None) -> str:
-    """A batch script: srun starts one process per GPU, which finds its place in the variables of the step."""
+def _slurm(config: JobConfig, table: Mapping[str, Any], run: str, command: list[str]) -> str:
+    """Return a batch script: srun starts one process per GPU, which reads its rank from the step's
+    variables."""
     log = posixpath.join(table.get("log_dir", ""), "%x-%j.log")
     options = {
         "job-name": run,
@@ -195,60 +213,19 @@ def _slurm(config: JobConfig, table: dict, run: str, resume_from: str | None) ->
     lines = [f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None]
     lines.append(f"#SBATCH --{'requeue' if _restarts(config) else 'no-requeue'}")
     exports = [f"export {name}={shlex.quote(value)}" for name, value in config.environment.items()]
-    command = shlex.join(_command(config, table, run, resume_from))
     cores = f" --cpus-per-task={table['cpus_per_task']}" if "cpus_per_task" in table else ""  # not inherited
-    start = f"srun --kill-on-bad-exit=1 --distribution=block{cores} {command}"
+    start = f"srun --kill-on-bad-exit=1 --distribution=block{cores} {shlex.join(command)}"
     return "\n".join(["#!/bin/bash", *lines, "", "set -e", *exports, start]) + "\n"
 
 
-def _command(config: JobConfig, table: dict, run: str, resume_from: str | None) -> list[str]:
-    inputs, outputs = _places(config, table, run, resume_from)
-    given = {**config.parameters, **inputs, **outputs}
-    boot_file = posixpath.join(table["code_dir"], config.job)
-    return [table.get("python", "python"), boot_file, *(f"--{name}={value}" for name, value in given.items())]
-
-
-def _places(config: JobConfig, table: dict, run: str, resume_from: str | None):
-    """(inputs, outputs): names, and URLs or folders."""
-    inputs = {**config.inputs, **table.get("inputs", {})}
-    outputs = {**config.outputs, **table.get("outputs", {})}
-    if resume_from is None:
-        return inputs, {name: f"{place.rstrip('/')}/{run}" for name, place in outputs.items()}
-    if list(outputs) != ["train_url"]:
-        raise BadInput(
-            f"--resume_from needs one output, train_url: [outputs] has {', '.join(outputs) or 'none'}"
-        )
-    if not resume_from.startswith("/"):
-        object_store.parse(resume_from)
-    return inputs, {"train_url": resume_from.rstrip("/")}
-
-
 def _restarts(config: JobConfig) -> int:
-    return int(config.annotations.get(job_config.RETRIES, 0))
+    return int(config.annotations.get(RETRIES, 0))
 
 
 def _check_name(platform: str, name: str, pattern: str, form: str) -> None:
     if not re.fullmatch(pattern, name):
-        raise BadInput(f"{platform} does not take the name {name} (name, time, random): at most {form}")
+        raise BadInput(f"{platform} does not accept the name {name} (name, time, random): at most {form}")
 
 
-def _json(job: dict[str, Any]) -> str:
+def _to_json(job: dict[str, Any]) -> str:
     return json.dumps(job, indent=2, ensure_ascii=False) + "\n"
-
-
-def _yaml(value: Any, indent: str = "") -> list[str]:
-    """Lines of block style; texts as JSON writes them, which YAML reads alike."""
-    lines = []
-    items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
-    for key, item in items:
-        head = indent + ("- " if key is None else f"{json.dumps(key) if '/' in key else key}:")
-        if not isinstance(item, dict | list):
-            lines.append(f"{head}{' ' * (key is not None)}{json.dumps(item, ensure_ascii=False)}")
-        elif not item:
-            lines.append(f"{head}{' ' * (key is not None)}{json.dumps(item)}")
-        elif key is None:
-            first, *rest = _yaml(item, f"{indent}  ")
-            lines += [f"{indent}- {first.lstrip()}", *rest]
-        else:
-            lines += [head, *_yaml(item, f"{indent}  ")]
-    return lines

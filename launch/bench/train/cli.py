@@ -27,9 +27,11 @@ import torch
 
 from common import arguments, starts
 from common.exits import BadInput
-from launch.bench import train_jobs, train_peak, train_table, turns
-from launch.bench.train_jobs import ROOT, Contestant
-from launch.bench.turns import Runner
+from launch.bench.train import contestants as jobs
+from launch.bench.train import peak as device_peak
+from launch.bench.train import table, turns
+from launch.bench.train.contestants import ROOT, Contestant
+from launch.bench.train.turns import Runner
 
 _INTERRUPTED = 128 + signal.SIGINT
 _MONITORING = "TORCH_NCCL_ENABLE_MONITORING"  # takes a process that was stopped for one that hangs
@@ -41,7 +43,7 @@ def main(argv: list[str]) -> int:
     args = _parsed(argv)
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
     _complete(args, device)
-    contestants, left_out = train_jobs.chosen(args, device)
+    contestants, left_out = jobs.chosen(args, device)
     for name, reason in left_out.items():
         _say(f"{name} is left out: {reason}")
     load = os.getloadavg()[0]  # before it is ours
@@ -56,13 +58,13 @@ def main(argv: list[str]) -> int:
         "machine": f"{here['device']}, {here['cores']} cores", "torch": here["torch"], "load_average": load,
         "arch": args.arch, "image_size": args.image_size, "batch_size": args.batch_size,
         "rounds": args.rounds, "report_every": args.report_every,
-        "gflop_per_image": train_peak.flop_per_image(args.arch, args.image_size) / 1e9,
+        "gflop_per_image": device_peak.flop_per_image(args.arch, args.image_size) / 1e9,
         "peaks": peaks, "left_out": left_out, "rows": rows,
     }  # fmt: skip
     _relate(found)
-    print(json.dumps(found, indent=2) if args.json else train_table.text(found))
+    print(json.dumps(found, indent=2) if args.json else table.text(found))
     if args.plot:
-        train_table.plot(found, args.plot)
+        table.plot(found, args.plot)
     return 0
 
 
@@ -116,7 +118,7 @@ def _leave(number, frame):
 def _measured(args, contestants: dict[str, Contestant], device) -> tuple[list[dict], dict[str, dict]]:
     """A row for each contestant, of lists over the rounds; precision -> the peak's dtype and such a list."""
     images = args.report_every * args.batch_size
-    dtypes = {"float32": torch.float32, "half": train_peak.half(device)}
+    dtypes = {"float32": torch.float32, "half": device_peak.half(device)}
     peaks = {
         name: {"dtype": str(each).removeprefix("torch."), "tflop_per_s": []} for name, each in dtypes.items()
     }
@@ -138,7 +140,7 @@ def _measured(args, contestants: dict[str, Contestant], device) -> tuple[list[di
             _say(f"{name}: first report after {rows[-1]['start_s']:.1f} s")
         for number in range(args.rounds):
             for name, dtype in dtypes.items():
-                peaks[name]["tflop_per_s"].append(train_peak.product_peak(device, dtype))
+                peaks[name]["tflop_per_s"].append(device_peak.product_peak(device, dtype))
             pairs = list(zip(rows, runners, strict=True))
             for row, runner in pairs[:: -1 if number % 2 else 1]:  # what drifts favours nobody
                 row["reports"].append(runner.turn(images, args.timeout))

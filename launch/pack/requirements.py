@@ -1,4 +1,4 @@
-"""The dependency list that a platform installs before the boot file starts."""
+"""Make the dependency list that a platform installs before the boot file starts."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import re
 from common.exits import BadInput
 from launch.pack.code_folder import REQUIREMENTS
 
-# What the platform's image brings, for its driver and its GPUs. torchaudio asks for one version of torch.
+# In the platform's image, for its driver and its GPUs. torchaudio needs one version of torch.
 _OF_THE_IMAGE = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.+")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _WHEEL = re.compile(r"([^/\\]+?)-\d[^/\\]*\.(?:whl|tar\.gz|zip)(?:[#?\s]|$)")
@@ -16,18 +16,17 @@ _OF_THIS_MACHINE = re.compile(
 
 
 def find(root: str) -> str | None:
-    """The path of the list in the code folder `root`."""
+    """Return the path of the list in the code folder `root`, None if there is none."""
     paths = [os.path.join(root, name) for name in REQUIREMENTS]
     return next((path for path in paths if os.path.isfile(path)), None)
 
 
-def made_from(path: str, keep_torch: bool) -> tuple[str, list[str]]:
-    """(text, names of what was left out) of the list to install, from the one at `path`.
+def adapt(path: str, keep_torch: bool) -> tuple[str, list[str]]:
+    """Return (text, names of what was left out) of the list to install, from the one at `path`.
 
-    Left out are torch, torchvision, torchaudio, triton and nvidia-*, unless keep_torch, which would replace
-    what the image has, and lines about files of this machine. Environment markers stay; lists that are
-    included (-r) are written out, and they must lie in the same folder as the list, or below it. Raises
-    BadInput.
+    Left out are torch, torchvision, torchaudio, triton and nvidia-*, which would replace those of the image
+    (unless keep_torch), and lines about files of this machine. Environment markers stay; lists that are
+    included (-r) are copied in, and must be in the folder of the list, or below it. Raises BadInput.
     """
     kept, left_out = [], []
     for line in _lines(path, (), os.path.realpath(os.path.dirname(path))):
@@ -42,7 +41,7 @@ def made_from(path: str, keep_torch: bool) -> tuple[str, list[str]]:
 
 
 def _lines(path: str, above: tuple[str, ...], root: str) -> list[str]:
-    """The requirements of a file: joined where a backslash continues them, without comments, -r followed."""
+    """Return the requirements of a file, without comments and continuations, with those of included files."""
     if os.path.commonpath([root, os.path.realpath(path)]) != root:
         by = f", which {above[-1]} includes," if above else ""
         raise BadInput(f"{path}{by} is not in the code folder {root}: its lines would be uploaded")

@@ -10,7 +10,7 @@ from common.exits import BadInput
 from datasets.sampling import receipt
 from launch.receipt import verdict
 from launch.report.charts import short
-from launch.report.data import SPLIT, Run
+from launch.report.runs import SPLIT, Run
 
 NONE = "–"
 _MOST_ROWS = 200  # of a table, and of all tables of one kind ten times as many

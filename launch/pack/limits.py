@@ -1,22 +1,23 @@
-"""What ModelArts takes as a code folder (its documents, November 2026), and what an object store takes as a
-name."""
+"""Check the limits of ModelArts for a code folder (its documents, November 2026), and names for object
+stores."""
 
 import os
 import re
 from collections import Counter
 
 from common.exits import BadInput
+from common.text import human_size
 
 ENTRIES, SIZE, DEPTH = 1000, 5 * 10**9, 32  # files and folders; bytes; components of a path
 ADVISED = 50 * 10**6  # bytes: every node downloads them before it starts
 _OWN = 2  # files that pack adds: the dependency list and the manifest
-_KEY = 1024 - 256  # bytes of an object's name, less what stands before it in the bucket
+_KEY = 1024 - 256  # bytes of an object's name, less the prefix in the bucket
 # OBS and Windows refuse these in names of folders and files; control characters are refused below.
 _REFUSED = '\\:*?"<>|'
 
 
 def check(files: list[tuple[str, int]]) -> None:
-    """files: (path with /, bytes). Raises BadInput with what is too much, and where most of it is."""
+    """Check files: (path with /, bytes). Raises BadInput with what is too much, and where most of it is."""
     folders = Counter()  # folder -> files and folders directly in it
     seen = set()
     for path, _ in files:
@@ -28,7 +29,7 @@ def check(files: list[tuple[str, int]]) -> None:
         folder, count = folders.most_common(1)[0]
         raise BadInput(
             f"{len(seen) + _OWN} files and folders, and a code folder may have {ENTRIES}: most are in "
-            f"{folder or '.'}/ ({count}); data belong into an input, not into the code"
+            f"{folder or '.'}/ ({count}); put data into an input, not into the code"
         )
     deepest = max((path for path, _ in files), key=lambda path: path.count("/"))
     if deepest.count("/") + 1 > DEPTH:
@@ -39,13 +40,13 @@ def check(files: list[tuple[str, int]]) -> None:
     if total > SIZE:
         biggest = sorted(files, key=lambda file: -file[1])[:3]
         raise BadInput(
-            f"{human(total)}, and a code folder may have {human(SIZE)}; the biggest files: "
-            + ", ".join(f"{path} ({human(size)})" for path, size in biggest)
+            f"{human_size(total)}, and a code folder may have {human_size(SIZE)}; the biggest files: "
+            + ", ".join(f"{path} ({human_size(size)})" for path, size in biggest)
         )
 
 
 def check_name(path: str) -> None:
-    """Raises BadInput for a name that does not come back from an object store as it went there."""
+    """Raises BadInput for a name that an object store may change or refuse."""
     name = path.rpartition("/")[2]
     try:
         length = len(path.encode())
@@ -60,17 +61,6 @@ def check_name(path: str) -> None:
         raise BadInput(f"{path}: the name has {length} bytes, and an object store takes {_KEY}")
 
 
-def human(size: int) -> str:
-    """Bytes as people read them, in powers of 1000."""
-    if size < 1000:
-        return f"{size} B"
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.95:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"
-
-
 def plain_name(path: str) -> str:
-    """A path as one name that every shell, URL and object store takes."""
+    """Return a path as one name that every shell, URL and object store accepts."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"

@@ -1,0 +1,166 @@
+"""A job on ModelArts that the user names: where it runs, and what the service tells about it."""
+
+import datetime
+import os
+import sys
+from typing import Any, NamedTuple
+
+from common.arguments import Parser
+from common.exits import BadInput
+from launch import exit_codes, records
+from launch.platforms import service as modelarts
+
+PHASES = {  # of v2, as the vendor's documents list them
+    "Creating": "being created",
+    "Pending": "waiting for resources",
+    "Running": "running",
+    "Failed": "failed",
+    "Completed": "done",
+    "Terminating": "being stopped",
+    "Terminated": "stopped",
+    "Abnormal": "in an abnormal state: the service has lost contact with it",
+}
+ENDED = ("Failed", "Completed", "Terminated")
+OVER = (*ENDED, "Abnormal")  # expect no more output; but an abnormal job may still run and write
+FAILED = ("Failed", "Terminated", "Abnormal")
+_MILLISECONDS = 10**11  # timestamps above are in milliseconds: as seconds they are after the year 5000
+
+
+class Task(NamedTuple):
+    """A node's container that has ended."""
+
+    name: str
+    code: int
+    meaning: str
+    message: str
+
+
+def make_parser(description: str, verb: str) -> Parser:
+    """Return a parser of a verb about one job, with the argument JOB."""
+    parser = Parser(description)
+    parser.prog = f"python -m launch {verb}"
+    parser.add_argument(
+        "job", metavar="JOB",
+        help="the job's id, or its record: a file, or a name in output_dir/jobs/ (or in $BOOTFILE_JOBS)",
+    )  # fmt: skip
+    return parser
+
+
+class Job:
+    """A job. record: what `submit` wrote about it. data: the service's answer to the last refresh()."""
+
+    def __init__(self, record: dict[str, Any], service: modelarts.ModelArts):
+        self.id, self.record, self.service = record["id"], record, service
+        self.data: dict[str, Any] = {}
+
+    @classmethod
+    def find(cls, text: str) -> "Job":
+        """Return the job that `text` names: a record, or an id. The environment must name the region and the
+        project of an id without a record. Raises BadInput."""
+        record = records.find(text) or _record_from_environment(text)
+        return cls(record, connect(record))
+
+    def refresh(self) -> "Job":
+        """Ask the service. Raises ServiceError."""
+        self.data = self.service.show(self.id)
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.data.get("metadata", {}).get("name") or self.record.get("name")
+
+    @property
+    def phase(self) -> str:
+        return self._status.get("phase") or "unknown"
+
+    @property
+    def nodes(self) -> int:
+        resource = self.data.get("spec", {}).get("resource") or {}
+        return int(resource.get("node_count") or 1)
+
+    @property
+    def since(self) -> datetime.datetime | None:
+        """When the job entered its phase, as far as the service tells: its start or its end, else its
+        creation."""
+        start, created = self._status.get("start_time"), self.data.get("metadata", {}).get("create_time")
+        if self.phase in OVER and start:
+            return _time(start) + datetime.timedelta(milliseconds=int(self._status.get("duration") or 0))
+        if self.phase in ("Running", "Terminating") and start:
+            return _time(start)
+        return _time(created) if created else None
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the nodes' containers, in the order of the nodes: worker-0, worker-1, ..., worker-10."""
+        return sorted({str(name) for name in self._status.get("tasks") or []}, key=_by_number)
+
+    @property
+    def ended_tasks(self) -> list[Task]:
+        """Those that have an exit code, in the order of the nodes."""
+        found = []
+        for each in self._status.get("task_statuses") or []:
+            if (code := each.get("exit_code")) is not None:
+                message = " ".join(str(each.get("message") or "").split())
+                found.append(Task(str(each.get("task")), int(code), exit_codes.explain(int(code)), message))
+        return sorted(found, key=lambda task: _by_number(task.name))
+
+    @property
+    def restarts(self) -> list[str]:
+        """One line for every earlier run that ended, and what the service did about it."""
+        found = []
+        for run in self._status.get("running_records") or []:
+            if run.get("end_at") and run.get("end_recover"):
+                task = f" ({run['end_related_task']})" if run.get("end_related_task") else ""
+                reason = run.get("end_reason") or "no reason given"
+                found.append(f"{_utc(_time(run['end_at']))} {run['end_recover']}: {reason}{task}")
+        return found
+
+    def headline(self, meaning: str = "") -> str:
+        """One line: id, name, phase and since when, number of nodes."""
+        moment = f" since {_utc(self.since)}" if self.since else ""
+        return f"job {self.id} {self.name}: {self.phase}{moment}{meaning}, nodes={self.nodes}"
+
+    @property
+    def _status(self) -> dict[str, Any]:
+        return self.data.get("status", {})
+
+
+def connect(record: dict[str, Any]) -> modelarts.ModelArts:
+    """Return the service that a job runs on, and warn about a host that is not the vendor's. Raises
+    BadInput."""
+    place = modelarts.endpoint(url=record["endpoint"])
+    if not modelarts.is_expected(place):
+        print(
+            f"warning: the record of job {record['id']} names {place}, which is not a host of "
+            f"{modelarts.DOMAIN}: it gets requests that your keys have signed, and the session token",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+    return modelarts.connect(place, record["project_id"])
+
+
+def _record_from_environment(text: str) -> dict[str, Any]:
+    if not records.is_id(text):
+        raise BadInput(f"{text}: no such file, and not the id of a job")
+    for what, names in (
+        ("region", ("MODELARTS_REGION", "MODELARTS_ENDPOINT")),
+        ("project", ("HUAWEICLOUD_SDK_PROJECT_ID",)),
+    ):
+        if not any(os.environ.get(name) for name in names):
+            raise BadInput(
+                f"job {text} has no record in {records.FOLDER}, and no {what} is set: set {names[0]}"
+            )
+    return {"id": text, "endpoint": modelarts.endpoint(), "project_id": modelarts.project()}
+
+
+def _utc(time: datetime.datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _time(stamp: Any) -> datetime.datetime:
+    seconds = int(stamp) / (1000 if int(stamp) > _MILLISECONDS else 1)
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    head, _, tail = name.rpartition("-")
+    return head, int(tail) if tail.isdecimal() else 0

@@ -1,0 +1,40 @@
+"""Transfer many files at a time, with a progress bar. The first failure ends all."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
+
+from tqdm import tqdm
+
+from common.object_store.store import ObjectStore
+from common.text import human_size
+
+THREADS = 16
+INTERRUPTED = 130  # exit code
+
+
+def run(store: ObjectStore, text: str, size: int, tasks: list[Callable]) -> list[Any]:
+    """Return [task(progress) for task in tasks]; progress takes a number of bytes, of `size` in total. If one
+    fails, and on Ctrl-C, stop the others, abort unfinished uploads, and raise that error."""
+    interval = 0.1 if os.isatty(2) else 10  # seconds
+    bar = tqdm(
+        desc=text, total=size, unit="B", unit_scale=True, delay=0.5, mininterval=interval, disable=not size
+    )
+    pool = ThreadPoolExecutor(THREADS, "transfer")
+    try:
+        futures = [pool.submit(task, bar.update) for task in tasks]
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+        return [future.result() for future in futures]
+    except BaseException:
+        store.stop()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        bar.close()
+
+
+def amount(sizes: list[int]) -> str:
+    """Return "3 files, 1.2 MB"."""
+    return f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {human_size(sum(sizes))}"
