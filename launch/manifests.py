@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from common.checkpoint import output_list
 from common.exits import BadInput
+from common.files import sha256_file
 from common.object_store.errors import of_the_disk, shown
 from common.object_store.paths import check_keys, is_partial
 
@@ -59,8 +60,15 @@ def describe_folder(folder: str, threads: int) -> dict:
     """Return the manifest of all files in a folder. Raises BadInput for what cannot be stored."""
     paths = sorted(_list_files(folder))
     check_keys(paths, folder)
+
+    def describe(path: str) -> dict:
+        try:
+            return describe_file(path, os.path.join(folder, path))
+        except OSError as error:
+            raise of_the_disk(error, os.path.join(folder, path)) from error
+
     with ThreadPoolExecutor(threads) as pool:
-        files = list(pool.map(lambda path: _describe(folder, path), paths))
+        files = list(pool.map(describe, paths))
     return make(os.path.basename(os.path.abspath(folder)), files)
 
 
@@ -82,13 +90,8 @@ def _list_files(folder: str) -> Iterator[str]:
                 yield os.path.relpath(path, folder)
 
 
-def _describe(folder: str, path: str) -> dict:
-    found, size = hashlib.sha256(), 0
-    try:
-        with open(os.path.join(folder, path), "rb") as file:
-            while chunk := file.read(2**20):
-                found.update(chunk)
-                size += len(chunk)
-    except OSError as error:
-        raise of_the_disk(error, os.path.join(folder, path)) from error
-    return {"path": path, "size": size, "sha256": found.hexdigest()}
+def describe_file(path: str, source: str) -> dict:
+    """Return the entry of the file `source`, called `path`. Raises OSError."""
+    with open(source, "rb") as file:
+        digest = sha256_file(file)
+        return {"path": path, "size": file.tell(), "sha256": digest}

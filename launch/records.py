@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from common.exits import BadInput
-from common.files import ROOT, write_text
+from common.files import ROOT, write_atomic
 
 FOLDER = os.environ.get("BOOTFILE_JOBS") or os.path.join(ROOT, "output_dir", "jobs")
 _ID = re.compile("[A-Za-z0-9-]{1,64}")
@@ -27,7 +27,7 @@ def write_private(path: str, content: dict[str, Any]) -> None:
     """Write a JSON file that only its owner may read, and the folders above it. Raises BadInput."""
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        write_text(path, json.dumps(content, indent=2) + "\n", mode=0o600)
+        write_atomic(path, json.dumps(content, indent=2) + "\n", mode=0o600)
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror}") from error
 

@@ -135,7 +135,7 @@ def refuse(table: str, name: str, value: str) -> None:
         )
 
 
-def shown(name: str, value, texts: bool = True) -> str:
+def shown(name: str, value: object, texts: bool = True) -> str:
     """Return a value as an error may show it: without the user name and password of a URL, shortened. It
     replaces what looks like a secret, a text of several lines, a list or table with texts in it, and, without
     `texts`, any text."""

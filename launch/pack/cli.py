@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 from common.arguments import Parser
 from common.exits import BadInput
-from common.text import human_size
 from launch import manifests, secret_scan
+from launch.explain import human_size
 from launch.pack import limits, requirements, single_file, snapshot
 from launch.pack.code_folder import REQUIREMENTS, CodeFolder, Skipped
 from launch.pack.snapshot import Content

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from common.exits import BadInput
-from common.text import human_size
+from launch.explain import human_size
 
 ENTRIES, SIZE, DEPTH = 1000, 5 * 10**9, 32  # files and folders; bytes; components of a path
 ADVISED = 50 * 10**6  # bytes: every node downloads them before it starts

@@ -8,7 +8,7 @@ import textwrap
 import zipfile
 
 from common.exits import BadInput
-from common.files import write_text
+from common.files import write_atomic
 from launch import manifests
 from launch.pack.snapshot import Content
 
@@ -20,16 +20,16 @@ def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
     """Make NAME-DIGEST.py in the folder `to`. Returns (its path, whether it was made: False if the same was
     there). Equal content gives equal bytes. Raises BadInput."""
     path = os.path.join(to, f"{manifests.folder_name(manifest)}.py")
-    text = _header(manifest, contents) + _body(manifest, contents)
-    if len(text) > _LONGEST:
-        raise BadInput(f"{len(text)} bytes are too many for one file ({_LONGEST}): use a folder")
     try:
+        text = _header(manifest, contents) + _body(manifest, contents)
+        if len(text) > _LONGEST:
+            raise BadInput(f"{len(text)} bytes are too many for one file ({_LONGEST}): use a folder")
         os.makedirs(to, exist_ok=True)
         if os.path.isfile(path):
             with open(path, "rb") as file:
                 if file.read() == text.encode():
                     return path, False
-        write_text(path, text)
+        write_atomic(path, text)
     except OSError as error:
         raise BadInput(f"{to} cannot be written: {error.strerror}") from error
     return path, True
@@ -72,10 +72,13 @@ def _header(manifest: dict, contents: list[Content]) -> str:
 def _archive(manifest: dict, contents: list[Content]) -> bytes:
     """Return a ZIP archive that depends on paths and bytes only. Raises BadInput."""
     archive = io.BytesIO()
-    by_path = {content.path: content for content in contents}
+    sources = dict(contents)
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as members:
         for file in manifest["files"]:
-            content = b"".join(by_path[file["path"]].blocks())
+            content = sources[file["path"]]
+            if isinstance(content, str):
+                with open(content, "rb") as source:
+                    content = source.read()
             if hashlib.sha256(content).hexdigest() != file["sha256"]:
                 raise BadInput(f"{file['path']} was changed while it was packed")
             member = zipfile.ZipInfo(file["path"], (1980, 1, 1, 0, 0, 0))

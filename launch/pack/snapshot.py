@@ -1,19 +1,14 @@
 """Write a snapshot of code: a folder whose name has the digest of its content, with a manifest."""
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from common.exits import BadInput
-from common.files import make_folder
+from common.files import PARTIAL, locked, make_folder_atomic
 from launch import manifests
-
-_TEMPORARY, _UNLOCKED = ".pack-", ".pack-new-"
 
 
 class Content(NamedTuple):
@@ -22,32 +17,21 @@ class Content(NamedTuple):
     path: str
     source: str | bytes
 
-    def describe(self) -> dict:
-        """Return the file's entry in a manifest. Raises BadInput if it cannot be read."""
-        digest, size = hashlib.sha256(), 0
-        try:
-            for block in self.blocks():
-                digest.update(block)
-                size += len(block)
-        except OSError as error:
-            raise BadInput(f"{self.path} cannot be read: {error.strerror}") from error
-        return {"path": self.path, "size": size, "sha256": digest.hexdigest()}
-
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the content in pieces. Raises OSError."""
-        if isinstance(self.source, bytes):
-            yield self.source
-            return
-        with open(self.source, "rb") as file:
-            while block := file.read(2**20):
-                yield block
-
 
 def describe(name: str, contents: list[Content], job: str, git: dict | None) -> dict:
     """Return the manifest. Its digest is that of paths and contents only: no time, owner, mode or state of
     git. Raises BadInput for a file that cannot be read."""
-    contents = sorted(contents, key=lambda content: content.path.encode())
-    return manifests.make(name, [content.describe() for content in contents], job, git)
+    files = []
+    for path, source in sorted(contents, key=lambda content: content.path.encode()):
+        try:
+            if isinstance(source, bytes):
+                entry = {"path": path, "size": len(source), "sha256": hashlib.sha256(source).hexdigest()}
+            else:
+                entry = manifests.describe_file(path, source)
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+        files.append(entry)
+    return manifests.make(name, files, job, git)
 
 
 def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
@@ -58,62 +42,34 @@ def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
     for a full disk.
     """
     final = os.path.join(to, manifests.folder_name(manifest))
-    if os.path.lexists(final):
-        _check(final, manifest)
-        return final, False
-    with temporary_folder(to) as folder:
-        known = {file["path"]: file for file in manifest["files"]}
-        for content in contents:
-            target = os.path.join(folder, content.path)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            with open(target, "wb") as file:
-                file.writelines(content.blocks())
-            if Content(content.path, target).describe() != known[content.path]:
-                raise BadInput(f"{content.path} was changed while it was packed")
-        with open(os.path.join(folder, manifests.NAME), "wb") as file:
-            file.write(manifests.to_bytes(manifest))
-        try:
-            os.rename(folder, final)
-        except OSError:
-            if not os.path.isdir(final):
-                raise
-            _check(final, manifest)  # another process has just made the same
-            return final, False
+    try:
+        os.makedirs(to, exist_ok=True)
+        with locked(to):
+            for name in os.listdir(to):
+                if name.startswith(PARTIAL):  # of a process that was killed
+                    shutil.rmtree(os.path.join(to, name), ignore_errors=True)
+            if os.path.lexists(final):
+                _check(final, manifest)
+                return final, False
+            with make_folder_atomic(final) as folder:
+                _fill(folder, manifest, contents)
+    except OSError as error:
+        raise BadInput(f"{to} cannot be written: {error.strerror}") from error
     return final, True
 
 
-@contextlib.contextmanager
-def temporary_folder(to: str) -> Iterator[str]:
-    """Make a new folder in `to`, and `to` itself. Afterwards remove it if it is still there, and those of
-    processes that were killed. Raises BadInput for errors of the disk."""
-    try:
-        os.makedirs(to, exist_ok=True)
-        for name in os.listdir(to):
-            if name.startswith(_TEMPORARY) and not name.startswith(_UNLOCKED):
-                _remove_if_unlocked(os.path.join(to, name))
-        folder = make_folder(_UNLOCKED, to)
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            locked = folder.replace(_UNLOCKED, _TEMPORARY)
-            os.rename(folder, locked)
-            folder = locked
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-    except OSError as error:
-        raise BadInput(f"{to} cannot be written: {error.strerror}") from error
-
-
-def _remove_if_unlocked(folder: str) -> None:
-    with contextlib.suppress(OSError):
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(lock)
+def _fill(folder: str, manifest: dict, contents: list[Content]) -> None:
+    known = {file["path"]: file for file in manifest["files"]}
+    for path, source in [*contents, Content(manifests.NAME, manifests.to_bytes(manifest))]:
+        target = os.path.join(folder, path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if isinstance(source, bytes):
+            with open(target, "wb") as file:
+                file.write(source)
+        else:
+            shutil.copyfile(source, target)
+            if manifests.describe_file(path, target) != known[path]:
+                raise BadInput(f"{path} was changed while it was packed")
 
 
 def _check(folder: str, manifest: dict) -> None:
@@ -128,7 +84,7 @@ def _check(folder: str, manifest: dict) -> None:
     wrong = None if same else manifests.NAME
     for file in manifest["files"] if same else ():
         source = os.path.join(folder, file["path"])
-        if not os.path.isfile(source) or Content(file["path"], source).describe() != file:
+        if not os.path.isfile(source) or manifests.describe_file(file["path"], source) != file:
             wrong = file["path"]
             break
     if wrong:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from common.arguments import Parser
 from common.exits import BadInput
-from launch import exit_codes, records
+from launch import records
+from launch.explain import explain_exit_code
 from launch.platforms import service as modelarts
 
 PHASES = {  # of v2, as the vendor's documents list them
@@ -101,7 +102,7 @@ class Job:
         for each in self._status.get("task_statuses") or []:
             if (code := each.get("exit_code")) is not None:
                 message = " ".join(str(each.get("message") or "").split())
-                found.append(Task(str(each.get("task")), int(code), exit_codes.explain(int(code)), message))
+                found.append(Task(str(each.get("task")), int(code), explain_exit_code(int(code)), message))
         return sorted(found, key=lambda task: _by_number(task.name))
 
     @property

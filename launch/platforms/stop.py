@@ -7,7 +7,7 @@ documents do not tell whether the nodes get a SIGTERM first: rely on the last ch
 Exit codes: 0 stopped, or it had ended before; 1 the answer was no; 2 bad input, or the service refused.
 """
 
-from common.text import printable
+from common.exits import printable
 from launch import confirm
 from launch.platforms.job import ENDED, Job, make_parser
 

@@ -26,7 +26,7 @@ import sys
 
 from common.arguments import Parser
 from common.exits import BadInput
-from common.files import ROOT, write_text
+from common.files import ROOT, write_atomic
 from common.object_store import store as object_store
 from launch import confirm, manifests, records
 from launch.platforms import files, request
@@ -127,7 +127,7 @@ def _write_file(text: str, args: argparse.Namespace) -> None:
     before_run, run = request.RUN.split(text, maxsplit=1)[0], request.RUN.pattern
     confirm.check_replaceable(path, re.compile(f"\\A{re.escape(before_run)}{run}"), args.force)
     try:
-        write_text(path, text)
+        write_atomic(path, text)
     except OSError as error:
         raise BadInput(f"--to {path}: {error.strerror}") from error
     print(f"wrote {path}")

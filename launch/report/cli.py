@@ -17,7 +17,7 @@ import numpy as np
 
 from common.arguments import Parser
 from common.exits import BadInput, import_optional
-from common.files import write_text
+from common.files import write_atomic
 from launch import confirm
 from launch.report import charts as report_charts
 from launch.report import runs as report_data
@@ -97,7 +97,7 @@ def _write(path: str, content: str) -> None:
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(0, "it is a folder")
-        write_text(path, content)
+        write_atomic(path, content)
     except OSError as error:
         raise BadInput(f"cannot write --to {path}: {error.strerror}") from error
 

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from launch.exit_codes import normalized
+from launch.explain import normalize
 from launch.pack.code_folder import CodeFolder
 from launch.profiles import Folders
 
@@ -142,7 +142,7 @@ class Node:
         run = self.runs[-1]
         for task in self._tasks:
             if task.poll() and run.code is None:
-                run.code = normalized(task.returncode)
+                run.code = normalize(task.returncode)
         if any(task.returncode is None for task in self._tasks):
             return None
         if not run.ended:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 
-from launch.exit_codes import NEVER_FIRED, TIME_LIMIT, explain
+from launch.explain import NEVER_FIRED, TIME_LIMIT, explain_exit_code
 from launch.simulate.commands import Commands
 from launch.simulate.faults import Fault
 from launch.simulate.network import Network
@@ -242,7 +242,7 @@ class Simulation:
         for node in self._nodes:
             for number, run in enumerate(node.runs, start=1):
                 label = node.label if len(node.runs) == 1 else f"{node.label} run {number}"
-                meaning = run.note or explain(run.code)
+                meaning = run.note or explain_exit_code(run.code)
                 print(f"{label:<16}{run.code:>9}{run.ended - run.began:>10.1f}  {meaning}")
             if not node.runs:
                 print(f"{node.label:<16}{'-':>9}{'-':>10}  not started")

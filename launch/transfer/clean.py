@@ -19,8 +19,8 @@ from typing import NamedTuple
 from common.arguments import Parser, non_negative_float, positive_int
 from common.object_store.errors import shown
 from common.object_store.store import ObjectStore, parse
-from common.text import human_size
 from launch import confirm, manifests
+from launch.explain import human_size
 from launch.transfer import parallel
 
 _DAY = 86400.0  # seconds

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from common.arguments import Parser
 from common.checkpoint import output_list
 from common.exits import BadInput
+from common.files import sha256_file
 from common.object_store.errors import of_the_disk, shown
 from common.object_store.paths import check_keys, is_partial, local_path, make_folder_of, sweep
 from common.object_store.store import Object, ObjectStore, parse
@@ -186,16 +187,17 @@ def _is_here(store: ObjectStore, to: str, entry: Object, sha256: str | None, pro
         if sha256 is None:
             there = store.head(entry.key)
             sha256 = there and there.sha256
-        found, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+        if sha256:
+            return sha256_file(path) == sha256
+        md5 = hashlib.md5(usedforsecurity=False)
         with open(path, "rb") as file:
             while chunk := file.read(2**20):
-                found.update(chunk)
                 md5.update(chunk)
+        return md5.hexdigest() == entry.etag
     except FileNotFoundError:
         return False
     except OSError as error:
         raise of_the_disk(error, path) from error
-    return found.hexdigest() == sha256 if sha256 else md5.hexdigest() == entry.etag
 
 
 def _check_space(to: str, missing: list[Object]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from common.object_store.store import ObjectStore
-from common.text import human_size
+from launch.explain import human_size
 
 THREADS = 16
 INTERRUPTED = 130  # exit code

@@ -271,7 +271,7 @@ def test_links_and_special_files(mine, tmp_path):
         ("../outside", "a symbolic link to ../outside, which is not in"),
         ("/etc/passwd", "a symbolic link to /etc/passwd, which is not in"),
         ("nothing", "a symbolic link to nothing, which does not exist"),
-        (".", "a symbolic link to ., a folder that it is in itself"),
+        (".", "a symbolic link to ., a folder that contains it"),
     ):
         (mine / "link").symlink_to(target)
         assert f"link is {reason}" in refused(job, to)
@@ -294,7 +294,7 @@ def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):
     first = pack(str(mine / "job.py"), to)
     tree(mine, {"beside.py": "ZERO = 1\n"})
     second = pack(str(mine / "job.py"), to, verbose=True)
-    assert second.made and len(paths(second)) == 3 and "what pack makes" in capsys.readouterr().out
+    assert second.made and len(paths(second)) == 3 and "the output of pack" in capsys.readouterr().out
     assert pack(os.path.join(first.path, "job.py"), to).path == first.path, "a snapshot packs as itself"
     with pytest.raises(BadInput, match="is the folder that is packed"):
         pack(str(mine / "job.py"), str(mine))
@@ -302,12 +302,12 @@ def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):
 
 def test_bad_input(mine, tmp_path):
     job, to = str(mine / "job.py"), str(tmp_path / "to")
-    assert "is no .py file" in refused(str(mine / "words/list.txt"), to)
-    assert "is no .py file" in refused(str(mine / "none.py"), to)
+    assert "is not a .py file" in refused(str(mine / "words/list.txt"), to)
+    assert "is not a .py file" in refused(str(mine / "none.py"), to)
     assert "does not exist" in refused(job, to, extra=[str(mine / "none")])
-    assert "does not lie in the code folder" in refused(job, to, extra=[str(tmp_path)])
+    assert "is not in the code folder" in refused(job, to, extra=[str(tmp_path)])
     tree(mine, {"manifest.json": "{}"})
-    assert "manifest.json is a name that pack needs" in refused(job, to, extra=[str(mine / "manifest.json")])
+    assert "manifest.json is a name that pack uses" in refused(job, to, extra=[str(mine / "manifest.json")])
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="cannot be written: Not a directory"):
         pack(job, str(tmp_path / "file" / "to"))
@@ -328,7 +328,7 @@ def test_an_interrupted_pack_leaves_nothing_half(number, mine, tmp_path):
     _, errors = packing.communicate(timeout=30)
     assert packing.returncode in (-number, 128 + number), errors
     left = os.listdir(to)
-    assert [name[:6] for name in left] == [".pack-"] * (number == signal.SIGKILL)
+    assert [name[:9] for name in left] == [".partial-"] * (number == signal.SIGKILL)
     (mine / "zeros.bin").unlink()
     pack(str(mine / "job.py"), str(to))
     assert [name[:4] for name in os.listdir(to)] == ["job-"], "what was left is taken away"
@@ -348,5 +348,5 @@ def test_a_warning_above_what_is_advised(mine, tmp_path):
     with open(mine / "zeros.bin", "wb") as file:
         file.truncate(51 * 10**6)
     result = run("-m", "launch", "pack", mine / "job.py", "--to", tmp_path / "to")
-    assert "warning: 51.0 MB are more than the advised 50.0 MB" in result.stderr
+    assert "warning: 51.0 MB is more than the advised 50.0 MB" in result.stderr
     assert "the biggest file is zeros.bin (51.0 MB)" in result.stderr

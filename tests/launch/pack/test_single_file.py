@@ -111,7 +111,7 @@ def test_a_damaged_single_file_does_not_run(single, tmp_path):
     for broken in (text[:middle] + ("A" if text[middle] != "A" else "B") + text[middle + 1 :],):
         path.write_text(broken)
         result = finish(launch(), code=2)
-        assert result.stderr == "error: this file is not as it was packed: copy it again, the whole of it\n"
+        assert result.stderr == "error: this file is not as it was packed: copy it again, completely\n"
         assert os.listdir(folder) == [] and not result.stdout
     path.write_text(text[: middle + 100])
     assert "SyntaxError" in finish(launch(), code=1).stderr

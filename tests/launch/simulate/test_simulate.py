@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.exits import BadInput
-from launch.exit_codes import explain
+from launch.explain import explain_exit_code
 from launch.simulate import faults
 from launch.simulate.network import Network
 from tests.conftest import environment, records, start
@@ -167,12 +167,12 @@ def test_the_jobs_exit_code_is_explained():
     [
         (0, "done"), (1, "an error in the program"), (124, "ended by a time limit"), (-9, "SIGKILL: killed"),
         (137, "SIGKILL: killed"), (247, "SIGKILL: killed"), (139, "SIGSEGV: segmentation"), (143, "SIGTERM"),
-        (-7, "SIGBUS: bus error: usually /dev/shm"), (77, "an exit code of the program's own"),
-        (200, "an exit code of the program's own"),
+        (-7, "SIGBUS: bus error: usually /dev/shm"), (77, "an exit code of the program"),
+        (200, "an exit code of the program"),
     ],
 )  # fmt: skip
 def test_exit_codes(code, beginning):
-    assert explain(code).startswith(beginning)
+    assert explain_exit_code(code).startswith(beginning)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_what_cannot_be_uploaded(server, url, tmp_path):
     assert "there are no files" in launch(server, "upload", tmp_path / "none", "--to", url, code=2).stderr
     folder_of(tmp_path / "other", {"manifest.json": b"{}", "a": b""})
     assert (
-        "not a manifest that pack made"
+        "not a manifest that `pack` made"
         in launch(server, "upload", tmp_path / "other", "--to", url, code=2).stderr
     )
     (data / "link").symlink_to(tmp_path)
@@ -359,7 +359,7 @@ def test_clean_removes_what_it_showed_and_nothing_else(server, url, tmp_path):
     assert keys(server, url) == before
     assert "nothing to remove" in launch(server, "clean", f"{url}/outputs/checkpoints").stdout
     said = launch(server, "clean", url, "--older_than", "1", "--keep", "1", "--yes")
-    assert "removed 0 snapshots (0.0 MB) and 1 unfinished uploads" in said.stdout
+    assert "removed 0 snapshots (0 B) and 1 unfinished uploads" in said.stdout
     assert keys(server, url) == before and unfinished(server) == []
 
     answered = on_a_terminal(server, "no", "clean", url, "--keep", "1")
@@ -396,7 +396,7 @@ def test_a_job_s_record_stands_for_its_output(server, url, tmp_path):
         launch(server, "fetch", name, "--to", to, BOOTFILE_JOBS=str(place))
         assert (to / "metrics.jsonl").read_bytes() == b"{}\n"
     said = launch(server, "fetch", "run-2", "--to", tmp_path / "no", code=2, BOOTFILE_JOBS=str(place)).stderr
-    assert "run-2: no output train_url is known of that job (outputs: other)" in said
+    assert "run-2: that job has no output train_url (outputs: other)" in said
     job_records.write(str(place / "run-3.json"), record | {"id": "19", "outputs": ["train_url"]})
     for name in ("../x", "nosuch", "run-3"):
         said = launch(server, "fetch", name, "--to", tmp_path / "no", code=2, BOOTFILE_JOBS=str(place)).stderr

@@ -1,10 +1,10 @@
-"""What the exit code of a node means, in one table."""
+"""Explain numbers to people: exit codes of nodes, sizes."""
 
 import signal
 
 from common.exits import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
 
-NEVER_FIRED = 3  # of the simulation itself: every node ended with 0, but a fault had no occasion
+NEVER_FIRED = 3  # of the simulation: every node ended with 0, but a fault never fired
 TIME_LIMIT = 124
 
 _CODES = {
@@ -29,23 +29,35 @@ _SIGNALS = {
 }
 
 
-def normalized(code: int) -> int:
-    """An exit code as shells and platforms show it: 128 + n where subprocess says -n (ended by signal n)."""
+def normalize(code: int) -> int:
+    """Return an exit code as shells and platforms show it: 128 + n for -n of subprocess (ended by signal
+    n)."""
     return code if code >= 0 else 128 - code
 
 
-def explain(code: int) -> str:
-    """One line on an exit code: 0..255, or -n as subprocess gives it.
+def explain_exit_code(code: int) -> str:
+    """Return one line on an exit code: 0..255, or -n as subprocess gives it.
 
-    Signal n is seen as 128 + n (137: SIGKILL), and as 256 - n where a program called exit(-n) with the code
-    that subprocess had given it (247: SIGKILL).
+    Signal n appears as 128 + n (137: SIGKILL), and as 256 - n if a program called exit(-n) with a code from
+    subprocess (247: SIGKILL).
     """
-    code = normalized(code)
+    code = normalize(code)
     if code in _CODES:
         return _CODES[code]
     number = code - 128 if code < 192 else 256 - code
     try:
         name = signal.Signals(number)
     except ValueError:
-        return "an exit code of the program's own: see the end of its log"
+        return "an exit code of the program: see the end of its log"
     return f"{name.name}: {_SIGNALS[name]}" if name in _SIGNALS else name.name
+
+
+def human_size(size: float) -> str:
+    """Return a number of bytes in powers of 1000: "1.2 MB"."""
+    if size < 1000:
+        return f"{size} B"
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 999.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
