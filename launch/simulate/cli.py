@@ -1,28 +1,26 @@
-"""Run a job on this machine as a platform would: its arguments and environment, its folders, its nodes, and
-what goes wrong there.
+"""Run a job on this machine as a platform would: with its arguments, environment, folders, nodes and faults.
 
     python -m launch simulate --nodes 2 --processes 2 jobs/train_ddp.py -- --dataset digits --max_steps 20
     python -m launch simulate --nodes 2 --platform pai-dlc --fault kill:rank=1,step=5 jobs/train_ddp.py -- ...
 
-Every node gets folders of its own: user-job-dir/<name of the repository> with the code, the files that `pack`
-keeps, in which the job is started; inputs/data_url_0, where a --data_url among the job's arguments is linked
-in; outputs/train_url_0, which is passed as --train_url unless the job's arguments name another; cache, its
-scratch disk (BOOTFILE_SCRATCH); logs. URLs among the job's arguments stay as they are.
-It uses the GPUs if there is one for every process, and the CPU otherwise, with --processes_per_node where the
-job has to be told.
+Every node gets folders of its own: user-job-dir/<name of the repository> with the files that `pack` keeps,
+in which the job is started; inputs/data_url_0, a link to the --data_url of the job's arguments;
+outputs/train_url_0, which is passed as --train_url unless the job's arguments name another; cache, its
+scratch disk (BOOTFILE_SCRATCH); logs. URLs among the job's arguments are not changed. The job uses the GPUs
+if there is one for every process, else the CPU, with --processes_per_node if the job cannot know it.
 
---fault, any number of times; a step that is not given is drawn from --seed and printed:
+--fault may be repeated; a step that is not given is drawn from --seed and printed:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
     cut:node=N,step=S,seconds=T|forever       the node's link is down; needs --network-namespaces
     late:node=N,seconds=T  missing:node=N     started later, never
     duplicate:rank=R                          one more node is started with the identity of R's
     restart:node=N,step=S                     SIGKILL, then the command again in the same folders
     reschedule:node=N,step=S                  SIGKILL, then a new container, to which only the outputs of the
-                                              nodes come back; all nodes where none is named
-After the last two another node that fails is restarted in place, once, as platforms with a restart policy do.
+                                              nodes are copied; all nodes if none is named
+After the last two, another node that fails is restarted in place once, as platforms with a restart policy do.
 
-Exit code: 0 when every node that was started ended with 0, else that of the node that failed first; 2 bad
-input, 3 nothing failed but a fault never fired, 124 --limit, 128 + n signal n ended the simulation itself.
+Exit code: 0 if every node that was started ended with 0, else that of the node that failed first; 2 bad
+input, 3 nothing failed but a fault never fired, 124 --limit, 128 + n the simulation was ended by signal n.
 """
 
 import argparse
@@ -32,6 +30,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from typing import NoReturn
 
 from common.arguments import Parser, positive_float
 from common.exits import BadInput
@@ -41,20 +40,20 @@ from launch.simulate import faults
 from launch.simulate.commands import Commands, option
 from launch.simulate.network import Network
 from launch.simulate.nodes import Node
-from launch.simulate.simulation import Simulation, say
+from launch.simulate.simulation import Simulation, log
 
 _MOST_PROCESSES = 1024  # on one machine
 
 
 class _Parser(Parser):
-    def error(self, message: str):
-        raise BadInput(f"{message} (the job's own arguments stand behind --)")
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message} (the job's own arguments follow --)")
 
 
 def main(argv: list[str]) -> int:
-    """Run the simulation and return its exit code. Raises BadInput before anything is started."""
+    """Run the simulation and return its exit code. Raises BadInput before it starts anything."""
     sys.stdout.reconfigure(errors="replace")
-    args = _arguments(argv)
+    args = _parse_args(argv)
     simulation = Simulation(args.processes, args.faults, args.limit)
     with contextlib.ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -68,39 +67,34 @@ def main(argv: list[str]) -> int:
         commands = Commands(args, network)
         kept = "" if args.keep else " (--keep FOLDER keeps them)"
         try:
-            say(
+            log(
                 f"platform={args.platform} nodes={args.nodes} processes={args.processes} "
                 f"device={commands.device} folders={folder}{kept}"
             )
             return simulation.run(nodes, commands, network)
-        except BrokenPipeError:  # nobody reads any more, as in `... | head`
+        except BrokenPipeError:  # the reader has ended, as in `... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 128 + signal.SIGPIPE
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
+def _parse_args(argv: list[str]) -> argparse.Namespace:
     split = argv.index("--") if "--" in argv else len(argv)
     parser = _Parser(__doc__)
     parser.prog = "python -m launch simulate"
-    parser.add_argument("job", help="the script, as you would upload it; its arguments stand behind --")
-    parser.add_argument("--nodes", type=int, default=1, help="default: 1")
-    parser.add_argument("--processes", type=int, default=1, help="of every node (default: 1)")
-    parser.add_argument("--platform", choices=PROFILES, default="modelarts", help="default: modelarts")
-    parser.add_argument("--fault", action="append", default=[], help="what goes wrong, see above")
-    parser.add_argument("--seed", type=int, default=0, help="of steps that are not given (default: 0)")
-    parser.add_argument(
-        "--network-namespaces", action="store_true", help="a network of its own for every node; needs root"
-    )
-    parser.add_argument(
-        "--keep", help="empty or new folder in which the nodes' folders stay (default: temporary)"
-    )
-    parser.add_argument(
-        "--limit", type=positive_float, help="seconds after which all is ended (default: never)"
-    )
+    add = parser.add_argument
+    add("job", help="the script; its arguments follow --")
+    add("--nodes", type=int, default=1, help="default: 1")
+    add("--processes", type=int, default=1, help="processes of every node (default: 1)")
+    add("--platform", choices=PROFILES, default="modelarts", help="default: modelarts")
+    add("--fault", action="append", default=[], help="a fault, see above")
+    add("--seed", type=int, default=0, help="draws steps that are not given (default: 0)")
+    add("--network-namespaces", action="store_true", help="give every node its own network; needs root")
+    add("--keep", help="keep the nodes' folders in this empty or new folder (default: temporary)")
+    add("--limit", type=positive_float, help="end everything after so many seconds (default: never)")
     args = parser.parse_args(argv[:split])
     args.job_arguments = argv[split + 1 :]
     if not os.path.isfile(args.job):
-        raise BadInput(f"{args.job} is no file")
+        raise BadInput(f"{args.job}: no such file")
     args.code = CodeFolder(args.job)
     if min(args.nodes, args.processes) < 1:
         raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at least 1 of each")
@@ -109,7 +103,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
             f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} processes in all"
         )
     somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
-    profile(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # refuses what it cannot
+    profile(
+        args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere
+    )  # checks
     max_steps = option(args.job_arguments, "--max_steps") or ""
     args.faults = faults.parse(
         args.fault, args.nodes, args.processes, args.seed, int(max_steps) if max_steps.isdecimal() else None
@@ -118,14 +114,14 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     if cuts and not args.network_namespaces:
         raise BadInput(f"--fault {cuts[0]} needs --network-namespaces: otherwise the nodes share one network")
     args.data = option(args.job_arguments, "--data_url")
-    if args.data and "://" in args.data:  # the job fetches it itself
+    if args.data and "://" in args.data:  # the job itself fetches it
         args.data = None
     if args.data is not None and not os.path.isdir(args.data):
-        raise BadInput(f"--data_url {args.data} is no folder on this machine")
+        raise BadInput(f"--data_url {args.data} is not a folder on this machine")
     if args.keep:
         args.keep = os.path.abspath(args.keep)
         if args.code.holds(args.keep):
-            raise BadInput(f"--keep {args.keep} lies among the code, which is copied into it")
+            raise BadInput(f"--keep {args.keep} is inside the code, which is copied into it")
         try:
             os.makedirs(args.keep, exist_ok=True)
             if os.listdir(args.keep):
@@ -136,7 +132,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def _nodes(args: argparse.Namespace, folder: str) -> list[Node]:
-    """The nodes of the job, and one more for every duplicate."""
+    """Return the nodes of the job, and one more for every duplicate."""
     nodes = [
         Node(index, str(index), index, os.path.join(folder, f"node-{index}")) for index in range(args.nodes)
     ]

@@ -1,4 +1,4 @@
-"""What is started on a simulated node: the platform's words around the user's, and a clean environment."""
+"""Build the commands of simulated nodes: the platform's arguments, the user's, and a clean environment."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from launch.profiles import profile
 from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node
 
-_NAMES = {  # what may stand in the environment of whoever simulates, and must not reach a node
+_NAMES = {  # variables of the user's environment that must not reach a node
     "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE",
     "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "NPROC_PER_NODE", "PYTHONPATH",
     "CUDA_VISIBLE_DEVICES",
@@ -26,7 +26,7 @@ _PREFIXES = (
 
 
 class Commands:
-    """The commands of every node. args: what `simulate` was given. device: "cuda" or "cpu"."""
+    """The commands of every node. args: those of `simulate`. device: "cuda" or "cpu"."""
 
     def __init__(self, args: argparse.Namespace, network: Network | None):
         self._args, self._network = args, network
@@ -47,13 +47,13 @@ class Commands:
             self._environment.setdefault("OMP_NUM_THREADS", str(threads))
 
     def make_folders(self, node: Node, outputs: str | None = None) -> None:
-        """A fresh container; `outputs`: a folder whose content the platform brings back."""
+        """Make a fresh container. outputs: a folder whose content the platform restores."""
         data = self._args.data and os.path.abspath(self._args.data)
         node.make_folders(self._args.code, data, outputs)
 
     def of(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
-        """(command, environment, what the platform added to it) of every process that the platform starts on
-        a node, in the order of local ranks."""
+        """Return (command, environment, what the platform added to it) of every process that the platform
+        starts on a node, in the order of local ranks."""
         args, processes = self._args, self._args.processes
         gpus = self._gpus[node.index * processes :][:processes]
         starts = profile(
@@ -65,9 +65,9 @@ class Commands:
         job = args.code.job_in(node.folders.code)
         commands = []
         for start in starts:
-            platforms = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]
-            given = self._given(node, platforms, tell_processes=levels == "node" and not gpus)
-            command = [sys.executable, *start.prefix, job, *given, *platforms]
+            added_words = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]
+            given = self._given(node, added_words, tell_processes=levels == "node" and not gpus)
+            command = [sys.executable, *start.prefix, job, *given, *added_words]
             added = dict(start.environment)
             if "MA_SCHEDULE_CNT" in added:
                 counts = {"MA_SCHEDULE_CNT": node.scheduled, "MA_PROC_START_CNT": node.started + 1}
@@ -80,11 +80,11 @@ class Commands:
         return commands
 
     def _is_url(self, name: str) -> bool:
-        """Whether the user's arguments have a URL there, for which a platform has no input or output."""
+        """Return whether a user's argument is a URL, for which a platform has no input or output."""
         return "://" in (option(self._args.job_arguments, name) or "")
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
-        """The user's arguments as they are on a node, and what stands in for what is missing there."""
+        """Return the user's arguments on a node, and those that replace what is missing there."""
         args, given = self._args, list(self._args.job_arguments)
         if args.data is not None:
             given = [*_without(given, "--data_url"), f"--data_url={os.path.join(node.folders.inputs, INPUT)}"]
@@ -98,8 +98,8 @@ class Commands:
 
 
 def option(arguments: list[str], *names: str) -> str | None:
-    """The value of an option, given as `--name value` or `--name=value`; the last one counts. names: with _,
-    for which - may stand, too."""
+    """Return the value of an option, given as `--name value` or `--name=value`; the last one counts. names:
+    with _; a - is the same."""
     value = None
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, own = argument.partition("=")
@@ -124,14 +124,14 @@ def _without(arguments: list[str], name: str) -> list[str]:
 
 
 def _loopback(nodes: int) -> list[str]:
-    """An address for every node: Linux has all of 127.0.0.0/8, others one."""
+    """Return an address for every node: Linux has all of 127.0.0.0/8, others one."""
     if sys.platform != "linux":
         return ["127.0.0.1"] * nodes
     return [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(nodes)]
 
 
 def _free_port() -> int:
-    """Below the ports that outgoing connections take, so that it is still free when a node starts again."""
+    """Return a port below those of outgoing connections, so that it is still free when a node restarts."""
     for port in random.SystemRandom().sample(range(20000, 30000), 100):
         try:
             socket.create_server(("127.0.0.1", port)).close()
@@ -142,7 +142,7 @@ def _free_port() -> int:
 
 
 def _visible_gpus() -> list[str]:
-    """Ids for CUDA_VISIBLE_DEVICES, without importing torch."""
+    """Return ids for CUDA_VISIBLE_DEVICES, without importing torch."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu not in ("", "-1")]
     if shutil.which("nvidia-smi") is None:

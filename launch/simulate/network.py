@@ -1,4 +1,4 @@
-"""Nodes with a network namespace and an address each, so that a link can be cut on one machine."""
+"""Give every simulated node a network namespace and an address, so that its link can be cut."""
 
 import os
 import re
@@ -13,8 +13,8 @@ _NAME = "bootfile-{pid}-{part}"
 class Network:
     """A bridge in a namespace of its own, and one namespace with one address for every node.
 
-    Nothing is added to the machine's own network. Use as a context manager: the namespaces are gone
-    afterwards. Needs root and `ip` (Debian: iproute2). Raises BadInput that says what is missing.
+    The machine's own network is not changed. A context manager: it removes the namespaces. Needs root and
+    `ip` (Debian: iproute2). Raises BadInput with what is missing.
     """
 
     def __init__(self, nodes: int):
@@ -29,7 +29,7 @@ class Network:
         self._made: list[str] = []
 
     def __enter__(self) -> "Network":
-        _remove_those_of_dead_simulations()
+        _remove_leftovers()
         try:
             self._switch = self._namespace("switch")
             _ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
@@ -47,23 +47,22 @@ class Network:
             raise
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in self._made:
             _remove(name)
         self._made.clear()
 
     def command(self, node: int, command: list[str]) -> list[str]:
-        """`command` as it is run on that node; the process that it becomes keeps the process id.
+        """Return `command` for that node. It keeps its process id.
 
-        The host name there is the node's address, so that it resolves to the node as a pod's does, and not to
-        127.0.1.1.
+        The node's host name is its address, so that it resolves to the node like a pod's, not to 127.0.1.1.
         """
         rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
         own_name = ["unshare", "--uts", "sh", "-c", rename, self.addresses[node]]
         return ["ip", "netns", "exec", self._made[node + 1], *own_name, *command]
 
     def link(self, node: int, up: bool) -> None:
-        """Plug the node's cable in or pull it out, at the switch's end: the node keeps its address."""
+        """Set the node's link up or down at the switch: the node keeps its address."""
         _ip("-n", self._switch, "link", "set", f"port{node}", "up" if up else "down")
 
     def _namespace(self, part: str) -> str:
@@ -76,15 +75,15 @@ class Network:
 def _ip(*arguments: str) -> None:
     result = _run("ip", *arguments)
     if result.returncode:
-        raise BadInput(f"--network-namespaces: `ip {' '.join(arguments)}` says: {result.stderr.strip()}")
+        raise BadInput(f"--network-namespaces: `ip {' '.join(arguments)}`: {result.stderr.strip()}")
 
 
 def _remove(name: str) -> None:
     _run("ip", "netns", "delete", name)
 
 
-def _remove_those_of_dead_simulations() -> None:
-    """SIGKILL leaves no time to tidy up: the next simulation does."""
+def _remove_leftovers() -> None:
+    """Remove the namespaces of simulations that were killed."""
     listing = _run("ip", "netns", "list").stdout
     for name, pid in re.findall(r"^(" + _NAME.format(pid=r"(\d+)", part=r"\w+") + ")", listing, re.MULTILINE):
         if not os.path.exists(f"/proc/{pid}"):
@@ -92,5 +91,5 @@ def _remove_those_of_dead_simulations() -> None:
 
 
 def _run(*command: str) -> subprocess.CompletedProcess:
-    # In a session of its own: Ctrl-C must not reach `ip` while it tidies up.
+    # In a session of its own: Ctrl-C must not reach `ip` during the clean-up.
     return subprocess.run(command, capture_output=True, text=True, start_new_session=True)

@@ -1,4 +1,4 @@
-"""One simulated node: its folders as platforms lay them out, its processes, its log."""
+"""A simulated node: the folders that a platform makes, its processes, its log."""
 
 import contextlib
 import ctypes
@@ -16,13 +16,13 @@ from launch.profiles import Folders
 
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
 _CHUNKS = 20  # of 64 KiB: more than a pipe holds
-_MARK = "BOOTFILE_SIMULATED_NODE"  # in the environment of every process of a node, so that none escapes
+_MARK = "BOOTFILE_SIMULATED_NODE"  # in the environment of every process of a node: finds them all
 
 
 @dataclass
 class Run:
     """One run of a node's command. began, ended: seconds of time.monotonic(). code: that of the first process
-    that failed, 0 when all are done, None before. note: why it ended, where the simulation knows."""
+    that failed, 0 when all are done, None before. note: why it ended, if the simulation knows."""
 
     began: float
     ended: float = 0.0
@@ -32,11 +32,11 @@ class Run:
 
 class Node:
     """A container that a platform would start. index: the node's rank. slot: its place in the network. only:
-    the local rank that alone is started, where the platform starts one process per rank.
+    the one local rank that is started, if the platform starts one process per rank.
 
     make_folders() makes a fresh container, start() begins a run in it, read() and poll() are called until
     poll() gives the exit code; kill() ends a run at once. On Linux every process that a run started is found
-    and ended, also those that left its session.
+    and ended, also those in another session.
     """
 
     def __init__(self, index: int, label: str, slot: int, folder: str, only: int | None = None):
@@ -45,13 +45,13 @@ class Node:
         self.runs: list[Run] = []
         self._folder = folder
         self._tasks: list[subprocess.Popen] = []
-        self._partial: dict[subprocess.Popen, bytes] = {}  # open pipes, and the line that is not whole yet
+        self._partial: dict[subprocess.Popen, bytes] = {}  # open pipes, and the unfinished line of each
         self._log = None
 
     def make_folders(self, code: CodeFolder, data: str | None, outputs: str | None) -> None:
-        """A new container: code, an output folder that holds what stood in `outputs`, nothing else.
+        """Make a new container: the code, and an output folder with a copy of `outputs`.
 
-        data: a folder that is linked in where a platform puts a copy.
+        data: a folder that is linked in, where a platform makes a copy.
         """
         self.scheduled, self.started = self.scheduled + 1, 0
         place = self._folder if self.scheduled == 1 else f"{self._folder}.{self.scheduled}"
@@ -71,7 +71,7 @@ class Node:
 
     @property
     def output(self) -> str:
-        """The folder that a platform takes away at the end."""
+        """The folder that a platform collects at the end."""
         return os.path.join(self.folders.outputs, OUTPUT)
 
     @property
@@ -83,7 +83,7 @@ class Node:
         return bool(self._tasks)
 
     def start(self, commands: list[tuple[list[str], dict[str, str]]]) -> None:
-        """Begin a run: every (command, environment) becomes a process, in the code directory."""
+        """Begin a run: start every (command, environment) as a process in the code folder."""
         self.started += 1
         self.runs.append(Run(time.monotonic()))
         self._log = open(self.log, "ab", buffering=0)  # noqa: SIM115
@@ -109,16 +109,15 @@ class Node:
 
     @property
     def pids(self) -> list[int]:
-        """What is left of the processes that the platform itself started: the boot process, or one for every
-        rank."""
+        """The running processes that the platform itself started: the boot process, or one for every rank."""
         return [task.pid for task in self._tasks if task.returncode is None]
 
     def read(self) -> list[str]:
-        """The lines that were printed since the last call; they go into the log, too. Does not wait."""
+        """Return the lines that were printed since the last call, and log them. Does not wait."""
         lines = []
         for task, chunk in list(self._partial.items()):
             with contextlib.suppress(BlockingIOError):
-                for _ in range(_CHUNKS):  # not for ever: a job may print faster than anybody reads
+                for _ in range(_CHUNKS):  # a job may print without an end
                     if not (data := os.read(task.stdout.fileno(), 65536)):
                         task.stdout.close()
                         break
@@ -135,8 +134,8 @@ class Node:
         return lines
 
     def poll(self) -> int | None:
-        """The exit code of a run whose last process has just ended: of the first that failed, 128 + n for
-        signal n. None while it runs and when there is none. What the run left behind is ended."""
+        """Return the exit code of a run whose last process has just ended: that of the first that failed,
+        128 + n for signal n. None if it runs or there is none. Processes that the run left are killed."""
         if not self._tasks:
             return None
         run = self.runs[-1]
@@ -151,8 +150,8 @@ class Node:
         return run.code
 
     def close(self) -> list[str]:
-        """When poll() gives an exit code, and after kill(): the last lines; the node is ready for another
-        run."""
+        """Call it when poll() gives an exit code, and after kill(): return the last lines. The node is then
+        ready for another run."""
         self.poll()
         lines = self.read()
         for task in self._partial:
@@ -162,7 +161,7 @@ class Node:
         return lines
 
     def end(self, number: int) -> None:
-        """Send a signal to the process groups that the platform started, as far as they live."""
+        """Send a signal to the living process groups that the platform started."""
         for task in self._tasks:
             if task.poll() is None:
                 os.killpg(task.pid, number)
@@ -175,10 +174,10 @@ class Node:
             task.wait()
 
     def ranks(self, processes: int) -> dict[int, int]:
-        """Global rank -> process id. processes: per node.
+        """Return global rank -> process id. processes: per node.
 
-        A rank's process is told RANK and LOCAL_RANK by whoever starts it, and so are its helpers, which are
-        its children. Where nobody says so, a rank is what the platform started.
+        A rank's process has RANK and LOCAL_RANK in its environment, and so have its children, which are not
+        counted. Without these variables, a rank is a process that the platform started.
         """
         told, parents = {}, {}
         for pid, environment in self._processes().items():
@@ -189,8 +188,8 @@ class Node:
             return {self.index * processes + local: task.pid for local, task in living}
         return {rank: pid for pid, rank in told.items() if told.get(parents[pid]) != rank}
 
-    def stands_still(self, processes: int) -> bool:
-        """Whether every rank that is left on this node is stopped (SIGSTOP)."""
+    def is_stopped(self, processes: int) -> bool:
+        """Return whether every remaining rank of this node is stopped (SIGSTOP)."""
         ranks = self.ranks(processes)
         return bool(ranks) and all(_stat(pid)[0] == "T" for pid in ranks.values())
 
@@ -199,10 +198,10 @@ class Node:
         return f"{os.getpid()}.{self.slot}"
 
     def _processes(self) -> dict[int, dict[str, str]]:
-        """Living processes of this node and the environments that they were started with."""
+        """Return the living processes of this node and the environments that they were started with."""
         found = {}
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if sys.platform == "linux" else ())):
-            with contextlib.suppress(OSError):  # gone, or another user's
+            with contextlib.suppress(OSError):  # ended, or another user's
                 with open(f"/proc/{pid}/environ", "rb") as file:
                     pairs = os.fsdecode(file.read()).split("\0")
                 environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
@@ -222,8 +221,7 @@ class Node:
 
 
 def copy_tree(source: str, destination: str) -> None:
-    """Copy a folder that others may be writing to into one that may hold something. What vanishes meanwhile
-    is left out."""
+    """Copy a folder into another one. Files that are deleted meanwhile are left out."""
     for folder, _, files in os.walk(source):
         target = os.path.join(destination, os.path.relpath(folder, source))
         os.makedirs(target, exist_ok=True)
@@ -233,7 +231,7 @@ def copy_tree(source: str, destination: str) -> None:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """(state letter, parent's process id); X for a process that is gone."""
+    """Return (state letter, parent's process id); X for a process that has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, parent = file.read().rpartition(")")[2].split()[:2]
@@ -246,7 +244,7 @@ _libc = ctypes.CDLL(None)
 
 
 def _die_with_parent() -> None:
-    """Between fork and exec: a simulation that is killed without notice takes its nodes along."""
+    """Called between fork and exec: the kernel kills the node if the simulation is killed."""
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The course of a simulation: nodes start, faults fire, nodes end."""
+"""Run a simulation: start nodes, fire faults, wait for the ends."""
 
 import os
 import re
@@ -18,16 +18,16 @@ from launch.simulate.nodes import Node, copy_tree
 _STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # what a job's log lines begin with
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
-_STANDSTILL = 10.0  # seconds in which the parent of a stopped process may still end it
+_STANDSTILL = 10.0  # seconds that the parent of a stopped process has to end it
 
 
-def say(line: str) -> None:
-    """A line of the simulation's own, beside those of the nodes."""
+def log(line: str) -> None:
+    """Print a line of the simulation itself."""
     print(f"[simulate] {line}", flush=True)
 
 
 class Simulation:
-    """Runs nodes to their end. processes: of every node. limit: seconds, None for none."""
+    """Runs nodes to their end. processes: of every node. limit: seconds, None for no limit."""
 
     def __init__(self, processes: int, faults: list[Fault], limit: float | None):
         self._processes, self._pending, self._limit = processes, list(faults), limit
@@ -36,29 +36,29 @@ class Simulation:
         self._mend_at: dict[Node, float] = {}
         self._restarts: dict[Node, int] = {}  # how often a node that fails is started again
         self._stopped: set[int] = set()  # process ids
-        self._still_since: float | None = None
+        self._stopped_since: float | None = None
 
-    def interrupt(self, number: int, frame) -> None:
-        """A signal handler: end everything, and the simulation; a second signal ends the wait for it."""
+    def interrupt(self, number: int, frame: object) -> None:
+        """A signal handler: end all nodes and the simulation. A second signal ends the wait."""
         self._interrupts.append(number)
 
     def run(self, nodes: list[Node], commands: Commands, network: Network | None) -> int:
-        """Make the folders, start the nodes, wait for their ends, print a table. Returns the exit code of
-        the whole. Whatever happens, nothing that was started is left."""
+        """Make the folders, start the nodes, wait for their ends, print a table. Returns the exit code. On
+        any error all nodes are killed."""
         self._nodes, self._commands, self._network = nodes, commands, network
         for node in nodes:
             commands.make_folders(node)
         self._began = time.monotonic()
         self._plan_the_start()
-        code = self._ended_from_outside()
+        code = self._end_from_outside()
         try:
             while code is None and (self._due or any(node.running for node in nodes)):
                 self._start_due()
                 self._read()
-                self._let_faults_fire()
+                self._fire_faults()
                 self._reap()
-                self._end_what_stands_still()
-                code = self._ended_from_outside()
+                self._kill_if_all_stopped()
+                code = self._end_from_outside()
             return self._report(code)
         finally:
             for node in nodes:
@@ -71,7 +71,7 @@ class Simulation:
         duplicates = iter([node for node in self._nodes if node.slot != node.index])
         for fault in list(self._pending):
             if fault.step and "step=" not in fault.text:
-                say(f"fault {fault.text}: drawn: step={fault.step}")
+                log(f"fault {fault.text}: drawn: step={fault.step}")
             if fault.kind == "late":
                 self._due[self._nodes[fault.node]] += fault.seconds
                 self._at_start[self._nodes[fault.node]] = fault
@@ -95,10 +95,10 @@ class Simulation:
         for (command, _, added), pid in zip(processes, node.pids, strict=True):
             variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(added.items()))
             line = f"node {node.label}: pid={pid} {variables} {shlex.join(command)}"
-            say(" ".join(line.split()))
+            log(" ".join(line.split()))
 
     def _read(self) -> None:
-        """Pass on what the nodes print; wait a moment where they print nothing."""
+        """Print the lines of the nodes; wait a moment if there are none."""
         pipes = [pipe for node in self._nodes for pipe in node.pipes]
         if not select.select(pipes, [], [], 0.05)[0]:
             return
@@ -113,7 +113,7 @@ class Simulation:
         if lines:
             sys.stdout.flush()
 
-    def _let_faults_fire(self) -> None:
+    def _fire_faults(self) -> None:
         for fault in [fault for fault in self._pending if fault.step and self._step >= fault.step]:
             if fault.kind in _SIGNALS:
                 self._signal_rank(fault)
@@ -125,7 +125,7 @@ class Simulation:
         for node in [node for node, due in self._mend_at.items() if due <= now]:
             del self._mend_at[node]
             self._network.link(node.slot, up=True)
-            say(f"node {node.label}: the link is up again time={now - self._began:.1f} step={self._step}")
+            log(f"node {node.label}: the link is up again time={now - self._began:.1f} step={self._step}")
 
     def _signal_rank(self, fault: Fault) -> None:
         node = self._nodes[fault.rank // self._processes]
@@ -135,7 +135,7 @@ class Simulation:
         number = _SIGNALS[fault.kind]
         try:
             os.kill(pid, number)
-        except ProcessLookupError:  # it has just ended: the fault waits for another run, or never fires
+        except ProcessLookupError:  # it has just ended: the fault may fire in another run
             return
         if number == signal.SIGSTOP:
             self._stopped.add(pid)
@@ -150,7 +150,7 @@ class Simulation:
         self._note(fault, f"the link of node {node.label} is down", node.pids[0])
 
     def _start_again(self, fault: Fault) -> None:
-        """In place, or in new containers to which the outputs of all nodes come back."""
+        """Restart in place, or in new containers with a copy of the outputs of all nodes."""
         targets = self._nodes if fault.node is None else [self._nodes[fault.node]]
         targets = [node for node in targets if node.running]
         if not targets:
@@ -162,7 +162,7 @@ class Simulation:
             self._finish(node, f"ended by fault {fault.text}")
         if fault.kind == "reschedule":
             with tempfile.TemporaryDirectory(prefix="bootfile-outputs-") as outputs:
-                for node in reversed(self._nodes):  # all upload to one place: node 0 has the last word
+                for node in reversed(self._nodes):  # all upload to one place: the files of node 0 win
                     copy_tree(node.output, outputs)
                 for node in targets:
                     self._commands.make_folders(node, outputs)
@@ -175,7 +175,7 @@ class Simulation:
     def _note(self, fault: Fault, what: str, pid: int | None) -> None:
         self._pending.remove(fault)
         seconds = time.monotonic() - self._began
-        say(f"fault {fault.text}: {what} time={seconds:.1f} step={self._step} pid={pid or 'none'}")
+        log(f"fault {fault.text}: {what} time={seconds:.1f} step={self._step} pid={pid or 'none'}")
 
     def _reap(self) -> None:
         for node in self._nodes:
@@ -184,7 +184,7 @@ class Simulation:
             code = self._finish(node)
             if code and self._restarts.get(node):
                 self._restarts[node] -= 1
-                say(f"node {node.label} ended with {code}: it is restarted in place")
+                log(f"node {node.label} ended with {code}: it is restarted in place")
                 self._start(node)
 
     def _finish(self, node: Node, note: str = "") -> int:
@@ -193,21 +193,21 @@ class Simulation:
         run.note = run.note or note
         return run.code
 
-    def _end_what_stands_still(self) -> None:
-        """A stopped process never ends by itself: when nothing else is left, it is killed."""
+    def _kill_if_all_stopped(self) -> None:
+        """Kill stopped processes, which never end by themselves, when nothing else is left."""
         left = [node for node in self._nodes if node.running]
-        if not self._stopped or self._due or not all(node.stands_still(self._processes) for node in left):
-            self._still_since = None
+        if not self._stopped or self._due or not all(node.is_stopped(self._processes) for node in left):
+            self._stopped_since = None
             return
         now = time.monotonic()
-        self._still_since = self._still_since or now
+        self._stopped_since = self._stopped_since or now
         for node in left:
-            if self._stopped.issuperset(node.pids) or now - self._still_since > _STANDSTILL:
+            if self._stopped.issuperset(node.pids) or now - self._stopped_since > _STANDSTILL:
                 node.runs[-1].note = "stopped by a fault, and killed when nothing else was left"
                 node.kill()
 
-    def _ended_from_outside(self) -> int | None:
-        """After a signal or at the limit: end the nodes, and say with which exit code."""
+    def _end_from_outside(self) -> int | None:
+        """After a signal or at the limit: end the nodes and return the exit code."""
         seconds = time.monotonic() - self._began
         if self._interrupts:
             number = self._interrupts[0]
@@ -216,7 +216,7 @@ class Simulation:
             reason, code = f"--limit {self._limit:g}", TIME_LIMIT
         else:
             return None
-        say(f"{reason} after {seconds:.1f} s: ending all nodes")
+        log(f"{reason} after {seconds:.1f} s: ending all nodes")
         self._due.clear()
         for node in self._nodes:
             if node.running:
@@ -237,7 +237,7 @@ class Simulation:
         return code
 
     def _report(self, code: int | None) -> int:
-        """The table and what the simulation has to say. code: None where it came to its own end."""
+        """Print the table and return the exit code. code: None if the nodes ended by themselves."""
         print(f"\n{'node':<16}{'exit code':>9}{'seconds':>10}  explanation")
         for node in self._nodes:
             for number, run in enumerate(node.runs, start=1):
@@ -248,9 +248,9 @@ class Simulation:
                 print(f"{node.label:<16}{'-':>9}{'-':>10}  not started")
         print(flush=True)
         for node in self._nodes:
-            say(f"node {node.label}: outputs={node.output} log={node.log}")
+            log(f"node {node.label}: outputs={node.output} log={node.log}")
         for fault in self._pending:
-            say(f"fault {fault.text} never fired: the last step seen is {self._step}")
+            log(f"fault {fault.text} never fired: the last step seen is {self._step}")
         if code is None:
             last = sorted((node.runs[-1] for node in self._nodes if node.runs), key=lambda run: run.ended)
             code = next((run.code for run in last if run.code), NEVER_FIRED if self._pending else 0)
