@@ -1,6 +1,7 @@
-"""`python -m launch VERB`: what is done with jobs, before, around and after them."""
+"""`python -m launch VERB`: check, simulate, pack, submit, follow, fetch and compare jobs."""
 
 import importlib
+import io
 import os
 import sys
 
@@ -9,29 +10,20 @@ from common import exits
 from common.entry import entry
 
 VERBS = {  # verb: (module of this package with main(arguments) -> exit code, what it does)
-    "check": ("check", "whether this node is fit: GPUs, shared memory, disks, limits, network, versions"),
-    "simulate": ("simulate.cli", "run a job on this machine as a platform would, its faults included"),
-    "pack": (
-        "pack.cli",
-        "the code that a job needs, checked: a folder with a manifest, or one file",
-    ),
-    "upload": (
-        "transfer.upload",
-        "put a snapshot or data into an object store; equal files are skipped",
-    ),
-    "submit": ("platforms.submit", "create a job on a managed platform, or write the file that does"),
-    "status": ("platforms.status", "how a job on ModelArts is: phase, exit codes, restarts, events"),
-    "logs": ("platforms.logs", "the logs of all nodes of a job on ModelArts"),
+    "check": ("check", "check this node: GPUs, shared memory, disks, limits, network, versions"),
+    "simulate": ("simulate.cli", "run a job on this machine as a platform would, with faults"),
+    "pack": ("pack.cli", "make the code of a job ready for upload: a folder with a manifest, or one file"),
+    "upload": ("transfer.upload", "upload a snapshot or data to an object store; skip equal files"),
+    "submit": ("platforms.submit", "create a job on a managed platform, or write the file for its tool"),
+    "status": ("platforms.status", "show a job on ModelArts: phase, exit codes, restarts, events"),
+    "logs": ("platforms.logs", "print the logs of all nodes of a job on ModelArts"),
     "stop": ("platforms.stop", "stop a job on ModelArts"),
-    "fetch": (
-        "transfer.fetch",
-        "download outputs from an object store, whole and compared; continues",
-    ),
-    "clean": ("transfer.clean", "show, then remove, old snapshots and unfinished uploads in an object store"),
-    "report": ("report.cli", "one page on runs: curves, speed, waiting, restarts, receipts, settings"),
+    "fetch": ("transfer.fetch", "download outputs from an object store and compare them"),
+    "clean": ("transfer.clean", "remove old snapshots and unfinished uploads from an object store"),
+    "report": ("report.cli", "make one page of runs: curves, speed, waiting, restarts, receipts, settings"),
     "cache": ("cache.cli", "fill, compare, list and empty caches of samples: packs, Redis and Valkey"),
-    "bench": ("bench.cli", "what is fast on this machine, with these data"),
-    "receipt": ("receipt", "whether two runs saw the same data, and the first step where not"),
+    "bench": ("bench.cli", "measure loaders, jobs and batch sizes on this machine"),
+    "receipt": ("receipt", "compare the data of two runs, and show the first step that differs"),
 }
 USAGE = "\n".join(
     ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help says more)", ""]
@@ -40,14 +32,16 @@ USAGE = "\n".join(
 
 
 @entry
-def main():
-    verb, *arguments = sys.argv[1:] or [None]
+def main() -> None:
+    verb, *arguments = sys.argv[1:] or [""]
     if verb in ("-h", "--help"):
         print(USAGE)
         return
     if verb not in VERBS:
-        print(USAGE if verb is None else f"error: {verb!r} is no verb\n{USAGE}", file=sys.stderr)
+        print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
         sys.exit(exits.BAD_INPUT)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's output, or a file's name, may not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(importlib.import_module(f"launch.{VERBS[verb][0]}").main(arguments))
 
 

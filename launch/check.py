@@ -1,12 +1,11 @@
-"""Check this node before a job relies on it: one line per finding, a verdict, and the exit code of the first
-error.
+"""Check this node before a job: print one line per finding and a verdict.
 
     python -m launch check
     python -m launch check --init_method tcp://HOST:PORT --rank 1 --world_size 2 --output_dir FOLDER
 
-Pass the job's arguments: those that only the job knows are printed by name and ignored. Exit codes: 0 no
-error, 2 bad arguments, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15 versions and
-packages.
+Pass the job's arguments: those that only the job knows are named and ignored. Exit codes (of the first
+error): 0 no error, 2 bad arguments, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15
+versions and packages.
 """
 
 import json
@@ -22,14 +21,14 @@ from common.preflight import node
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was found and return the exit code. Raises BadInput."""
+    """Print the findings and return the exit code. Raises BadInput."""
     parser = Parser(__doc__)
     parser.prog = "python -m launch check"
     parser.add_argument("--init_method", help="tcp://host:port of the first node")
     parser.add_argument("--rank", type=int, help="index of this node")
     parser.add_argument("--world_size", type=int, help="number of nodes")
     parser.add_argument(
-        "--rank_level", choices=("node", "process"), help="what ranks count where the platform leaves it open"
+        "--rank_level", choices=("node", "process"), help="what ranks count, if the platform does not tell"
     )
     parser.add_argument("--local-rank", "--local_rank", type=int, help="of torch.distributed.launch")
     parser.add_argument("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
@@ -49,17 +48,18 @@ def main(arguments: list[str]) -> int:
     start = time.monotonic()
     topology = resolve(args, os.environ)
     found = node.inspect(args, os.environ, topology)
+    code = node.exit_code(found)
     summary = {
         "verdict": node.worst(found),
-        "exit_code": node.exit_code(found),
+        "exit_code": code,
         "seconds": round(time.monotonic() - start, 2),
     }
     if args.json:
         details = {"topology": str(topology), "ignored": ignored, "findings": [vars(each) for each in found]}
         print(json.dumps(summary | details))
-        return summary["exit_code"]
+        return code
     if ignored:
         print(f"ignored arguments: {' '.join(ignored)}")
     print(topology, *found, sep="\n")
     print("check", *(f"{name}={value}" for name, value in summary.items()))
-    return summary["exit_code"]
+    return code

@@ -1,4 +1,4 @@
-"""Whether two runs saw the same data: the same samples, labels and crops in the same steps.
+"""Compare the data of two runs: samples, labels and crops of every step.
 
     python -m launch receipt RUN_A RUN_B
 
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     runs = {path: receipt.read(path) for path in (args.run_a, args.run_b)}
     for path, records in runs.items():
         missing = int(records["step"][-1]) - len(records)
-        lost = f", {missing} of them without a record" if missing else ""
+        lost = f", {missing} without a record" if missing else ""
         print(f"{path}: {records['step'][-1]} steps, {records['epoch'][-1]} epochs{lost}")
     equal, text = verdict(runs[args.run_a], runs[args.run_b])
     print(text)
@@ -30,12 +30,12 @@ def main(arguments: list[str]) -> int:
 
 
 def verdict(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
-    """(whether these receipts, read by datasets.sampling.receipt.read(), are equal; one line on it)."""
+    """Return (whether two receipts of datasets.sampling.receipt.read() are equal, one line about it)."""
     found = receipt.compare(first, second)
     if found.parts:
         return False, f"different from epoch {found.epoch}, step {found.step} on: {', '.join(found.parts)}"
     if not found.steps:
-        return False, "no step is in both"
+        return False, "the runs have no step in common"
     if len(first) != len(second):
         short = min(first, second, key=len)
         end = f"epoch {short['epoch'][-1]}, step {short['step'][-1]}"

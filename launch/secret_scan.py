@@ -101,7 +101,7 @@ def scan_text(path: str, content: bytes) -> list[Finding]:
 
 def _kind(line: str, configuration: bool) -> str | None:
     key = _KEY.search(line)
-    if key:
+    if key and key.lastindex:
         return _KEYS[key.lastindex - 1][0]
     for match in _URL.finditer(line):
         if not _PLACEHOLDER.fullmatch(match[1]):

@@ -34,13 +34,13 @@ FILE_CYCLES = {
     "common.object_store.requests common.object_store.scratch common.object_store.store "
     "common.object_store.transfer common.optional common.output_folder",
 }
-CROWDED = {"common", "launch.platforms"}
+CROWDED = {"common"}
 SHORT = {
     "common.interrupts", "common.optional", "common.performance.allocator", "common.performance.compilation",
     "common.performance.trial", "common.preflight.findings", "common.schedule", "common.text",
-    "datasets.memory.random_images", "launch.own_file", "launch.platforms.consent",
+    "datasets.memory.random_images", 
 }  # fmt: skip
-PREFIXES = {"launch.bench.train_*"}
+PREFIXES: set[str] = set()
 
 Graph = dict[str, set[str]]
 

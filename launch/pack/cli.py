@@ -65,7 +65,6 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     add("--keep_torch", action="store_true", help="keep torch and nvidia-* in pip-requirements.txt")
     args = parser.parse_args(argv)
-    sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
     signal.signal(
         signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
     )  # removes the temporary folder
@@ -117,15 +116,17 @@ def pack(
     return Packed(*write(to, manifest, contents), manifest)
 
 
-def _refuse_secrets(contents: list[Content], allowed: list[str]) -> None:
+def _refuse_secrets(contents: list[Content], allowed: Sequence[str]) -> None:
     unknown = {*allowed} - {content.path for content in contents}
     if unknown:
         raise BadInput(f"--allow_secret {unknown.pop()}: no file of this path is packed")
     findings = []
     for path, source in contents:
         if path not in allowed:
-            scanned = isinstance(source, bytes)
-            findings += secret_scan.scan_text(path, source) if scanned else secret_scan.scan(path, source)
+            if isinstance(source, bytes):
+                findings += secret_scan.scan_text(path, source)
+            else:
+                findings += secret_scan.scan(path, source)
     if findings:
         more = f" and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
         raise BadInput(
@@ -145,7 +146,7 @@ def _print_kept(manifest: dict, dependencies: tuple[str, list[str]] | None) -> N
     print(f"{'kept':<{_WIDTH}}{'files':>8}{'size':>12}")
     for name in files:
         note = ""
-        if name == REQUIREMENTS[0]:
+        if name == REQUIREMENTS[0] and dependencies:
             source, left_out = dependencies
             note = f"  from {source}" + (f" without {', '.join(left_out)}" if left_out else "")
         print(f"{name:<{_WIDTH}}{files[name]:>8}{human_size(sizes[name]):>12}{note}")
@@ -174,6 +175,6 @@ def _print_skipped(skipped: list[Skipped]) -> None:
             names, shown = f"{names} {items[shown].path}", shown + 1
         names += f" and {len(items) - shown} more" if shown < len(items) else ""
         more = "> " if any(item.more for item in items) else ""
-        count, size = sum(item.count for item in items), human_size(sum(item.size for item in items))
+        count, size = sum(item.files for item in items), human_size(sum(item.size for item in items))
         print(f"{names:<{_WIDTH}}{more + str(count):>8}{more + size:>12}  {rule}")
     print(flush=True)

@@ -27,12 +27,12 @@ class File(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A skipped file or folder, and the rule. count: files in it. size: bytes. more: whether there are more
-    than were counted."""
+    """A skipped file or folder, and the rule. files: number of files. size: bytes. more: whether there are
+    more than were counted."""
 
     path: str
     rule: str
-    count: int
+    files: int
     size: int
     more: bool
 
@@ -53,9 +53,9 @@ class CodeFolder:
         folder = os.path.dirname(self._job)
         while not _is_repository(folder) and folder != os.path.dirname(folder):
             folder = os.path.dirname(folder)
-        self.root, self._parts = folder, {*_PARTS, os.path.relpath(self._job, folder).split(os.sep)[0]}
-        if not _is_repository(folder):
-            self.root, self._parts = os.path.dirname(self._job), None
+        self.root, self._parts = os.path.dirname(self._job), set[str]()
+        if _is_repository(folder):
+            self.root, self._parts = folder, {*_PARTS, os.path.relpath(self._job, folder).split(os.sep)[0]}
         self.name = os.path.basename(self.root) or "code"
         self.job_path = _slashes(os.path.relpath(self._job, self.root))
         self._without = without and os.path.realpath(without)
@@ -93,19 +93,20 @@ class CodeFolder:
     @functools.cached_property
     def _found(self) -> tuple[list[File], list[tuple[str, str, str]]]:
         """(files, (path, rule, absolute path) of what is skipped)."""
-        self._rules, self._scripts = ignore.Rules(self.root), set()
-        if self._parts is not None and self.job_path.startswith("jobs/"):
+        self._rules, self._scripts = ignore.Rules(self.root), set[str]()
+        if self._parts and self.job_path.startswith("jobs/"):
             self._scripts = _imported_beside(self._job)
-        files, skipped = [], []
+        self._files: list[File] = []
+        self._left: list[tuple[str, str, str]] = []
         try:
-            self._visit("", (os.path.realpath(self.root),), None, files, skipped)
+            self._visit("", (os.path.realpath(self.root),), None)
         except OSError as error:
             raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
-        files.sort(key=lambda file: os.fsencode(file.path))
-        limits.check([(file.path, file.size) for file in files])
-        return files, skipped
+        self._files.sort(key=lambda file: os.fsencode(file.path))
+        limits.check([(file.path, file.size) for file in self._files])
+        return self._files, self._left
 
-    def _visit(self, folder: str, real: tuple[str, ...], rule_above: str | None, files, skipped) -> None:
+    def _visit(self, folder: str, real: tuple[str, ...], rule_above: str | None) -> None:
         """Add the content of `folder` (relative, "" or with / at its end). real: its real path, after those
         of the folders above. rule_above: skips all that is not wanted by name."""
         for entry in sorted(os.scandir(os.path.join(self.root, folder)), key=lambda entry: entry.name):
@@ -114,14 +115,14 @@ class CodeFolder:
             rule = None if path in wanted else rule_above or self._rule(path, is_folder, entry.path)
             is_above = is_folder and any(name.startswith(f"{path}/") for name in wanted)
             if rule is not None and not is_above:
-                skipped.append((path + "/" * is_folder, rule, entry.path))
+                self._left.append((path + "/" * is_folder, rule, entry.path))
                 continue
             limits.check_name(path)
             source = self._resolved(path, entry, real) if entry.is_symlink() else entry.path
             if is_folder:
-                self._visit(f"{path}/", (*real, os.path.realpath(source)), rule, files, skipped)
+                self._visit(f"{path}/", (*real, os.path.realpath(source)), rule)
             elif entry.is_file():
-                files.append(File(path, source, entry.stat().st_size))
+                self._files.append(File(path, source, entry.stat().st_size))
             else:
                 raise BadInput(f"{path} is a {_kind(entry)}, which cannot be uploaded")
 
@@ -133,7 +134,7 @@ class CodeFolder:
             return f"a {REQUIREMENTS[0]} is made from it"
         if path == manifests.NAME:
             return "pack writes its own"
-        if self._parts is not None and top not in self._parts:
+        if self._parts and top not in self._parts:
             return _OTHER
         if self._scripts and top == "jobs" and rest.endswith(".py") and absolute not in self._scripts:
             return _OTHER

@@ -1,7 +1,7 @@
 """Decide which files of a code folder are skipped: built-in rules, and the user's own in .jobignore."""
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.exits import BadInput, import_optional
 
@@ -22,7 +22,7 @@ class _Rule(NamedTuple):
     `!*/`."""
 
     name: str
-    spec: pathspec.GitIgnoreSpec
+    spec: Any  # pathspec.GitIgnoreSpec
     floating: bool
     spans: bool
     names: bool

@@ -8,8 +8,8 @@ from launch.pack.code_folder import REQUIREMENTS
 
 # In the platform's image, for its driver and its GPUs. torchaudio needs one version of torch.
 _OF_THE_IMAGE = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.+")
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-_WHEEL = re.compile(r"([^/\\]+?)-\d[^/\\]*\.(?:whl|tar\.gz|zip)(?:[#?\s]|$)")
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
+_WHEEL = re.compile(r"(?P<name>[^/\\]+?)-\d[^/\\]*\.(?:whl|tar\.gz|zip)(?:[#?\s]|$)")
 _OF_THIS_MACHINE = re.compile(
     r"(?:-e|--editable|-c|--constraint)\b|(?:-f|--find-links)[ =](?!\s*https?:)|\.{0,2}/|file:"
 )
@@ -30,8 +30,8 @@ def adapt(path: str, keep_torch: bool) -> tuple[str, list[str]]:
     """
     kept, left_out = [], []
     for line in _lines(path, (), os.path.realpath(os.path.dirname(path))):
-        wheel, name = _WHEEL.search(line.split(" ")[0]), _NAME.match(line)
-        package = re.sub(r"[-_.]+", "-", (wheel or name)[wheel is not None].lower()) if wheel or name else ""
+        named = _WHEEL.search(line.split(" ")[0]) or _NAME.match(line)
+        package = re.sub(r"[-_.]+", "-", named["name"].lower()) if named else ""
         of_the_image = not keep_torch and _OF_THE_IMAGE.fullmatch(package)
         if of_the_image or _OF_THIS_MACHINE.match(line):
             left_out.append(package or line.split()[0])

@@ -54,16 +54,16 @@ def _unpack():
         _refuse(f"this file cannot be unpacked, and TMPDIR may name another place: {error}")
 
 
-def _refuse(text):
+def _refuse(text: str):
     print(f"error: {text}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 
-def _stays_inside(name):
+def _stays_inside(name: str):
     return "\\" not in name and not {"", ".", ".."} & {*name.split("/")}
 
 
-def _clean(folder):
+def _clean(folder: str):
     """Remove the folder, and those of processes that were killed. Results that a job wrote beside its code
     stay."""
     _remove(folder)
@@ -76,7 +76,7 @@ def _clean(folder):
                 _remove_if_unlocked(os.path.join(os.path.dirname(folder), name))
 
 
-def _remove_if_unlocked(folder):
+def _remove_if_unlocked(folder: str):
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         facts, is_new = os.fstat(lock), os.path.basename(folder).startswith(_NEW)
@@ -91,9 +91,9 @@ def _remove_if_unlocked(folder):
         os.close(lock)
 
 
-def _remove(folder):
-    with open(os.path.join(folder, _MEMBERS)) as file:
-        names = [name for name in json.load(file) if _stays_inside(name)]
+def _remove(folder: str):
+    with open(os.path.join(folder, _MEMBERS)) as members:
+        names = [name for name in json.load(members) if _stays_inside(name)]
     files = [os.path.join(folder, *name.split("/")) for name in names]
     for file in files:
         if os.path.isfile(file):
@@ -119,9 +119,7 @@ def _main():
             except (OSError, ValueError) as error:
                 print(f"{folder} could not be removed: {error}", file=sys.stderr, flush=True)
 
-    def leave_clean(
-        code,
-    ):  # jobs end with os._exit, because a communication library may hang in its destructor
+    def leave_clean(code: int):  # jobs end with os._exit: a communication library may hang in its destructor
         clean()
         leave(code)
 

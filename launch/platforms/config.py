@@ -6,7 +6,7 @@ missing key, a name outside the service's limits, what the platform sets itself,
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -258,7 +258,9 @@ def _check_table(name: str, table: Mapping[str, Any], keys: Mapping[str, _Key]) 
             raise BadInput(f"{place}{key} = {shown} is not {keys[key].form}")
 
 
-def _check_required(name: str, table: Mapping[str, Any], keys: Mapping[str, _Key], required) -> None:
+def _check_required(
+    name: str, table: Mapping[str, Any], keys: Mapping[str, _Key], required: Iterable[str]
+) -> None:
     place = f"[{name}] " if name else ""
     for key in required:
         if key not in table:

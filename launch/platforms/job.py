@@ -68,7 +68,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        return self.data.get("metadata", {}).get("name") or self.record.get("name")
+        return str(self.data.get("metadata", {}).get("name") or self.record.get("name"))
 
     @property
     def phase(self) -> str:

@@ -50,7 +50,6 @@ def main(arguments: list[str]) -> int:
         "--give_up", type=positive_float, default=1800.0, help="seconds without an answer (default: 1800)"
     )
     args = parser.parse_args(arguments)
-    sys.stdout.reconfigure(errors="replace")
     job = Job.find(args.job)
     logs = Logs(job, os.path.join(records.FOLDER, f".{job.id}.logs") if args.follow else None)
     try:

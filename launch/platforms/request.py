@@ -11,7 +11,7 @@ import posixpath
 import re
 import secrets
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from common.exits import BadInput
@@ -38,7 +38,7 @@ def run_name(name: str) -> str:
     return f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def run_outputs(outputs: dict[str, str], run: str, resume_from: str | None = None) -> dict[str, str]:
+def run_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None = None) -> dict[str, str]:
     """Return names and places of a run's outputs: below a prefix of its own, or `resume_from`. An output path
     may belong to one active job only. Raises BadInput."""
     if resume_from is None:
@@ -52,8 +52,10 @@ def run_outputs(outputs: dict[str, str], run: str, resume_from: str | None = Non
 
 def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     """Return the JSON of the request."""
-    metadata = {"name": config.name, "workspace_id": config.workspace_id, "description": config.description}
-    metadata["annotations"] = dict(config.annotations)
+    metadata = {
+        "name": config.name, "workspace_id": config.workspace_id, "description": config.description,
+        "annotations": dict(config.annotations),
+    }  # fmt: skip
     resources = {name: value for name, value in config.resources.items() if name != "gpus_per_node"}
     spec: dict[str, Any] = {"resource": {"node_count": 1} | resources}
     if config.log_url:
@@ -87,7 +89,7 @@ def _algorithm(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _channels(kind: str, urls: dict[str, str]) -> list[dict[str, Any]]:
+def _channels(kind: str, urls: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
         {
             "name": name, "local_dir": local, "access_method": "parameter",
@@ -125,7 +127,7 @@ def node_starts(config: JobConfig) -> list[NodeStart]:
         scratch="/cache",
         logs=f"{_MOUNT}/log",
     )
-    given = config.parameters | _folders("inputs", config.inputs) | _folders("outputs", config.outputs)
+    channels = _folders("inputs", config.inputs) | _folders("outputs", config.outputs)
     found = []
     for node in range(config.nodes):
         platform = "modelarts-custom" if custom else "modelarts"
@@ -134,7 +136,7 @@ def node_starts(config: JobConfig) -> list[NodeStart]:
         environment = start.environment | {"MA_CURRENT_IP": f"<address of node {node}>"}
         if custom:
             del environment["MASTER_PORT"]  # set by the user: the platform names no port here
-        words = [*(f"--{name}={value}" for name, value in given.items()), *added]
+        words = [*(f"--{name}={value}" for name, value in {**config.parameters, **channels}.items()), *added]
         command = " ".join([_command(config), *map(shlex.quote, words)])
-        found.append(NodeStart(command, environment | config.environment))
+        found.append(NodeStart(command, environment | dict(config.environment)))
     return found

@@ -14,6 +14,7 @@ import os
 import random
 import time
 import urllib.parse
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from common.exits import BadInput, import_optional
@@ -101,7 +102,7 @@ def connect(endpoint: str, project_id: str) -> "ModelArts":
 class ModelArts:
     """The jobs of one project. Methods raise ServiceError."""
 
-    def __init__(self, sdk, endpoint: str, project_id: str):
+    def __init__(self, sdk: Any, endpoint: str, project_id: str):
         from huaweicloudsdkcore.auth.credentials import BasicCredentials
         from huaweicloudsdkcore.exceptions.exceptions import SdkException
         from huaweicloudsdkcore.http.http_config import HttpConfig
@@ -154,7 +155,9 @@ class ModelArts:
         request = self._sdk.StopTrainingJobRequest(training_job_id=job_id, body=action)
         self._ask(f"stop job {job_id}", self._client.stop_training_job, request)
 
-    def _ask(self, what: str, call, request, needed: str = "", repeat: bool = True) -> dict[str, Any]:
+    def _ask(
+        self, what: str, call: Callable, request: object, needed: str = "", repeat: bool = True
+    ) -> dict[str, Any]:
         """Return the answer. needed: a key of every valid answer. The SDK accepts any text, also a web
         page."""
         from huaweicloudsdkcore.utils.http_utils import sanitize_for_serialization

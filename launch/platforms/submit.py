@@ -133,7 +133,7 @@ def _write_file(text: str, args: argparse.Namespace) -> None:
     print(f"wrote {path}")
 
 
-def _send(args, config: JobConfig, run: str, outputs: dict[str, str], body: dict) -> int:
+def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[str, str], body: dict) -> int:
     place = modelarts.endpoint(config.region, config.endpoint)
     project = modelarts.project(config.project_id)
     service = modelarts.connect(place, project)
@@ -173,7 +173,7 @@ def _send(args, config: JobConfig, run: str, outputs: dict[str, str], body: dict
     return 0
 
 
-def _check_ended(service, place: str, project: str, outputs: dict[str, str]) -> None:
+def _check_ended(service: modelarts.ModelArts, place: str, project: str, outputs: dict[str, str]) -> None:
     """Raises BadInput if a recorded job that writes to these outputs is still active."""
     for record in records.read_all():
         here = (record["endpoint"], record["project_id"]) == (place, project)

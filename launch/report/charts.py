@@ -1,24 +1,25 @@
-"""Line charts and stacked bars as inline SVG: no script, colours and dashes by class, so the page's style
-decides on them, light or dark.
+"""Draw line charts and stacked bars as inline SVG without script. Classes give colours and dashes to the
+page's style, light or dark.
 
-Drawn by hand, as images of jobs lack a plotting library, and its pictures do not follow the reader's colours
-and width. Everything goes through ElementTree, which escapes it.
+The images of jobs have no plotting library, and its pictures would not follow the reader's colours and width.
+ElementTree escapes all text.
 """
 
 import itertools
 import math
 from dataclasses import dataclass
 from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import numpy as np
 
 WIDTH, HEIGHT = 460, 260  # units; the page scales them, and keeps the text legible
 RIGHT, TOP, BOTTOM = 16, 14, 42
-_TICKS = 5  # or so, of an axis, besides the first
-_DIGIT = 11.3  # widest, of the labels on a phone
-_GREATEST = 1e100  # beyond it values are gaps, as infinite ones are
-STYLES = 6  # colours and dashes that the page has
-_LOG_FROM = 300  # ratio of the greatest to the least value from which on an axis is logarithmic
+_TICKS = 5  # about, of an axis, besides the first
+_DIGIT = 11.3  # width of the labels on a phone
+_GREATEST = 1e100  # greater values are gaps, like infinite ones
+STYLES = 6  # colours and dashes of the page
+_LOG_FROM = 300  # an axis is logarithmic from this ratio of greatest to least value
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _CLOCK = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 _numbers = itertools.count(1)
@@ -46,7 +47,7 @@ class Mark:
 
 
 class Axis:
-    """Values to positions between `low` and `high`, ticks, and the label of one."""
+    """Maps values to positions between `low` and `high`; its ticks and their labels."""
 
     def __init__(self, values: np.ndarray, low: float, high: float, form: str):
         self.low, self.high, self.form = low, high, form
@@ -66,16 +67,18 @@ class Axis:
         top = max(top, bottom + 1)
         self.ticks = [number * step for number in range(bottom, top + 1)]
         self._ends = bottom * step, top * step
-        if form in ("step", "clock"):  # these end where the run does
+        if form in ("step", "clock"):  # these end with the run
             self._ends = least, max(greatest, least + step / 2)
             self.ticks = [each for each in self.ticks if least <= each <= self._ends[1] + step * 1e-9]
 
-    def __call__(self, values):
+    def __call__(self, values: np.ndarray | float) -> np.ndarray:
+        """Return positions."""
         first, last = self._ends
         values = np.log10(np.maximum(values, 1e-300)) if self.log else np.asarray(values)
         return self.low + (values - first) / (last - first) * (self.high - self.low)
 
     def label(self, value: float) -> str:
+        """Return the text of a tick."""
         size = max(abs(self.ticks[0]), abs(self.ticks[-1]))
         if self.form == "percent" and size <= 10:
             return f"{value * 100:.{_decimals(self._step * 100)}f}%" if value else "0%"
@@ -88,7 +91,7 @@ class Axis:
 
 
 def short(value: float) -> str:
-    """A number in at most six characters or so."""
+    """Return a number in about six characters."""
     if value and not 1e-3 <= abs(value) < 1e15:
         digits, _, power = f"{value:.1e}".partition("e")
         return f"{digits.removesuffix('.0')}e{int(power)}"
@@ -99,12 +102,12 @@ def short(value: float) -> str:
 
 
 def clock(seconds: float) -> tuple[float, str]:
-    """(seconds of the unit, its name) in which a duration is best told."""
+    """Return the unit for a duration: (seconds, name)."""
     return next((each for each in _CLOCK if seconds >= 2 * each[0]), _CLOCK[-1])
 
 
 def _nice(step: float, whole: bool) -> float:
-    """1, 2 or 5 times a power of ten, not below `step`."""
+    """Return 1, 2 or 5 times a power of ten, at least `step`."""
     if not step > 0:
         return 1.0 if whole else 0.1
     power = 10.0 ** math.floor(math.log10(step))
@@ -117,10 +120,10 @@ def _decimals(step: float) -> int:
 
 
 def lines(
-    title: str, about: str, curves: list[Curve], marks: list[Mark], x_name="step", form="number"
+    title: str, about: str, curves: list[Curve], marks: list[Mark], x_name: str = "step", form: str = "number"
 ) -> str:
-    """An SVG element; "" where there is nothing finite to draw. form: of the y axis, "number" (logarithmic
-    where the values ask for it), "plain" (never), "percent" or "step"."""
+    """Return an SVG element; "" without a finite value. form: of the y axis, "number" (logarithmic for a wide
+    range), "plain" (never logarithmic), "percent" or "step"."""
     finite = [(np.abs(curve.x) < _GREATEST) & (np.abs(curve.y) < _GREATEST) for curve in curves]
     ys = np.concatenate([curve.y[good] for curve, good in zip(curves, finite, strict=True)] or [np.empty(0)])
     if not len(ys):
@@ -130,32 +133,31 @@ def lines(
     y_axis = Axis(ys, HEIGHT - BOTTOM, TOP, form)
     x_axis = Axis(xs, _left(y_axis), WIDTH - RIGHT, x_form)
     svg = _frame(title, about + (", logarithmic scale" if y_axis.log else ""))
-    _axes(svg, x_axis, y_axis, x_axis.low, x_name)
+    _axes(svg, y_axis, x_axis.low, x_name)
+    for tick in x_axis.ticks:
+        at = float(x_axis(tick))
+        _add(svg, "path", d=f"M{at:.1f} {HEIGHT - BOTTOM}v5", class_="axis")
+        _label(svg, at, HEIGHT - BOTTOM + 18, x_axis.label(tick), "middle" if at < WIDTH - 30 else "end")
     for mark in marks:
         if math.isfinite(mark.x):
-            at = f"{float(x_axis(mark.x)):.1f}"
-            line = _add(
-                svg,
-                "path",
-                d=f"M{at} {TOP - 6}V{HEIGHT - BOTTOM}",
-                **{"class": f"mark c{mark.style % STYLES}"},
-            )
+            path = f"M{float(x_axis(mark.x)):.1f} {TOP - 6}V{HEIGHT - BOTTOM}"
+            line = _add(svg, "path", d=path, class_=f"mark c{mark.style % STYLES}")
             _add(line, "title").text = mark.text
     for curve, good in zip(curves, finite, strict=True):
         look = f"c{curve.style % STYLES} d{curve.style % STYLES} {curve.look}"
         x, y = x_axis(curve.x), y_axis(np.where(good, curve.y, np.nan))
-        _add(svg, "path", d=_path(x, y, good), **{"class": f"curve {look}"})
-        alone = good & ~np.r_[False, good[:-1]] & ~np.r_[good[1:], False]  # between gaps no line shows them
+        _add(svg, "path", d=_path(x, y, good), class_=f"curve {look}")
+        alone = good & ~np.r_[False, good[:-1]] & ~np.r_[good[1:], False]  # a point between gaps has no line
         shown = good if curve.look == "strong" and good.sum() <= 60 else alone
         dots = "".join(f"M{a:.1f} {b:.1f}h0" for a, b in zip(x[shown], y[shown], strict=True))
         if dots:
-            _add(svg, "path", d=dots, **{"class": f"dots c{curve.style % STYLES}"})
+            _add(svg, "path", d=dots, class_=f"dots c{curve.style % STYLES}")
     return _text(svg)
 
 
 def bars(title: str, about: str, labels: list[str], stacks: np.ndarray, names: tuple, x_name: str) -> str:
-    """Stacked bars as an SVG element; "" without any. stacks: float64 [bars, names], seconds; x_name: what
-    the labels count."""
+    """Return stacked bars as an SVG element; "" without bars. stacks: float64 [bars, names], seconds; x_name:
+    what the labels count."""
     if not len(stacks):
         return ""
     unit, unit_name = clock(float(stacks.sum(axis=1).max()))
@@ -163,7 +165,7 @@ def bars(title: str, about: str, labels: list[str], stacks: np.ndarray, names: t
     y_axis = Axis(np.r_[0.0, heights.sum(axis=1)], HEIGHT - BOTTOM, TOP, "clock")
     left = _left(y_axis)
     svg = _frame(title, about)
-    _axes(svg, None, y_axis, left, f"{unit_name} by {x_name}")
+    _axes(svg, y_axis, left, f"{unit_name} by {x_name}")
     room = (WIDTH - left - RIGHT) / len(labels)
     width = min(room * 0.8, 60)
     every = math.ceil(max(len(label) for label in labels) * 10 / room + 0.3)
@@ -176,49 +178,41 @@ def bars(title: str, about: str, labels: list[str], stacks: np.ndarray, names: t
             top, bottom = float(y_axis(below + each)), float(y_axis(below))
             below += each
             box = {"x": f"{middle - width / 2:.1f}", "y": f"{top:.1f}", "width": f"{width:.1f}"}
-            _add(group, "rect", **box, height=f"{bottom - top:.1f}", **{"class": f"part p{part}"})
+            _add(group, "rect", **box, height=f"{bottom - top:.1f}", class_=f"part p{part}")
         if number % every == 0:
             _label(svg, middle, HEIGHT - BOTTOM + 18, label, "middle")
     _base(svg, left)
     return _text(svg)
 
 
-def _frame(title: str, about: str) -> ElementTree.Element:
+def _frame(title: str, about: str) -> Element:
     number = next(_numbers)
-    svg = ElementTree.Element(
-        "svg",
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        role="img",
-        **{"aria-labelledby": f"title{number} about{number}"},
-    )
+    labels = {"aria-labelledby": f"title{number} about{number}"}
+    svg = Element("svg", {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img"} | labels)
     _add(svg, "title", id=f"title{number}").text = title
     _add(svg, "desc", id=f"about{number}").text = about
     return svg
 
 
-def _axes(svg, x_axis: Axis | None, y_axis: Axis, left: float, x_name: str) -> None:
+def _axes(svg: Element, y_axis: Axis, left: float, x_name: str) -> None:
     for tick in y_axis.ticks:
         at = float(y_axis(tick))
-        _add(svg, "path", d=f"M{left:.1f} {at:.1f}H{WIDTH - RIGHT}", **{"class": "grid"})
+        _add(svg, "path", d=f"M{left:.1f} {at:.1f}H{WIDTH - RIGHT}", class_="grid")
         _label(svg, left - 7, at + 4.5, y_axis.label(tick), "end")
     _base(svg, left)
-    for tick in x_axis.ticks if x_axis else ():
-        at = float(x_axis(tick))
-        _add(svg, "path", d=f"M{at:.1f} {HEIGHT - BOTTOM}v5", **{"class": "axis"})
-        _label(svg, at, HEIGHT - BOTTOM + 18, x_axis.label(tick), "middle" if at < WIDTH - 30 else "end")
     _label(svg, (left + WIDTH - RIGHT) / 2, HEIGHT - 5, x_name, "middle")
 
 
 def _left(y_axis: Axis) -> float:
-    """Where the chart begins, right of its labels."""
+    """Return where the chart begins, right of its labels."""
     return 12 + _DIGIT * max(2, *(len(y_axis.label(tick)) for tick in y_axis.ticks))
 
 
-def _base(svg, left: float) -> None:
-    _add(svg, "path", d=f"M{left:.1f} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}", **{"class": "axis"})
+def _base(svg: Element, left: float) -> None:
+    _add(svg, "path", d=f"M{left:.1f} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}", class_="axis")
 
 
-def _label(svg, x: float, y: float, text: str, anchor: str) -> None:
+def _label(svg: Element, x: float, y: float, text: str, anchor: str) -> None:
     _add(svg, "text", x=f"{x:.1f}", y=f"{y:.1f}", **{"text-anchor": anchor}).text = text
 
 
@@ -231,9 +225,9 @@ def _path(x: np.ndarray, y: np.ndarray, good: np.ndarray) -> str:
     return "".join(parts)
 
 
-def _add(parent, tag: str, **attributes: str) -> ElementTree.Element:
-    return ElementTree.SubElement(parent, tag, attributes)
+def _add(parent: Element, tag: str, **attributes: str) -> Element:
+    return ElementTree.SubElement(parent, tag, {name.rstrip("_"): text for name, text in attributes.items()})
 
 
-def _text(svg: ElementTree.Element) -> str:
+def _text(svg: Element) -> str:
     return ElementTree.tostring(svg, encoding="unicode")

@@ -1,12 +1,11 @@
-"""Put runs on one page: curves, speed, waiting, restarts, receipts, settings, environment.
+"""Make one page of runs: curves, speed, waiting, restarts, receipts, settings, environment.
 
     python -m launch report RUN [RUN...] [--to report.html] [--title TEXT] [--force]
 
 RUN: output folder of a job (metrics.jsonl, starts.jsonl, receipt.bin, checkpoints/), finished, killed or
 still running; or a folder of such folders, for example output_dir. The page is one file that loads nothing
-from anywhere and runs no script, for a phone as for a desk. Several runs are laid over each other; the first
-is what the others are compared with.
-An earlier report is replaced, another file only with --force.
+and runs no script, for a phone or a desktop. Several runs share the charts; the others are compared with
+the first. An earlier report is replaced, another file only with --force.
 """
 
 import os
@@ -14,14 +13,15 @@ import re
 import time
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from common.arguments import Parser
 from common.exits import BadInput, import_optional
 from common.files import write_atomic
 from launch import confirm
-from launch.report import charts as report_charts
-from launch.report import runs as report_data
-from launch.report import tables as report_figures
+from launch.report import charts as svg
+from launch.report import runs as report_runs
+from launch.report import tables
 from launch.report.charts import Curve, Mark, clock
 from launch.report.runs import SPLIT, Run
 
@@ -29,7 +29,7 @@ jinja2 = import_optional("jinja2", "the page needs jinja2")
 Markup = import_optional("markupsafe", "the page needs jinja2", "jinja2").Markup
 
 MOST_RUNS = 24
-_POINTS = 6000  # of all runs in one chart, so that the page stays light
+_POINTS = 6000  # of all runs in one chart: limits the size of the page
 _MOST_BARS = 40
 _MOST_MARKS = 60
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -42,7 +42,7 @@ _CHARTS = (  # heading, figure of training, of validation, form
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page and say where. Raises BadInput."""
+    """Write the page and return 0. Raises BadInput."""
     parser = Parser(__doc__)
     parser.prog = "python -m launch report"
     parser.add_argument("runs", metavar="RUN", nargs="+", help="output folder of a job, or a folder of them")
@@ -50,12 +50,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--force", action="store_true", help="replace FILE even if it is not a report")
     parser.add_argument("--title", help="default: the names of the runs")
     args = parser.parse_args(arguments)
-    paths = [path for named in args.runs for path in report_data.runs_at(named)]
+    paths = [path for named in args.runs for path in report_runs.runs_at(named)]
     if len(paths) > MOST_RUNS:
         raise BadInput(f"{len(paths)} runs are too many for one page: at most {MOST_RUNS}")
     _check_to(args.to, paths, args.force)
-    runs = [report_data.read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
-    content = page(runs, args.title).encode("utf-8", "replace")  # a folder's name may be no text
+    runs = [report_runs.read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
+    content = page(runs, args.title).encode("utf-8", "replace")  # a folder's name may not be UTF-8
     _write(args.to, content.decode())
     for run in runs:
         for note in run.notes:
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """The shortest ends of the paths that tell them apart. Raises BadInput for a folder named twice."""
+    """Return the shortest ends of the paths that differ. Raises BadInput for a folder named twice."""
     whole = [os.path.realpath(path) for path in paths]
     for place, path in enumerate(whole):
         if path in whole[:place]:
@@ -87,13 +87,13 @@ def _check_to(path: str, runs: list[str], force: bool) -> None:
         page = os.path.realpath(folder) == run and name.endswith(".html")
         if inside and not page and not force:
             raise BadInput(
-                f"--to {path} lies among the results of {run}: name NAME.html there, a file elsewhere, or "
+                f"--to {path} is inside the results of {run}: name NAME.html there, a file elsewhere, or "
                 "add --force"
             )
 
 
 def _write(path: str, content: str) -> None:
-    """Whole or not at all. Raises BadInput."""
+    """Write the page atomically. Raises BadInput."""
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(0, "it is a folder")
@@ -103,7 +103,7 @@ def _write(path: str, content: str) -> None:
 
 
 def page(runs: list[Run], title: str | None = None) -> str:
-    """The HTML of these runs, which have different names."""
+    """Return the HTML of runs, which must have different names."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))),
         autoescape=True,
@@ -118,20 +118,20 @@ def page(runs: list[Run], title: str | None = None) -> str:
             notes.setdefault(note, []).append(run.name)
     return environment.get_template("page.html").render(
         title=title or ", ".join(run.name for run in runs),
-        made=report_figures.moment(time.time()),
+        made=tables.moment(time.time()),
         runs=runs,
         notes=notes,
         policy=Markup(_POLICY),
-        styles=report_charts.STYLES,
-        final=report_figures.final(runs),
+        styles=svg.STYLES,
+        final=tables.final(runs),
         charts=[chart for chart in [*_curves(runs), _progress(runs)] if chart["svg"]],
         splits=[chart for chart in map(_split, runs) if chart["svg"]],
-        starts=report_figures.starts(runs),
-        epochs=[report_figures.epochs(run, len(runs)) for run in runs],
-        receipts=report_figures.receipts(runs),
-        differing=report_figures.differences(settings),
-        settings=report_figures.table(settings),
-        environment=report_figures.table([run.starts[-1].environment if run.starts else {} for run in runs]),
+        starts=tables.starts(runs),
+        epochs=[tables.epochs(run, len(runs)) for run in runs],
+        receipts=tables.receipts(runs),
+        differing=tables.differences(settings),
+        settings=tables.table(settings),
+        environment=tables.table([run.starts[-1].environment if run.starts else {} for run in runs]),
     )
 
 
@@ -148,65 +148,66 @@ def _curves(runs: list[Run]) -> list[dict]:
                     look = "strong" if name == validation else ""
                     curves += _of(run, name, place + alone, look, max(60, min(800, _POINTS // len(runs))))
         marks = [
-            Mark(start.step, f"{run.name}: start {number} goes on after step {start.step:,.0f}", place)
+            Mark(start.step, f"{run.name}: start {number} continues after step {start.step:,.0f}", place)
             for place, run in enumerate(runs)
             for number, start in enumerate(run.starts[1 : _MOST_MARKS + 1], 2)
         ]
         about = f"{heading} by step, of {', '.join(run.name for run in runs)}; figures in the table of epochs"
-        svg = report_charts.lines(heading, about, curves, marks, form=form)
+        picture = svg.lines(heading, about, curves, marks, form=form)
         looks = {curve.look for curve in curves}
         shown = {"both": {"", "strong"} <= looks, "long": "faint" in looks, "restarts": bool(marks)}
-        charts.append({"heading": heading, "svg": Markup(svg)} | shown)
+        charts.append({"heading": heading, "svg": Markup(picture)} | shown)
     return charts
 
 
 def _of(run: Run, name: str, style: int, look: str, most: int) -> list[Curve]:
-    """One figure of a run; of more than `most` points, every extreme pale behind the means."""
+    """Return the curves of a figure: of more than `most` points, the extremes pale behind the means."""
     x, y = run.figures[name]
     if len(x) <= most:
         return [Curve(run.name, x, y, style, look)]
-    pale = Curve(run.name, *report_data.thin(x, y, most), style, "faint")
-    return [pale, Curve(run.name, *report_data.means(x, y, most // 6), style, look)]
+    pale = Curve(run.name, *report_runs.thin(x, y, most), style, "faint")
+    return [pale, Curve(run.name, *report_runs.means(x, y, most // 6), style, look)]
 
 
 def _progress(runs: list[Run]) -> dict:
-    """Steps over the time since each run began; what a killed start had done beyond its checkpoint shows as a
+    """Return the chart of steps over time. Work that a killed start did after its checkpoint appears as a
     fall."""
     seconds, curves, marks = 0.0, [], []
     for place, run in enumerate(runs):
-        begin = report_figures.begin(run)
+        begin = tables.begin(run)
         steps, times = run.times
         bounds = [start.time for start in run.starts]
-        parts = np.searchsorted(bounds, times, side="right")  # which start a line is of; 0: of none
+        parts = np.searchsorted(bounds, times, side="right")  # the start of each line; 0: none
         most = max(10, min(800, _POINTS // len(runs)) // (len(bounds) + 1))
-        x, y = [], []
+        x: list[ArrayLike] = []
+        y: list[ArrayLike] = []
         for number in range(len(bounds) + 1):
             if number:
                 x.append([np.nan, bounds[number - 1]])
                 y.append([np.nan, run.starts[number - 1].step])
-            done, when = report_data.thin(steps[parts == number], times[parts == number], most)
+            done, when = report_runs.thin(steps[parts == number], times[parts == number], most)
             x.append(when)
             y.append(done)
             if number and number < len(bounds) and np.isfinite(run.starts[number].lost_time):
                 x.append([run.starts[number].lost_time])
                 y.append([run.starts[number].lost_step])
-        x, y = np.concatenate(x) - begin, np.concatenate(y)
-        seconds = max(seconds, float(np.nanmax(x, initial=0.0)))
-        curves.append(Curve(run.name, x, y, place))
+        elapsed = np.concatenate(x) - begin
+        seconds = max(seconds, float(np.nanmax(elapsed, initial=0.0)))
+        curves.append(Curve(run.name, elapsed, np.concatenate(y), place))
         for number, start in enumerate(run.starts[1 : _MOST_MARKS + 1], 2):
             text = f"{run.name}: start {number}, after step {start.step:,.0f}"
             marks.append(Mark(start.begun - begin, text, place))
     unit, name = clock(seconds)
     for each in curves + marks:
         each.x = each.x / unit
-    about = "Steps done by the time since each run began; a fall is work that a restart did again"
-    svg = report_charts.lines("Progress", about, curves, marks, name, "step")
+    about = "Steps done by the time since each run began; a fall is work that a restart repeated"
+    picture = svg.lines("Progress", about, curves, marks, name, "step")
     shown = {"both": False, "long": False, "restarts": bool(marks)}
-    return {"heading": "Steps over time", "svg": Markup(svg)} | shown
+    return {"heading": "Steps over time", "svg": Markup(picture)} | shown
 
 
 def _split(run: Run) -> dict:
-    """Waiting, computing and evaluating by epoch; many epochs are taken together."""
+    """Return the chart of waiting, computing and evaluating by epoch. Many epochs share a bar."""
     numbers = sorted(run.split)
     size = max(1, -(-len(numbers) // _MOST_BARS))
     groups = [numbers[place : place + size] for place in range(0, len(numbers), size)]
@@ -215,6 +216,6 @@ def _split(run: Run) -> dict:
     whole = stacks.sum(axis=0) if groups else np.zeros(len(SPLIT))
     counted = "epoch" if size == 1 else f"{size} epochs"
     about = f"Seconds of {', '.join(SPLIT)}, by epoch, of {run.name}; figures in the table of epochs"
-    svg = report_charts.bars(f"Time of {run.name}", about, labels, stacks.reshape(-1, 3), SPLIT, counted)
+    picture = svg.bars(f"Time of {run.name}", about, labels, stacks.reshape(-1, 3), SPLIT, counted)
     share = f"{whole[0] / whole.sum():.1%}" if whole.sum() > 0 else "0%"
-    return {"name": run.name, "svg": Markup(svg), "waiting": share}
+    return {"name": run.name, "svg": Markup(picture), "waiting": share}

@@ -1,12 +1,13 @@
-"""A run, read from its output folder: what metrics.jsonl, starts.jsonl and checkpoints/ tell.
+"""Read a run from its output folder: metrics.jsonl, starts.jsonl and checkpoints/.
 
-What cannot be read is left out and noted; a folder without any report is an error.
+Unreadable lines are left out and noted; a folder without any report is an error.
 """
 
 import json
 import math
 import os
 from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,8 +25,8 @@ SPLIT = ("waiting for data", "computing", "evaluating and saving")
 
 @dataclass
 class Start:
-    """When training began or went on. begun: when the process was started, where that is known; lost_step,
-    lost_time: the last report before it, where that was of a later step than `step`."""
+    """A start of training. begun: when the process was started, if known; lost_step, lost_time: the last
+    report before it, if that was of a later step than `step`."""
 
     time: float
     step: float
@@ -52,21 +53,21 @@ class Run:
     starts: list[Start] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     receipt: str = ""
-    events: bool = False  # TensorBoard's are there, too
+    events: bool = False  # of TensorBoard
     notes: list[str] = field(default_factory=list)
 
     def last(self, name: str) -> float:
-        """NaN where there is none."""
+        """Return the last value of a figure, NaN without one."""
         return float(self.figures[name][1][-1]) if name in self.figures else math.nan
 
     @property
     def step(self) -> float:
-        """The last that was reported; 0 without one."""
+        """The last reported step; 0 without one."""
         return float(self.times[0].max(initial=0))
 
 
 def runs_at(path: str) -> list[str]:
-    """The output folders in a folder, by name; the folder itself if it is one or holds none."""
+    """Return the output folders in a folder, by name; the folder itself if it is one or has none."""
     if is_run(path) or not os.path.isdir(path):
         return [path]
     below = [os.path.join(path, name) for name in sorted(os.listdir(path))]
@@ -74,12 +75,12 @@ def runs_at(path: str) -> list[str]:
 
 
 def is_run(path: str) -> bool:
-    """Whether a job has reported to this folder."""
+    """Return whether a job has reported to this folder."""
     return any(os.path.exists(os.path.join(path, name)) for name in (METRICS, starts.FILE))
 
 
 def read(path: str, name: str) -> Run:
-    """The run whose output folder is `path`. Raises BadInput."""
+    """Return the run whose output folder is `path`. Raises BadInput."""
     if not os.path.isdir(path):
         raise BadInput(f"no run at {path}: not a folder")
     files = {file: os.path.join(path, file) for file in (METRICS, starts.FILE)}
@@ -104,8 +105,8 @@ def _fill(run: Run, files: dict[str, str]) -> None:
         run.checkpoints.append(int(step))
 
 
-def _lines(path: str, run: Run):
-    """The JSON objects of a file with one a line. Notes what is none."""
+def _lines(path: str, run: Run) -> Iterator[dict]:
+    """Yield the JSON objects of a file, one per line. Notes other lines."""
     bad, last, empty = 0, True, True
     try:
         with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
@@ -130,7 +131,7 @@ def _lines(path: str, run: Run):
         run.notes.append(f"{os.path.basename(path)}: lines that could not be read: {bad}")
 
 
-def _number(value) -> float:
+def _number(value: object) -> float:
     """Return NaN for a value that is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
@@ -140,12 +141,12 @@ def _number(value) -> float:
         return math.inf
 
 
-def _object(value) -> dict:
+def _object(value: object) -> dict:
     return value if isinstance(value, dict) else {}
 
 
-def _starts(lines) -> list[Start]:
-    """In their order, each once, from the last one on that was told to resume nothing."""
+def _starts(lines: Iterable[dict]) -> list[Start]:
+    """Return the starts in order, each once, from the last one without resuming."""
     found: list[Start] = []
     for line in lines:
         time, step = _number(line.get("time")), _number(line.get("step"))
@@ -176,10 +177,10 @@ class _Reader:
         self._columns: dict[str, tuple[array, array]] = {}
         self._times = array("d"), array("d")
         self._before = math.nan  # time of the line before
-        self._start = 0  # how many starts were before it
+        self._start = 0  # number of starts before it
         self._left_out: set[str] = set()
 
-    def read(self, lines) -> None:
+    def read(self, lines: Iterable[dict]) -> None:
         strange = 0
         for line in lines:
             step = _number(line.get("step"))
@@ -188,7 +189,7 @@ class _Reader:
             else:
                 strange += 1
         run = self.run
-        run.times = tuple(np.asarray(column) for column in self._times)
+        run.times = np.asarray(self._times[0]), np.asarray(self._times[1])
         run.figures = {name: (np.asarray(x), np.asarray(y)) for name, (x, y) in self._columns.items()}
         if strange:
             run.notes.append(f"{METRICS}: lines without a step: {strange}")
@@ -228,7 +229,7 @@ class _Reader:
                 total[place] += each
 
     def _since(self, time: float) -> float:
-        """When what ended at `time` began: at the line before, or at a start after that."""
+        """Return when the work that ended at `time` began: at the line before, or at a later start."""
         while self._start < len(self.run.starts) and self.run.starts[self._start].time <= time:
             start = self.run.starts[self._start].time
             self._before = start if math.isnan(self._before) else max(self._before, start)
@@ -237,7 +238,7 @@ class _Reader:
 
 
 def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """At most about `most` of these points, the least and the greatest value of each stretch among them."""
+    """Return at most about `most` points, with the least and the greatest value of each interval."""
     if len(steps) <= most:
         return steps, values
     kept = {0, len(steps) - 1}
@@ -246,13 +247,13 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
         if len(finite):
             kept |= {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])}
         else:
-            kept.add(int(part[0]))  # a gap stays one
+            kept.add(int(part[0]))  # a gap stays a gap
     places = sorted(kept)
     return steps[places], values[places]
 
 
 def means(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of the finite values of each of `most` stretches, at its middle; NaN where there is none."""
+    """Return the means of the finite values of `most` intervals, at their middles; NaN if there are none."""
     parts = np.array_split(np.arange(len(steps)), most)
     finite = [part[np.isfinite(values[part])] for part in parts]
     found = [values[part].mean() if len(part) else np.nan for part in finite]

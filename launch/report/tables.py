@@ -1,4 +1,4 @@
-"""What a page says of runs in words and numbers: final figures, starts, epochs, differences, receipts."""
+"""Make the tables of a report: final figures, starts, epochs, differences, receipts."""
 
 import datetime
 import math
@@ -10,10 +10,10 @@ from common.exits import BadInput
 from datasets.sampling import receipt
 from launch.receipt import verdict
 from launch.report.charts import short
-from launch.report.runs import SPLIT, Run
+from launch.report.runs import SPLIT, Run, Start
 
 NONE = "–"
-_MOST_ROWS = 200  # of a table, and of all tables of one kind ten times as many
+_MOST_ROWS = 200  # of a table; of all tables of one kind, ten times as many
 _SAME = ("output_dir",)  # another one for every run
 
 
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 def final(runs: list[Run]) -> list[Row]:
-    """One row a figure, one cell a run; rows that no run has are left out."""
+    """Return one row per figure with one cell per run. Rows without any value are left out."""
     columns = [_final(run) for run in runs]
     names = list(columns[0])
     rows = [Row(name, [column[name] for column in columns], False) for name in names]
@@ -57,7 +57,7 @@ def _final(run: Run) -> dict[str, str]:
         },
         "set-up, all starts": duration(sum(start.time - start.begun for start in run.starts) or math.nan),
         "restarts": str(len(run.starts) - 1) if run.starts else NONE,
-        "steps done again": f"{again:,.0f}" if len(run.starts) > 1 else NONE,
+        "repeated steps": f"{again:,.0f}" if len(run.starts) > 1 else NONE,
         "began": moment(first),
         "from start to end": duration(last - first),
         "checkpoints": f"{len(saved)}, newest: step {max(saved):,}" if saved else NONE,
@@ -72,7 +72,7 @@ def _best(run: Run) -> tuple[int, float] | None:
 
 
 def begin(run: Run) -> float:
-    """When the first process of the run was started, as far as is known: seconds of time.time(), or NaN."""
+    """Return when the first process was started, if known: seconds of time.time(), or NaN."""
     known = [run.starts[0].begun] if run.starts else []
     return min([*known, *run.times[1][:1]], default=math.nan)
 
@@ -82,7 +82,8 @@ def _last_time(run: Run) -> float:
 
 
 def starts(runs: list[Run]) -> list[list[str]]:
-    """Rows of run, number of the start, when, from step, set-up, away, steps done again, what changed."""
+    """Return rows of run, number of the start, time, first step, set-up, downtime, repeated steps,
+    changes."""
     rows = []
     for run in runs:
         for place, start in enumerate(run.starts):
@@ -90,7 +91,7 @@ def starts(runs: list[Run]) -> list[list[str]]:
             row = [run.name, str(place + 1), moment(start.begun), f"{start.step:,.0f}"]
             row += [duration(start.time - start.begun)]
             if before:
-                row += [duration(start.begun - spoke_last(run, place)), f"{max(0, again(start)):,.0f}"]
+                row += [duration(start.begun - _last_report(run, place)), f"{max(0, _repeated(start)):,.0f}"]
                 changed = differences(
                     [before.settings | before.environment, start.settings | start.environment]
                 )
@@ -101,12 +102,12 @@ def starts(runs: list[Run]) -> list[list[str]]:
     return rows
 
 
-def again(start) -> float:
+def _repeated(start: Start) -> float:
     return start.lost_step - start.step if math.isfinite(start.lost_step) else 0.0
 
 
-def spoke_last(run: Run, place: int) -> float:
-    """When the start before this one reported for the last time; NaN where nothing is known of it."""
+def _last_report(run: Run, place: int) -> float:
+    """Return when the start before this one reported for the last time."""
     start, before = run.starts[place], run.starts[place - 1]
     times = run.times[1]
     times = times[(times >= before.time) & (times < start.time)]
@@ -114,7 +115,7 @@ def spoke_last(run: Run, place: int) -> float:
 
 
 def epochs(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) of one of so many runs; not every epoch where there are many."""
+    """Return (columns, rows) of one of so many runs. Of many epochs, some are left out."""
     numbers = sorted(run.ends.keys() | run.split.keys())
     numbers = numbers[:: max(1, math.ceil(len(numbers) / min(_MOST_ROWS, 10 * _MOST_ROWS // runs)))]
     names = list(dict.fromkeys(name for each in numbers for name in run.ends.get(each, {})))
@@ -127,7 +128,7 @@ def epochs(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
 
 
 def table(columns: list[dict]) -> list[Row]:
-    """Every name of these dictionaries, one cell each; what nothing is known of differs from nothing."""
+    """Return a row for every key of these dictionaries. An empty dictionary differs from none."""
     rows = []
     for name in dict.fromkeys(name for column in columns for name in column):
         cells = [_cell(column[name]) if name in column else NONE for column in columns]
@@ -137,11 +138,12 @@ def table(columns: list[dict]) -> list[Row]:
 
 
 def differences(columns: list[dict]) -> list[Row]:
+    """Return the rows of table() that differ."""
     return [row for row in table(columns) if row.differs and row.name not in _SAME]
 
 
 def receipts(runs: list[Run]) -> list[list[str]]:
-    """Rows of two runs and the verdict on them: each run against the first."""
+    """Return rows of two runs and the verdict: each run against the first."""
     found, rows = {}, []
     for run in runs:
         try:
@@ -155,21 +157,23 @@ def receipts(runs: list[Run]) -> list[list[str]]:
     return rows
 
 
-def _cell(value) -> str:
+def _cell(value: object) -> str:
     text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 300 else text[:300] + "…"
 
 
 def number(value: float | None) -> str:
+    """Return five digits, or NONE."""
     return NONE if value is None or math.isnan(value) else f"{value:.5g}"
 
 
 def percent(value: float | None) -> str:
+    """Return a share as a percentage, or NONE."""
     return NONE if value is None or math.isnan(value) else f"{value:.2%}"
 
 
 def duration(seconds: float) -> str:
-    """ "1 h 04 min"; NONE for what is unknown."""
+    """Return "1 h 04 min", or NONE."""
     if not math.isfinite(seconds) or seconds < 0:
         return NONE
     if seconds < 99.95:
@@ -181,7 +185,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """ "2026-11-20 22:01:09 UTC"; NONE for what no calendar has."""
+    """Return "2026-11-20 22:01:09 UTC", or NONE for a time outside the calendar."""
     try:
         return f"{datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):

@@ -52,7 +52,6 @@ class _Parser(Parser):
 
 def main(argv: list[str]) -> int:
     """Run the simulation and return its exit code. Raises BadInput before it starts anything."""
-    sys.stdout.reconfigure(errors="replace")
     args = _parse_args(argv)
     simulation = Simulation(args.processes, args.faults, args.limit)
     with contextlib.ExitStack() as stack:
@@ -103,9 +102,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
             f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} processes in all"
         )
     somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
-    profile(
-        args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere
-    )  # checks
+    profile(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
     max_steps = option(args.job_arguments, "--max_steps") or ""
     args.faults = faults.parse(
         args.fault, args.nodes, args.processes, args.seed, int(max_steps) if max_steps.isdecimal() else None

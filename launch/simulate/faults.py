@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass
+from typing import Any
 
 from common.exits import BadInput
 
@@ -19,6 +20,7 @@ KINDS = {
     "reschedule": (set(), {"node", "step"}),  # a new container; without a node: all nodes
 }
 _MOST = 1e9
+NOT_GIVEN = -1
 _ANY_STEP = 20  # the last step that is drawn if the job has no --max_steps
 
 
@@ -26,15 +28,15 @@ _ANY_STEP = 20  # the last step that is drawn if the job has no --max_steps
 class Fault:
     """One fault. rank: global. node: its index. step: the optimizer step that it waits for; None: the start.
 
-    seconds: how long it lasts (infinity: for ever). Keys that the kind does not have are None.
+    seconds: how long it lasts (infinity: for ever).
     """
 
     text: str
     kind: str
-    rank: int | None = None
-    node: int | None = None
+    rank: int = NOT_GIVEN
+    node: int = NOT_GIVEN
     step: int | None = None
-    seconds: float | None = None
+    seconds: float = 0.0
 
 
 def parse(specs: list[str], nodes: int, processes: int, seed: int, max_steps: int | None) -> list[Fault]:
@@ -61,7 +63,7 @@ def _parse(spec: str, nodes: int, ranks: int, drawn_step: int) -> Fault:
     needed, optional = KINDS[kind]
     keys = " ".join(sorted(needed)) or "none"
     allowed = f"{kind} has the required keys: {keys}; optional: {' '.join(sorted(optional)) or 'none'}"
-    values = {}
+    values: dict[str, Any] = {}
     for pair in filter(None, rest.split(",")):
         key, _, value = pair.partition("=")
         if key not in needed | optional or key in values:

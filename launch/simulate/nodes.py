@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from typing import IO, cast
 
 from launch.explain import normalize
 from launch.pack.code_folder import CodeFolder
@@ -45,8 +46,7 @@ class Node:
         self.runs: list[Run] = []
         self._folder = folder
         self._tasks: list[subprocess.Popen] = []
-        self._partial: dict[subprocess.Popen, bytes] = {}  # open pipes, and the unfinished line of each
-        self._log = None
+        self._pipes: dict[IO[bytes], bytes] = {}  # open pipes, and the unfinished line of each
 
     def make_folders(self, code: CodeFolder, data: str | None, outputs: str | None) -> None:
         """Make a new container: the code, and an output folder with a copy of `outputs`.
@@ -98,14 +98,15 @@ class Node:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
-            os.set_blocking(task.stdout.fileno(), False)
+            pipe = cast(IO[bytes], task.stdout)
+            os.set_blocking(pipe.fileno(), False)
             self._tasks.append(task)
-            self._partial[task] = b""
+            self._pipes[pipe] = b""
 
     @property
-    def pipes(self) -> list:
+    def pipes(self) -> list[IO[bytes]]:
         """Open pipes, for select()."""
-        return [task.stdout for task in self._partial]
+        return list(self._pipes)
 
     @property
     def pids(self) -> list[int]:
@@ -115,19 +116,19 @@ class Node:
     def read(self) -> list[str]:
         """Return the lines that were printed since the last call, and log them. Does not wait."""
         lines = []
-        for task, chunk in list(self._partial.items()):
+        for pipe, chunk in list(self._pipes.items()):
             with contextlib.suppress(BlockingIOError):
                 for _ in range(_CHUNKS):  # a job may print without an end
-                    if not (data := os.read(task.stdout.fileno(), 65536)):
-                        task.stdout.close()
+                    if not (data := os.read(pipe.fileno(), 65536)):
+                        pipe.close()
                         break
                     chunk += data
             *whole, rest = chunk.split(b"\n")
-            if task.stdout.closed:
-                del self._partial[task]
+            if pipe.closed:
+                del self._pipes[pipe]
                 whole += [rest] if rest else []
             else:
-                self._partial[task] = rest
+                self._pipes[pipe] = rest
             for line in whole:
                 self._log.write(line + b"\n")
                 lines.append(line.decode(errors="replace").rstrip("\r"))
@@ -154,10 +155,10 @@ class Node:
         ready for another run."""
         self.poll()
         lines = self.read()
-        for task in self._partial:
-            task.stdout.close()
+        for pipe in self._pipes:
+            pipe.close()
         self._log.close()
-        self._tasks, self._partial = [], {}
+        self._tasks, self._pipes = [], {}
         return lines
 
     def end(self, number: int) -> None:

@@ -11,7 +11,7 @@ import time
 
 from launch.explain import NEVER_FIRED, TIME_LIMIT, explain_exit_code
 from launch.simulate.commands import Commands
-from launch.simulate.faults import Fault
+from launch.simulate.faults import NOT_GIVEN, Fault
 from launch.simulate.network import Network
 from launch.simulate.nodes import Node, copy_tree
 
@@ -45,7 +45,8 @@ class Simulation:
     def run(self, nodes: list[Node], commands: Commands, network: Network | None) -> int:
         """Make the folders, start the nodes, wait for their ends, print a table. Returns the exit code. On
         any error all nodes are killed."""
-        self._nodes, self._commands, self._network = nodes, commands, network
+        self._nodes, self._commands = nodes, commands
+        self._set_link = network.link if network else lambda node, up: None
         for node in nodes:
             commands.make_folders(node)
         self._began = time.monotonic()
@@ -124,7 +125,7 @@ class Simulation:
         now = time.monotonic()
         for node in [node for node, due in self._mend_at.items() if due <= now]:
             del self._mend_at[node]
-            self._network.link(node.slot, up=True)
+            self._set_link(node.slot, up=True)
             log(f"node {node.label}: the link is up again time={now - self._began:.1f} step={self._step}")
 
     def _signal_rank(self, fault: Fault) -> None:
@@ -145,13 +146,13 @@ class Simulation:
         node = self._nodes[fault.node]
         if not node.running:
             return
-        self._network.link(node.slot, up=False)
+        self._set_link(node.slot, up=False)
         self._mend_at[node] = time.monotonic() + fault.seconds
         self._note(fault, f"the link of node {node.label} is down", node.pids[0])
 
     def _start_again(self, fault: Fault) -> None:
         """Restart in place, or in new containers with a copy of the outputs of all nodes."""
-        targets = self._nodes if fault.node is None else [self._nodes[fault.node]]
+        targets = self._nodes if fault.node == NOT_GIVEN else [self._nodes[fault.node]]
         targets = [node for node in targets if node.running]
         if not targets:
             return
@@ -191,7 +192,7 @@ class Simulation:
         self._show(node, node.close())
         run = node.runs[-1]
         run.note = run.note or note
-        return run.code
+        return run.code or 0
 
     def _kill_if_all_stopped(self) -> None:
         """Kill stopped processes, which never end by themselves, when nothing else is left."""
@@ -242,7 +243,7 @@ class Simulation:
         for node in self._nodes:
             for number, run in enumerate(node.runs, start=1):
                 label = node.label if len(node.runs) == 1 else f"{node.label} run {number}"
-                meaning = run.note or explain_exit_code(run.code)
+                meaning = run.note or explain_exit_code(run.code or 0)
                 print(f"{label:<16}{run.code:>9}{run.ended - run.began:>10.1f}  {meaning}")
             if not node.runs:
                 print(f"{node.label:<16}{'-':>9}{'-':>10}  not started")

@@ -64,7 +64,7 @@ def clean(store: ObjectStore, keep: int, older_than: float | None, yes: bool) ->
     now = time.time()
     snapshots = sorted(_find_snapshots(store), key=lambda each: (each.name, -each.modified))
     uploads = store.uploads()
-    old, seen = [], Counter()
+    old, seen = [], Counter[str]()
     for each in snapshots:
         seen[each.name] += 1
         if seen[each.name] > keep and now - each.modified >= (older_than or 0) * _DAY:
@@ -103,7 +103,7 @@ def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
     """Yield the folders below the URL whose manifest belongs to their name."""
     for folder in store.folders():
         there = store.head(f"{folder}/{manifests.NAME}")
-        manifest = there and manifests.parse(store.read(there.key))
-        if manifest and manifest["job"] and manifests.folder_name(manifest) == folder:
+        manifest = manifests.parse(store.read(there.key)) if there else None
+        if there and manifest and manifest["job"] and manifests.folder_name(manifest) == folder:
             sizes = {file["path"]: file["size"] for file in manifest["files"]}
             yield _Snapshot(folder, manifest["name"], sum(sizes.values()), there.modified, list(sizes))

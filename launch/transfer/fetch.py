@@ -33,6 +33,7 @@ from common.object_store.paths import check_keys, is_partial, local_path, make_f
 from common.object_store.store import Object, ObjectStore, parse
 from launch import confirm, manifests, records
 from launch.transfer import parallel
+from launch.transfer.parallel import Progress
 
 _CHECKPOINT = re.compile(r"(?P<folder>(?:.*/)?)checkpoints/step_(?P<step>\d+)\.pt")
 _METRICS = "metrics.jsonl"
@@ -114,8 +115,8 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
             print("nothing was fetched")
             return 1
         _check_space(to, missing)
-        tasks = [partial(_fetch, store, to, entry, expected[entry.key]) for entry in missing]
-        parallel.run(store, "fetching", sum(entry.size for entry in missing), tasks)
+        fetches = [partial(_fetch, store, to, entry, expected[entry.key]) for entry in missing]
+        parallel.run(store, "fetching", sum(entry.size for entry in missing), fetches)
     for folder in {os.path.dirname(local_path(to, key)) for key in wanted}:
         sweep(folder)
     seconds = time.monotonic() - begin
@@ -177,7 +178,7 @@ def _find_newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Obje
     raise BadInput(f"there is no complete checkpoint below {store.location.url()}: checkpoints/step_<n>.pt")
 
 
-def _is_here(store: ObjectStore, to: str, entry: Object, sha256: str | None, progress) -> bool:
+def _is_here(store: ObjectStore, to: str, entry: Object, sha256: str | None, progress: Progress) -> bool:
     """Return whether the file has this sha256, else the one in the metadata, else the MD5 that most ETags
     are."""
     path = local_path(to, entry.key)
@@ -212,5 +213,5 @@ def _check_space(to: str, missing: list[Object]) -> None:
         raise BadInput(f"{needed / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free in {to}")
 
 
-def _fetch(store: ObjectStore, to: str, entry: Object, sha256: str | None, progress) -> None:
+def _fetch(store: ObjectStore, to: str, entry: Object, sha256: str | None, progress: Progress) -> None:
     store.fetch(entry.key, local_path(to, entry.key), entry.size, sha256, progress)

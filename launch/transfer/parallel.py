@@ -1,7 +1,7 @@
 """Transfer many files at a time, with a progress bar. The first failure ends all."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -12,9 +12,10 @@ from launch.explain import human_size
 
 THREADS = 16
 INTERRUPTED = 130  # exit code
+Progress = Callable[[int], object]  # takes a number of bytes
 
 
-def run(store: ObjectStore, text: str, size: int, tasks: list[Callable]) -> list[Any]:
+def run(store: ObjectStore, text: str, size: int, tasks: Sequence[Callable[[Progress], Any]]) -> list[Any]:
     """Return [task(progress) for task in tasks]; progress takes a number of bytes, of `size` in total. If one
     fails, and on Ctrl-C, stop the others, abort unfinished uploads, and raise that error."""
     interval = 0.1 if os.isatty(2) else 10  # seconds

@@ -23,6 +23,7 @@ from common.object_store.paths import check_keys
 from common.object_store.store import Object, ObjectStore, parse
 from launch import manifests
 from launch.transfer import parallel
+from launch.transfer.parallel import Progress
 
 
 def main(arguments: list[str]) -> int:
@@ -110,7 +111,7 @@ def _compare(
         earlier = {file["path"]: file["sha256"] for file in written["files"]}
         when = there[manifests.NAME].modified
 
-    def is_there(file: dict, progress) -> bool:
+    def is_there(file: dict, progress: Progress) -> bool:
         entry = there.get(file["path"])
         if entry is None or entry.size != file["size"]:
             return False
@@ -124,5 +125,5 @@ def _compare(
     return missing, not missing and written == manifest
 
 
-def _send(store: ObjectStore, folder: str, file: dict, progress) -> None:
+def _send(store: ObjectStore, folder: str, file: dict, progress: Progress) -> None:
     store.send(os.path.join(folder, file["path"]), file["path"], progress, file["sha256"])

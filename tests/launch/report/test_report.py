@@ -178,7 +178,7 @@ def test_what_a_restart_did_again_and_how_long_nothing_ran(tmp_path):
     changed = "lr: 0.1 → 0.2; ignored arguments: – → --a --b"
     assert page.tables["Starts and restarts"][2][3:] == ["16", "2.50 s", "95.5 s", "4", changed]
     assert page.row("All settings", "ignored arguments") == ["--a --b"]
-    assert page.row("Final figures", "steps done again") == ["4"]
+    assert page.row("Final figures", "repeated steps") == ["4"]
 
 
 def test_resume_never_begins_anew(tmp_path):
@@ -188,7 +188,7 @@ def test_resume_never_begins_anew(tmp_path):
     ]
     page = made(tmp_path, write_run(tmp_path / "run", some_lines(20), starts))
     assert page.row("Final figures", "restarts") == ["0"]
-    assert "steps done again" not in [row[0] for row in page.tables["Final figures"]]
+    assert "repeated steps" not in [row[0] for row in page.tables["Final figures"]]
     assert len(page.tables["Starts and restarts"]) == 2
 
 
