@@ -1,12 +1,12 @@
-"""The largest batch that fits on this GPU, for every way in which images may arrive there.
+"""Find the largest batch that fits on this GPU, for every way in which images arrive there.
 
     python -m launch bench batch-size --arch resnet18 [--data_url DIR] [--json]
 
 Each try is a process of its own that trains and validates for some batches. "resident": the validation
-pipeline stays while training, as it does where nobody takes care of it; "released": Dataset.prep_for_val()
-builds it for a validation, and it goes after that. The article is "Diving into DALI: how to boost PyTorch
-data loading", ResNet-18 in fp16 on a V100 of 16 GB; its pairs are the pipeline of DALI's example and its own.
-Without a GPU, --memory GB limits what a process may allocate on the host: that shows the search, not a GPU.
+pipeline stays during training; "released": Dataset.prep_for_val() builds it for a validation, and it is
+released after that. The table has the figures of the article "Diving into DALI: how to boost PyTorch data
+loading" (ResNet-18 in fp16 on a V100 of 16 GB), before and after its own change to DALI's example. Without
+a GPU, --memory GB limits what a process may allocate on the host: that shows the search, not a GPU.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -23,9 +24,10 @@ from common.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
+from launch.bench.output import log, make_parser, tail
 
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
-_STEPS = 3  # of training, and batches of validation: all buffers are there by then
+_STEPS = 3  # of training, and batches of validation: all buffers exist then
 _NO_ROOM = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memoryerror",
     "can't start new thread", "resource temporarily unavailable",
@@ -36,15 +38,15 @@ _COPIES = 8  # links to each generated image, so that a batch may be larger than
 
 def main(argv: list[str]) -> int:
     """Search, print a table (or JSON) and return 0. Raises BadInput."""
-    args = _parsed(argv)
+    args = _parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not args.memory:
         raise BadInput("no GPU here, whose memory limits the batch: --memory GB tries it on the host")
     args.data_url = args.data_url or _generated(args.cache_dir)
-    images = image_folder.load(args.data_url, "train", args.cache_dir, say=lambda line: _say(args, line))
+    images = image_folder.load(args.data_url, "train", args.cache_dir, say=log)
     most = len(images) // args.step * args.step
     rows = {}
-    for backend in backends.parse_list(args.backends, device, lambda line: _say(args, line)):
+    for backend in backends.parse_list(args.backends, device, log):
         if backend not in ARTICLE:
             continue
         rows[backend] = {
@@ -55,26 +57,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parsed(argv: list[str]) -> argparse.Namespace:
-    parser = arguments.Parser(__doc__)
-    parser.prog = "python -m launch bench batch-size"
-    add = parser.add_argument
+def _parse_args(argv: list[str]) -> argparse.Namespace:
+    parser = make_parser(__doc__, "batch-size")
+    add, count = parser.add_argument, arguments.positive_int
     add("--arch", type=models.arch, default="resnet18", help="of torchvision.models (default: resnet18)")
-    add(
-        "--data_url", metavar="DIR", help="folder with train/<class>/* and val/<class>/* (default: generated)"
-    )
-    add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
-    add("--image_size", type=arguments.positive_int, default=224, help="default: 224")
-    add("--workers", type=arguments.positive_int, default=4, help="default: 4")
-    add("--backends", help="of data, separated by commas (default: torchvision and DALI's)")
-    add("--step", type=arguments.positive_int, default=16, help="what sizes are multiples of (default: 16)")
+    add("--data_url", metavar="DIR", help="folder with train/ and val/<class>/* (default: generated)")
+    add("--image_size", type=count, default=224, help="default: 224")
+    add("--workers", type=count, default=4, help="default: 4")
+    add("--backends", help="names, separated by commas (default: torchvision and DALI's)")
+    add("--step", type=count, default=16, help="sizes are multiples of it (default: 16)")
     add("--memory", type=arguments.positive_float, metavar="GB", help="without a GPU: limit the process")
-    add("--json", action="store_true", help="print JSON")
     return parser.parse_args(argv)
-
-
-def _say(args: argparse.Namespace, line: str) -> None:
-    print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
 
 
 def _machine(device: torch.device, args: argparse.Namespace) -> str:
@@ -84,7 +77,7 @@ def _machine(device: torch.device, args: argparse.Namespace) -> str:
 
 
 def _generated(cache: str) -> str:
-    """A folder of generated images, each under several names."""
+    """Return a folder of generated images, each under several names."""
     source = random_folder.make(os.path.join(os.path.abspath(cache), "generated"))
 
     def write(folder: str) -> None:
@@ -98,7 +91,7 @@ def _generated(cache: str) -> str:
 
 
 def _largest(args: argparse.Namespace, backend: str, resident: bool, most: int) -> int:
-    """Samples of the largest batch up to `most` that fits, a multiple of --step; 0 where none does."""
+    """Return the largest batch up to `most` that fits, a multiple of --step; 0 if none does."""
     fits, fails = 0, None
     while True:
         batch = fits + max(args.step, fits) if fails is None else (fits + fails) // 2
@@ -107,7 +100,7 @@ def _largest(args: argparse.Namespace, backend: str, resident: bool, most: int) 
             return fits
         room = _try(args, backend, resident, batch)
         way = "resident" if resident else "released"
-        _say(args, f"{backend}, {way}: {batch} {'fits' if room else 'does not fit'}")
+        log(f"{backend}, {way}: {batch} {'fits' if room else 'does not fit'}")
         if room:
             fits = batch
         else:
@@ -125,14 +118,14 @@ def _try(args: argparse.Namespace, backend: str, resident: bool, batch: int) -> 
     )  # fmt: skip
     if result.returncode == 0:
         return True
-    said = result.stderr.lower()
-    if result.returncode < 0 or any(sign in said for sign in _NO_ROOM):
+    errors = result.stderr.lower()
+    if result.returncode < 0 or any(sign in errors for sign in _NO_ROOM):
         return False
-    raise BadInput(f"{backend} with {batch} samples failed: {' '.join(result.stderr.split())[-500:]}")
+    raise BadInput(f"{backend} with {batch} samples failed: {tail(result.stderr)}")
 
 
 def _trial(case: dict) -> None:
-    """Train and validate for some batches. Whatever does not fit raises, or ends this process."""
+    """Train and validate for some batches. A batch that does not fit raises, or ends this process."""
     cuda = torch.cuda.is_available()
     if not cuda:
         import resource
@@ -146,7 +139,7 @@ def _trial(case: dict) -> None:
     model = models.classifier(case["arch"], dataset.get_nb_classes(), case["size"])
     model = model.to(dataset.device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    if case["resident"]:  # and after a first validation, as in any epoch but the first
+    if case["resident"]:  # after a first validation, as in later epochs
         dataset.prep_for_val()
         kept = iter(dataset.get_val_loader())
         next(kept)
@@ -167,10 +160,10 @@ def _trial(case: dict) -> None:
     if cuda:
         torch.cuda.synchronize()
     sys.stdout.flush()
-    os._exit(0)  # what is under way may end with the process
+    os._exit(0)  # without waiting for the loaders
 
 
-def _endless(loader):
+def _endless(loader: Iterable) -> Iterator:
     while True:
         yield from loader
 

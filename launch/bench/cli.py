@@ -1,16 +1,15 @@
-"""What is fast on this machine, with these data, before GPUs are rented for it.
+"""Measure what is fast on this machine with these data, before GPUs are rented.
 
-python -m launch bench loaders --data_url DIR       images/s of every loader, and what a job would wait
-python -m launch bench throughput --data_url DIR    images/s of the ImageNet job, beside the DALI article's
-python -m launch bench batch-size --arch resnet18   the largest batch that fits on this GPU, beside those
-python -m launch bench train                        images/s of the jobs, beside the published loop
+python -m launch bench loaders --data_url DIR       images/s of every loader, and the predicted wait of a job
+python -m launch bench throughput --data_url DIR    images/s of the ImageNet job, beside a published article
+python -m launch bench batch-size --arch resnet18   the largest batch that fits on this GPU
+python -m launch bench train                        images/s of the jobs, beside a published loop
 python -m launch bench ray --ray_address start      whether workers on other machines would pay
 """
 
 import importlib
-import sys
 
-from common.exits import BAD_INPUT
+from common.exits import BadInput
 
 BENCHMARKS = {
     "loaders": "loaders",
@@ -23,14 +22,11 @@ BENCHMARKS = {
 
 def main(arguments: list[str]) -> int:
     """Run the benchmark that is named and return its exit code."""
-    name, *rest = arguments or [None]
+    name, *rest = arguments or [""]
     if name in ("-h", "--help"):
         print(__doc__)
         return 0
-    if name is None:
-        print(f"error: which benchmark? expected one of {', '.join(BENCHMARKS)}", file=sys.stderr)
-        return BAD_INPUT
     if name not in BENCHMARKS:
-        print(f"error: {name!r} is no benchmark: {', '.join(BENCHMARKS)}", file=sys.stderr)
-        return BAD_INPUT
+        wrong = f"unknown benchmark {name!r}" if name else "no benchmark is named"
+        raise BadInput(f"{wrong}: expected one of {', '.join(BENCHMARKS)}")
     return importlib.import_module(f"launch.bench.{BENCHMARKS[name]}").main(rest)

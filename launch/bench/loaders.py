@@ -1,12 +1,12 @@
-"""How many images/s every loader delivers here, and which share of a job's time would go into waiting.
+"""Measure the images/s of every loader here, and the share of a job's time that it would wait.
 
     python -m launch bench loaders --data_url DIR [--pack FOLDER] [--json] [--plot FILE.png]
 
-DIR: as jobs/imagenet.py takes it. Backends are measured in turns, a few seconds each: warm (files in the page
-cache), cold (dropped from it before), and without data at all (synthetic: the ceiling). CPU use is in cores;
-memory is what the processes have resident, shared pages divided among them. The wait is predicted for a model
-(--arch) whose own speed is measured here, too: on a GPU loading and computing overlap, on the CPU they share
-the cores. Ratios of one run are worth more than figures of two.
+DIR: as for jobs/imagenet.py. Backends are measured in turns, a few seconds each: warm (files in the page
+cache), cold (dropped from it before), and without data (synthetic: the ceiling). CPU use is in cores;
+memory is resident, with shared pages divided among the processes. The wait is predicted for a model
+(--arch) whose own speed is measured here, too: on a GPU loading and computing overlap, on the CPU they
+share the cores. Compare figures of one run only.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores import pack
 from datasets.stores.files import FileStore
+from launch.bench.output import log, make_parser, now, plot_bars
 
 psutil = import_optional("psutil", "bench loaders needs psutil")
 
@@ -35,9 +36,9 @@ _COMPUTE_BATCHES = 4  # of the model, after one to warm up
 
 def main(argv: list[str]) -> int:
     """Measure, print a table (or JSON) and the choice, and return 0. Raises BadInput."""
-    args = _parsed(argv)
+    args = _parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
-    index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, say=_say(args))
+    index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, say=log)
     plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
     stores = {"": FileStore(index)}
     if args.pack:
@@ -62,52 +63,50 @@ def main(argv: list[str]) -> int:
     else:
         _print(described)
     if args.plot:
-        _plot(described, args.plot)
+        shown = [row for row in rows if row["backend"] != "synthetic"]
+        plot_bars(
+            args.plot,
+            [row["backend"] for row in shown],
+            [row["warm"] for row in shown],
+            [row["ratio"] for row in shown],
+            described["data"],
+            f"images/s, {args.workers} workers, {args.image_size} pixels",
+        )
     return 0
 
 
-def _parsed(argv: list[str]) -> argparse.Namespace:
-    parser = arguments.Parser(__doc__)
-    parser.prog = "python -m launch bench loaders"
-    parser.add_argument("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
-    parser.add_argument("--pack", metavar="FOLDER", help="also from decoded images kept there")
-    parser.add_argument(
-        "--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)"
-    )
-    parser.add_argument("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
-    parser.add_argument("--image_size", type=arguments.positive_int, default=224, help="default: 224")
-    parser.add_argument("--batch_size", type=arguments.positive_int, default=64, help="default: 64")
-    parser.add_argument(
-        "--workers", type=arguments.positive_int, default=backends.cores(), help="default: cores"
-    )
-    parser.add_argument("--seconds", type=arguments.positive_float, default=2.0, help="each (default: 2)")
-    parser.add_argument("--rounds", type=arguments.positive_int, default=5, help="default: 5")
-    parser.add_argument("--arch", type=models.arch, default="resnet50", help="default: resnet50")
-    parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", metavar="FILE.png", help="write a bar chart")
+def _parse_args(argv: list[str]) -> argparse.Namespace:
+    parser = make_parser(__doc__, "loaders")
+    add, count = parser.add_argument, arguments.positive_int
+    add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
+    add("--pack", metavar="FOLDER", help="also measure decoded images, kept in this folder")
+    add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
+    add("--image_size", type=count, default=224, help="default: 224")
+    add("--batch_size", type=count, default=64, help="default: 64")
+    add("--workers", type=count, default=backends.cores(), help="default: cores")
+    add("--seconds", type=arguments.positive_float, default=2.0, help="seconds for each (default: 2)")
+    add("--rounds", type=count, default=5, help="default: 5")
+    add("--arch", type=models.arch, default="resnet50", help="default: resnet50")
+    add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
+    add("--plot", metavar="FILE.png", help="write a bar chart")
     return parser.parse_args(argv)
 
 
-def _say(args: argparse.Namespace):
-    return (lambda line: None) if args.json else print
-
-
 def _rows(args, stores: dict, plan: Plan, device: torch.device) -> list[dict]:
-    """A row for each backend and store, medians over the rounds."""
+    """Return a row for each backend and store, with medians over the rounds."""
     candidates, samples = [], {}
     for backend, reason in backends.reasons(device).items():
         if reason:
-            _say(args)(f"{backend}: {reason}")
+            log(f"{backend}: {reason}")
             continue
         for suffix, store in stores.items():
             if backend != "synthetic" or not suffix:
                 candidates.append((backend, suffix, store))
     for number in range(args.rounds):
         for backend, suffix, store in candidates:
-            _say(args)(f"round {number + 1} of {args.rounds}: {backend}{suffix}")
+            log(f"round {number + 1} of {args.rounds}: {backend}{suffix}")
             samples.setdefault(backend + suffix, []).append(
-                _measured(args, backend, store, measure.Head(plan), device)
+                _measure(args, backend, store, measure.Head(plan), device)
             )
     slowest = statistics.median(sample["warm"] for sample in samples["pytorch"])
     rows = []
@@ -120,19 +119,20 @@ def _rows(args, stores: dict, plan: Plan, device: torch.device) -> list[dict]:
     return sorted(rows, key=lambda row: row["warm"], reverse=True)
 
 
-def _measured(args, backend: str, store, head, device: torch.device) -> dict:
-    """images/s cold and warm, cores and bytes while warm."""
+def _measure(args, backend: str, store, head, device: torch.device) -> dict:
+    """Return images/s cold and warm, cores and bytes while warm."""
     _drop(store, head)
     with backends.build(backend, store, head, device, args.workers) as loader:
         cold = _first_pass(loader)
         used, begin = _cpu_seconds(), time.perf_counter()
         warm = measure.rate(loader, args.seconds)
         cores = (_cpu_seconds() - used) / (time.perf_counter() - begin)
-        return {"warm": warm, "cold": cold, "cores": cores, "bytes": _resident()}
+        return {"warm": warm, "cold": cold, "cores": cores, "bytes": _resident_bytes()}
 
 
 def _first_pass(loader) -> float:
-    """images/s over batches that nobody has read, from the third on: processes have started by then."""
+    """Return images/s over batches that were not read before, from the third on: processes have started
+    then."""
     count, begin = 0, 0.0
     for step, (images, _) in enumerate(loader):
         if step == 1:
@@ -145,7 +145,7 @@ def _first_pass(loader) -> float:
 
 
 def _drop(store, head) -> None:
-    """Ask the system to forget what these batches read."""
+    """Drop the files of these batches from the page cache."""
     if isinstance(store, pack.PackStore):
         store.close()
         paths = [entry.path for entry in os.scandir(store.path)]
@@ -166,12 +166,12 @@ def _cpu_seconds() -> float:
     return sum(sum(process.cpu_times()[:2]) for process in _processes())
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     return sum(process.memory_full_info().pss for process in _processes())
 
 
 def compute_rate(args, classes: int, device: torch.device) -> float:
-    """images/s of training steps of the model, without data."""
+    """Return images/s of training steps of the model, without data."""
     model = models.classifier(args.arch, classes, args.image_size)
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -181,23 +181,17 @@ def compute_rate(args, classes: int, device: torch.device) -> float:
     begin = 0.0
     for step in range(1 + _COMPUTE_BATCHES):
         if step == 1:
-            begin = _now(device)
+            begin = now(device)
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-    return _COMPUTE_BATCHES * args.batch_size / (_now(device) - begin)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    return _COMPUTE_BATCHES * args.batch_size / (now(device) - begin)
 
 
 def _wait(rate: float, compute: float, device: torch.device) -> float:
-    """Share of the time for which the model would wait."""
+    """Return the share of the time that the model would wait."""
     if device.type == "cuda":
         return max(0.0, 1 - rate / compute)
     return compute / (rate + compute)
@@ -215,15 +209,3 @@ def _print(found: dict) -> None:
         )
     print(f"{found['arch']} computes {found['compute_images_per_s']:.1f} images/s here, without data")
     print(f"choice: {found['choice']}")
-
-
-def _plot(found: dict, path: str) -> None:
-    Figure = import_optional("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
-    rows = [row for row in found["rows"] if row["backend"] != "synthetic"][::-1]
-    figure = Figure(figsize=(7, 1 + 0.5 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    bars = axes.barh([row["backend"] for row in rows], [row["warm"] for row in rows])
-    axes.bar_label(bars, [f"{row['ratio']:.1f}x" for row in rows], padding=3)
-    axes.set_xlabel(f"images/s, {found['workers']} workers, {found['image_size']} pixels")
-    axes.set_title(found["data"], fontsize="small")
-    figure.savefig(path)

@@ -1,4 +1,4 @@
-"""images/s of the ImageNet job itself with every backend, beside those of the DALI article.
+"""Measure the images/s of the ImageNet job with every backend, beside the figures of a published article.
 
     python -m launch bench throughput --data_url DIR [--arch shufflenet_v2_x0_5] [--batch_size 512] [--json]
 
@@ -21,24 +21,22 @@ from common import arguments, models
 from common.exits import BadInput
 from common.files import ROOT
 from datasets.loaders import backends, measure
+from launch.bench.output import log, make_parser, tail
 
 _JOB = os.path.join(ROOT, "jobs", "imagenet.py")
 _TIMEOUT = 1800  # seconds a run
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print a table (or JSON) and return 0. Raises BadInput, also with what a job said."""
-    args, extra = _parsed(argv)
+    """Measure, print a table (or JSON) and return 0. Raises BadInput, also with a job's error."""
+    args, extra = _parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    names = backends.parse_list(args.backends, device, lambda line: print(line, file=sys.stderr))
-    rates = {name: [] for name in names}
+    names = backends.parse_list(args.backends, device, log)
+    rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(args.rounds):
         for name in names:
             rates[name].append(_rate(args, name, extra))
-            print(
-                f"round {number + 1} of {args.rounds}: {name} {rates[name][-1]:.1f} images/s",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+            log(f"round {number + 1} of {args.rounds}: {name} {rates[name][-1]:.1f} images/s")
     found = {
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
         "load_average": os.getloadavg()[0], "arch": args.arch, "batch_size": args.batch_size,
@@ -48,18 +46,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parsed(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = arguments.Parser(__doc__)
-    parser.prog = "python -m launch bench throughput"
-    add = parser.add_argument
+def _parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = make_parser(__doc__, "throughput")
+    add, count = parser.add_argument, arguments.positive_int
     add("--data_url", metavar="DIR", help="folder with train/<class>/* (default: generated images)")
     add("--arch", type=models.arch, default="shufflenet_v2_x0_5", help="default: shufflenet_v2_x0_5")
-    add("--batch_size", type=arguments.positive_int, default=512, help="default: 512")
-    add("--backends", help="of data, separated by commas (default: all that are available)")
-    add("--prof", type=arguments.positive_int, default=30, metavar="N", help="batches a run (default: 30)")
-    add("--rounds", type=arguments.positive_int, default=5, help="default: 5")
-    add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
-    add("--json", action="store_true", help="print JSON")
+    add("--batch_size", type=count, default=512, help="default: 512")
+    add("--backends", help="names, separated by commas (default: all that are available)")
+    add("--prof", type=count, default=30, metavar="N", help="batches of a run (default: 30)")
+    add("--rounds", type=count, default=5, help="default: 5")
     parser.epilog = "Other arguments go to the job: --workers 10, --image_size 128, --pack FOLDER ..."
     return parser.parse_known_args(argv)
 
@@ -73,7 +68,7 @@ def _rate(args: argparse.Namespace, backend: str, extra: list[str]) -> float:
     result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     match = re.search(r"prof: ([\d.]+) images/s", result.stdout)
     if result.returncode or not match:
-        raise BadInput(f"{backend} failed: {' '.join(result.stderr.split())[-500:]}")
+        raise BadInput(f"{backend} failed: {tail(result.stderr)}")
     return float(match[1])
 
 

@@ -1,17 +1,17 @@
-"""How fast the jobs train here, beside the loop that ModelArts publishes, and beside what the device can do.
+"""Measure how fast the jobs train here, beside a published loop and beside the peak of the device.
 
     python -m launch bench train [--rounds 5] [--json] [--plot FILE.png]
     python -m launch bench train --arch resnet50 [--data_url IMAGENET]
 
-resnet18: CIFAR-10 (generated without --data_url) through the published loop, train.py and its variants.
-resnet50: jobs/imagenet.py on images that are there already, and from JPEG files. Every contestant is started
-once, then all take turns, the others stopped meanwhile; what is loaded, compiled (anew) and warmed up comes
-before the first round. Ratios are to the first contestant in the same round. TFLOP/s are images/s times what
-forward and backward of an image cost (convolutions and products, 2 for a multiplication and addition); the
-peak is that of a product of large matrices in the precision of the contestant, measured in the same rounds.
-Waiting: the share of the time in which the loop had no batch. Memory: the most that one process held, on a
-GPU allocated by torch. Compiling: as the job says, else what its first report took longer; start: from the
-process's begin to its first report.
+resnet18: CIFAR-10 (generated without --data_url) with the loop that ModelArts publishes, train.py and its
+variants. resnet50: jobs/imagenet.py with images in memory, and with JPEG files. Every contestant is started
+once, then all take turns while the others are stopped; loading, compiling (without a cache) and warming up
+come before the first round. Ratios are to the first contestant in the same round. TFLOP/s are images/s
+times the cost of forward and backward of an image (convolutions and products, 2 for a multiplication and
+addition); the peak is that of a product of large matrices in the contestant's precision, measured in the
+same rounds. Waiting: the share of the time in which the loop had no batch. Memory: the most that one
+process held, on a GPU allocated by torch. Compiling: as the job reports, else the extra time of its first
+report; start: from the start of the process to its first report.
 """
 
 import argparse
@@ -22,11 +22,13 @@ import signal
 import statistics
 import sys
 import tempfile
+from typing import NoReturn
 
 import torch
 
 from common import arguments, starts
 from common.exits import BadInput
+from launch.bench.output import log, make_parser, plot_bars
 from launch.bench.train import contestants as jobs
 from launch.bench.train import peak as device_peak
 from launch.bench.train import table, turns
@@ -34,24 +36,24 @@ from launch.bench.train.contestants import ROOT, Contestant
 from launch.bench.train.turns import Runner
 
 _INTERRUPTED = 128 + signal.SIGINT
-_MONITORING = "TORCH_NCCL_ENABLE_MONITORING"  # takes a process that was stopped for one that hangs
+_MONITORING = "TORCH_NCCL_ENABLE_MONITORING"  # it would report a stopped process as hanging
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print a table (or JSON) and return 0. Raises BadInput, also with what a job said."""
-    args = _parsed(argv)
+    """Measure, print a table (or JSON) and return 0. Raises BadInput, also with a job's error."""
+    args = _parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
     _complete(args, device)
-    contestants, left_out = jobs.chosen(args, device)
+    contestants, left_out = jobs.choose(args, device)
     for name, reason in left_out.items():
-        _say(f"{name} is left out: {reason}")
-    load = os.getloadavg()[0]  # before it is ours
+        log(f"{name} is left out: {reason}")
+    load = os.getloadavg()[0]  # before the jobs run
     signal.signal(signal.SIGTERM, _leave)
     try:
-        rows, peaks = _measured(args, contestants, device)
+        rows, peaks = _measure(args, contestants, device)
     except KeyboardInterrupt:
-        _say("interrupted: the jobs were ended")
+        log("interrupted: the jobs were ended")
         return _INTERRUPTED
     here = starts.environment()
     found = {
@@ -64,26 +66,32 @@ def main(argv: list[str]) -> int:
     _relate(found)
     print(json.dumps(found, indent=2) if args.json else table.text(found))
     if args.plot:
-        table.plot(found, args.plot)
+        rates = [row["images_per_s"] for row in rows]
+        plot_bars(
+            args.plot,
+            [row["name"] for row in rows],
+            [rate[0] for rate in rates],
+            [row["ratio"][0] for row in rows],
+            found["machine"],
+            f"images/s of {args.arch}, {args.image_size} pixels, batches of {args.batch_size}",
+            [(rate[1], rate[2]) for rate in rates],
+        )
     return 0
 
 
-def _parsed(argv: list[str]) -> argparse.Namespace:
-    parser = arguments.Parser(__doc__)
-    parser.prog = "python -m launch bench train"
-    add, number = parser.add_argument, arguments.positive_int
+def _parse_args(argv: list[str]) -> argparse.Namespace:
+    parser = make_parser(__doc__, "train")
+    add, count = parser.add_argument, arguments.positive_int
     add("--arch", choices=["resnet18", "resnet50"], default="resnet18", help="default: resnet18")
-    add("--jobs", type=_names, help="contestants, separated by commas; the first is what ratios are to")
+    add("--jobs", type=_names, help="contestants, separated by commas; ratios are to the first")
     add("--data_url", metavar="DIR", help="CIFAR-10, or a folder with train/<class>/* (default: generated)")
-    add("--cache_dir", default="output_dir/index", help="for the index of images (default: %(default)s)")
-    add("--rounds", type=number, default=5, help="default: 5")
-    add("--batch_size", type=number, help="default: 128; resnet50: 32, on a GPU 256")
-    add("--report_every", type=number, help="steps of a turn (default: 2, on a GPU 50)")
-    add("--image_size", type=number, help="of resnet50 (default: 224)")
+    add("--rounds", type=count, default=5, help="default: 5")
+    add("--batch_size", type=count, help="default: 128; resnet50: 32, on a GPU 256")
+    add("--report_every", type=count, help="steps of a turn (default: 2, on a GPU 50)")
+    add("--image_size", type=count, help="of resnet50 (default: 224)")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     add("--compile", type=arguments.boolean, help="true: compiled networks, too (default: on a GPU)")
     add("--timeout", type=arguments.positive_float, default=1800, help="seconds of a turn (default: 1800)")
-    add("--json", action="store_true", help="print JSON")
     add("--plot", metavar="FILE.png", help="write a bar chart")
     return parser.parse_args(argv)
 
@@ -96,7 +104,7 @@ def _names(text: str) -> list[str]:
 
 
 def _complete(args: argparse.Namespace, device: torch.device) -> None:
-    """Fill in the defaults that depend on others."""
+    """Set the defaults that depend on others."""
     gpu, small = device.type == "cuda", args.arch == "resnet18"
     if args.enable_gpu and not gpu:
         raise BadInput(f"--enable_gpu=true, but torch {torch.__version__} sees no GPU here")
@@ -107,16 +115,14 @@ def _complete(args: argparse.Namespace, device: torch.device) -> None:
     args.report_every = args.report_every or (50 if gpu else 2)
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _leave(number, frame):
+def _leave(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)  # through the context managers that end the jobs
 
 
-def _measured(args, contestants: dict[str, Contestant], device) -> tuple[list[dict], dict[str, dict]]:
-    """A row for each contestant, of lists over the rounds; precision -> the peak's dtype and such a list."""
+def _measure(
+    args: argparse.Namespace, contestants: dict[str, Contestant], device: torch.device
+) -> tuple[list[dict], dict[str, dict]]:
+    """Return a row for each contestant, with lists over the rounds, and the peaks by precision."""
     images = args.report_every * args.batch_size
     dtypes = {"float32": torch.float32, "half": device_peak.half(device)}
     peaks = {
@@ -129,28 +135,28 @@ def _measured(args, contestants: dict[str, Contestant], device) -> tuple[list[di
         for number, (name, contestant) in enumerate(contestants.items()):
             output = os.path.join(folder, str(number))
             command = [*contestant.command, "--output_dir", output]
-            # What an earlier run compiled does not count.
+            # Nothing that an earlier run compiled is used.
             env = {_MONITORING: "0"} | {each: os.path.join(output, each.lower()) for each in _CACHES}
             runner = stack.enter_context(Runner(name, command, output, env, ROOT))
             rows.append({"name": name, "precision": contestant.precision, "reports": []})
             runners.append(runner)
-            _say(f"{name}: starting")
+            log(f"{name}: starting")
             warm = runner.turn(images, args.timeout)
             rows[-1] |= _start(runner, contestant, warm, device)
-            _say(f"{name}: first report after {rows[-1]['start_s']:.1f} s")
+            log(f"{name}: first report after {rows[-1]['start_s']:.1f} s")
         for number in range(args.rounds):
             for name, dtype in dtypes.items():
                 peaks[name]["tflop_per_s"].append(device_peak.product_peak(device, dtype))
             pairs = list(zip(rows, runners, strict=True))
-            for row, runner in pairs[:: -1 if number % 2 else 1]:  # what drifts favours nobody
+            for row, runner in pairs[:: -1 if number % 2 else 1]:  # a drift favours no contestant
                 row["reports"].append(runner.turn(images, args.timeout))
                 rate = turns.rate(row["reports"][-1])
-                _say(f"round {number + 1} of {args.rounds}: {row['name']} {rate:.1f} images/s")
+                log(f"round {number + 1} of {args.rounds}: {row['name']} {rate:.1f} images/s")
     return rows, peaks
 
 
-def _start(runner: Runner, contestant: Contestant, warm: list[dict], device) -> dict:
-    """What is paid once, in seconds; on how many devices the contestant runs."""
+def _start(runner: Runner, contestant: Contestant, warm: list[dict], device: torch.device) -> dict:
+    """Return the seconds of the start and the number of devices of a contestant."""
     start = {}
     with contextlib.suppress(FileNotFoundError), open(os.path.join(runner.output_dir, starts.FILE)) as file:
         start = json.loads(file.readline())
@@ -166,7 +172,7 @@ def _start(runner: Runner, contestant: Contestant, warm: list[dict], device) -> 
 
 
 def _relate(found: dict) -> None:
-    """Make figures of the reports: [median, least, most] over the rounds."""
+    """Replace the reports by figures: [median, least, greatest] over the rounds."""
     base = [turns.rate(reports) for reports in found["rows"][0]["reports"]]
     for row in found["rows"]:
         rounds = row.pop("reports")

@@ -1,4 +1,4 @@
-"""What `launch bench train` lets run: the contestants of each network, and the arguments that they get."""
+"""Choose the contestants of `launch bench train`, and their arguments."""
 
 import argparse
 import os
@@ -15,32 +15,30 @@ from common.performance import cores
 SAMPLE = "seed loop"
 _FOREVER = "1000000000"  # steps
 _ENDLESS = ["--epochs", "10000", "--seed", "0"]
-# Checkpoints are not what is timed, and the generated sets have short epochs, after each of which there would
-# be one.
+# Checkpoints are not timed; the generated sets have short epochs, each of which would end with one.
 _JOB = [*_ENDLESS, "--resume", "never", "--save_every", _FOREVER]
-_PATIENT = ["--timeout", "864000"]  # seconds: a peer that was stopped is not lost
+_PATIENT = ["--timeout", "864000"]  # seconds: a stopped peer is not lost
 
 
 class Contestant(NamedTuple):
-    """command: without output folder. precision: of its products, "float32" or "half". compiled: whether its
-    network is."""
+    """A job. command: without the output folder. precision: of its products, "float32" or "half"."""
 
     command: list[str]
     precision: str
     compiled: bool = False
 
 
-def chosen(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Contestant], dict[str, str]]:
-    """(name -> contestant, name -> why it is left out), in the order of --jobs, else in that of the table.
+def choose(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Contestant], dict[str, str]]:
+    """Return (contestants by name, reasons of those that are left out), in the order of --jobs.
 
-    args: those of launch/bench/train.py. Raises BadInput for a name in --jobs that is unknown or left out.
+    Raises BadInput for a name in --jobs that is unknown or left out.
     """
     found = dict(_small(args, device) if args.arch == "resnet18" else _large(args, device))
     left_out = {name: each for name, each in found.items() if isinstance(each, str)}
     present = {name: each for name, each in found.items() if name not in left_out}
     for name in args.jobs or ():
         if name not in found:
-            raise BadInput(f"--jobs: {name!r} is none of {', '.join(found)} (--arch {args.arch})")
+            raise BadInput(f"--jobs: {name!r} is not one of {', '.join(found)} (--arch {args.arch})")
         if name in left_out:
             raise BadInput(f"--jobs: {name}: {left_out[name]}")
     return {name: present[name] for name in args.jobs or present}, {} if args.jobs else left_out
@@ -55,7 +53,10 @@ def _small(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
 
     sample = [sys.executable, "-m", "tests.benchmarks.seed_loop", *_ENDLESS, *shared]
     there = os.path.exists(os.path.join(ROOT, "tests", "benchmarks", "seed_loop.py"))
-    yield SAMPLE, Contestant(sample, "float32") if there else "no tests/benchmarks/ here: take the repository"
+    yield (
+        SAMPLE,
+        Contestant(sample, "float32") if there else "tests/benchmarks/ is missing here",
+    )
     yield "train.py", Contestant(job("train.py"), "float32")
     yield "train_amp.py", Contestant(job("train_amp.py"), "half")
     if os.path.exists(os.path.join(ROOT, "jobs", "train_fast.py")):
@@ -63,7 +64,7 @@ def _small(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
         yield "train_fast.py", Contestant(job("train_fast.py", *compiled), "half")
     several = ["--processes_per_node", "2"] if device.type == "cpu" else []
     if several and cores.available() < 2:
-        yield "train_ddp.py", "there is one core here, and two processes would share it"
+        yield "train_ddp.py", "two processes would share the one core"
     else:
         yield "train_ddp.py", Contestant(job("train_ddp.py", *_PATIENT, *several), "float32")
 

@@ -1,20 +1,20 @@
-"""How much a network computes, and how much this device can: what turns images/s into a share of the peak."""
+"""Count the operations of a network, and measure the peak of this device."""
 
 import contextlib
-import time
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from common import models
+from launch.bench.output import now
 
 _SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices: larger ones are no faster
 _SECONDS = 0.5  # of products, and one at least: where bfloat16 is emulated, that takes longer
 
 
 def flop_per_image(arch: str, image_size: int) -> int:
-    """Of forward and backward of one image: 2 for a multiplication and addition, convolutions and products
-    only, as usual. Nothing is computed: shapes are enough (device "meta")."""
+    """Return the operations of forward and backward of one image: 2 for a multiplication and addition, in
+    convolutions and products only, as usual. Nothing is computed: shapes are enough (device "meta")."""
     with torch.device("meta"):
         network = models.resnet18() if arch == "resnet18" else models.classifier(arch, 1000, image_size)
         images = torch.empty(2, 3, image_size, image_size)  # BatchNorm wants two
@@ -24,16 +24,16 @@ def flop_per_image(arch: str, image_size: int) -> int:
 
 
 def half(device: torch.device) -> torch.dtype:
-    """What the jobs compute in with mixed precision."""
+    """Return the dtype of the jobs' mixed precision."""
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     return torch.float16 if old else torch.bfloat16
 
 
 def product_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """TFLOP/s of the best of several products of square matrices, now.
+    """Return TFLOP/s of the best of several products of square matrices.
 
-    float32 on a GPU: in TF32 where cuDNN may take it, as torch lets it by default: the networks are made of
-    convolutions, and the switch for products (off by default) does not concern them.
+    float32 on a GPU: in TF32 if cuDNN may use it, which is torch's default: the networks consist of
+    convolutions, for which the switch for products (off by default) has no effect.
     """
     side = _SIDE[device.type]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
@@ -41,9 +41,9 @@ def product_peak(device: torch.device, dtype: torch.dtype) -> float:
     taken = []
     with _tf32():
         while sum(taken) < _SECONDS:
-            begin = _now(device)
+            begin = now(device)
             torch.mm(a, b, out=product)
-            taken.append(_now(device) - begin)
+            taken.append(now(device) - begin)
     del a, b, product
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the jobs need the memory
@@ -58,9 +58,3 @@ def _tf32():
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

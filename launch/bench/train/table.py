@@ -1,10 +1,8 @@
-"""What `launch bench train` found, for people: a table, and a bar chart."""
-
-from common.exits import import_optional
+"""Format the results of `launch bench train` as a table."""
 
 
 def text(found: dict) -> str:
-    """The table. found: what launch/bench/train.py prints as JSON."""
+    """Return the table. found: what `--json` prints."""
     peaks = [
         f"{peak['dtype']} {peak['tflop_per_s'][0]:.3g}{_range(peak['tflop_per_s'], '.3g')}"
         for peak in found["peaks"].values()
@@ -31,20 +29,3 @@ def text(found: dict) -> str:
 
 def _range(values: list[float], form: str) -> str:
     return f" ({values[1]:{form}}-{values[2]:{form}})"
-
-
-def plot(found: dict, path: str) -> None:
-    """Bars of images/s with their ratios, as a PNG. Raises BadInput without matplotlib."""
-    Figure = import_optional("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
-    rows = found["rows"][::-1]
-    rates = [row["images_per_s"] for row in rows]
-    figure = Figure(figsize=(7, 1 + 0.5 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    reach = [[rate[0] - rate[1] for rate in rates], [rate[2] - rate[0] for rate in rates]]
-    bars = axes.barh([row["name"] for row in rows], [rate[0] for rate in rates], xerr=reach)
-    axes.bar_label(bars, [f"{row['ratio'][0]:.2f}x" for row in rows], padding=3)
-    title = f"images/s of {found['arch']}, {found['image_size']} pixels, batches of {found['batch_size']}"
-    axes.margins(x=0.12)  # for the last label
-    axes.set_xlabel(title)
-    axes.set_title(found["machine"], fontsize="small")
-    figure.savefig(path)

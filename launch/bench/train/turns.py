@@ -1,7 +1,7 @@
-"""Jobs that take turns: one runs, the others are stopped, so that all are timed on the same machine.
+"""Run jobs in turns: one runs while the others are stopped, so that all are timed on the same machine.
 
 with Runner("train.py", command, folder) as job:
-    job.turn(images=256, timeout=1800)     # starts it; its first reports hold what is paid once
+    job.turn(images=256, timeout=1800)     # starts it; the first reports include the start
     for _ in range(rounds):
         reports = job.turn(images=256, timeout=600)
 """
@@ -17,10 +17,10 @@ import time
 from common.exits import BadInput
 
 _POLL = 0.02  # seconds
-_END = 5.0  # seconds that killed processes have to be gone
-_TAIL = 65536  # bytes of what a job says that are looked at
-# Ends the job's processes when its own input ends: because close() says so, or because whoever was to call
-# close() is gone. A stopped process would otherwise stay for ever, with all of its memory.
+_END = 5.0  # seconds until killed processes have ended
+_TAIL = 65536  # bytes of a job's stderr
+# Kills the job's processes when its own input ends: by close(), or because this process has ended. A stopped
+# process would otherwise stay for ever, with its memory.
 _GUARD = 'read -r nothing; kill -s KILL -- "-$1" 2>/dev/null'
 
 
@@ -44,16 +44,15 @@ class Runner:
     def __enter__(self) -> "Runner":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def turn(self, images: int, timeout: float) -> list[dict]:
-        """Let the job run, which the first turn starts, until its reports cover `images`; stop it again.
+        """Let the job run until its reports cover `images`, then stop it. The first turn starts it.
 
-        Returns these reports on training steps, as they stand in metrics.jsonl. Not among them are the first
-        of a turn, and any other whose steps began before it: the job may have been stopped between taking the
-        time and writing it down. Raises BadInput, with what the job said last, where it ends or takes
-        more than `timeout` seconds.
+        Returns these reports on training steps, as in metrics.jsonl, without the first of a turn and those
+        whose steps began before it: the job may have been stopped between measuring and writing. Raises
+        BadInput, with the job's last error, if it ends or takes more than `timeout` seconds.
         """
         deadline, begin = time.monotonic() + timeout, time.time()
         if self._process:
@@ -72,27 +71,27 @@ class Runner:
                 if covered > images - 0.5:  # rates are rounded
                     return kept
                 if ended is not None:
-                    raise BadInput(f"{self.name} ended with exit code {ended}: {self._said()}")
+                    raise BadInput(f"{self.name} ended with exit code {ended}: {self._last_line()}")
                 if time.monotonic() > deadline:
                     raise BadInput(
                         f"{self.name} reported {covered:.0f} of {images} images within {timeout:g} s: "
-                        f"{self._said()}"
+                        f"{self._last_line()}"
                     )
                 time.sleep(_POLL)
         finally:
             self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """End the job's processes, stopped or not. Bounded; may be called twice."""
+        """Kill the job's processes, stopped or not. May be called twice."""
         if self._process is None:
             return
-        self._signal(signal.SIGKILL)  # reaches stopped processes, too
+        self._signal(signal.SIGKILL)  # also ends stopped processes
         if self._guard:
             self._guard.stdin.close()
             self._guard.wait(_END)
         self._process.wait(_END)
         deadline = time.monotonic() + _END
-        while self._signal(0) and time.monotonic() < deadline:  # those that the job had started
+        while self._signal(0) and time.monotonic() < deadline:  # children of the job
             time.sleep(_POLL)
         self._errors.close()
         self._process = self._guard = None
@@ -111,15 +110,15 @@ class Runner:
         )  # fmt: skip
 
     def _signal(self, number: int) -> bool:
-        """To all processes of the job; False where there is none left."""
+        """Send a signal to all processes of the job. Returns False if there is none."""
         try:
             os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):  # the second is macOS's word for it
+        except (ProcessLookupError, PermissionError):  # the second on macOS
             return False
         return True
 
     def _reports(self) -> list[dict]:
-        """The reports on training steps that have come, as far as their lines are whole."""
+        """Return the new reports on training steps whose lines are complete."""
         with contextlib.suppress(FileNotFoundError):
             with open(os.path.join(self.output_dir, "metrics.jsonl"), "rb") as file:
                 file.seek(self._read)
@@ -130,21 +129,21 @@ class Runner:
             return found
         return []
 
-    def _said(self) -> str:
-        """The last line on the job's stderr."""
-        handle = self._errors.fileno()  # with pread: a seek here would move the place where the job writes
+    def _last_line(self) -> str:
+        """Return the last line of the job's stderr."""
+        handle = self._errors.fileno()  # pread: a seek would move the position at which the job writes
         size = os.fstat(handle).st_size
         lines = os.pread(handle, _TAIL, max(0, size - _TAIL)).decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def seconds(reports: list[dict]) -> float:
-    """That these reports of turn() cover."""
+    """Return the seconds that these reports of turn() cover."""
     return sum(report["data_time"] + report["compute_time"] for report in reports)
 
 
 def rate(reports: list[dict]) -> float:
-    """images/s over all of these reports."""
+    """Return images/s over all of these reports."""
     return _images(reports) / seconds(reports)
 
 

@@ -94,8 +94,8 @@ def test_a_batch_size_without_a_gpu_needs_a_limit(folder, tmp_path):
     (["loaders"], "the following arguments are required: --data_url"),
     (["loaders", "--data_url=/does/not/exist"], "/does/not/exist does not exist or is not a folder"),
     (["loaders", "--data_url=.", "--arch=nothing"], "--arch: nothing is no classifier"),
-    (["speed"], "'speed' is no benchmark: loaders, throughput, batch-size"),
-    ([], "error: which benchmark? expected one of loaders, throughput, batch-size"),
+    (["speed"], "unknown benchmark 'speed': expected one of loaders, throughput, batch-size"),
+    ([], "error: no benchmark is named: expected one of loaders"),
 ])  # fmt: skip
 def test_bad_input(arguments, message):
     assert message in run(*BENCH, *arguments, code=2).stderr

@@ -198,7 +198,7 @@ def test_a_table_of_images(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--jobs=train.py,speed"], "--jobs: 'speed' is none of seed loop, train.py, train_amp.py"),
+    (["--jobs=train.py,speed"], "--jobs: 'speed' is not one of seed loop, train.py, train_amp.py"),
     (["--jobs=train.py,train.py"], "'train.py,train.py' has an empty name, or one twice"),
     (["--arch=resnet50", "--jobs=float32,mixed compiled", "--compile=false"], "--jobs: mixed compiled: "),
     (["--image_size=64"], "--image_size 64: CIFAR-10's images have 32"),
@@ -221,4 +221,4 @@ def test_without_the_tests_folder_the_published_loop_is_left_out(tmp_path):
     for name in ("common", "datasets", "jobs", "launch"):
         (tmp_path / name).symlink_to(ROOT / name)
     failed = run(*BENCH, "--jobs=seed loop", code=2, cwd=tmp_path)
-    assert "--jobs: seed loop: no tests/benchmarks/ here: take the repository" in failed.stderr
+    assert "--jobs: seed loop: tests/benchmarks/ is missing here" in failed.stderr
