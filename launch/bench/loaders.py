@@ -15,11 +15,12 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Iterable
 
+import psutil
 import torch
 
 from common import arguments, models
-from common.exits import import_optional
 from datasets.folders import image_folder
 from datasets.loaders import backends, measure
 from datasets.sampling.augment import random_resized_crop
@@ -28,8 +29,6 @@ from datasets.sampling.sampler import BatchSampler
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from launch.bench.output import log, make_parser, now, plot_bars
-
-psutil = import_optional("psutil", "bench loaders needs psutil")
 
 _COMPUTE_BATCHES = 4  # of the model, after one to warm up
 
@@ -92,7 +91,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _rows(args, stores: dict, plan: Plan, device: torch.device) -> list[dict]:
+def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.device) -> list[dict]:
     """Return a row for each backend and store, with medians over the rounds."""
     candidates, samples = [], {}
     for backend, reason in backends.reasons(device).items():
@@ -119,7 +118,9 @@ def _rows(args, stores: dict, plan: Plan, device: torch.device) -> list[dict]:
     return sorted(rows, key=lambda row: row["warm"], reverse=True)
 
 
-def _measure(args, backend: str, store, head, device: torch.device) -> dict:
+def _measure(
+    args: argparse.Namespace, backend: str, store: FileStore, head: measure.Head, device: torch.device
+) -> dict:
     """Return images/s cold and warm, cores and bytes while warm."""
     _drop(store, head)
     with backends.build(backend, store, head, device, args.workers) as loader:
@@ -130,7 +131,7 @@ def _measure(args, backend: str, store, head, device: torch.device) -> dict:
         return {"warm": warm, "cold": cold, "cores": cores, "bytes": _resident_bytes()}
 
 
-def _first_pass(loader) -> float:
+def _first_pass(loader: Iterable) -> float:
     """Return images/s over batches that were not read before, from the third on: processes have started
     then."""
     count, begin = 0, 0.0
@@ -144,7 +145,7 @@ def _first_pass(loader) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def _drop(store, head) -> None:
+def _drop(store: FileStore, head: measure.Head) -> None:
     """Drop the files of these batches from the page cache."""
     if isinstance(store, pack.PackStore):
         store.close()
@@ -157,7 +158,7 @@ def _drop(store, head) -> None:
         os.close(handle)
 
 
-def _processes() -> "list[psutil.Process]":
+def _processes() -> list[psutil.Process]:
     own = psutil.Process()
     return [own, *own.children(recursive=True)]
 
@@ -170,7 +171,7 @@ def _resident_bytes() -> int:
     return sum(process.memory_full_info().pss for process in _processes())
 
 
-def compute_rate(args, classes: int, device: torch.device) -> float:
+def compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -> float:
     """Return images/s of training steps of the model, without data."""
     model = models.classifier(args.arch, classes, args.image_size)
     model = model.to(device, memory_format=torch.channels_last)

@@ -43,7 +43,7 @@ def plot_bars(
     ratios: Sequence[float],
     title: str,
     label: str,
-    ranges: Sequence[tuple[float, float]] | None = None,
+    ranges: Sequence[Sequence[float]] | None = None,
 ) -> None:
     """Write a bar chart of rates as a PNG, with the ratio beside each bar. ranges: (least, greatest) rates.
     Raises BadInput without matplotlib."""

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
+
+import psutil
 
 from launch.explain import normalize
 from launch.pack.code_folder import CodeFolder
@@ -18,6 +20,12 @@ from launch.profiles import Folders
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
 _CHUNKS = 20  # of 64 KiB: more than a pipe holds
 _MARK = "BOOTFILE_SIMULATED_NODE"  # in the environment of every process of a node: finds them all
+
+
+class _Process(NamedTuple):
+    environ: dict[str, str]
+    ppid: int
+    status: str
 
 
 @dataclass
@@ -181,9 +189,9 @@ class Node:
         counted. Without these variables, a rank is a process that the platform started.
         """
         told, parents = {}, {}
-        for pid, environment in self._processes().items():
+        for pid, (environment, parent, _) in self._processes().items():
             if "LOCAL_RANK" in environment and environment.get("RANK", "").isdecimal():
-                told[pid], parents[pid] = int(environment["RANK"]), _stat(pid)[1]
+                told[pid], parents[pid] = int(environment["RANK"]), parent
         if not told:
             living = [(local, task) for local, task in enumerate(self._tasks) if task.poll() is None]
             return {self.index * processes + local: task.pid for local, task in living}
@@ -191,23 +199,23 @@ class Node:
 
     def is_stopped(self, processes: int) -> bool:
         """Return whether every remaining rank of this node is stopped (SIGSTOP)."""
-        ranks = self.ranks(processes)
-        return bool(ranks) and all(_stat(pid)[0] == "T" for pid in ranks.values())
+        ranks, living = self.ranks(processes), self._processes()
+        return bool(ranks) and all(
+            pid in living and living[pid].status == psutil.STATUS_STOPPED for pid in ranks.values()
+        )
 
     @property
     def _mark(self) -> str:
         return f"{os.getpid()}.{self.slot}"
 
-    def _processes(self) -> dict[int, dict[str, str]]:
-        """Return the living processes of this node and the environments that they were started with."""
+    def _processes(self) -> dict[int, _Process]:
+        """Return the living processes of this node by process id."""
         found = {}
-        for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if sys.platform == "linux" else ())):
-            with contextlib.suppress(OSError):  # ended, or another user's
-                with open(f"/proc/{pid}/environ", "rb") as file:
-                    pairs = os.fsdecode(file.read()).split("\0")
-                environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-                if environment.get(_MARK) == self._mark and _stat(pid)[0] not in "ZX":
-                    found[pid] = environment
+        for process in psutil.process_iter(["environ", "ppid", "status"]):
+            facts = _Process(**process.info)
+            marked = facts.environ and facts.environ.get(_MARK) == self._mark  # None: another user's
+            if marked and facts.status not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                found[process.pid] = facts
         return found
 
     def _signal_all(self, number: int) -> None:
@@ -229,16 +237,6 @@ def copy_tree(source: str, destination: str) -> None:
         for name in files:
             with contextlib.suppress(FileNotFoundError):
                 shutil.copy2(os.path.join(folder, name), os.path.join(target, name))
-
-
-def _stat(pid: int) -> tuple[str, int]:
-    """Return (state letter, parent's process id); X for a process that has ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            state, parent = file.read().rpartition(")")[2].split()[:2]
-    except OSError:
-        return "X", 0
-    return state, int(parent)
 
 
 _libc = ctypes.CDLL(None)

@@ -125,13 +125,14 @@ def _measure(
     """Return a row for each contestant, with lists over the rounds, and the peaks by precision."""
     images = args.report_every * args.batch_size
     dtypes = {"float32": torch.float32, "half": device_peak.half(device)}
-    peaks = {
+    peaks: dict[str, dict] = {
         name: {"dtype": str(each).removeprefix("torch."), "tflop_per_s": []} for name, each in dtypes.items()
     }
     with contextlib.ExitStack() as stack:
         kept = tempfile.TemporaryDirectory(prefix="bootfile-bench-", ignore_cleanup_errors=True)
         folder = stack.enter_context(kept)
-        rows, runners = [], []
+        rows: list[dict] = []
+        runners: list[Runner] = []
         for number, (name, contestant) in enumerate(contestants.items()):
             output = os.path.join(folder, str(number))
             command = [*contestant.command, "--output_dir", output]

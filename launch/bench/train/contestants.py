@@ -35,7 +35,7 @@ def choose(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Co
     """
     found = dict(_small(args, device) if args.arch == "resnet18" else _large(args, device))
     left_out = {name: each for name, each in found.items() if isinstance(each, str)}
-    present = {name: each for name, each in found.items() if name not in left_out}
+    present = {name: each for name, each in found.items() if not isinstance(each, str)}
     for name in args.jobs or ():
         if name not in found:
             raise BadInput(f"--jobs: {name!r} is not one of {', '.join(found)} (--arch {args.arch})")

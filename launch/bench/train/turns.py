@@ -36,9 +36,11 @@ class Runner:
     ):
         self.name, self.command, self.output_dir = name, command, output_dir
         self.started = 0.0  # time.time() of the process's begin
-        self.first: dict | None = None  # its first report
+        self.first: dict = {}  # its first report
         self._env, self._cwd = os.environ | (env or {}), cwd
-        self._process = self._guard = self._errors = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process: subprocess.Popen | None = None
+        self._guard: subprocess.Popen | None = None
         self._read = 0  # bytes of metrics.jsonl
 
     def __enter__(self) -> "Runner":
@@ -55,14 +57,12 @@ class Runner:
         BadInput, with the job's last error, if it ends or takes more than `timeout` seconds.
         """
         deadline, begin = time.monotonic() + timeout, time.time()
-        if self._process:
-            self._signal(signal.SIGCONT)
-        else:
-            self._start()
+        process = self._process or self._start()
+        self._signal(signal.SIGCONT)
         kept, covered, skipped = [], 0.0, False
         try:
             while True:
-                ended = self._process.poll()
+                ended = process.poll()
                 for report in self._reports():
                     if skipped and report["time"] - seconds([report]) >= begin:
                         kept.append(report)
@@ -86,7 +86,7 @@ class Runner:
         if self._process is None:
             return
         self._signal(signal.SIGKILL)  # also ends stopped processes
-        if self._guard:
+        if self._guard and self._guard.stdin:
             self._guard.stdin.close()
             self._guard.wait(_END)
         self._process.wait(_END)
@@ -96,21 +96,23 @@ class Runner:
         self._errors.close()
         self._process = self._guard = None
 
-    def _start(self) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+    def _start(self) -> subprocess.Popen:
         self.started = time.time()
-        self._process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             self.command, cwd=self._cwd, env=self._env, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
         )  # fmt: skip
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid)],
+            ["/bin/sh", "-c", _GUARD, "guard", str(process.pid)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
+        return process
 
     def _signal(self, number: int) -> bool:
         """Send a signal to all processes of the job. Returns False if there is none."""
+        if self._process is None:
+            return False
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):  # the second on macOS
@@ -125,7 +127,7 @@ class Runner:
                 whole = file.read().rpartition(b"\n")[0]
             self._read += len(whole) + 1 if whole else 0
             found = [line for line in map(json.loads, whole.splitlines()) if "loss" in line]
-            self.first = self.first or next(iter(found), None)
+            self.first = self.first or next(iter(found), {})
             return found
         return []
 
