@@ -46,7 +46,7 @@ def _digest(files: list[dict]) -> str:
     return found.hexdigest()
 
 
-def folder_name(manifest: dict) -> str:
+def make_folder_name(manifest: dict) -> str:
     """Return the name of a snapshot's folder."""
     return f"{manifest['name']}-{manifest['digest'][:12]}"
 

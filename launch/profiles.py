@@ -145,7 +145,7 @@ PROFILES: dict[str, _Profile] = {
 }  # fmt: skip
 
 
-def profile(
+def make_starts(
     name: str,
     node: int,
     nodes: int,

@@ -24,12 +24,12 @@ def main(arguments: list[str]) -> int:
         missing = int(records["step"][-1]) - len(records)
         lost = f", {missing} without a record" if missing else ""
         print(f"{path}: {records['step'][-1]} steps, {records['epoch'][-1]} epochs{lost}")
-    equal, text = verdict(runs[args.run_a], runs[args.run_b])
+    equal, text = compare(runs[args.run_a], runs[args.run_b])
     print(text)
     return 0 if equal else 1
 
 
-def verdict(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
+def compare(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
     """Return (whether two receipts of datasets.sampling.receipt.read() are equal, one line about it)."""
     found = receipt.compare(first, second)
     if found.parts:

@@ -106,8 +106,8 @@ def pack(
         sources.append(dependencies[0])
         contents += [Content(REQUIREMENTS[0], text.encode())] if text else []
     _refuse_secrets(contents, allowed)
-    git = snapshot.git_state(code.root, sources)
-    name = limits.plain_name(code.job_path.removeprefix("jobs/").removesuffix(".py"))
+    git = snapshot.read_git_state(code.root, sources)
+    name = limits.make_plain_name(code.job_path.removeprefix("jobs/").removesuffix(".py"))
     manifest = snapshot.describe(name, contents, code.job_path, git)
     if verbose:
         _print_kept(manifest, dependencies)

@@ -61,6 +61,6 @@ def check_name(path: str) -> None:
         raise BadInput(f"{path}: the name has {length} bytes, and an object store takes {_KEY}")
 
 
-def plain_name(path: str) -> str:
+def make_plain_name(path: str) -> str:
     """Return a path as one name that every shell, URL and object store accepts."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"

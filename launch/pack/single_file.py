@@ -19,7 +19,7 @@ _LONGEST = 100 * 10**6  # bytes: Python holds the file, its text and its archive
 def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
     """Make NAME-DIGEST.py in the folder `to`. Returns (its path, whether it was made: False if the same was
     there). Equal content gives equal bytes. Raises BadInput."""
-    path = os.path.join(to, f"{manifests.folder_name(manifest)}.py")
+    path = os.path.join(to, f"{manifests.make_folder_name(manifest)}.py")
     try:
         text = _header(manifest, contents) + _body(manifest, contents)
         if len(text) > _LONGEST:
@@ -55,7 +55,7 @@ def _header(manifest: dict, contents: list[Content]) -> str:
     lines = [
         f"{manifest['job']} and all that it needs, in one file; made by `pack --single_file`.",
         "",
-        f"    python {manifests.folder_name(manifest)}.py --help",
+        f"    python {manifests.make_folder_name(manifest)}.py --help",
         "",
         "Run it like the job, also with torchrun or as the boot file of a platform. It unpacks itself into a",
         "private temporary folder, which is removed at the end, so name a folder for results.",

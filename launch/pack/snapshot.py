@@ -41,7 +41,7 @@ def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
     Raises BadInput for a snapshot of that name that was changed, for a file that changes while it is copied,
     for a full disk.
     """
-    final = os.path.join(to, manifests.folder_name(manifest))
+    final = os.path.join(to, manifests.make_folder_name(manifest))
     try:
         os.makedirs(to, exist_ok=True)
         with locked(to):
@@ -93,7 +93,7 @@ def _check(folder: str, manifest: dict) -> None:
         )
 
 
-def git_state(root: str, paths: list[str]) -> dict | None:
+def read_git_state(root: str, paths: list[str]) -> dict | None:
     """Return {"commit", "dirty"} of a working tree; None if there is none. dirty: whether `paths` (relative
     to root) differ from that commit, or a file beside them in it is gone."""
     commit = _git(root, "rev-parse", "--verify", "HEAD")

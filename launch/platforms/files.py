@@ -15,7 +15,7 @@ from typing import Any
 from common.exits import BadInput
 from common.object_store import store as object_store
 from launch.platforms.config import RETRIES, JobConfig
-from launch.platforms.request import run_outputs
+from launch.platforms.request import make_outputs
 
 COMMANDS = {
     "pai-dlc": 'aliyun pai-dlc create-job --body "$(cat FILE)"',
@@ -40,7 +40,7 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     if resume_from and not resume_from.startswith("/"):
         object_store.parse(resume_from)
     inputs = {**config.inputs, **table.get("inputs", {})}
-    outputs = run_outputs({**config.outputs, **table.get("outputs", {})}, run, resume_from)
+    outputs = make_outputs({**config.outputs, **table.get("outputs", {})}, run, resume_from)
     if platform == "sagemaker":
         return _to_json(_sagemaker(config, table, run, inputs, outputs))
     given = {**config.parameters, **inputs, **outputs}

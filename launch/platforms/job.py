@@ -129,7 +129,7 @@ class Job:
 def connect(record: dict[str, Any]) -> modelarts.ModelArts:
     """Return the service that a job runs on, and warn about a host that is not the vendor's. Raises
     BadInput."""
-    place = modelarts.endpoint(url=record["endpoint"])
+    place = modelarts.find_endpoint(url=record["endpoint"])
     if not modelarts.is_expected(place):
         print(
             f"warning: the record of job {record['id']} names {place}, which is not a host of "
@@ -150,7 +150,7 @@ def _record_from_environment(text: str) -> dict[str, Any]:
             raise BadInput(
                 f"job {text} has no record in {records.FOLDER}, and no {what} is set: set {names[0]}"
             )
-    return {"id": text, "endpoint": modelarts.endpoint(), "project_id": modelarts.project()}
+    return {"id": text, "endpoint": modelarts.find_endpoint(), "project_id": modelarts.find_project()}
 
 
 def _utc(time: datetime.datetime) -> str:

@@ -83,7 +83,7 @@ class Logs:
         printed = False
         for task in self.job.refresh().tasks:
             try:
-                preview = self.job.service.log(self.job.id, task)
+                preview = self.job.service.read_log(self.job.id, task)
             except ServiceError as error:
                 if error.status == 404:  # this node has written none yet
                     continue

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from common.exits import BadInput
 from common.object_store import store as object_store
 from launch.platforms.config import JobConfig
-from launch.profiles import MODELARTS_JOB, Folders, profile
+from launch.profiles import MODELARTS_JOB, Folders, make_starts
 
 _MOUNT = "/home/ma-user/modelarts"  # MA_MOUNT_PATH
 _JOB_DIR = f"{_MOUNT}/user-job-dir"
 _PORT = 6666  # seen in the service's init_method
-RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")  # what run_name() adds
+RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")  # what make_run_name() adds
 
 
 class NodeStart(NamedTuple):
@@ -32,13 +32,13 @@ class NodeStart(NamedTuple):
     environment: dict[str, str]
 
 
-def run_name(name: str) -> str:
+def make_run_name(name: str) -> str:
     """Return a name that no other run has: <name>-<UTC time>-<random>."""
     now = datetime.datetime.now(datetime.timezone.utc)
     return f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def run_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None = None) -> dict[str, str]:
+def make_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None = None) -> dict[str, str]:
     """Return names and places of a run's outputs: below a prefix of its own, or `resume_from`. An output path
     may belong to one active job only. Raises BadInput."""
     if resume_from is None:
@@ -116,7 +116,7 @@ def _command(config: JobConfig) -> str:
     return config.image.get("command") or f"python {shlex.quote(boot_file)}"
 
 
-def node_starts(config: JobConfig) -> list[NodeStart]:
+def make_node_starts(config: JobConfig) -> list[NodeStart]:
     """Return what every node runs: launch/profiles.py has what the platform adds, job.toml the rest."""
     custom = "image_url" in config.image
     hosts = [f"{MODELARTS_JOB}-worker-{node}.{MODELARTS_JOB}" for node in range(config.nodes)]
@@ -131,7 +131,9 @@ def node_starts(config: JobConfig) -> list[NodeStart]:
     found = []
     for node in range(config.nodes):
         platform = "modelarts-custom" if custom else "modelarts"
-        (start,) = profile(platform, node, config.nodes, config.gpus or 1, hosts, _PORT, folders, config.gpus)
+        (start,) = make_starts(
+            platform, node, config.nodes, config.gpus or 1, hosts, _PORT, folders, config.gpus
+        )
         added = [word for word in start.arguments if not word.startswith(("--data_url=", "--train_url="))]
         environment = start.environment | {"MA_CURRENT_IP": f"<address of node {node}>"}
         if custom:

@@ -53,7 +53,7 @@ class Preview(NamedTuple):
     full_size: int
 
 
-def endpoint(region: str = "", url: str = "") -> str:
+def find_endpoint(region: str = "", url: str = "") -> str:
     """Return the service's URL: from the arguments, else from MODELARTS_ENDPOINT or MODELARTS_REGION. Raises
     BadInput.
 
@@ -82,7 +82,7 @@ def is_expected(url: str) -> bool:
     return named or host.endswith(f".{DOMAIN}") or _is_local(host)
 
 
-def project(given: str = "") -> str:
+def find_project(given: str = "") -> str:
     """Return the project's id: `given`, else HUAWEICLOUD_SDK_PROJECT_ID. Raises BadInput."""
     found = given or os.environ.get("HUAWEICLOUD_SDK_PROJECT_ID", "")
     if not found:
@@ -133,7 +133,7 @@ class ModelArts:
         request = self._sdk.ShowTrainingJobDetailsRequest(training_job_id=job_id)
         return self._ask(f"show job {job_id}", self._client.show_training_job_details, request, "status")
 
-    def events(self, job_id: str, limit: int) -> list[dict[str, Any]]:
+    def list_events(self, job_id: str, limit: int) -> list[dict[str, Any]]:
         """Return the last events, the newest first; limit: 1 to 100."""
         request = self._sdk.ListTrainingJobEventsRequest(
             training_job_id=job_id, limit=limit, offset=0, order="desc", x_language="en-us"
@@ -141,7 +141,7 @@ class ModelArts:
         what, call = f"list the events of job {job_id}", self._client.list_training_job_events
         return self._ask(what, call, request, "events")["events"]
 
-    def log(self, job_id: str, task: str) -> Preview:
+    def read_log(self, job_id: str, task: str) -> Preview:
         """Return the end of a task's log: at most 5 MiB."""
         request = self._sdk.ShowTrainingJobLogsPreviewRequest(training_job_id=job_id, task_id=task)
         what, call = f"read the log of {task}", self._client.show_training_job_logs_preview

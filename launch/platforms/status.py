@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     if args.events > 100:
         raise BadInput(f"--events {args.events}: expected at most 100")
     job = Job.find(args.job).refresh()
-    events = job.service.events(job.id, args.events)[::-1]
+    events = job.service.list_events(job.id, args.events)[::-1]
     outputs = job.record.get("outputs", {})
     if args.json:
         found = {

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
             f"JOB {config.job}: no such file here or in {ROOT}; for other code name the folder that `pack` "
             "made: --snapshot FOLDER"
         )
-    run = request.run_name(config.name)
+    run = request.make_run_name(config.name)
     if args.platform != "modelarts":
         if not args.dry_run:
             command = files.COMMANDS[args.platform]
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         )
     if args.resume_from:
         object_store.parse(args.resume_from)
-    outputs = request.run_outputs(config.outputs, run, args.resume_from)
+    outputs = request.make_outputs(config.outputs, run, args.resume_from)
     if args.resume_from and not config.prefetch_to_local:
         raise BadInput("--resume_from needs prefetch_to_local = true: else the job finds an empty folder")
     body = request.make_body(config, outputs)
@@ -102,16 +102,16 @@ def _check_snapshot(folder: str, config: JobConfig) -> None:
     if config.job not in paths:
         known = ", ".join(sorted(name for name in paths if name.startswith("jobs/"))) or "none"
         raise BadInput(f"JOB {config.job} is not in the snapshot {folder}: its jobs are {known}")
-    if config.code and config.snapshot != manifests.folder_name(manifest):
+    if config.code and config.snapshot != manifests.make_folder_name(manifest):
         raise BadInput(
-            f"code = {config.code!r} is not the snapshot {folder}: {manifests.folder_name(manifest)}"
+            f"code = {config.code!r} is not the snapshot {folder}: {manifests.make_folder_name(manifest)}"
         )
 
 
 def _show(config: JobConfig, body: dict) -> None:
     print(json.dumps(body, indent=2, ensure_ascii=False))
     print(f"\n({MODELARTS_JOB} stands for the name that the service makes from the job's id)")
-    for node, start in enumerate(request.node_starts(config)):
+    for node, start in enumerate(request.make_node_starts(config)):
         print(f"\nnode {node}: {start.command}")
         for name, value in start.environment.items():
             print(f"  {name}={value if value.startswith('<') else shlex.quote(value)}")
@@ -134,8 +134,8 @@ def _write_file(text: str, args: argparse.Namespace) -> None:
 
 
 def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[str, str], body: dict) -> int:
-    place = modelarts.endpoint(config.region, config.endpoint)
-    project = modelarts.project(config.project_id)
+    place = modelarts.find_endpoint(config.region, config.endpoint)
+    project = modelarts.find_project(config.project_id)
     service = modelarts.connect(place, project)
     if args.resume_from:
         _check_ended(service, place, project, outputs)

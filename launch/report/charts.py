@@ -83,14 +83,14 @@ class Axis:
         if self.form == "percent" and size <= 10:
             return f"{value * 100:.{_decimals(self._step * 100)}f}%" if value else "0%"
         if self.log or not 1e-3 < size < 1e15:
-            return short(value)
+            return format_short(value)
         for unit, letter in _UNITS:
             if size >= (10 if unit == 1e3 else 1) * unit:
                 return f"{value / unit:.{_decimals(self._step / unit)}f}{letter}" if value else "0"
         return f"{value:.{_decimals(self._step)}f}" if value else "0"
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     """Return a number in about six characters."""
     if value and not 1e-3 <= abs(value) < 1e15:
         digits, _, power = f"{value:.1e}".partition("e")
@@ -101,7 +101,7 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def clock(seconds: float) -> tuple[float, str]:
+def choose_unit(seconds: float) -> tuple[float, str]:
     """Return the unit for a duration: (seconds, name)."""
     return next((each for each in _CLOCK if seconds >= 2 * each[0]), _CLOCK[-1])
 
@@ -119,7 +119,7 @@ def _decimals(step: float) -> int:
     return max(0, -math.floor(math.log10(step) + 1e-9))
 
 
-def lines(
+def draw_lines(
     title: str, about: str, curves: list[Curve], marks: list[Mark], x_name: str = "step", form: str = "number"
 ) -> str:
     """Return an SVG element; "" without a finite value. form: of the y axis, "number" (logarithmic for a wide
@@ -155,12 +155,14 @@ def lines(
     return _text(svg)
 
 
-def bars(title: str, about: str, labels: list[str], stacks: np.ndarray, names: tuple, x_name: str) -> str:
+def draw_bars(
+    title: str, about: str, labels: list[str], stacks: np.ndarray, names: tuple, x_name: str
+) -> str:
     """Return stacked bars as an SVG element; "" without bars. stacks: float64 [bars, names], seconds; x_name:
     what the labels count."""
     if not len(stacks):
         return ""
-    unit, unit_name = clock(float(stacks.sum(axis=1).max()))
+    unit, unit_name = choose_unit(float(stacks.sum(axis=1).max()))
     heights = stacks / unit
     y_axis = Axis(np.r_[0.0, heights.sum(axis=1)], HEIGHT - BOTTOM, TOP, "clock")
     left = _left(y_axis)
@@ -172,7 +174,7 @@ def bars(title: str, about: str, labels: list[str], stacks: np.ndarray, names: t
     for number, (label, stack) in enumerate(zip(labels, heights, strict=True)):
         middle, below = left + (number + 0.5) * room, 0.0
         group = _add(svg, "g")
-        parts = ", ".join(f"{name} {short(each)}" for name, each in zip(names, stack, strict=True))
+        parts = ", ".join(f"{name} {format_short(each)}" for name, each in zip(names, stack, strict=True))
         _add(group, "title").text = f"{label}: {parts} {unit_name}"
         for part, each in enumerate(stack):
             top, bottom = float(y_axis(below + each)), float(y_axis(below))

@@ -22,7 +22,7 @@ from launch import confirm
 from launch.report import charts as svg
 from launch.report import runs as report_runs
 from launch.report import tables
-from launch.report.charts import Curve, Mark, clock
+from launch.report.charts import Curve, Mark, choose_unit
 from launch.report.runs import SPLIT, Run
 
 jinja2 = import_optional("jinja2", "the page needs jinja2")
@@ -50,12 +50,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--force", action="store_true", help="replace FILE even if it is not a report")
     parser.add_argument("--title", help="default: the names of the runs")
     args = parser.parse_args(arguments)
-    paths = [path for named in args.runs for path in report_runs.runs_at(named)]
+    paths = [path for named in args.runs for path in report_runs.find_runs(named)]
     if len(paths) > MOST_RUNS:
         raise BadInput(f"{len(paths)} runs are too many for one page: at most {MOST_RUNS}")
     _check_to(args.to, paths, args.force)
     runs = [report_runs.read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
-    content = page(runs, args.title).encode("utf-8", "replace")  # a folder's name may not be UTF-8
+    content = render_page(runs, args.title).encode("utf-8", "replace")  # a folder's name may not be UTF-8
     _write(args.to, content.decode())
     for run in runs:
         for note in run.notes:
@@ -102,7 +102,7 @@ def _write(path: str, content: str) -> None:
         raise BadInput(f"cannot write --to {path}: {error.strerror}") from error
 
 
-def page(runs: list[Run], title: str | None = None) -> str:
+def render_page(runs: list[Run], title: str | None = None) -> str:
     """Return the HTML of runs, which must have different names."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))),
@@ -118,20 +118,20 @@ def page(runs: list[Run], title: str | None = None) -> str:
             notes.setdefault(note, []).append(run.name)
     return environment.get_template("page.html").render(
         title=title or ", ".join(run.name for run in runs),
-        made=tables.moment(time.time()),
+        made=tables.format_time(time.time()),
         runs=runs,
         notes=notes,
         policy=Markup(_POLICY),
         styles=svg.STYLES,
-        final=tables.final(runs),
+        final=tables.make_final_rows(runs),
         charts=[chart for chart in [*_curves(runs), _progress(runs)] if chart["svg"]],
         splits=[chart for chart in map(_split, runs) if chart["svg"]],
-        starts=tables.starts(runs),
-        epochs=[tables.epochs(run, len(runs)) for run in runs],
-        receipts=tables.receipts(runs),
-        differing=tables.differences(settings),
-        settings=tables.table(settings),
-        environment=tables.table([run.starts[-1].environment if run.starts else {} for run in runs]),
+        starts=tables.make_start_rows(runs),
+        epochs=[tables.make_epoch_table(run, len(runs)) for run in runs],
+        receipts=tables.compare_receipts(runs),
+        differing=tables.find_differences(settings),
+        settings=tables.make_rows(settings),
+        environment=tables.make_rows([run.starts[-1].environment if run.starts else {} for run in runs]),
     )
 
 
@@ -153,7 +153,7 @@ def _curves(runs: list[Run]) -> list[dict]:
             for number, start in enumerate(run.starts[1 : _MOST_MARKS + 1], 2)
         ]
         about = f"{heading} by step, of {', '.join(run.name for run in runs)}; figures in the table of epochs"
-        picture = svg.lines(heading, about, curves, marks, form=form)
+        picture = svg.draw_lines(heading, about, curves, marks, form=form)
         looks = {curve.look for curve in curves}
         shown = {"both": {"", "strong"} <= looks, "long": "faint" in looks, "restarts": bool(marks)}
         charts.append({"heading": heading, "svg": Markup(picture)} | shown)
@@ -165,8 +165,8 @@ def _of(run: Run, name: str, style: int, look: str, most: int) -> list[Curve]:
     x, y = run.figures[name]
     if len(x) <= most:
         return [Curve(run.name, x, y, style, look)]
-    pale = Curve(run.name, *report_runs.thin(x, y, most), style, "faint")
-    return [pale, Curve(run.name, *report_runs.means(x, y, most // 6), style, look)]
+    pale = Curve(run.name, *report_runs.thin_out(x, y, most), style, "faint")
+    return [pale, Curve(run.name, *report_runs.average(x, y, most // 6), style, look)]
 
 
 def _progress(runs: list[Run]) -> dict:
@@ -174,7 +174,7 @@ def _progress(runs: list[Run]) -> dict:
     fall."""
     seconds, curves, marks = 0.0, [], []
     for place, run in enumerate(runs):
-        begin = tables.begin(run)
+        begin = tables.find_begin(run)
         steps, times = run.times
         bounds = [start.time for start in run.starts]
         parts = np.searchsorted(bounds, times, side="right")  # the start of each line; 0: none
@@ -185,7 +185,7 @@ def _progress(runs: list[Run]) -> dict:
             if number:
                 x.append([np.nan, bounds[number - 1]])
                 y.append([np.nan, run.starts[number - 1].step])
-            done, when = report_runs.thin(steps[parts == number], times[parts == number], most)
+            done, when = report_runs.thin_out(steps[parts == number], times[parts == number], most)
             x.append(when)
             y.append(done)
             if number and number < len(bounds) and np.isfinite(run.starts[number].lost_time):
@@ -197,11 +197,11 @@ def _progress(runs: list[Run]) -> dict:
         for number, start in enumerate(run.starts[1 : _MOST_MARKS + 1], 2):
             text = f"{run.name}: start {number}, after step {start.step:,.0f}"
             marks.append(Mark(start.begun - begin, text, place))
-    unit, name = clock(seconds)
+    unit, name = choose_unit(seconds)
     for each in curves + marks:
         each.x = each.x / unit
     about = "Steps done by the time since each run began; a fall is work that a restart repeated"
-    picture = svg.lines("Progress", about, curves, marks, name, "step")
+    picture = svg.draw_lines("Progress", about, curves, marks, name, "step")
     shown = {"both": False, "long": False, "restarts": bool(marks)}
     return {"heading": "Steps over time", "svg": Markup(picture)} | shown
 
@@ -216,6 +216,6 @@ def _split(run: Run) -> dict:
     whole = stacks.sum(axis=0) if groups else np.zeros(len(SPLIT))
     counted = "epoch" if size == 1 else f"{size} epochs"
     about = f"Seconds of {', '.join(SPLIT)}, by epoch, of {run.name}; figures in the table of epochs"
-    picture = svg.bars(f"Time of {run.name}", about, labels, stacks.reshape(-1, 3), SPLIT, counted)
+    picture = svg.draw_bars(f"Time of {run.name}", about, labels, stacks.reshape(-1, 3), SPLIT, counted)
     share = f"{whole[0] / whole.sum():.1%}" if whole.sum() > 0 else "0%"
     return {"name": run.name, "svg": Markup(picture), "waiting": share}

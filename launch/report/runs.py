@@ -66,7 +66,7 @@ class Run:
         return float(self.times[0].max(initial=0))
 
 
-def runs_at(path: str) -> list[str]:
+def find_runs(path: str) -> list[str]:
     """Return the output folders in a folder, by name; the folder itself if it is one or has none."""
     if is_run(path) or not os.path.isdir(path):
         return [path]
@@ -237,7 +237,7 @@ class _Reader:
         return self._before
 
 
-def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+def thin_out(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Return at most about `most` points, with the least and the greatest value of each interval."""
     if len(steps) <= most:
         return steps, values
@@ -252,7 +252,7 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
     return steps[places], values[places]
 
 
-def means(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+def average(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the means of the finite values of `most` intervals, at their middles; NaN if there are none."""
     parts = np.array_split(np.arange(len(steps)), most)
     finite = [part[np.isfinite(values[part])] for part in parts]

@@ -8,8 +8,8 @@ import numpy as np
 
 from common.exits import BadInput
 from datasets.sampling import receipt
-from launch.receipt import verdict
-from launch.report.charts import short
+from launch.receipt import compare
+from launch.report.charts import format_short
 from launch.report.runs import SPLIT, Run, Start
 
 NONE = "–"
@@ -23,7 +23,7 @@ class Row(NamedTuple):
     differs: bool
 
 
-def final(runs: list[Run]) -> list[Row]:
+def make_final_rows(runs: list[Run]) -> list[Row]:
     """Return one row per figure with one cell per run. Rows without any value are left out."""
     columns = [_final(run) for run in runs]
     names = list(columns[0])
@@ -40,26 +40,28 @@ def _final(run: Run) -> dict[str, str]:
     rates = run.figures.get("images_per_s", (None, np.empty(0)))[1]
     rates = rates[np.isfinite(rates)]
     again = sum(start.lost_step - start.step for start in run.starts if math.isfinite(start.lost_step))
-    first, last = begin(run), _last_time(run)
+    first, last = find_begin(run), _last_time(run)
     saved = run.checkpoints
     return {
         "done": state + (" (finished)" if run.step == steps else ""),
         "epochs": str(max(run.ends)) if run.ends else NONE,
-        "validation accuracy": percent(run.last("val_acc")),
-        "best validation accuracy": f"{percent(best[1])} in epoch {best[0]}" if best else NONE,
-        "validation loss": number(run.last("val_loss")),
-        "training accuracy": percent(run.last("acc")),
-        "training loss": number(run.last("loss")),
-        "images per second, median": short(float(np.median(rates))) if len(rates) else NONE,
+        "validation accuracy": format_percent(run.last("val_acc")),
+        "best validation accuracy": f"{format_percent(best[1])} in epoch {best[0]}" if best else NONE,
+        "validation loss": format_number(run.last("val_loss")),
+        "training accuracy": format_percent(run.last("acc")),
+        "training loss": format_number(run.last("loss")),
+        "images per second, median": format_short(float(np.median(rates))) if len(rates) else NONE,
         **{
-            name: f"{duration(seconds)} ({seconds / whole:.1%})" if whole > 0 else NONE
+            name: f"{format_duration(seconds)} ({seconds / whole:.1%})" if whole > 0 else NONE
             for name, seconds in zip(SPLIT, (waiting, computing, evaluating), strict=True)
         },
-        "set-up, all starts": duration(sum(start.time - start.begun for start in run.starts) or math.nan),
+        "set-up, all starts": format_duration(
+            sum(start.time - start.begun for start in run.starts) or math.nan
+        ),
         "restarts": str(len(run.starts) - 1) if run.starts else NONE,
         "repeated steps": f"{again:,.0f}" if len(run.starts) > 1 else NONE,
-        "began": moment(first),
-        "from start to end": duration(last - first),
+        "began": format_time(first),
+        "from start to end": format_duration(last - first),
         "checkpoints": f"{len(saved)}, newest: step {max(saved):,}" if saved else NONE,
         "receipt": run.receipt or NONE,
     }
@@ -71,7 +73,7 @@ def _best(run: Run) -> tuple[int, float] | None:
     return max(found, key=lambda each: each[1]) if found else None
 
 
-def begin(run: Run) -> float:
+def find_begin(run: Run) -> float:
     """Return when the first process was started, if known: seconds of time.time(), or NaN."""
     known = [run.starts[0].begun] if run.starts else []
     return min([*known, *run.times[1][:1]], default=math.nan)
@@ -81,18 +83,21 @@ def _last_time(run: Run) -> float:
     return max([*run.times[1][-1:], *(start.time for start in run.starts[-1:])], default=math.nan)
 
 
-def starts(runs: list[Run]) -> list[list[str]]:
+def make_start_rows(runs: list[Run]) -> list[list[str]]:
     """Return rows of run, number of the start, time, first step, set-up, downtime, repeated steps,
     changes."""
     rows = []
     for run in runs:
         for place, start in enumerate(run.starts):
             before = run.starts[place - 1] if place else None
-            row = [run.name, str(place + 1), moment(start.begun), f"{start.step:,.0f}"]
-            row += [duration(start.time - start.begun)]
+            row = [run.name, str(place + 1), format_time(start.begun), f"{start.step:,.0f}"]
+            row += [format_duration(start.time - start.begun)]
             if before:
-                row += [duration(start.begun - _last_report(run, place)), f"{max(0, _repeated(start)):,.0f}"]
-                changed = differences(
+                row += [
+                    format_duration(start.begun - _last_report(run, place)),
+                    f"{max(0, _repeated(start)):,.0f}",
+                ]
+                changed = find_differences(
                     [before.settings | before.environment, start.settings | start.environment]
                 )
                 row += ["; ".join(f"{each.name}: {' → '.join(each.cells)}" for each in changed) or "nothing"]
@@ -114,7 +119,7 @@ def _last_report(run: Run, place: int) -> float:
     return max([before.time, *times[-1:], *([start.lost_time] if math.isfinite(start.lost_time) else [])])
 
 
-def epochs(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
+def make_epoch_table(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
     """Return (columns, rows) of one of so many runs. Of many epochs, some are left out."""
     numbers = sorted(run.ends.keys() | run.split.keys())
     numbers = numbers[:: max(1, math.ceil(len(numbers) / min(_MOST_ROWS, 10 * _MOST_ROWS // runs)))]
@@ -122,12 +127,15 @@ def epochs(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
     rows = []
     for each in numbers:
         ends, split = run.ends.get(each, {}), run.split.get(each)
-        row = [percent(ends.get(name)) if "acc" in name else number(ends.get(name)) for name in names]
-        rows.append([str(each), *row, *(map(duration, split) if split else [NONE] * len(SPLIT))])
+        row = [
+            format_percent(ends.get(name)) if "acc" in name else format_number(ends.get(name))
+            for name in names
+        ]
+        rows.append([str(each), *row, *(map(format_duration, split) if split else [NONE] * len(SPLIT))])
     return ["epoch", *names, *SPLIT], rows
 
 
-def table(columns: list[dict]) -> list[Row]:
+def make_rows(columns: list[dict]) -> list[Row]:
     """Return a row for every key of these dictionaries. An empty dictionary differs from none."""
     rows = []
     for name in dict.fromkeys(name for column in columns for name in column):
@@ -137,12 +145,12 @@ def table(columns: list[dict]) -> list[Row]:
     return rows
 
 
-def differences(columns: list[dict]) -> list[Row]:
-    """Return the rows of table() that differ."""
-    return [row for row in table(columns) if row.differs and row.name not in _SAME]
+def find_differences(columns: list[dict]) -> list[Row]:
+    """Return the rows of make_rows() that differ."""
+    return [row for row in make_rows(columns) if row.differs and row.name not in _SAME]
 
 
-def receipts(runs: list[Run]) -> list[list[str]]:
+def compare_receipts(runs: list[Run]) -> list[list[str]]:
     """Return rows of two runs and the verdict: each run against the first."""
     found, rows = {}, []
     for run in runs:
@@ -153,7 +161,7 @@ def receipts(runs: list[Run]) -> list[list[str]]:
     if runs[0].name in found:
         for run in runs[1:]:
             if run.name in found:
-                rows.append([runs[0].name, run.name, verdict(found[runs[0].name], found[run.name])[1]])
+                rows.append([runs[0].name, run.name, compare(found[runs[0].name], found[run.name])[1]])
     return rows
 
 
@@ -162,17 +170,17 @@ def _cell(value: object) -> str:
     return text if len(text) <= 300 else text[:300] + "…"
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Return five digits, or NONE."""
     return NONE if value is None or math.isnan(value) else f"{value:.5g}"
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     """Return a share as a percentage, or NONE."""
     return NONE if value is None or math.isnan(value) else f"{value:.2%}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return "1 h 04 min", or NONE."""
     if not math.isfinite(seconds) or seconds < 0:
         return NONE
@@ -184,7 +192,7 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def moment(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return "2026-11-20 22:01:09 UTC", or NONE for a time outside the calendar."""
     try:
         return f"{datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

@@ -35,9 +35,9 @@ from typing import NoReturn
 from common.arguments import Parser, positive_float
 from common.exits import BadInput
 from launch.pack.code_folder import CodeFolder
-from launch.profiles import PROFILES, Folders, profile
+from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
-from launch.simulate.commands import Commands, option
+from launch.simulate.commands import Commands, get_option
 from launch.simulate.network import Network
 from launch.simulate.nodes import Node
 from launch.simulate.simulation import Simulation, log
@@ -102,15 +102,15 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
             f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} processes in all"
         )
     somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
-    profile(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
-    max_steps = option(args.job_arguments, "--max_steps") or ""
+    make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
+    max_steps = get_option(args.job_arguments, "--max_steps") or ""
     args.faults = faults.parse(
         args.fault, args.nodes, args.processes, args.seed, int(max_steps) if max_steps.isdecimal() else None
     )
     cuts = [fault.text for fault in args.faults if fault.kind == "cut"]
     if cuts and not args.network_namespaces:
         raise BadInput(f"--fault {cuts[0]} needs --network-namespaces: otherwise the nodes share one network")
-    args.data = option(args.job_arguments, "--data_url")
+    args.data = get_option(args.job_arguments, "--data_url")
     if args.data and "://" in args.data:  # the job itself fetches it
         args.data = None
     if args.data is not None and not os.path.isdir(args.data):

@@ -10,7 +10,7 @@ import sys
 
 from common.exits import BadInput
 from common.object_store.paths import SCRATCH
-from launch.profiles import profile
+from launch.profiles import make_starts
 from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node
 
@@ -30,7 +30,7 @@ class Commands:
 
     def __init__(self, args: argparse.Namespace, network: Network | None):
         self._args, self._network = args, network
-        gpus = [] if option(args.job_arguments, "--enable_gpu") == "false" else _visible_gpus()
+        gpus = [] if get_option(args.job_arguments, "--enable_gpu") == "false" else _visible_gpus()
         self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
         self.device = "cuda" if self._gpus else "cpu"
         self._hosts, self._port = _loopback(args.nodes), _free_port()
@@ -51,12 +51,12 @@ class Commands:
         data = self._args.data and os.path.abspath(self._args.data)
         node.make_folders(self._args.code, data, outputs)
 
-    def of(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
+    def build(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
         """Return (command, environment, what the platform added to it) of every process that the platform
         starts on a node, in the order of local ranks."""
         args, processes = self._args, self._args.processes
         gpus = self._gpus[node.index * processes :][:processes]
-        starts = profile(
+        starts = make_starts(
             args.platform, node.index, args.nodes, processes, self._hosts, self._port, node.folders, len(gpus)
         )
         levels = "process" if len(starts) > 1 or starts[0].prefix else "node"
@@ -81,23 +81,23 @@ class Commands:
 
     def _is_url(self, name: str) -> bool:
         """Return whether a user's argument is a URL, for which a platform has no input or output."""
-        return "://" in (option(self._args.job_arguments, name) or "")
+        return "://" in (get_option(self._args.job_arguments, name) or "")
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
         """Return the user's arguments on a node, and those that replace what is missing there."""
         args, given = self._args, list(self._args.job_arguments)
         if args.data is not None:
             given = [*_without(given, "--data_url"), f"--data_url={os.path.join(node.folders.inputs, INPUT)}"]
-        if option([*given, *platforms], "--train_url", "--output_dir") is None:
+        if get_option([*given, *platforms], "--train_url", "--output_dir") is None:
             given.append(f"--train_url={node.output}")
-        if tell_processes and args.processes > 1 and option(given, "--processes_per_node") is None:
+        if tell_processes and args.processes > 1 and get_option(given, "--processes_per_node") is None:
             given.append(f"--processes_per_node={args.processes}")  # no GPUs that the job could count
-        if any(fault.step for fault in args.faults) and option(given, "--report_every") is None:
+        if any(fault.step for fault in args.faults) and get_option(given, "--report_every") is None:
             given.append("--report_every=1")
         return given
 
 
-def option(arguments: list[str], *names: str) -> str | None:
+def get_option(arguments: list[str], *names: str) -> str | None:
     """Return the value of an option, given as `--name value` or `--name=value`; the last one counts. names:
     with _; a - is the same."""
     value = None

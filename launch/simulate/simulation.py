@@ -91,7 +91,7 @@ class Simulation:
                 self._note(self._at_start[node], f"node {node.label} is started now", node.pids[0])
 
     def _start(self, node: Node) -> None:
-        processes = self._commands.of(node)
+        processes = self._commands.build(node)
         node.start([(command, environment) for command, environment, _ in processes])
         for (command, _, added), pid in zip(processes, node.pids, strict=True):
             variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(added.items()))

@@ -104,6 +104,6 @@ def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
     for folder in store.folders():
         there = store.head(f"{folder}/{manifests.NAME}")
         manifest = manifests.parse(store.read(there.key)) if there else None
-        if there and manifest and manifest["job"] and manifests.folder_name(manifest) == folder:
+        if there and manifest and manifest["job"] and manifests.make_folder_name(manifest) == folder:
             sizes = {file["path"]: file["size"] for file in manifest["files"]}
             yield _Snapshot(folder, manifest["name"], sum(sizes.values()), there.modified, list(sizes))

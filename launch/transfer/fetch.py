@@ -120,8 +120,8 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
     for folder in {os.path.dirname(local_path(to, key)) for key in wanted}:
         sweep(folder)
     seconds = time.monotonic() - begin
-    print(f"fetched {parallel.amount([entry.size for entry in missing])} in {seconds:.1f} s to {to}")
-    print(f"unchanged {parallel.amount([entry.size for entry, here in compared if here])}")
+    print(f"fetched {parallel.describe([entry.size for entry in missing])} in {seconds:.1f} s to {to}")
+    print(f"unchanged {parallel.describe([entry.size for entry, here in compared if here])}")
     if latest_checkpoint:
         print(f"checkpoint {next(key for key in wanted if _CHECKPOINT.fullmatch(key))}")
     gone = [] if latest_checkpoint else sorted(listed.keys() - there.keys())

@@ -36,6 +36,6 @@ def run(store: ObjectStore, text: str, size: int, tasks: Sequence[Callable[[Prog
         bar.close()
 
 
-def amount(sizes: list[int]) -> str:
+def describe(sizes: list[int]) -> str:
     """Return "3 files, 1.2 MB"."""
     return f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {human_size(sum(sizes))}"

@@ -49,7 +49,7 @@ def upload(folder: str, to: str) -> int:
     """Upload `folder` to the URL `to`, print what was sent, and return 0. Raises BadInput."""
     begin = time.monotonic()
     manifest = _read_snapshot(folder)
-    url = f"{to.rstrip('/')}/{manifests.folder_name(manifest)}" if manifest else to
+    url = f"{to.rstrip('/')}/{manifests.make_folder_name(manifest)}" if manifest else to
     manifest = manifest or manifests.describe_folder(folder, parallel.THREADS)
     files = manifest["files"]
     if not files:
@@ -66,8 +66,8 @@ def upload(folder: str, to: str) -> int:
             parallel.run(store, "sending", sum(file["size"] for file in missing), tasks)
             store.write(manifests.NAME, manifests.to_bytes(manifest))
     sent = {file["path"] for file in missing}
-    print(f"sent {parallel.amount([each['size'] for each in missing])} in {time.monotonic() - begin:.1f} s")
-    print(f"unchanged {parallel.amount([each['size'] for each in files if each['path'] not in sent])}")
+    print(f"sent {parallel.describe([each['size'] for each in missing])} in {time.monotonic() - begin:.1f} s")
+    print(f"unchanged {parallel.describe([each['size'] for each in files if each['path'] not in sent])}")
     others = there.keys() - {file["path"] for file in files} - {manifests.NAME}
     if others:
         print(f"{len(others)} objects stay that are not in {folder}, first: {printable(min(others))}")

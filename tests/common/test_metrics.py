@@ -29,7 +29,7 @@ def test_figures_of_jobs_with_and_without_accuracy(tmp_path_factory, capsys, cor
     log.validation(1, 4, sums)
     log.finish()
     printed, lines = capsys.readouterr().out, records(tmp_path)
-    page = report.page([report_data.read(str(tmp_path), "run")])
+    page = report.render_page([report_data.read(str(tmp_path), "run")])
     assert [line["loss"] for line in lines[:2]] == [1.5, 1.5] and lines[2]["val_loss"] == 1.5
     scalars = set(EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"])
     assert {"loss", "val_loss"} <= scalars

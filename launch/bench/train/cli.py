@@ -60,11 +60,11 @@ def main(argv: list[str]) -> int:
         "machine": f"{here['device']}, {here['cores']} cores", "torch": here["torch"], "load_average": load,
         "arch": args.arch, "image_size": args.image_size, "batch_size": args.batch_size,
         "rounds": args.rounds, "report_every": args.report_every,
-        "gflop_per_image": device_peak.flop_per_image(args.arch, args.image_size) / 1e9,
+        "gflop_per_image": device_peak.count_flop(args.arch, args.image_size) / 1e9,
         "peaks": peaks, "left_out": left_out, "rows": rows,
     }  # fmt: skip
     _relate(found)
-    print(json.dumps(found, indent=2) if args.json else table.text(found))
+    print(json.dumps(found, indent=2) if args.json else table.format_table(found))
     if args.plot:
         rates = [row["images_per_s"] for row in rows]
         plot_bars(
@@ -124,7 +124,7 @@ def _measure(
 ) -> tuple[list[dict], dict[str, dict]]:
     """Return a row for each contestant, with lists over the rounds, and the peaks by precision."""
     images = args.report_every * args.batch_size
-    dtypes = {"float32": torch.float32, "half": device_peak.half(device)}
+    dtypes = {"float32": torch.float32, "half": device_peak.mixed_dtype(device)}
     peaks: dict[str, dict] = {
         name: {"dtype": str(each).removeprefix("torch."), "tflop_per_s": []} for name, each in dtypes.items()
     }
@@ -147,7 +147,7 @@ def _measure(
             log(f"{name}: first report after {rows[-1]['start_s']:.1f} s")
         for number in range(args.rounds):
             for name, dtype in dtypes.items():
-                peaks[name]["tflop_per_s"].append(device_peak.product_peak(device, dtype))
+                peaks[name]["tflop_per_s"].append(device_peak.measure_peak(device, dtype))
             pairs = list(zip(rows, runners, strict=True))
             for row, runner in pairs[:: -1 if number % 2 else 1]:  # a drift favours no contestant
                 row["reports"].append(runner.turn(images, args.timeout))

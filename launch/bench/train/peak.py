@@ -12,7 +12,7 @@ _SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices: larger ones are n
 _SECONDS = 0.5  # of products, and one at least: where bfloat16 is emulated, that takes longer
 
 
-def flop_per_image(arch: str, image_size: int) -> int:
+def count_flop(arch: str, image_size: int) -> int:
     """Return the operations of forward and backward of one image: 2 for a multiplication and addition, in
     convolutions and products only, as usual. Nothing is computed: shapes are enough (device "meta")."""
     with torch.device("meta"):
@@ -23,13 +23,13 @@ def flop_per_image(arch: str, image_size: int) -> int:
     return counter.get_total_flops() // 2
 
 
-def half(device: torch.device) -> torch.dtype:
+def mixed_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of the jobs' mixed precision."""
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     return torch.float16 if old else torch.bfloat16
 
 
-def product_peak(device: torch.device, dtype: torch.dtype) -> float:
+def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
     """Return TFLOP/s of the best of several products of square matrices.
 
     float32 on a GPU: in TF32 if cuDNN may use it, which is torch's default: the networks consist of

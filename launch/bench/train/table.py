@@ -1,7 +1,7 @@
 """Format the results of `launch bench train` as a table."""
 
 
-def text(found: dict) -> str:
+def format_table(found: dict) -> str:
     """Return the table. found: what `--json` prints."""
     peaks = [
         f"{peak['dtype']} {peak['tflop_per_s'][0]:.3g}{_range(peak['tflop_per_s'], '.3g')}"

@@ -9,7 +9,7 @@ import pytest
 from common.distributed.topology import STARTED_BY, Topology, promised_gpus, resolve
 from common.exits import BadInput
 from common.platforms import hostlist
-from launch.profiles import PROFILES, Folders, profile
+from launch.profiles import PROFILES, Folders, make_starts
 from tests.conftest import ROOT, environment, finish, free_port, run, start
 
 
@@ -206,7 +206,7 @@ def test_profiles(name, nodes, processes, addresses):
     hosts = HOSTS[addresses][:nodes]
     if name == "plain" and nodes > 1:
         with pytest.raises(BadInput, match=f"cannot start {nodes} nodes"):
-            profile(name, 0, nodes, processes, hosts, 4321, FOLDERS)
+            make_starts(name, 0, nodes, processes, hosts, 4321, FOLDERS)
         return
     master, port = hosts[0], 4321
     if nodes == 1 and name == "modelarts":
@@ -215,7 +215,7 @@ def test_profiles(name, nodes, processes, addresses):
         master = port = None
     found = []
     for node in range(nodes):
-        starts = profile(name, node, nodes, processes, hosts, 4321, FOLDERS)
+        starts = make_starts(name, node, nodes, processes, hosts, 4321, FOLDERS)
         assert len(starts) == (processes if level == "process" else 1)
         for local_rank, one in enumerate(starts):
             assert one.prefix == []
@@ -238,9 +238,9 @@ def _parsed(words):
 def test_all_profiles_are_tested():
     assert set(PROFILES) == {*NAMED_BY_ITSELF, "torchrun", "launch"}
     with pytest.raises(BadInput, match="'modelart' is none of modelarts, modelarts-custom"):
-        profile("modelart", 0, 1, 1, ["h"], 1, FOLDERS)
+        make_starts("modelart", 0, 1, 1, ["h"], 1, FOLDERS)
     with pytest.raises(BadInput, match="node 2 of 2 with 2 host names"):
-        profile("volcano", 2, 2, 1, ["h", "i"], 1, FOLDERS)
+        make_starts("volcano", 2, 2, 1, ["h", "i"], 1, FOLDERS)
 
 
 @pytest.mark.parametrize("name", ["torchrun", "launch"])
@@ -258,7 +258,7 @@ def test_profiles_of_launchers(name, tmp_path):
     port = free_port()
     started = []
     for node in range(2):
-        (one,) = profile(name, node, 2, 2, ["127.0.0.1"] * 2, port, FOLDERS)
+        (one,) = make_starts(name, node, 2, 2, ["127.0.0.1"] * 2, port, FOLDERS)
         assert one.arguments == [] and one.environment == {}
         started.append(start(*one.prefix, job, "--lr=1", env=environment(PYTHONPATH=str(ROOT))))
     lines = sorted("".join(finish(process, timeout=60).stdout for process in started).splitlines())
@@ -272,7 +272,7 @@ def test_profiles_of_launchers(name, tmp_path):
 
 def test_what_modelarts_injects():
     """The folders and counters of the vendor's documents, and an argument that no job knows."""
-    (first,) = profile("modelarts", 1, 2, 8, ["a", "b"], 6666, FOLDERS, gpus=8)
+    (first,) = make_starts("modelarts", 1, 2, 8, ["a", "b"], 6666, FOLDERS, gpus=8)
     assert first.arguments == [
         "--data_url=/ma/modelarts/inputs/data_url_0",
         "--train_url=/ma/modelarts/outputs/train_url_0",
@@ -287,9 +287,9 @@ def test_what_modelarts_injects():
         "VC_WORKER_HOSTS": "a,b", "MA_CURRENT_IP": "b",
     }  # fmt: skip
     assert expected.items() <= first.environment.items()
-    (alone,) = profile("modelarts", 0, 1, 8, ["a"], 6666, FOLDERS, gpus=8)
+    (alone,) = make_starts("modelarts", 0, 1, 8, ["a"], 6666, FOLDERS, gpus=8)
     assert alone.arguments == first.arguments[:3], "on one node the platform says nothing of ranks"
-    (custom,) = profile("modelarts-custom", 1, 2, 8, ["a", "b"], 6666, FOLDERS)
+    (custom,) = make_starts("modelarts-custom", 1, 2, 8, ["a", "b"], 6666, FOLDERS)
     assert custom.arguments == first.arguments[:2]
     assert custom.environment["MASTER_PORT"] == "6666"
 
@@ -454,7 +454,7 @@ def test_promised_gpus(env, gpus):
 def test_profiles_promise_the_gpus_that_they_are_given(name):
     tells = name not in ("azureml", "kubeflow", "kubeflow-v2", "volcano", "slurm", "plain")
     for gpus in (0, 2):
-        one, *_ = profile(name, 0, 1, 4, ["h"], 1, FOLDERS, gpus)
+        one, *_ = make_starts(name, 0, 1, 4, ["h"], 1, FOLDERS, gpus)
         assert promised_gpus(one.environment) == (gpus or None if tells else None)
 
 

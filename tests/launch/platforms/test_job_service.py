@@ -112,8 +112,8 @@ class User:
     def job(self) -> str:
         """The id of a job that was created before, with a record."""
         config = job_config.load(self.config, "jobs/train_ddp.py")
-        run = job_request.run_name(config.name)
-        outputs = job_request.run_outputs(config.outputs, run)
+        run = job_request.make_run_name(config.name)
+        outputs = job_request.make_outputs(config.outputs, run)
         job_id = list(self.server.test(new=job_request.make_body(config, outputs))["bodies"])[-1]
         record = {"id": job_id, "name": "ddp", "endpoint": self.server.endpoint, "project_id": PROJECT}
         job_records.write(str(self.folder / "records" / f"{run}.json"), record | {"outputs": outputs})

@@ -18,7 +18,7 @@ from common.exits import BadInput
 from launch.platforms import config as job_config
 from launch.platforms import files, submit
 from launch.platforms import request as job_request
-from launch.profiles import Folders, profile
+from launch.profiles import Folders, make_starts
 from tests.conftest import ROOT, environment, run
 from tests.support.modelarts_body import Wrong, check_job
 
@@ -151,11 +151,11 @@ def test_without_a_toml_reader_the_error_says_what_to_install(tmp_path):
 
 def test_every_run_has_outputs_of_its_own(tmp_path):
     config = job_config.load(str(EXAMPLE), JOB)
-    names = {job_request.run_name(config.name) for _ in range(50)}
+    names = {job_request.make_run_name(config.name) for _ in range(50)}
     assert len(names) == 50
     for name in names:
         assert re.fullmatch(r"train-ddp-\d{8}-\d{6}-[0-9a-f]{6}", name)
-        assert job_request.run_outputs(config.outputs, name) == {"train_url": f"obs://bucket/runs/{name}"}
+        assert job_request.make_outputs(config.outputs, name) == {"train_url": f"obs://bucket/runs/{name}"}
 
 
 def test_small_and_custom_jobs_are_requests_that_the_service_takes(tmp_path):
@@ -163,13 +163,13 @@ def test_small_and_custom_jobs_are_requests_that_the_service_takes(tmp_path):
     body = job_request.make_body(config, {})
     check_job(body)
     assert body["spec"] == {"resource": {"node_count": 1, "pool_id": "pool-1"}}
-    (start,) = job_request.node_starts(config)
+    (start,) = job_request.make_node_starts(config)
     assert start.command == f"python /home/ma-user/modelarts/user-job-dir/bootfile-0123456789ab/{JOB}"
     assert "MASTER_PORT" not in start.environment
     config = _config(
         tmp_path, SMALL.replace(':1"\n', ':1"\ncommand = "bash run.sh"\n') + "[parameters]\nname = 'a b'\n"
     )
-    assert job_request.node_starts(config)[0].command == "bash run.sh '--name=a b'"
+    assert job_request.make_node_starts(config)[0].command == "bash run.sh '--name=a b'"
     assert job_request.make_body(config, {})["algorithm"]["parameters"] == [{"name": "name", "value": "a b"}]
 
 
@@ -434,7 +434,7 @@ def _starts(platform: str, nodes: int, processes: int, env: dict[str, str], gpus
     hosts = [f"node-{number}" for number in range(nodes)]
     folders = Folders("/code", "/in", "/out", "/cache", "/log")
     for node in range(nodes):
-        for start in profile(platform, node, nodes, processes, hosts, 23456, folders, gpus):
+        for start in make_starts(platform, node, nodes, processes, hosts, 23456, folders, gpus):
             yield node, env | start.environment
 
 
@@ -601,7 +601,7 @@ def test_slurm_file(layout, tmp_path):
 def test_what_a_platform_cannot_take(platform, old, new, message, tmp_path):
     with pytest.raises(BadInput) as error:
         config = _config(tmp_path, _example((old, new)), platform)
-        files.render(platform, config, job_request.run_name(config.name))
+        files.render(platform, config, job_request.make_run_name(config.name))
     assert message in str(error.value)
 
 

@@ -291,10 +291,10 @@ def test_a_long_run_is_thinned(tmp_path):
     assert 100 < len(page.tables["Epochs of run"]) <= 201
     steps, values = np.arange(1e6), np.sin(np.arange(1e6))
     values[[123_456, 765_432, 500_000]] = 40, -30, np.nan
-    x, y = report_data.thin(steps, values, 800)
+    x, y = report_data.thin_out(steps, values, 800)
     assert len(x) <= 802 and (np.diff(x) > 0).all() and x[0] == 0 and x[-1] == 999_999
     assert dict(zip(x, y, strict=True))[123_456] == 40 and y.min() == -30
-    x, y = report_data.means(np.arange(100), np.r_[np.full(50, 2.0), np.full(49, 4.0), np.nan], 2)
+    x, y = report_data.average(np.arange(100), np.r_[np.full(50, 2.0), np.full(49, 4.0), np.nan], 2)
     assert list(x) == [24.5, 74.5] and list(y) == [2, 4]
 
 

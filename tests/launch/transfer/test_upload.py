@@ -333,7 +333,7 @@ def snapshots(server, url, count: int, name="train") -> list[str]:
     for number in range(count):
         files = {"jobs/train.py": f"print({number})".encode()}
         manifest = sealed(files, name)
-        place = manifests.folder_name(manifest)
+        place = manifests.make_folder_name(manifest)
         put(server, f"{url}/{place}", files | {"manifest.json": manifests.to_bytes(manifest)})
         found.append(place)
         time.sleep(1.1 * (number + 1 < count))
