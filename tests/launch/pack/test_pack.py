@@ -64,7 +64,7 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
     own = (ROOT / "requirements.txt").read_text().splitlines()
     assert needs == [line for line in own if not line.startswith(("#", "torch", "nvidia"))] and needs
     assert "without torch, torchvision, nvidia-dali-cuda120\n" in result.stdout
-    assert "the job does not need it\n" in result.stdout and "  .*\n" in result.stdout
+    assert "the job does not need it\n" in result.stdout
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
     assert (manifest["git"] or {}).get("commit", "") == commit.stdout.strip()
 
