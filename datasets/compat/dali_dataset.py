@@ -17,6 +17,7 @@ import argparse
 import functools
 import numbers
 import os
+from typing import Any
 
 import torch
 
@@ -31,6 +32,7 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 from datasets.stores import pack as packs
 from datasets.stores.files import FileStore
 
+_MEAN, _STD = (tuple(255 * each for each in part) for part in (MEAN, STD))
 _ORDER = (
     "the positional arguments are data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16; "
     "give size= and all others by name"
@@ -123,8 +125,8 @@ class Dataset:
         min_crop_size: float = 0.08,
         world_size: int = 1,
         cuda: bool = True,
-        mean: tuple[float, ...] = tuple(255 * each for each in MEAN),
-        std: tuple[float, ...] = tuple(255 * each for each in STD),
+        mean: tuple[float, ...] = _MEAN,
+        std: tuple[float, ...] = _STD,
         pin_memory: bool = True,
         backend: str | None = None,
         rank: int | None = None,
@@ -164,7 +166,7 @@ class Dataset:
         self._rank, self._world_size = _rank(rank, world_size), world_size
         self._size, self._scale, self._seed = size, (min_crop_size, 1.0), seed
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
-        options = {"max_bad": max_bad_images, "val_share": share}
+        options: dict[str, Any] = {"max_bad": max_bad_images, "val_share": share}
         self._train_index = image_folder.load(data_dir, "train", cache, **options)
         options["classes"] = self._train_index.classes
         self._val_index = image_folder.load(data_dir, "val", cache, **options)

@@ -104,9 +104,10 @@ class ToDevice:
             return self._normalised(images)
         *_, width, channels = rows.shape
         if width not in self._row:
-            self._row[width] = tuple(
+            shift, scale = (
                 each.flatten().to(self.dtype).repeat(width) for each in (self._shift, self._scale)
             )
+            self._row[width] = shift, scale
         shift, scale = self._row[width]
         result = torch.from_numpy(self._memory(rows.shape))
         numbers = result.view(-1, width * channels)

@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Protocol
 
 import torch
@@ -12,6 +12,7 @@ from datasets.loaders.device import Copy, ToDevice
 from datasets.sampling.plan import Batch, Plan
 from datasets.sampling.receipt import Receipt
 
+Images = Generator[tuple[Batch, torch.Tensor], None, None]  # what Engine.run() yields
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
 
 
@@ -23,7 +24,7 @@ class Engine(Protocol):
 
     reuses_memory: bool
 
-    def run(self, plan: Plan) -> Iterator[tuple[Batch, torch.Tensor]]:
+    def run(self, plan: Plan) -> Images:
         """Yield the plan's batches in order, each with uint8 images [n, H, W, C] on the host or a GPU."""
 
     def close(self) -> None:
@@ -86,7 +87,7 @@ class Loader:
                 del copy, delivered  # its memory may be used again
                 start = time.perf_counter()
 
-    def _copies(self) -> Iterator[tuple[Batch, Copy]]:
+    def _copies(self) -> Generator[tuple[Batch, Copy], None, None]:
         """Start the copies, as many batches ahead as the device can use."""
         begun: collections.deque[tuple[Batch, Copy]] = collections.deque()
         with contextlib.closing(self.engine.run(self.plan)) as batches:

@@ -3,12 +3,16 @@
 import itertools
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from common.exits import BadInput, MissingPackage
 from datasets.loaders import backends
-from datasets.sampling.plan import Plan
+from datasets.loaders.loader import Loader
+from datasets.sampling.plan import Batch, Plan
+from datasets.stores.store import Store
 
 # images/s of "Diving into DALI: how to boost PyTorch data loading": shufflenet_v2_x0_5, 512 a batch, one V100
 ARTICLE = {"pytorch": 1058, "dali": 1816, "dali-gpu": 3910}
@@ -20,7 +24,7 @@ _SHORT = 20.0  # seconds of a training that is no more than a smoke test
 
 
 def rates(
-    store,
+    store: Store,
     plan: Plan,
     device: torch.device,
     workers: int | None,
@@ -32,11 +36,11 @@ def rates(
     The same batches, one backend after the other, over and over for some seconds each. What they read was
     read before, so the files are in the page cache where there is room: this compares engines, not disks.
     """
-    plan, found = Head(plan), {}
+    head, found = Head(plan), dict[str, float]()
     for backend, reason in backends.reasons(device).items():
         if reason is None and backend != "synthetic":
             try:
-                with backends.build(backend, store, plan, device, workers, antialias) as loader:
+                with backends.build(backend, store, head, device, workers, antialias) as loader:
                     if not found:  # else the first would have to read the files for all
                         for _ in itertools.islice(loader, HEAD):
                             pass
@@ -48,9 +52,9 @@ def rates(
     return found
 
 
-def rate(loader, seconds: float) -> float:
+def rate(loader: Loader, seconds: float) -> float:
     """Images/s that a loader delivers when nothing else is done, over so many seconds or the whole epoch."""
-    count, begin = 0, None
+    count, begin = 0, time.perf_counter()
     for step, (images, _) in enumerate(loader):
         if images.is_cuda:
             torch.cuda.synchronize()
@@ -74,11 +78,13 @@ def profile(count: int, seconds: float, batches: int, backend: str, arch: str) -
 
 def text(found: dict[str, float]) -> str:
     """ "threads 812, dali 401 images/s"."""
-    ordered = sorted(found, key=found.get, reverse=True)
+    ordered = sorted(found, key=found.__getitem__, reverse=True)
     return ", ".join(f"{backend} {found[backend]:.0f}" for backend in ordered) + " images/s"
 
 
-def advice(loader, backend: str, waited: float, seconds: float, workers: int | None, antialias: bool) -> str:
+def advice(
+    loader: Any, backend: str, waited: float, seconds: float, workers: int | None, antialias: bool
+) -> str:
     """One sentence on what waiting for data cost, and which backend would cut it.
 
     loader: that of a training which is over; it took `seconds`, of which the process that waited longest
@@ -98,7 +104,7 @@ def advice(loader, backend: str, waited: float, seconds: float, workers: int | N
         return f"{said}; the backends could not be measured: {error}"
     if backend not in found:
         return f"{said} ({text(found)})"
-    best = max(found, key=found.get)
+    best = max(found, key=found.__getitem__)
     if found[best] <= 1.05 * found[backend]:
         return (
             f"{said}; none here is faster ({text(found)}): try more --workers, or a --pack of decoded images"
@@ -108,16 +114,16 @@ def advice(loader, backend: str, waited: float, seconds: float, workers: int | N
     return f"{said}; {best} would have cut that to about {left:.1%} ({text(found)})"
 
 
-class Head:
-    """A plan's first batches, over and over."""
+class Head(Plan):
+    """The first batches of a plan, over and over."""
 
     def __init__(self, plan: Plan):
+        super().__init__(plan.index, plan.sampler, plan.augment, plan.size, plan.views)
         plan.seek(0)
-        self.index, self.size, self.largest = plan.index, plan.size, plan.largest
         self.batches = list(itertools.islice(plan, HEAD))
 
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Batch]:
         return itertools.cycle(self.batches)

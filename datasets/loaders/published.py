@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from typing import Any
 
 import torch
 
@@ -12,7 +13,8 @@ from datasets.loaders.backends import SPELLINGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add, flag = parser.add_argument, FLAG | {"default": None}
+    add = parser.add_argument
+    flag: dict[str, Any] = FLAG | {"default": None}
     add("data", nargs="?", metavar="DIR", help="the same as --data_url DIR")
     add("--fp16", **flag, help="the same as --amp")
     add("--use_dali", **flag, help="the same as --data_backend dali-gpu, on a CPU dali")

@@ -5,9 +5,11 @@ whose published test vectors the tests check. A counter-based generator has no s
 augmentation can be computed anywhere, in any order, after any restart, and is the same.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -24,7 +26,7 @@ class Operation(IntEnum):
     SQUARE_CROP = 3
 
 
-def philox4x32(counter, key: int) -> np.ndarray:
+def philox4x32(counter: Iterable, key: int) -> np.ndarray:
     """Encrypt counters with ten rounds.
 
     counter: four arrays or numbers that broadcast to one shape S, each below 2^32. key: 0 <= key < 2^64.
@@ -42,7 +44,7 @@ def philox4x32(counter, key: int) -> np.ndarray:
     return np.stack([c0, c1, c2, c3])
 
 
-def draw(seed: int, epoch: int, ids, operation: Operation, block: int = 0) -> np.ndarray:
+def draw(seed: int, epoch: int, ids: ArrayLike, operation: Operation, block: int = 0) -> np.ndarray:
     """Four random 32-bit words for every sample id.
 
     ids: integers [n] in 0 <= id < 2^64. block: which four, 0 <= block < 2^16. Returns uint64 [4, n], uniform
@@ -57,6 +59,6 @@ def uniform(words: np.ndarray, low: float, high: float) -> np.ndarray:
     return low + words * ((high - low) / 2**32)
 
 
-def below(words: np.ndarray, bounds) -> np.ndarray:
+def below(words: np.ndarray, bounds: ArrayLike) -> np.ndarray:
     """32-bit random words -> uniform integers in 0 <= value < bounds (int64; bias below bounds / 2^32)."""
     return ((words * np.asarray(bounds, dtype=np.uint64)) >> _HALF).astype(np.int64)

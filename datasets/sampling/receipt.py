@@ -11,6 +11,7 @@ and one all_reduce combines the ranks. The steps are chained. Hash of a word: th
 """
 
 import hashlib
+import io
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -39,7 +40,7 @@ class Receipt:
         self.step = 0  # the last step that is in the digest
         self._batches: list[tuple] = []  # (ids, labels, crops) whose sums are not computed yet
         self._sums: list[np.ndarray] = []
-        self._file = None
+        self._file: io.FileIO | None = None
         self._warned: set[str] = set()
 
     def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
@@ -162,9 +163,9 @@ def read(folder: str) -> np.ndarray:
     return records
 
 
-def _open(path: str, step: int):
-    """FILE for appending, without the records after `step`: a resumed run writes them again."""
-    file = open(path, "ab+", buffering=0)  # noqa: SIM115
+def _open(path: str, step: int) -> io.FileIO:
+    """Open FILE for appending, without the records after `step`: a resumed run writes them again."""
+    file = io.FileIO(path, "a+")
     file.seek(0)
     content = file.read()
     whole = content[: len(content) // _RECORD.itemsize * _RECORD.itemsize]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from common.exits import BadInput
 from datasets.sampling.philox import Operation, philox4x32
@@ -21,7 +22,7 @@ _ROUNDS = 8  # even; with 4 the tests of its quality fail, with 6 they pass
 _CHUNK = 4096
 
 
-def permute(positions, size: int, seed: int, epoch: int) -> np.ndarray:
+def permute(positions: ArrayLike, size: int, seed: int, epoch: int) -> np.ndarray:
     """Sample ids at these positions of the epoch's permutation of 0..size-1.
 
     positions: integers [n] in 0 <= position < size <= 2^62. Returns int64 [n].

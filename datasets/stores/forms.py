@@ -20,7 +20,7 @@ class Sample(NamedTuple):
 
     height: int
     width: int
-    content: bytes | np.ndarray
+    content: Any
 
 
 def make(
@@ -57,7 +57,9 @@ def convert(
     return Sample(height, width, image.tobytes())  # not a view: the scratch is used again
 
 
-def sizes(index, ids: np.ndarray, form: str, short_side: int = SHORT_SIDE) -> tuple[np.ndarray, ...]:
+def sizes(
+    index: Any, ids: np.ndarray | slice, form: str, short_side: int = SHORT_SIDE
+) -> tuple[np.ndarray, ...]:
     """(heights, widths, bytes) that the samples have, int64 [n] each."""
     heights, widths = (np.asarray(column[ids], dtype=np.int64) for column in (index.heights, index.widths))
     if form == "encoded":
@@ -67,7 +69,7 @@ def sizes(index, ids: np.ndarray, form: str, short_side: int = SHORT_SIDE) -> tu
     return heights, widths, 3 * heights * widths
 
 
-def size(index, id: int, form: str, short_side: int = SHORT_SIDE) -> tuple[int, int, int]:
+def size(index: Any, id: int, form: str, short_side: int = SHORT_SIDE) -> tuple[int, int, int]:
     """sizes() of one sample, at a tenth of the cost of an array of one."""
     height, width = int(index.heights[id]), int(index.widths[id])
     if form == "encoded":

@@ -4,10 +4,13 @@ import contextlib
 import functools
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from common.exits import BadInput, import_optional
 from datasets.stores import forms, pack, pack_lease
+from datasets.stores.store import Store
 
 psutil = import_optional("psutil", "packs in memory need psutil")
 
@@ -27,7 +30,13 @@ class Local:
     """
 
     def __init__(
-        self, index, mode: str, say, source=None, places: tuple[str, ...] | None = None, form: str = "decoded"
+        self,
+        index: Any,
+        mode: str,
+        log: Callable[[str], None],
+        source: Store | None = None,
+        places: tuple[str, ...] | None = None,
+        form: str = "decoded",
     ):
         self.store, self._lease, reasons = None, None, []
         for place in places or PLACES:
@@ -48,7 +57,7 @@ class Local:
                 reasons.append(str(error))
                 self.close()
         needed = pack.size_of(index, form, forms.SHORT_SIDE)
-        say(f"no pack of {needed / 1e9:.2f} GB on the node: {'; '.join(reasons)}")
+        log(f"no pack of {needed / 1e9:.2f} GB on the node: {'; '.join(reasons)}")
 
     def close(self) -> None:
         if self.store:

@@ -14,6 +14,8 @@ import os
 import shutil
 import sys
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -40,7 +42,7 @@ class PackStore(Store):
     Raises BadInput if there is no pack, if it is not whole, or if it holds another data set.
     """
 
-    def __init__(self, path: str, index):
+    def __init__(self, path: str, index: Any):
         self.path, self.index, self._parts = path, index, {}
         self.meta = described(path)
         if not self.meta.get("whole"):
@@ -106,7 +108,7 @@ class PackStore(Store):
         files = origin(self.index, verified=True)
         return forms.make(files, id, self.form, self.meta["short_side"] or SHORT_SIDE)
 
-    def _sample(self, id: int) -> tuple[int, int, int, np.ndarray]:
+    def _sample(self, id: int) -> tuple[int, int, int, Any]:
         """(height, width, crc32, content: uint8 [bytes])."""
         part = self._parts.get(id // TOGETHER)
         if part is None:  # threads may do this twice: the same is put there
@@ -117,13 +119,13 @@ class PackStore(Store):
 
 
 def build(
-    index,
+    index: Any,
     path: str,
     form: str = "decoded",
     short_side: int = SHORT_SIDE,
     threads: int | None = None,
-    source=None,
-    room=None,
+    source: Store | None = None,
+    room: Callable[[], int] | None = None,
     named: bool = True,
 ) -> PackStore:
     """The pack at the folder `path`, made from the files if it is not there or holds something else.
@@ -174,20 +176,27 @@ def damage(path: str, meta: dict) -> str | None:
     return None
 
 
-def place(folder: str, index, form: str = "decoded", short_side: int = SHORT_SIDE) -> str:
+def place(folder: str, index: Any, form: str = "decoded", short_side: int = SHORT_SIDE) -> str:
     """Where the pack of a data set lies in a folder of packs: other data or forms never take its place."""
     kind = "-encoded" if form == "encoded" else "" if short_side == SHORT_SIDE else f"-{form}{short_side}"
     return os.path.join(folder, f"{index.split}-{index.fingerprint[:12]}{kind}.pack")
 
 
-def size_of(index, form: str, short_side: int) -> int:
+def size_of(index: Any, form: str, short_side: int) -> int:
     """Bytes of a pack, about."""
     if form == "encoded":
         return int(index.bytes.sum(dtype=np.int64))
     return int(forms.sizes(index, slice(None), form, short_side)[2].sum())
 
 
-def _fill(index, path: str, wanted: dict, threads: int, source, room) -> None:
+def _fill(
+    index: Any,
+    path: str,
+    wanted: dict,
+    threads: int,
+    source: Store | None,
+    room: Callable[[], int] | None,
+) -> None:
     count, meta = -(-len(index) // TOGETHER), described(path)
     same = meta | wanted == meta
     missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
@@ -216,8 +225,9 @@ def _fill(index, path: str, wanted: dict, threads: int, source, room) -> None:
     )
 
     def copy(id: int, content: bytes | np.ndarray) -> Sample:
+        assert source
         image = source.decode(id, content)
-        return Sample(*image.shape[:2], image.reshape(-1))
+        return Sample(image.shape[0], image.shape[1], image.reshape(-1))
 
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
         for done, part in enumerate(missing):

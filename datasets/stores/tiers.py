@@ -38,7 +38,7 @@ class Tiers(Store):
         """
         ids = np.asarray(ids, dtype=np.int64)
         try:
-            found = self.cache.read(ids)
+            found: list = self.cache.read(ids)
         except Exception as error:  # even a mistake of ours
             if not self._warned:
                 self._warned = True
@@ -86,7 +86,7 @@ class Stores:
         cache: str | None,
         mode: str,
         local: bool,
-        log: Callable[[str], object] = print,
+        log: Callable[[str], None] = print,
     ):
         self.folder, self.mode, self.local, self._log = folder, mode, local, log
         self._servers, self._opened, self._known = None, [], {}

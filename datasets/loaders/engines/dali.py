@@ -7,13 +7,16 @@ run may change from or to this engine at any step. On the GPU, JPEGs are decoded
 import collections
 import concurrent.futures
 import importlib.util
+from typing import Any
 
 import numpy as np
 import torch
 
 from common.exits import BadInput, import_optional
 from datasets.loaders.engines.reader import Reader
+from datasets.loaders.loader import Images
 from datasets.sampling.plan import Batch, Plan
+from datasets.stores.store import Store
 
 DALI = "nvidia-dali-cuda120"  # as pip knows it
 _AHEAD = 3  # batches that are in work while one is used
@@ -35,15 +38,18 @@ class Dali:
 
     reuses_memory = True
 
-    def __init__(self, store, workers: int, device: torch.device | None = None, antialias: bool = True):
+    def __init__(
+        self, store: Store, workers: int, device: torch.device | None = None, antialias: bool = True
+    ):
         import_optional("nvidia.dali", "DALI cannot be imported", DALI)
         self.store, self.device, self.antialias = store, device, antialias
         self.workers = workers
         self._readers = concurrent.futures.ThreadPoolExecutor(self.workers, "reader")
         self._reader = Reader(store)
-        self._pipeline, self._built_for = None, None
+        self._pipeline: Any = None
+        self._built_for = (0, 0)  # size, largest batch
 
-    def run(self, plan: Plan):
+    def run(self, plan: Plan) -> Images:
         self._inputs, self._in_flight = self._read_ahead(plan), collections.deque()
         pipeline = self._built(plan)
         ended = False

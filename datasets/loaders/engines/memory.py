@@ -1,13 +1,12 @@
 """Batches of a data set that fits in memory, gathered whole: no item-by-item fetch, collation or worker."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from common.exits import import_optional
-from datasets.loaders.loader import Loader
+from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip
 from datasets.sampling.plan import Batch, Plan
@@ -29,7 +28,8 @@ def corners(batch: Batch) -> CropFlip:
     """Return the windows of a batch; without augmentation those that show the images as they are."""
     if batch.crops:
         return CropFlip(*batch.crops)
-    return CropFlip(*np.zeros((2, len(batch.ids)), np.int64), np.zeros(len(batch.ids), bool))
+    corner = np.zeros(len(batch.ids), np.int64)
+    return CropFlip(corner, corner, corner > 0)
 
 
 class Memory:
@@ -41,7 +41,7 @@ class Memory:
     def __init__(self, data: ImageSet, augment: bool):
         self._windows = Windows(data.images, data.padding if augment else 0)
 
-    def run(self, plan: Plan) -> Iterator[tuple[Batch, torch.Tensor]]:
+    def run(self, plan: Plan) -> Images:
         for batch in plan:
             yield batch, torch.from_numpy(self._windows(batch.ids, corners(batch)))
 

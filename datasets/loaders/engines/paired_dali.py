@@ -5,7 +5,9 @@ import torch
 
 from common.exits import BadInput
 from datasets.loaders.engines.dali import Dali, missing
+from datasets.loaders.loader import Images
 from datasets.sampling.plan import Batch, Plan
+from datasets.stores.files import PairFiles
 
 
 class PairedDali(Dali):
@@ -13,14 +15,14 @@ class PairedDali(Dali):
     go. where: "cpu"; or "gpu", where nvJPEG decodes ("mixed") and the images stay on `device`; None: on the
     device if it is a GPU. Raises BadInput where DALI or the GPU is missing."""
 
-    def __init__(self, store, workers: int, device: torch.device, where: str | None = None):
+    def __init__(self, store: PairFiles, workers: int, device: torch.device, where: str | None = None):
         where = where or ("gpu" if device.type == "cuda" else "cpu")
         reason = missing() or ("it needs a GPU" if where == "gpu" and device.type != "cuda" else None)
         if reason:
             raise BadInput(f"--dali_device {where}: {reason}")
         super().__init__(store, workers, device if where == "gpu" else None)
 
-    def run(self, plan: Plan):
+    def run(self, plan: Plan) -> Images:
         self._empty: list[Batch] = []
         yield from super().run(plan)
         for batch in self._empty:

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import weakref
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +21,10 @@ from torchvision.transforms.v2 import functional
 from common.distributed import preemption
 from common.exits import BadInput
 from datasets.folders.cut import scaled
+from datasets.loaders.loader import Images
 from datasets.sampling.augment import Crop
 from datasets.sampling.plan import Batch, Plan
+from datasets.stores.store import Store
 
 
 class Processes:
@@ -29,14 +32,15 @@ class Processes:
 
     reuses_memory = False
 
-    def __init__(self, store, workers: int, pinned: bool = False, antialias: bool = True):
+    def __init__(self, store: Store, workers: int, pinned: bool = False, antialias: bool = True):
         self.store, self.workers, self.pinned, self.antialias = store, workers, pinned, antialias
-        self._loader, self._plan = None, None
+        self._loader: DataLoader | None = None
+        self._plan: Plan | None = None
         self._closing = multiprocessing.Value("b", 0, lock=False)
         weakref.finalize(self, _close, self._closing)
 
-    def run(self, plan: Plan):
-        if plan is not self._plan:
+    def run(self, plan: Plan) -> Images:
+        if self._loader is None or plan is not self._plan:
             self._plan = plan
             self._loader = DataLoader(
                 _Images(self.store, plan.size, self.antialias),
@@ -51,21 +55,22 @@ class Processes:
         for rows, images in self._loader:
             if isinstance(images, BadInput):
                 raise images
-            yield Batch(rows[0], rows[1], Crop(*rows[2:6], rows[6].astype(bool))), images
+            ids, labels, top, left, height, width, flip = rows
+            yield Batch(ids, labels, Crop(top, left, height, width, flip.astype(bool))), images
 
     def close(self) -> None:
         _close(self._closing)
         self._loader = self._plan = None  # its workers end with it
 
 
-def _begin(closing, worker: int) -> None:
+def _begin(closing: Any, worker: int) -> None:
     """In a worker: not to die of a platform's SIGTERM before the job has saved, but of its parent's at the
     end."""
     preemption.ignore()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if closing.value else None)
 
 
-def _close(closing) -> None:
+def _close(closing: Any) -> None:
     closing.value = 1
 
 
@@ -84,7 +89,7 @@ class _Rows:
 
 
 class _Images(Dataset):
-    def __init__(self, store, size: int, antialias: bool):
+    def __init__(self, store: Store, size: int, antialias: bool):
         self.store, self.size, self.antialias = store, size, antialias
 
     def __getitems__(self, rows: list[list[int]]) -> list[tuple[list[int], torch.Tensor | BadInput]]:
@@ -104,7 +109,7 @@ class _Images(Dataset):
         image = functional.horizontal_flip(image) if flip else image
         return row, torch.from_numpy(np.array(image))
 
-    def _open(self, id: int, content: bytes | np.ndarray) -> Image.Image:
+    def _open(self, id: int, content: Any) -> Image.Image:
         if self.store.form == "decoded":
             return Image.fromarray(self.store.decode(id, content))
         try:

@@ -1,16 +1,15 @@
 """Batches of a data set that stays in the device's memory: a step copies ids, corners and labels."""
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from datasets.loaders.engines.memory import corners, memory_loader, plan_of
-from datasets.loaders.loader import Loader
+from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
-from datasets.sampling.plan import Batch, Plan
+from datasets.sampling.plan import Plan
 
 _CHUNK = 4096  # images, at least a batch, gathered at a time: fewer copies and kernels
 
@@ -34,7 +33,7 @@ class Resident:
     def __init__(self, data: ImageSet, augment: bool, device: torch.device):
         self._gather = Gather(data.images, data.padding if augment else 0, device)
 
-    def run(self, plan: Plan) -> Iterator[tuple[Batch, torch.Tensor]]:
+    def run(self, plan: Plan) -> Images:
         batches = iter(plan)
         while several := list(itertools.islice(batches, max(1, _CHUNK // plan.largest))):
             columns = [np.stack([batch.ids, *corners(batch)]) for batch in several]

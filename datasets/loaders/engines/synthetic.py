@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from datasets.loaders.loader import Images
 from datasets.sampling.plan import Plan
 
 
@@ -27,9 +28,10 @@ class Synthetic:
     reuses_memory = False
 
     def __init__(self, device: torch.device):
-        self.device, self._images = device, None
+        self.device = device
+        self._images: torch.Tensor | None = None
 
-    def run(self, plan: Plan):
+    def run(self, plan: Plan) -> Images:
         for batch in plan:
             if self._images is None or len(self._images) < len(batch.ids):
                 generator = torch.Generator().manual_seed(0)

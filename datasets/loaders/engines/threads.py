@@ -14,7 +14,9 @@ import torch
 
 from datasets.folders.cut import cut
 from datasets.loaders.engines.reader import Reader
+from datasets.loaders.loader import Images
 from datasets.sampling.plan import Batch, Plan
+from datasets.stores.store import Store
 
 _AHEAD = 3  # batches that are filled while one is used
 _IMAGES_PER_TASK = 4  # images a task: what a task costs to begin, spread
@@ -26,13 +28,13 @@ class Threads:
 
     reuses_memory = True
 
-    def __init__(self, store, workers: int, pinned: bool = False, antialias: bool = True):
+    def __init__(self, store: Store, workers: int, pinned: bool = False, antialias: bool = True):
         self.store, self.pinned, self.antialias = store, pinned, antialias
         self._pool, self._reader = _pool(workers), Reader(store)
         self._ring: list[torch.Tensor] = []
         self._own = threading.local()
 
-    def run(self, plan: Plan):
+    def run(self, plan: Plan) -> Images:
         waiting = collections.deque()  # (batch, its images, tasks), oldest first
         free: list[torch.Tensor] = []
         batches = iter(plan)
@@ -85,8 +87,9 @@ class Threads:
         for place, content in zip(places, read(places), strict=True):
             id = int(batch.ids[place])
             image = self.store.decode(id, content, self._scratch(id))
-            box = (int(column[place]) for column in batch.crops)
-            cut(image, *box, images[place], image.shape[0] / int(heights[id]), self.antialias)
+            top, left, height, width, flip = (int(column[place]) for column in batch.crops)
+            scale = image.shape[0] / int(heights[id])
+            cut(image, top, left, height, width, flip, images[place], scale, self.antialias)
 
     def _scratch(self, id: int) -> np.ndarray:
         """Memory of this thread into which an image is decoded: fresh memory would cost page faults."""
@@ -98,12 +101,15 @@ class Threads:
 
 
 def _pool(workers: int) -> concurrent.futures.ThreadPoolExecutor:
-    """Threads in which torch does not start threads of its own: for one image they cost more than they do."""
+    """Return threads in which torch starts no threads: for one image they cost more than they gain."""
     threads = torch.get_num_threads()
     begun = threading.Barrier(workers)
-    pool = concurrent.futures.ThreadPoolExecutor(
-        workers, "loader", initializer=lambda: (torch.set_num_threads(1), begun.wait(60))
-    )
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        begun.wait(60)
+
+    pool = concurrent.futures.ThreadPoolExecutor(workers, "loader", initializer=begin)
     concurrent.futures.wait([pool.submit(int) for _ in range(workers)])
     torch.set_num_threads(threads)  # what a thread sets, those that begin later take over
     return pool
