@@ -1,15 +1,15 @@
-"""Caches of samples, looked after: packs in a folder of this node, or sets on Redis or Valkey servers.
+"""Fill, check, list and empty caches of samples: packs in a folder of this node, or Redis or Valkey servers.
 
     python -m launch cache preload --data_url DIR --to PLACE    put all samples there, to stay
     python -m launch cache check --data_url DIR --to PLACE      read all back and compare with the files
     python -m launch cache ls --to PLACE                        the data sets there
     python -m launch cache stat --to PLACE [--data_url DIR]     their hit rates and users, and the room left
-    python -m launch cache rm --to PLACE DATASET | --all        take them away
+    python -m launch cache rm --to PLACE DATASET | --all        delete them
 
 DIR: as jobs/imagenet.py takes it. PLACE: a folder of packs (in /dev/shm or /cache), as its --pack; or
 redis://[user@]host[:port][,host[:port]...] or rediss://, as its --cache. The password stands in the
 environment, BOOTFILE_CACHE_PASSWORD, or in the file that BOOTFILE_CACHE_PASSWORD_FILE names, never in an
-argument. A preload that was ended goes on where it stopped; what it has put stays until rm.
+argument. A preload that was ended continues where it stopped; what it has put stays until rm.
 
 Exit codes: 0 done (check: all is there and equal), 1 not all of it (preload: the servers are full; check:
 something is missing or differs), 2 bad input, or a server that does not answer.
@@ -32,32 +32,29 @@ from datasets.folders import image_folder, listing
 from datasets.stores import forms
 from datasets.stores.shared import address
 from datasets.stores.shared.servers import Unavailable
-from launch.cache import check as cache_check
-from launch.cache import sets as cache_sets
+from launch.cache import check as checks
+from launch.cache import sets
 
 _INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
-    """Do what the verb says and return the exit code. Raises BadInput."""
-    verb, *rest = argv or [None]
+    """Run a verb and return the exit code. Raises BadInput."""
+    verb, *rest = argv or [""]
     if verb in ("-h", "--help"):
         print(__doc__)
         return 0
-    if verb is None:
-        print(f"error: which verb of cache? expected one of {', '.join(VERBS)}", file=sys.stderr)
-        return BAD_INPUT
     if verb not in VERBS:
-        print(f"error: {verb!r} is no verb of cache: {', '.join(VERBS)}", file=sys.stderr)
+        print(f"error: unknown verb {verb!r}, expected one of {', '.join(VERBS)}", file=sys.stderr)
         return BAD_INPUT
-    args = _parsed(verb, rest)
-    place = _opened(args.to)
+    args = _parse_args(verb, rest)
+    place = _open(args.to)
     try:
         return VERBS[verb](place, args)
     except Unavailable as error:
         raise BadInput(f"the cache cannot be asked: {error}") from error
     except KeyboardInterrupt:
-        _say("interrupted")
+        _log("interrupted")
         return _INTERRUPTED
     finally:
         place.close()
@@ -66,7 +63,7 @@ def main(argv: list[str]) -> int:
 def preload(place, args) -> int:
     node, nodes = _share(place, args)
     code = 0
-    for index in _indexes(args):
+    for index in _load_indexes(args):
         ids = _part(index, node, nodes)
         share = f", {len(ids)} of them by node {node} of {nodes}" if nodes > 1 else ""
         print(f"{index.split}: {len(index)} samples{share}", flush=True)
@@ -81,43 +78,42 @@ def preload(place, args) -> int:
 def check(place, args) -> int:
     node, nodes = (args.node or 0, args.nodes or 1) if place.shared else _share(place, args)
     found = []
-    for index in _indexes(args):
+    for index in _load_indexes(args):
         ids, form = _part(index, node, nodes), args.form or place.form
-        found.append(cache_check.check(place, index, ids, form, args.short_side, args.workers))
+        found.append(checks.check(place, index, ids, form, args.short_side, args.workers))
         if not args.json:
-            cache_check.describe(found[-1])
+            checks.describe(found[-1])
     if args.json:
         print(json.dumps(found, indent=2))
-    allowed = {cache_check.MISSING} if args.missing_ok else set()
-    return int(any(each[kind] for each in found for kind in cache_check.KINDS if kind not in allowed))
+    allowed = {checks.MISSING} if args.missing_ok else set()
+    return int(any(each[kind] for each in found for kind in checks.KINDS if kind not in allowed))
 
 
 def ls(place, args) -> int:
-    sets = place.sets()
-    print(cache_sets.as_json(sets) if args.json else cache_sets.table(sets))
+    found = place.sets()
+    print(sets.to_json(found) if args.json else sets.format_table(found))
     return 0
 
 
 def stat(place, args) -> int:
-    sets = place.sets()
+    found, rooms = place.sets(), place.rooms()
     if args.data_url:
-        wanted = [index.fingerprint for index in _indexes(args)]
-        sets = [each for each in sets if each.fingerprint in wanted]
-    rooms = place.rooms()
-    print(cache_sets.as_json(sets, rooms) if args.json else cache_sets.details(sets, rooms))
+        wanted = [index.fingerprint for index in _load_indexes(args)]
+        found = [each for each in found if each.fingerprint in wanted]
+    print(sets.to_json(found, rooms) if args.json else sets.format_details(found, rooms))
     return 0
 
 
 def rm(place, args) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or say --all")
-    sets = place.sets(counted=False)
-    going = sets if args.all else [cache_sets.chosen(sets, args.dataset)]
-    for each in going:
+    there = place.sets(counted=False)
+    unwanted = there if args.all else [sets.choose(there, args.dataset)]
+    for each in unwanted:
         if each.users and not args.force:
-            who = ", ".join(cache_sets.user(*user) for user in each.users)
-            raise BadInput(f"{each.name} is in use: {who}; --force takes it away all the same")
-    for each in going:
+            who = ", ".join(sets.describe_user(*user) for user in each.users)
+            raise BadInput(f"{each.name} is in use: {who}; --force deletes it all the same")
+    for each in unwanted:
         place.remove(each)
         print(f"removed {each.name}  {each.title}", flush=True)
     return 0
@@ -126,7 +122,7 @@ def rm(place, args) -> int:
 VERBS = {"preload": preload, "check": check, "ls": ls, "stat": stat, "rm": rm}
 
 
-def _parsed(verb: str, argv: list[str]) -> argparse.Namespace:
+def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     parser = arguments.Parser(__doc__)
     parser.prog = f"python -m launch cache {verb}"
     add, number = parser.add_argument, arguments.positive_int
@@ -161,34 +157,34 @@ def _parsed(verb: str, argv: list[str]) -> argparse.Namespace:
     node, nodes = getattr(args, "node", None), getattr(args, "nodes", None)
     if (node is None) != (nodes is None):
         raise BadInput("--node and --nodes belong together")
-    if node is not None and not 0 <= node < nodes:
+    if node is not None and nodes is not None and not 0 <= node < nodes:
         raise BadInput(f"--node {node} is not in 0..{nodes - 1}: --nodes {nodes}")
     return args
 
 
-def _opened(to: str):
+def _open(to: str):
     """The place. What may be meant as a URL is one: a folder is named in messages, a password must not be."""
     meant = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
     if meant or "://" in to or re.match(r"rediss?:", to):
         from launch.cache.redis import Shared
 
-        return Shared(to, _say)
+        return Shared(to, _log)
     from launch.cache.pack import Packs
 
-    return Packs(to, _say)
+    return Packs(to, _log)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     """Beside a progress bar."""
     tqdm.write(text, file=sys.stderr)
 
 
-def _indexes(args) -> list[image_folder.Index]:
+def _load_indexes(args) -> list[image_folder.Index]:
     """Of the splits that are meant. The classes of "val" are numbered as those of "train", as in a job."""
 
     def load(split: str, classes=None):
         return image_folder.load(
-            args.data_url, split, args.cache_dir, args.max_bad_images, classes, _say, val_share=args.val_share
+            args.data_url, split, args.cache_dir, args.max_bad_images, classes, _log, val_share=args.val_share
         )
 
     train = load("train")

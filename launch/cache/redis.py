@@ -86,8 +86,8 @@ class Shared:
         _check_short_side(short_side)
         store = RedisStore(self.servers, index, "", form)
 
-        def read(ids: np.ndarray) -> list[bytes | np.ndarray | str]:
-            found = store.read(ids)
+        def read(ids: np.ndarray) -> list[bytes | np.ndarray | str | None]:
+            found: list[bytes | np.ndarray | str | None] = [*store.read(ids)]
             lost = [place for place, sample in enumerate(found) if sample is None]
             again = store.read(ids[lost])  # a key that was moving from node to node answers the second time
             for place, sample, length in zip(lost, again, store.lengths(ids[lost]), strict=True):
@@ -111,7 +111,7 @@ class Shared:
                     lengths = leases.ask(self.servers, each.name, "STRLEN", ids, bar.update)
                 there, size = int((lengths > 0).sum()), int(lengths.clip(0).sum())
             known = (each.name, fingerprint, each.title, label, each.samples, there, size, each.mode)
-            found.append(DataSet(*known, [tuple(lease) for lease in each.leases], each.counts))
+            found.append(DataSet(*known, each.leases, each.counts))
         return found
 
     def remove(self, each: DataSet) -> None:

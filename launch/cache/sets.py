@@ -1,16 +1,17 @@
-"""What a cache holds, for people and for programs, the same for packs and for servers."""
+"""The data sets in a cache, of packs or of servers, as text and as JSON."""
 
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.exits import BadInput
 
 
 class DataSet(NamedTuple):
-    """A data set in a form. name: what rm takes. samples: of the data set; there: those that are in, None
-    where they were not counted; bytes: of these. mode: "active" or "offline"; of a pack also "unfinished" or
-    "damaged". users: (who, seconds until the lease ends, None where there is no such end). counts: hits,
-    misses, bad, errors and put since it was begun; {} where nobody counts."""
+    """A data set in a form. name: what rm takes. samples: of the data set; there: those that are in, None if
+    they were not counted; bytes: of these. mode: "active" or "offline"; of a pack also "unfinished" or
+    "damaged". users: (who, seconds until the lease ends, None for a pack). counts: hits, misses, bad, errors
+    and put since it was begun; {} for a pack."""
 
     name: str
     fingerprint: str
@@ -20,7 +21,7 @@ class DataSet(NamedTuple):
     there: int | None
     bytes: int | None
     mode: str
-    users: list[tuple[str, float | None]]
+    users: Sequence[tuple[str, float | None]]
     counts: dict[str, int]
 
     @property
@@ -38,8 +39,8 @@ class Room(NamedTuple):
     note: str
 
 
-def chosen(sets: list[DataSet], text: str) -> DataSet:
-    """The data set whose name or fingerprint begins so. Raises BadInput where it is none or several."""
+def choose(sets: list[DataSet], text: str) -> DataSet:
+    """Return the data set whose name or fingerprint begins so. Raises BadInput if none or several do."""
     found = [each for each in sets if each.name == text] or [
         each for each in sets if text and (each.name.startswith(text) or each.fingerprint.startswith(text))
     ]
@@ -49,40 +50,40 @@ def chosen(sets: list[DataSet], text: str) -> DataSet:
     return found[0]
 
 
-def user(who: str, left: float | None) -> str:
+def describe_user(who: str, left: float | None) -> str:
     return who if left is None else f"{who} (a lease of {left:.0f} s more)"
 
 
-def table(sets: list[DataSet]) -> str:
-    """One line a data set."""
+def format_table(sets: list[DataSet]) -> str:
+    """Return one line for each data set."""
     rows = [("name", "data set", "form", "samples", "GB", "mode", "users")]
     for each in sets:
         there = f"{each.there}/{each.samples}"
-        size = f"{each.bytes / 1e9:.3f}"
+        size = f"{(each.bytes or 0) / 1e9:.3f}"
         rows.append((each.name, each.title, each.form, there, size, each.mode, str(len(each.users))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def details(sets: list[DataSet], rooms: list[Room]) -> str:
-    """Some lines a data set, one a server or disk."""
+def format_details(sets: list[DataSet], rooms: list[Room]) -> str:
+    """Return some lines for each data set, one for each server or disk."""
     lines = []
     for each in sets:
         lines.append(f"{each.name}  {each.title}")
-        size = f"{each.bytes / 1e9:.3f} GB"
+        size = f"{(each.bytes or 0) / 1e9:.3f} GB"
         lines.append(f"  {each.there} of {each.samples} samples, {size}, {each.form}, {each.mode}")
         if each.counts:
-            rate = "nobody has asked yet" if each.hit_rate is None else f"hit rate {each.hit_rate:.1%}"
+            rate = "not asked yet" if each.hit_rate is None else f"hit rate {each.hit_rate:.1%}"
             counts = ", ".join(f"{name} {number}" for name, number in sorted(each.counts.items()))
             lines.append(f"  {rate} ({counts})")
-        lines += [f"  used by {user(who, left)}" for who, left in each.users]
+        lines += [f"  used by {describe_user(who, left)}" for who, left in each.users]
     for room in rooms:
         limit = "no limit" if room.limit is None else f"{room.limit / 1e9:.3f} GB"
         lines.append(f"{room.name}: {room.used / 1e9:.3f} GB used of {limit}{room.note and ', '}{room.note}")
     return "\n".join(lines)
 
 
-def as_json(sets: list[DataSet], rooms: list[Room] | None = None) -> str:
+def to_json(sets: list[DataSet], rooms: list[Room] | None = None) -> str:
     found = {"sets": [each._asdict() | {"hit_rate": each.hit_rate} for each in sets]}
     if rooms is not None:
         found["room"] = [room._asdict() for room in rooms]
