@@ -20,13 +20,14 @@ def folder(tmp_path_factory):
 
 
 def test_a_table_with_a_choice(folder, tmp_path):
-    printed = run(*BENCH, "loaders", *QUICK, f"--data_url={folder}", f"--cache_dir={tmp_path}").stdout
+    result = run(*BENCH, "loaders", *QUICK, f"--data_url={folder}", f"--cache_dir={tmp_path}")
+    printed = result.stdout
     table = printed[printed.index("backend ") :].splitlines()
     here = {name for name, reason in backends.reasons(torch.device("cpu")).items() if not reason}
     assert {line.split()[0] for line in table[1 : 1 + len(here)]} == here
     assert table[-2].startswith("resnet18 computes ") and table[-1].split()[0] == "choice:"
     assert table[-1].split()[1] in here - {"synthetic"}
-    assert "dali-gpu: it needs a GPU" in printed or torch.cuda.is_available()
+    assert "dali-gpu: it needs a GPU" in result.stderr or torch.cuda.is_available()
 
 
 def test_json_and_a_picture_with_a_pack(folder, tmp_path):
