@@ -8,6 +8,7 @@ import os
 import ssl
 import urllib.error
 import urllib.request
+from typing import Any
 
 from tqdm import tqdm
 
@@ -67,7 +68,9 @@ def check_md5(name: str, content: bytes, md5: str) -> None:
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, request, response, code, message, headers, new_url):
+    def redirect_request(
+        self, request: Any, response: Any, code: Any, message: Any, headers: Any, new_url: Any
+    ):
         if not new_url.startswith("https://"):
             raise BadInput(f"{request.full_url} redirects to {new_url}, which is not https")
         return super().redirect_request(request, response, code, message, headers, new_url)

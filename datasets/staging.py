@@ -19,6 +19,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from common.checkpoint import output_list
 from common.distributed import barrier
@@ -113,7 +114,15 @@ class _Staging:
         state = {"url": self.url, "files": len(objects), "boot": read_boot_id(), "listed": listed}
         write_atomic(os.path.join(self.place, "state.json"), json.dumps(state))
 
-    def _change(self, objects, missing, gone, begun, entries, checksums) -> None:
+    def _change(
+        self,
+        objects: list[Object],
+        missing: list[Object],
+        gone: list[str],
+        begun: int,
+        entries: dict[str, tuple],
+        checksums: dict[str, str],
+    ) -> None:
         if lease := _leases.pop(self.place, None):  # this process has staged the URL before
             lease.close()
         with self._alone("lease", "another job of this node reads the copy of before", _IN_USE):
@@ -171,7 +180,7 @@ class _Staging:
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _one(self, entry: Object, sha256: str | None, journal) -> None:
+    def _one(self, entry: Object, sha256: str | None, journal: TextIO) -> None:
         path = os.path.join(self.copy.hidden, entry.key)
         found = self.store.fetch(entry.key, path, entry.size, sha256, self._received)
         os.utime(path, ns=(time_of(entry),) * 2)

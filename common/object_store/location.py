@@ -93,7 +93,7 @@ def find_endpoint(scheme: str) -> Endpoint:
                 "AWS_ENDPOINT_URL_S3"
             )
         url = _check_endpoint("OBS_REGION", f"https://obs.{region}.myhuaweicloud.com")
-    host = urlsplit(url).hostname
+    host = urlsplit(url).hostname or ""
     if match := re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host):
         region = match[1]
     return Endpoint(url, region or "us-east-1", "path" if _is_bare(host) else "virtual")
@@ -126,7 +126,7 @@ def is_clear_text(url: str) -> bool:
     """Return whether data and session tokens leave this machine unencrypted."""
     parts = urlsplit(url)
     try:
-        local = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname).is_loopback
+        local = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname or "").is_loopback
     except ValueError:
         local = False
     return parts.scheme == "http" and not local

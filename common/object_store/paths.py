@@ -8,6 +8,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Iterable
+from typing import BinaryIO
 
 from common import files
 from common.exits import BadInput
@@ -82,7 +83,7 @@ class PartialFile:
         name = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
         self.path = os.path.join(os.path.dirname(path), name.join(_PARTIAL))
 
-    def __enter__(self):
+    def __enter__(self) -> BinaryIO:
         self.file = open(self.path, "a+b")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +99,7 @@ class PartialFile:
         self.file = open(self.path, "w+b")
         return self.file
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object):
         full = isinstance(error, OSError) and is_full(error)
         with contextlib.suppress(OSError):
             if full or (kind and not os.fstat(self.file.fileno()).st_size):
@@ -107,7 +108,7 @@ class PartialFile:
             self.file.close()
 
 
-def finish(file, path: str) -> None:
+def finish(file: BinaryIO, path: str) -> None:
     """Give an open partial file its name, once it is on the disk."""
     file.flush()
     os.fsync(file.fileno())

@@ -32,7 +32,8 @@ class Requests:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid, self._client, self._pool, self._quiet = os.getpid(), None, None, 0.0
+        self._pid, self._client, self._quiet = os.getpid(), None, 0.0
+        self._pool: ThreadPoolExecutor | None = None
         self._lock, self.stopped = threading.Lock(), threading.Event()
 
     def __getstate__(self) -> dict:
@@ -94,7 +95,9 @@ class Requests:
             self.expect_size(key, facts, size)
             content = b"".join(read_chunks(body, facts.size, self.timeout))
             found = hashlib.sha256(content).hexdigest()
-            self.compare(found, lambda: hashlib.md5(content, usedforsecurity=False), sha256, facts, taken)
+            self.compare(
+                found, lambda: hashlib.md5(content, usedforsecurity=False).hexdigest(), sha256, facts, taken
+            )
             return content, facts._replace(sha256=found)
 
         return self.retry(key, attempt)
@@ -145,22 +148,20 @@ class Requests:
         return self.retry(key, attempt)
 
     def compare(
-        self, found: str, md5: Callable[[], Any], sha256: str | None, facts: Facts, taken: list[str]
+        self, found: str, md5: Callable[[], str], sha256: str | None, facts: Facts, taken: list[str]
     ) -> None:
         """Raise Damaged if bytes are not the expected ones.
 
         Checked is sha256, else the metadata's, else the MD5 in the ETag. Not every store's ETag is an MD5, so
-        the same bytes twice are accepted. found: the sha256 of the bytes. md5: makes their hash. taken: the
+        the same bytes twice are accepted. found: the sha256 of the bytes. md5: returns theirs. taken: the
         sha256 of earlier attempts.
         """
         wanted = sha256 or facts.sha256
-        if wanted:
-            fine = found == wanted
-        else:
-            fine = facts.md5 is None or found in taken or md5().hexdigest() == facts.md5
+        plausible = not wanted and (facts.md5 is None or found in taken or md5() == facts.md5)
+        fine = plausible or found == wanted
         taken.append(found)
         if not fine:
-            kind, right = ("sha256", wanted) if wanted else ("MD5", facts.md5)
+            kind, right = ("sha256", wanted) if wanted else ("MD5", facts.md5 or "")
             raise Damaged(
                 f"the bytes that arrived are not those that were sent ({kind} {right[:12]}... expected)"
             )

@@ -7,7 +7,9 @@ beside it, whose bytes are a beginning of the object: the next fetch goes on wit
 import hashlib
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import wait
+from typing import Any, BinaryIO
 
 from common.exits import BadInput
 from common.object_store.client import SHA256, Facts, read_facts
@@ -17,11 +19,12 @@ from common.object_store.requests import Requests
 
 _FETCHED = 2**22  # bytes of a part
 _AHEAD = 4  # parts on their way for a file: they are written in order, so the beginning is always whole
+Progress = Callable[[int], object]  # takes the bytes that have arrived
 _SENT, _MOST_PARTS = 2**23, 9000  # bytes of a part; stores take 10,000
 
 
-def fetch(requests: Requests, key: str, path: str, size: int, sha256: str | None, progress) -> str:
-    """ObjectStore.fetch()."""
+def fetch(requests: Requests, key: str, path: str, size: int, sha256: str | None, progress: Progress) -> str:
+    """Implement ObjectStore.fetch()."""
     try:
         if os.path.isdir(path):
             raise BadInput(f"{requests.location.url(key)}: a folder stands where its file belongs ({path})")
@@ -32,7 +35,7 @@ def fetch(requests: Requests, key: str, path: str, size: int, sha256: str | None
                 file.write(content)
                 finish(file, path)
             progress(size)
-            return facts.sha256
+            return facts.sha256 or ""
         answer = requests.call("head_object", key, Key=requests.location.full(key))
         facts = read_facts(answer)
         requests.expect_size(key, facts, size)
@@ -44,7 +47,14 @@ def fetch(requests: Requests, key: str, path: str, size: int, sha256: str | None
         raise of_the_disk(error, path) from error
 
 
-def _all_parts(requests: Requests, key: str, file, facts: Facts, sha256: str | None, progress) -> str:
+def _all_parts(
+    requests: Requests,
+    key: str,
+    file: BinaryIO,
+    facts: Facts,
+    sha256: str | None,
+    progress: Progress,
+) -> str:
     """Fill the hidden file up to the end of the object; the sha256."""
     taken, failed = [], 0
     while True:
@@ -64,7 +74,7 @@ def _all_parts(requests: Requests, key: str, file, facts: Facts, sha256: str | N
             progress(len(part))
         found = hashes[0].hexdigest()
         try:
-            requests.compare(found, lambda made=hashes[1]: made, sha256, facts, taken)
+            requests.compare(found, hashes[1].hexdigest, sha256, facts, taken)
             return found
         except Damaged as error:
             file.truncate(0)
@@ -101,8 +111,8 @@ def _parts(requests: Requests, key: str, first: int, facts: Facts):
             future.cancel()
 
 
-def send(store, path: str, key: str, sha256: str | None, progress) -> str:
-    """ObjectStore.send()."""
+def send(store: Any, path: str, key: str, sha256: str | None, progress: Progress) -> str:
+    """Implement ObjectStore.send(). store: the ObjectStore."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -123,7 +133,14 @@ def _changed(path: str) -> BadInput:
     return BadInput(f"{shown(path)} has changed since its sha256 was taken: it is not stored")
 
 
-def _send_parts(store, file, key: str, size: int, sha256: str | None, progress) -> str:
+def _send_parts(
+    store: Any,
+    file: BinaryIO,
+    key: str,
+    size: int,
+    sha256: str | None,
+    progress: Progress,
+) -> str:
     """Two passes: the metadata, which has the sha256, goes before the first part."""
     requests, full = store.requests, store.location.full(key)
     length = max(_SENT, -(-size // _MOST_PARTS))
@@ -173,6 +190,6 @@ def _send_parts(store, file, key: str, size: int, sha256: str | None, progress) 
     return found
 
 
-def _holds(store, key: str, size: int, sha256: str) -> bool:
+def _holds(store: Any, key: str, size: int, sha256: str) -> bool:
     there = store.head(key)
     return there is not None and (there.size, there.sha256) == (size, sha256)

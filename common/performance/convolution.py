@@ -7,26 +7,31 @@ torch.nn.Conv2d. Source: K. Chellapilla et al., "High Performance Convolutional 
 Processing", IWFHR 2006.
 """
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 # places of the output map up to which the weight gradient, or all, is a product; at 8x8 the patches cost what
 # it gains
 _GRADIENT, _ALL = 49, 4
+_Pair = tuple[int, int]  # rows, columns
 
 
 class Conv2d(nn.Conv2d):
     """torch.nn.Conv2d without bias, dilation or groups; the same parameters, names and results up to
     rounding."""
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         if images.device.type != "cpu" or images.dim() != 4 or not torch.is_grad_enabled():
             return super().forward(images)
-        sizes = zip(images.shape[2:], self.kernel_size, self.stride, self.padding, strict=True)
-        rows, columns = ((size + 2 * pad - kernel) // stride + 1 for size, kernel, stride, pad in sizes)
+        height, width = images.shape[2:]
+        stride, padding = (self.stride[0], self.stride[1]), (int(self.padding[0]), int(self.padding[1]))
+        rows = (height + 2 * padding[0] - self.kernel_size[0]) // stride[0] + 1
+        columns = (width + 2 * padding[1] - self.kernel_size[1]) // stride[1] + 1
         if rows * columns > _GRADIENT:
             return super().forward(images)
-        return _SmallMap.apply(images, self.weight, self.stride, self.padding, (rows, columns))
+        return _SmallMap.apply(images, self.weight, stride, padding, (rows, columns))
 
 
 def take_over(model: nn.Module) -> nn.Module:
@@ -42,7 +47,9 @@ def take_over(model: nn.Module) -> nn.Module:
 
 class _SmallMap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, images, weight, stride, padding, size):
+    def forward(
+        ctx: Any, images: Tensor, weight: Tensor, stride: _Pair, padding: _Pair, size: _Pair
+    ) -> Tensor:
         if size[0] * size[1] <= _ALL:
             product = _patches(images, weight, stride, padding) @ _rows(weight).t()
             output = product.view(len(images), *size, len(weight)).permute(0, 3, 1, 2)
@@ -54,7 +61,7 @@ class _SmallMap(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         images, weight = ctx.saved_tensors
         of_images = of_weight = None
         if ctx.needs_input_grad[0]:
@@ -68,17 +75,17 @@ class _SmallMap(torch.autograd.Function):
         return of_images, of_weight, None, None, None
 
 
-def _rows(weight: torch.Tensor) -> torch.Tensor:
+def _rows(weight: Tensor) -> Tensor:
     """[O, C, H, W] -> [O, H * W * C]: a view, if it is channels_last."""
     return weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
 
 
-def _places(maps: torch.Tensor) -> torch.Tensor:
+def _places(maps: Tensor) -> Tensor:
     """[N, C, H, W] -> [N * H * W, C]: a view, if it is channels_last."""
     return maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])
 
 
-def _patches(images: torch.Tensor, weight: torch.Tensor, stride, padding) -> torch.Tensor:
+def _patches(images: Tensor, weight: Tensor, stride: _Pair, padding: _Pair) -> Tensor:
     """What each place of the output sees: [N * places, kernel height * width * C]."""
     _, channels, height, width = weight.shape
     down, across = padding
@@ -87,7 +94,7 @@ def _patches(images: torch.Tensor, weight: torch.Tensor, stride, padding) -> tor
     return patches.permute(0, 1, 2, 4, 5, 3).reshape(-1, height * width * channels)
 
 
-def _spread(gradient, images, weight, stride, padding) -> torch.Tensor:
+def _spread(gradient: Tensor, images: Tensor, weight: Tensor, stride: _Pair, padding: _Pair) -> Tensor:
     """The gradient of the images: every place's, added to what it saw."""
     count, channels, rows, columns = images.shape
     _, _, height, width = weight.shape
@@ -102,7 +109,7 @@ def _spread(gradient, images, weight, stride, padding) -> torch.Tensor:
     return result.permute(0, 3, 1, 2)
 
 
-def _transposed(gradient, images, weight, stride, padding) -> torch.Tensor:
+def _transposed(gradient: Tensor, images: Tensor, weight: Tensor, stride: _Pair, padding: _Pair) -> Tensor:
     return torch.ops.aten.convolution_backward(
         gradient, images, weight, None, stride, padding, (1, 1), False, (0, 0), 1, (True, False, False)
     )[0]

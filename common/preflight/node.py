@@ -224,7 +224,7 @@ def _versions(driver: str | None) -> Finding:
         f"NCCL {nccl or 'none'}, driver {driver or 'none'}"
     )
     errors, warnings = [], []
-    if torch.__version__ < (2, 1):
+    if torch.__version__ < "2.1":
         errors.append("torch 2.1 or later is needed")
     try:
         torch.zeros(1).numpy()
@@ -232,7 +232,7 @@ def _versions(driver: str | None) -> Finding:
         errors.append(f"torch cannot use NumPy ({error}): install another, torch before 2.3 needs numpy<2")
     if driver and not cuda:
         warnings.append("this torch was built without CUDA: it will not use the GPUs")
-    elif driver and int(driver.split(".")[0]) < (least := _DRIVERS.get(int(cuda.split(".")[0]), 0)):
+    elif cuda and driver and int(driver.split(".")[0]) < (least := _DRIVERS.get(int(cuda.split(".")[0]), 0)):
         warnings.append(f"CUDA {cuda} needs driver {least} or later, or NVIDIA's cuda-compat package")
     return judge("versions", facts, errors, warnings)
 

@@ -43,7 +43,9 @@ def cut(
         cv2.resize(box, size, dst=out, interpolation=cv2.INTER_LINEAR)
 
 
-def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int):
+def scaled(
+    top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int
+) -> tuple[int, int, int, int]:
     """The box in an image that was scaled and now has so many rows and columns."""
     top, left = min(round(top * scale), rows - 1), min(round(left * scale), columns - 1)
     height, width = max(round(height * scale), 1), max(round(width * scale), 1)

@@ -1,4 +1,4 @@
-"""Folders of images: an index of what there is to learn from, scanned once and kept in a cache folder.
+"""Folders of images: an index of what there is to learn from, scan_listing once and kept in a cache folder.
 
 datasets/folders/listing.py says which folders; this reads each file once, judges it, and keeps what was
 found in memory-mapped arrays. A file whose size or time of change is another is read again.
@@ -12,7 +12,9 @@ import itertools
 import json
 import os
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import IO
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from common.exits import BadInput, printable
 from common.files import is_url, locked, make_folder_atomic
 from datasets import files
 from datasets.folders import images
-from datasets.folders.listing import SHOWN, THREADS, TOGETHER, VAL_SHARE, Listing, look, progress
+from datasets.folders.listing import SHOWN, THREADS, TOGETHER, VAL_SHARE, Listing, Log, look, progress
 
 _FORMAT = 2  # another one where the columns or the judgement of images.inspect() change
 _COLUMNS = {  # a memory-mapped file each, one row an image
@@ -50,7 +52,7 @@ def val_share(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is not a share like 10% or 0.1, above 0 and below 1")
 
 
-class Index:
+class ImageFolderIndex:
     """The good images of a split by id, 0..len-1. Every array has one entry an image and is memory-mapped.
 
     labels int64; widths and heights int32 (pixels, upright); channels uint8 (as stored); plain bool (see
@@ -59,6 +61,18 @@ class Index:
     the bad images. fingerprint: of classes, relative paths without their endings, labels, sizes and contents,
     the same for every copy of the data. Pickles as the name of its folder.
     """
+
+    labels: np.ndarray
+    widths: np.ndarray
+    heights: np.ndarray
+    channels: np.ndarray
+    plain: np.ndarray
+    misnamed: np.ndarray
+    bytes: np.ndarray
+    crc32: np.ndarray
+    mtimes: np.ndarray
+    offsets: np.ndarray
+    names: np.ndarray
 
     def __init__(self, folder: str):
         inode = os.stat(folder).st_ino
@@ -104,15 +118,15 @@ class Index:
         return _reopen, (self.folder, self.fingerprint)
 
 
-def open_index(folder: str) -> Index:
+def open_index(folder: str) -> ImageFolderIndex:
     """An index as it lies in a cache folder, whatever became of the images since. Raises BadInput."""
     try:
-        return Index(folder)
+        return ImageFolderIndex(folder)
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"the index {folder} is damaged or of another version: {error!r}") from error
 
 
-def _reopen(folder: str, fingerprint: str) -> Index:
+def _reopen(folder: str, fingerprint: str) -> ImageFolderIndex:
     index = open_index(folder)
     if index.fingerprint != fingerprint:
         raise BadInput(f"the index {folder} was {fingerprint} and is now {index.fingerprint}: data changed")
@@ -125,37 +139,37 @@ def load(
     cache: str,
     max_bad: float = 0.0,
     classes: tuple[str, ...] | None = None,
-    say=print,
+    log: Log = print,
     staged: bool = True,
     val_share: float = VAL_SHARE,
-) -> Index:
-    """The index of a split, "train" or "val": from `cache` where no file was changed since, else scanned.
+) -> ImageFolderIndex:
+    """Return the index of a split, "train" or "val", from `cache` if no file has changed since.
 
     max_bad: the share of images that may be bad and is left out. classes: those of the train split, whose
-    numbers "val" must use. say: takes a line of text. staged: what is below a URL is copied to this node;
+    numbers "val" must use. log: takes a line. staged: what is below a URL is copied to this node;
     else it stays there, and each object is read once for the index. val_share: of a folder of classes without
     splits, the share that is "val" (listing.in_val()); 0: the whole folder is each split. Of several
     processes one scans and the others wait.
     Raises BadInput where there is nothing to learn from, where files cannot be read, for too many bad images.
     """
-    tell = one_line(say)
+    log = one_line(log)
     if is_url(root) and not staged:
         from datasets.folders import remote
 
-        listing = remote.look(root, split, classes, tell, val_share)
+        listing = remote.look(root, split, classes, log, val_share)
     else:
-        listing = look(os.path.abspath(files.local_folder(root)), split, classes, tell, val_share)
-    index = scanned(listing, cache, tell)
-    _judge(index, max_bad, tell)
+        listing = look(os.path.abspath(files.local_folder(root)), split, classes, log, val_share)
+    index = scan_listing(listing, cache, log)
+    _judge(index, max_bad, log)
     return index
 
 
-def one_line(say):
-    """`say` for texts that name files: names may hold anything, and the line must print."""
-    return lambda text: say(printable(" ".join(text.split())))
+def one_line(log: Log) -> Log:
+    """`log` for texts that name files: names may hold anything, and the line must print."""
+    return lambda text: log(printable(" ".join(text.split())))
 
 
-def scanned(listing: Listing, cache: str, tell) -> Index:
+def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     """The index of what is listed, with the bad images excluded: from `cache`, as in load().
 
     Raises BadInput where files cannot be read or the index cannot be written.
@@ -169,30 +183,30 @@ def scanned(listing: Listing, cache: str, tell) -> Index:
         try:
             os.makedirs(cache, exist_ok=True)
             with locked(f"{folder}.lock"):
-                index = _intact(folder, tell)
+                index = _intact(folder, log)
                 if index is None or index.stamp != stamp:
-                    index = _scan(folder, listing, stamp, index, tell)
+                    index = _scan(folder, listing, stamp, index, log)
         except OSError as error:
             raise BadInput(
                 f"cannot write the index of {root} to {cache}: {error.strerror or error}"
             ) from error
-    warn_of_names(index, tell)
+    warn_of_names(index, log)
     return index
 
 
-def warn_of_names(index: Index, tell) -> None:
+def warn_of_names(index: ImageFolderIndex, log: Log) -> None:
     """Report, in one line, the images whose ending belongs to another kind of content."""
     rows = np.flatnonzero(index.misnamed)
     if len(rows):
         kind = images.KINDS[index.misnamed[rows[0]] - 1]
-        tell(
+        log(
             f"warning: {len(rows)} of {len(index)} images of {index.base} are not what their ending says: "
             f"{index.path(rows[0])} is a {kind}. They are decoded by their content"
         )
 
 
-def _intact(folder: str, say=None) -> Index | None:
-    """The index, if it is there and every byte is as it was written."""
+def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | None:
+    """Return the index, if it exists and every byte is as it was written."""
     if not os.path.isdir(folder):
         return None
     try:
@@ -202,12 +216,11 @@ def _intact(folder: str, say=None) -> Index | None:
                 raise BadInput(f"the index {folder} is damaged: {name}.npy has another CRC-32")
         return index
     except BadInput as error:
-        if say:
-            say(f"{error}: scanning anew")
+        log(f"{error}: scanning anew")
         return None
 
 
-def _judge(index: Index, max_bad: float, say) -> None:
+def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
     bad, total = index.excluded, len(index) + len(index.bad)
     if not bad:
         return
@@ -221,10 +234,12 @@ def _judge(index: Index, max_bad: float, say) -> None:
             f"{len(bad)} of {total} images of {index.base} are bad: {shown}. "
             f"--max_bad_images {100 / part:g}% would leave out up to {total // part}"
         )
-    say(f"left out {len(bad)} bad of {total} images of {index.base}: {shown}")
+    log(f"left out {len(bad)} bad of {total} images of {index.base}: {shown}")
 
 
-def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> Index:
+def _scan(
+    folder: str, listing: Listing, stamp: str, old: ImageFolderIndex | None, log: Log
+) -> ImageFolderIndex:
     """Read what the old index does not know, and write a new one."""
     count = len(listing.paths)
     columns = {
@@ -232,10 +247,10 @@ def _scan(folder: str, listing: Listing, stamp: str, old: Index | None, say) -> 
         for name in ("widths", "heights", "channels", "plain", "misnamed", "crc32")
     }
     bad, unread = {}, {}  # row -> reason
-    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, say)
+    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
 
     remotely = is_url(listing.root)
-    content_of = _content_of
+    content_of: Callable[[str], bytes] = _content_of
     if remotely:
         from datasets.folders import remote
 
@@ -294,7 +309,7 @@ def _content_of(path: str) -> bytes:
         return file.read()
 
 
-def _reuse(listing: Listing, old: Index, columns: dict, bad: dict, say) -> np.ndarray:
+def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
     """Fill in what the old index knows of unchanged files; returns the rows of the others."""
     names, offsets = old.names.tobytes(), old.offsets.tolist()
     known = {
@@ -314,31 +329,31 @@ def _reuse(listing: Listing, old: Index, columns: dict, bad: dict, say) -> np.nd
     here = int((source >= 0).sum())
     added, removed, changed = len(source) - here, len(known) - here, here - int(same.sum())
     changes = f"{added} files added, {removed} removed, {changed} changed"
-    say(f"{listing.base}: {changes if added or removed or changed else 'the same files, labelled anew'}")
+    log(f"{listing.base}: {changes if added or removed or changed else 'the same files, labelled anew'}")
     return np.flatnonzero(~same)
 
 
-def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> Index:
+def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> ImageFolderIndex:
     """Put an index in its place, or in that of an older one, whole or not at all; the caller holds the lock.
 
-    columns: those of Index; names: uint8, the relative paths one after another; offsets: where each begins
-    and the last ends; misnamed: default zeros. meta: root, base, split, classes, stamp and bad (path, size,
-    mtime, reason). Raises OSError.
+    columns: those of ImageFolderIndex; names: uint8, the relative paths one after another; offsets: where
+    each begins and the last ends; misnamed: default zeros. meta: root, base, split, classes, stamp and bad
+    (path, size, mtime, reason). Raises OSError.
     """
     count = len(columns["labels"])
     columns = {"misnamed": np.zeros(count, np.uint8)} | columns
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in _COLUMNS.items()}
     digest = hashlib.blake2b(json.dumps([meta["classes"], count]).encode(), digest_size=16)
     for column in _without_endings(columns["names"], columns["offsets"]):
-        digest.update(column)
-    for column in ("labels", "bytes", "crc32"):
-        digest.update(columns[column])
+        digest.update(column.data)
+    for name in ("labels", "bytes", "crc32"):
+        digest.update(columns[name].data)
     meta |= {"format": _FORMAT, "fingerprint": digest.hexdigest()}
     meta["lengths"] = {name: len(column) for name, column in columns.items()}
-    meta["checksums"] = {name: zlib.crc32(column) for name, column in columns.items()}
+    meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}
     with make_folder_atomic(folder) as new:
-        for column, content in columns.items():
-            with open(os.path.join(new, f"{column}.npy"), "wb") as file:
+        for name, content in columns.items():
+            with open(os.path.join(new, f"{name}.npy"), "wb") as file:
                 np.save(file, content)
                 _flush(file)
         with open(os.path.join(new, "index.json"), "w", encoding="utf-8") as file:
@@ -365,6 +380,6 @@ def _without_endings(names: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray
     return stops - starts, names[np.cumsum(marks[:-1], dtype=np.int8) == 0]
 
 
-def _flush(file) -> None:
+def _flush(file: IO) -> None:
     file.flush()
     os.fsync(file.fileno())

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from tqdm import tqdm
 from common.exits import BadInput
 from datasets.folders import images
 
+Log = Callable[[str], object]  # takes a line
 THREADS = 16  # more than cores: on a network file system most of them wait
 TOGETHER = 64  # files that a thread takes at a time
 _LONGEST, _LABEL = 4096, 255  # characters of a path and of a label in a list
@@ -55,11 +56,11 @@ class Listing(NamedTuple):
         digest = hashlib.blake2b(known.encode(), digest_size=16)
         digest.update(os.fsencode("\0".join(self.paths)))
         for column in (self.labels, self.sizes, self.mtimes):
-            digest.update(np.ascontiguousarray(column))
+            digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
 
 
-def look(root: str, split: str, classes, say, val_share: float = 0.0) -> Listing:
+def look(root: str, split: str, classes: Sequence[str] | None, log: Log, val_share: float = 0.0) -> Listing:
     """What a split of a root folder holds, without reading a file. Arguments: those of image_folder.load().
     Raises BadInput."""
     if not os.path.isdir(root):
@@ -76,11 +77,11 @@ def look(root: str, split: str, classes, say, val_share: float = 0.0) -> Listing
         if not os.path.exists(os.path.join(root, paths[0])) and os.path.isdir(folder):
             base = folder
     else:
-        paths, names = by_class(base, *walk(base), classes, say)
+        paths, names = by_class(base, *walk(base), classes, log)
     classes, labels = number(names, classes, source, listed)
     val_share = 0.0 if spelling else val_share
     if val_share:
-        paths, labels = divide(root, split, paths, labels, val_share, say)
+        paths, labels = divide(root, split, paths, labels, val_share, log)
     sizes, mtimes = stat_files(base, paths)
     return Listing(root, split, base, classes, paths, labels, sizes, mtimes, val_share)
 
@@ -120,13 +121,13 @@ def divide(
     paths: list[str],
     labels: np.ndarray,
     val_share: float,
-    say,
+    log: Log,
 ) -> tuple[list[str], np.ndarray]:
     """(paths, labels) of a split of a folder without splits. Raises BadInput if none remains for "val"."""
     val = in_val(paths, labels, val_share)
     many = int(val.sum())
     if split == "train":
-        say(
+        log(
             f"train={len(val) - many} test={many} split of {root} by path, --val_share {100 * val_share:g}%"
             + ": no image for validation, for each class has one" * (not many)
         )
@@ -139,7 +140,12 @@ def divide(
     return [paths[row] for row in rows.tolist()], labels[rows]
 
 
-def layout(root: str, split: str, is_file=os.path.isfile, is_folder=os.path.isdir) -> tuple[str, str, str]:
+def layout(
+    root: str,
+    split: str,
+    is_file: Callable[[str], bool] = os.path.isfile,
+    is_folder: Callable[[str], bool] = os.path.isdir,
+) -> tuple[str, str, str]:
     """(base folder, the list or the same folder, the split's spelling: "" if there are no splits)."""
     for name in SPLITS[split]:
         folder, source = os.path.join(root, name), os.path.join(root, f"{name}.txt")
@@ -171,12 +177,14 @@ def walk(base: str) -> tuple[list[str], int, set[str]]:
     return paths, others, own
 
 
-def by_class(base: str, paths, others: int, class_folders, classes, say) -> tuple[list[str], list[str]]:
+def by_class(
+    base: str, paths: list[str], others: int, class_folders: set[str], classes: Sequence[str] | None, log: Log
+) -> tuple[list[str], list[str]]:
     """(paths, the class name of each) of what walk() found."""
     nested = [path for path in paths if "/" in path]
     loose = len(paths) - len(nested) if nested else 0
     if others or loose:
-        say(f"{base}: ignored {others} hidden or other files and {loose} images outside class folders")
+        log(f"{base}: ignored {others} hidden or other files and {loose} images outside class folders")
     if not paths:
         raise BadInput(f"{base} holds no image ({' '.join(images.EXTENSIONS)})")
     paths = sorted(nested or paths)
@@ -217,9 +225,10 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def read_list(lines: Iterable[str], source: str) -> tuple[list[str], list[str]]:
-    """(paths, the label of each as it is written) of a list. source: for messages."""
-    lines = [line.strip().rsplit(maxsplit=1) for line in lines]  # from the right: a path may hold spaces
-    for number, words in enumerate(lines, 1):
+    """Return (paths, the label of each as it is written) of a list. source: for messages. Raises BadInput."""
+    rows = []
+    for number, line in enumerate(lines, 1):
+        words = line.strip().rsplit(maxsplit=1)  # from the right: a path may hold spaces
         path, label = words if len(words) == 2 else ("", "")
         if words and (not path or "\0" in path + label or len(path) > _LONGEST or len(label) > _LABEL):
             found = " ".join(words)
@@ -227,37 +236,45 @@ def read_list(lines: Iterable[str], source: str) -> tuple[list[str], list[str]]:
             raise BadInput(f"{source}, line {number}: expected `path label`, found {shown}")
         if os.path.isabs(path) or ".." in path.split("/"):
             raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
-    lines = sorted(filter(None, lines))
-    if not lines:
+        if words:
+            rows.append((path, label))
+    rows.sort()
+    if not rows:
         raise BadInput(f"{source} lists no image")
-    for (path, label), (other, label_too) in itertools.pairwise(lines):
+    for (path, label), (other, label_too) in itertools.pairwise(rows):
         if path == other:
             raise BadInput(f"{source} lists {path} twice, with labels {label} and {label_too}")
-    return [path for path, _ in lines], [label for _, label in lines]
+    return [path for path, _ in rows], [label for _, label in rows]
 
 
-def number(names: list[str], classes, source: str, listed: bool) -> tuple[tuple[str, ...], np.ndarray]:
-    """(classes, labels int64 [n])."""
+def number(
+    names: list[str], classes: Sequence[str] | None, source: str, listed: bool
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return (classes, labels int64 [n]). names: the label of each image, as it is written.
+
+    classes: those of the train split, if they are known. listed: the labels are those of a list, which may be
+    numbers. source: for messages. Raises BadInput.
+    """
     found = set(names)
-    strange = sorted(found - set(classes)) if classes is not None else []
+    strange = sorted(found.difference(classes)) if classes is not None else []
     if listed and (classes is None or strange) and all(re.fullmatch("-?[0-9]+", name) for name in found):
-        # numbers, and no names that look like numbers
+        # numbers, and not names that look like numbers
         numbers = {name: int(name) for name in found}
         count = len(set(numbers.values()) if classes is None else classes)
         outside = sorted(value for value in numbers.values() if not 0 <= value < count)
         if outside:
             raise BadInput(f"{source}: label {outside[0]} is not in 0..{count - 1} ({count} classes)")
-        classes = map(str, range(count)) if classes is None else classes
-    elif strange:
+        ordered = tuple(map(str, range(count)) if classes is None else classes)
+    elif classes is not None and strange:
         count, owner = names.count(strange[0]), f"class {strange[0]!r}" if strange[0] else "no class folder"
         raise BadInput(
             f"{source}: {count} images belong to {owner}, but the train split has {len(classes)} classes: "
             + ", ".join(classes[:SHOWN])
         )
     else:
-        classes = sorted(found) if classes is None else classes
-        numbers = {name: place for place, name in enumerate(classes)}
-    return tuple(classes), np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
+        ordered = tuple(sorted(found) if classes is None else classes)
+        numbers = {name: place for place, name in enumerate(ordered)}
+    return ordered, np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
 
 
 def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:

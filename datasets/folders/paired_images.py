@@ -17,8 +17,8 @@ import numpy as np
 from common.exits import BadInput
 from datasets import files
 from datasets.folders import images
-from datasets.folders.image_folder import Index, one_line, scanned
-from datasets.folders.listing import SHOWN, Listing, stat_files, walk
+from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
+from datasets.folders.listing import SHOWN, Listing, Log, stat_files, walk
 from datasets.sampling.augment import center_square, square_crop
 from datasets.sampling.plan import Plan
 
@@ -38,11 +38,11 @@ class PairIndex:
     """The pairs of a split, numbered 0..len-1 in the order of their names.
 
     Of pair k, the blurry image has id k and the sharp one id len + k. By id: labels (0 blurry, 1 sharp),
-    bytes, plain and path() as in an image_folder.Index; widths and heights int64, pixels after resizing.
+    bytes, plain and path() as in an ImageFolderIndex; widths and heights int64, pixels after resizing.
     fingerprint: of names, sizes and contents.
     """
 
-    def __init__(self, index: Index, rows: int = 0):
+    def __init__(self, index: ImageFolderIndex, rows: int = 0):
         self.rows, self._stored = rows, index
         self.labels, self.bytes, self.plain, self.path = index.labels, index.bytes, index.plain, index.path
         self.source, self.fingerprint = index.source, index.fingerprint
@@ -60,16 +60,16 @@ class PairIndex:
         return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}" if self.rows else stored
 
 
-def load(root: str, split: str, cache: str, rows: int = 0, say=print) -> PairIndex:
+def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> PairIndex:
     """The pairs of a split, "train" or "test", as images of so many rows (0: as they are).
 
-    cache: a folder in which what was found in the files is kept. say: takes a line of text. Raises BadInput
+    cache: a folder in which what was found in the files is kept. log: takes a line. Raises BadInput
     where a folder is missing or empty, an image has no partner or one of another size, a file is bad or
     cannot be read.
     """
-    tell = one_line(say)
-    listing = _look(os.path.abspath(files.local_folder(root)), split, tell)
-    index = scanned(listing, cache, tell)
+    log = one_line(log)
+    listing = _look(os.path.abspath(files.local_folder(root)), split, log)
+    index = scan_listing(listing, cache, log)
     if index.excluded:
         what = f"of {len(listing.paths)} images of {listing.base} are bad"
         raise BadInput(_several(what, [f"{path}: {reason}" for path, reason in index.excluded]))
@@ -84,7 +84,7 @@ def load(root: str, split: str, cache: str, rows: int = 0, say=print) -> PairInd
     return PairIndex(index, rows)
 
 
-def _look(root: str, split: str, tell) -> Listing:
+def _look(root: str, split: str, log: Log) -> Listing:
     """The images of both sides, matched: all blurry ones, then their partners in the same order."""
     base = os.path.join(root, split)
     if not os.path.isdir(base):
@@ -94,7 +94,7 @@ def _look(root: str, split: str, tell) -> Listing:
     if tuple(here) not in SIDES:
         found = " and ".join(f"{side}/" for side in here) or "none of these folders"
         raise BadInput(f"{base} has {found}: expected {expected}")
-    blurry, sharp = (_by_name(base, side, tell) for side in here)
+    blurry, sharp = (_by_name(base, side, log) for side in here)
     alone = [
         f"{paths[name]} has no {partner}/{name}.*"
         for paths, others, partner in ((blurry, sharp, here[1]), (sharp, blurry, here[0]))
@@ -108,14 +108,14 @@ def _look(root: str, split: str, tell) -> Listing:
     return Listing(root, f"pairs-{split}", base, tuple(here), paths, labels, *stat_files(base, paths))
 
 
-def _by_name(base: str, side: str, tell) -> dict[str, str]:
+def _by_name(base: str, side: str, log: Log) -> dict[str, str]:
     """Path below the side without its ending -> path below the base."""
     folder, found = os.path.join(base, side), {}
     paths, others, _ = walk(folder)
     if not paths:
         raise BadInput(f"{folder} holds no image ({' '.join(images.EXTENSIONS)})")
     if others:
-        tell(f"{folder}: ignored {others} hidden or other files")
+        log(f"{folder}: ignored {others} hidden or other files")
     for path in sorted(paths):
         name = os.path.splitext(path)[0]
         if name in found:

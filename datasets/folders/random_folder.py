@@ -1,6 +1,7 @@
 """Folders of generated JPEG files, to try a job without data: ten classes that can be learned."""
 
 import os
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
@@ -11,7 +12,7 @@ CLASSES, TRAIN, VAL = 10, 64, 16  # images a class
 _SIZES = ((320, 240), (240, 320), (300, 300))
 
 
-def make(folder: str, write=None) -> str:
+def make(folder: str, write: Callable[[str], object] | None = None) -> str:
     """`folder` with train/<class>/* and val/<class>/*, or what write(folder) puts there; made where it is not
     there. Returns it."""
     os.makedirs(os.path.dirname(folder), exist_ok=True)

@@ -1,6 +1,7 @@
 """Folders of images below a URL that stay there: listed as datasets/folders/listing.py lists folders."""
 
 import os
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -8,11 +9,11 @@ from common.exits import BadInput
 from common.object_store.paths import check_keys
 from common.object_store.store import ObjectStore
 from datasets.folders import images
-from datasets.folders.listing import SHOWN, Listing, by_class, divide, layout, number, read_list
+from datasets.folders.listing import SHOWN, Listing, Log, by_class, divide, layout, number, read_list
 from datasets.staged_copy import time_of
 
 
-def look(url: str, split: str, classes, say, val_share: float = 0.0) -> Listing:
+def look(url: str, split: str, classes: Sequence[str] | None, log: Log, val_share: float = 0.0) -> Listing:
     """What a split holds, without reading an image. Arguments: those of image_folder.load(). Raises
     BadInput."""
     with ObjectStore(url) as store:
@@ -32,11 +33,11 @@ def look(url: str, split: str, classes, say, val_share: float = 0.0) -> Listing:
             if paths[0] not in entries and spelling in folders:
                 base = os.path.join(root, spelling)
         else:
-            paths, names = by_class(base, *_walk(base, root, entries), classes, say)
+            paths, names = by_class(base, *_walk(base, root, entries), classes, log)
     classes, labels = number(names, classes, source, source != base)
     val_share = 0.0 if spelling else val_share
     if val_share:
-        paths, labels = divide(root, split, paths, labels, val_share, say)
+        paths, labels = divide(root, split, paths, labels, val_share, log)
     keys = [_below(os.path.join(base, path), root) for path in paths]
     missing = [path for path, key in zip(paths, keys, strict=True) if key not in entries]
     if missing:
@@ -47,13 +48,13 @@ def look(url: str, split: str, classes, say, val_share: float = 0.0) -> Listing:
     return Listing(root, split, base, classes, paths, labels, sizes, mtimes, val_share)
 
 
-def reader(root: str):
+def reader(root: str) -> Callable[[str], bytes]:
     """A function that gives the content of a path below the root; threads may share it. Raises BadInput."""
     store = ObjectStore(root)
     return lambda path: store.read(_below(path, root))
 
 
-def _walk(base: str, root: str, entries) -> tuple[list[str], int, set[str]]:
+def _walk(base: str, root: str, entries: Iterable[str]) -> tuple[list[str], int, set[str]]:
     """As listing.walk()."""
     start = f"{_below(base, root)}/" if base != root else ""
     paths, others, own = [], 0, set()

@@ -17,17 +17,18 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     custom_data: generated images of that form. Raises BadInput.
     """
     if custom_data:
-        train, test = generate_images(channels=1, side=8)
-        return _image_set(*train, "generated"), _image_set(*test, "generated")
+        first, second = generate_images(channels=1, side=8)
+        return _image_set(*first, "generated"), _image_set(*second, "generated")
     local_folder(data_url)  # not needed, but a folder that does not exist is a mistake
     sklearn = import_optional("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
     digits = sklearn.load_digits()
     images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
     labels = torch.from_numpy(digits.target).long()
-    test = torch.zeros(len(images), dtype=torch.bool)
-    test[labels.argsort(stable=True)[4::5]] = True
+    in_test = torch.zeros(len(images), dtype=torch.bool)
+    in_test[labels.argsort(stable=True)[4::5]] = True
     source = "scikit-learn (1,797 real digits)"
-    return _image_set(images[~test], labels[~test], source), _image_set(images[test], labels[test], source)
+    train, test = (_image_set(images[rows], labels[rows], source) for rows in (~in_test, in_test))
+    return train, test
 
 
 def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:

@@ -14,7 +14,7 @@ from datasets.folders import images
 class Store:
     """The samples of a data set, by id. Threads may share one; it can be pickled, and survives a fork.
 
-    index: an image_folder.Index. form: "encoded" or "decoded", what read() returns. is_remote: reading waits
+    index: an ImageFolderIndex. form: "encoded" or "decoded", what read() returns. is_remote: reading waits
     for a network, so engines ask for a whole batch before they need it.
     """
 

@@ -97,7 +97,7 @@ class Stores:
             self._servers = Servers(address.parse(cache), log)
 
     def open(self, index: Any) -> Store:
-        """Return the store of an image_folder.Index, the same one for the same index; closed with this."""
+        """Return the store of an ImageFolderIndex, the same one for the same index; closed with this."""
         if index.fingerprint not in self._known:
             self._known[index.fingerprint] = self._open(index)
         return self._known[index.fingerprint]

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     if device.type == "cpu" and not args.memory:
         raise BadInput("no GPU here, whose memory limits the batch: --memory GB tries it on the host")
     args.data_url = args.data_url or _generated(args.cache_dir)
-    images = image_folder.load(args.data_url, "train", args.cache_dir, say=log)
+    images = image_folder.load(args.data_url, "train", args.cache_dir, log=log)
     most = len(images) // args.step * args.step
     rows = {}
     for backend in backends.parse_list(args.backends, device, log):

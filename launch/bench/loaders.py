@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     """Measure, print a table (or JSON) and the choice, and return 0. Raises BadInput."""
     args = _parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
-    index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, say=log)
+    index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, log=log)
     plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
     stores = {"": FileStore(index)}
     if args.pack:

@@ -107,7 +107,7 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
 
 def _found(args: argparse.Namespace) -> dict:
     root = args.data_url or random_folder.make(os.path.join(os.path.abspath(args.cache_dir), "generated"))
-    index = image_folder.load(root, "train", args.cache_dir, say=lambda line: None)
+    index = image_folder.load(root, "train", args.cache_dir, log=lambda line: None)
     args.batch_size = min(args.batch_size, len(index))
     ray = import_optional("ray", "Ray cannot be imported", RAY)
 

@@ -179,7 +179,7 @@ def _log(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def _load_indexes(args) -> list[image_folder.Index]:
+def _load_indexes(args) -> list[image_folder.ImageFolderIndex]:
     """Of the splits that are meant. The classes of "val" are numbered as those of "train", as in a job."""
 
     def load(split: str, classes=None):

@@ -160,7 +160,7 @@ class _Packed:
         return content
 
 
-def _scanned(root: str, cache: str, max_bad: float) -> list[image_folder.Index]:
+def _scanned(root: str, cache: str, max_bad: float) -> list[image_folder.ImageFolderIndex]:
     """Of the splits that a folder has, or of the folder itself. Raises BadInput."""
 
     def has(name: str) -> bool:

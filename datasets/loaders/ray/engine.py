@@ -14,7 +14,7 @@ import torch
 
 from common.exits import BadInput
 from datasets.folders.cut import cut
-from datasets.folders.image_folder import Index
+from datasets.folders.image_folder import ImageFolderIndex
 from datasets.loaders.engines.memory import Windows, corners, plan_of
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray.pool import Pool
@@ -109,7 +109,7 @@ class _Cutter:
         return images
 
 
-class _Shipped(Index):
+class _Shipped(ImageFolderIndex):
     """An index that goes to the workers whole: they need not see the folder in which it is kept."""
 
     def __init__(self, columns: dict):
@@ -120,7 +120,7 @@ class _Shipped(Index):
 
 
 def _shipped(store):
-    if type(store) is not FileStore or type(store.index) is not Index:
+    if type(store) is not FileStore or type(store.index) is not ImageFolderIndex:
         return store
     store = copy.copy(store)
     store.index = _Shipped(

@@ -35,7 +35,7 @@ COUNTED = ("hits", "misses", "bad", "errors", "put")
 
 
 class RedisStore:
-    """The samples of a data set on the servers. index: an image_folder.Index.
+    """The samples of a data set on the servers. index: an image_folder.ImageFolderIndex.
 
     mode: "active" puts what was missed, and the last job that closes deletes all; "offline" reads what was
     put by a preload, which stays; "" neither puts nor holds a lease (for tools). `counts`: hits, misses, bad,

@@ -68,7 +68,7 @@ def start(tmp_path, lines):
                 "inspect",
                 lambda content, path: (read.append(os.path.relpath(path, root)), inspect(content, path))[1],
             )
-            return load(str(root), split, str(tmp_path / "cache"), say=lines.append, **options)
+            return load(str(root), split, str(tmp_path / "cache"), log=lines.append, **options)
 
     return call
 

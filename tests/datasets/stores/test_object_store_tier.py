@@ -69,7 +69,7 @@ def here(server, monkeypatch):
 def indexes(folder, tmp_path):
     """(of the folder, of the URL)."""
     return [
-        image_folder.load(str(root), "train", str(tmp_path / "cache"), say=lambda line: None, staged=False)
+        image_folder.load(str(root), "train", str(tmp_path / "cache"), log=lambda line: None, staged=False)
         for root in (folder, URL)
     ]
 
@@ -89,7 +89,7 @@ def test_the_index_is_that_of_the_folder(indexes, folder, tmp_path):
     assert far.fingerprint == local.fingerprint and far.classes == ("a", "b b", "c") and len(far) == 6
     assert far.path(0) == f"{URL}/train/a/1.jpg"
     said = []
-    again = image_folder.load(f"{URL}/", "train", str(tmp_path / "cache"), say=said.append, staged=False)
+    again = image_folder.load(f"{URL}/", "train", str(tmp_path / "cache"), log=said.append, staged=False)
     assert again.fingerprint == far.fingerprint
     for split, below, count in (("val", "", 2), ("train", "/train", 5), ("val", "/train", 1)):
         one, other = (
@@ -165,4 +165,4 @@ def test_a_store_that_is_away_is_not_asked_for_every_image(server, folder, tmp_p
         with pytest.raises(
             BadInput, match=r"6 of 6 files in s3://data/set/train cannot be read: .*no permission"
         ):
-            image_folder.load(URL, "train", str(tmp_path), say=lambda line: None, staged=False)
+            image_folder.load(URL, "train", str(tmp_path), log=lambda line: None, staged=False)
