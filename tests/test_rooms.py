@@ -23,23 +23,10 @@ ALLOWED = {
 MOST_FILES, FEWEST_LINES, PREFIX_FILES = 13, 30, 3
 
 UPWARDS: set[str] = set()
-ROOM_CYCLES = {
-    "common.arguments common.distributed common.exits common.object_store common.optional "
-    "common.output_folder common.preflight",
-}
-FILE_CYCLES = {
-    "common.arguments common.distributed.launcher common.distributed.platforms "
-    "common.distributed.preemption common.distributed.topology common.exits common.object_store.answers "
-    "common.object_store.client common.object_store.errors common.object_store.paths "
-    "common.object_store.requests common.object_store.scratch common.object_store.store "
-    "common.object_store.transfer common.optional common.output_folder",
-}
-CROWDED = {"common"}
-SHORT = {
-    "common.interrupts", "common.optional", "common.performance.allocator", "common.performance.compilation",
-    "common.performance.trial", "common.preflight.findings", "common.schedule", "common.text",
-    "datasets.memory.random_images", 
-}  # fmt: skip
+ROOM_CYCLES = {"common.arguments common.distributed common.output_folder common.preflight"}
+FILE_CYCLES: set[str] = set()
+CROWDED: set[str] = set()
+SHORT = {"common.schedule"}
 PREFIXES: set[str] = set()
 
 Graph = dict[str, set[str]]

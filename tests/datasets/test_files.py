@@ -5,6 +5,8 @@ import hashlib
 import http.server
 import os
 import ssl
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +14,7 @@ import pytest
 import trustme
 
 from common.exits import BadInput
+from common.files import ROOT
 from datasets.files import download, local_folder
 
 CONTENT = bytes(range(256)) * 20_000
@@ -133,3 +136,12 @@ def test_data_url_that_is_no_folder(tmp_path):
         (tmp_path / "file").touch()
     with pytest.raises(BadInput, match=r"not a folder"):
         local_folder(str(tmp_path / "file"))
+
+
+def test_folders_do_not_load_the_object_stores_code():
+    """A job that was given folders imports neither boto3 nor what stages a URL."""
+    script = (
+        "import sys; import datasets.files, datasets.folders.image_folder, datasets.memory.cifar10\n"
+        "print([each for each in sys.modules if 'object_store' in each or 'boto' in each or 'staging' in each])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], cwd=ROOT) == b"[]\n"
