@@ -142,6 +142,6 @@ def test_folders_do_not_load_the_object_stores_code():
     """A job that was given folders imports neither boto3 nor what stages a URL."""
     script = (
         "import sys; import datasets.files, datasets.folders.image_folder, datasets.memory.cifar10\n"
-        "print([each for each in sys.modules if 'object_store' in each or 'boto' in each or 'staging' in each])"
+        "print([m for m in sys.modules if 'object_store' in m or 'boto' in m or 'staging' in m])"
     )
     assert subprocess.check_output([sys.executable, "-c", script], cwd=ROOT) == b"[]\n"
