@@ -1,5 +1,4 @@
-"""Command lines as platforms send them: "true" and "false", options that no job defined, folders to be
-checked."""
+"""Command lines as platforms send them: "true" and "false", options that no job defined, intervals."""
 
 import argparse
 import contextlib
@@ -8,12 +7,12 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from common import output_folder, platforms
+from common import platforms
 from common.exits import BadInput
-from common.files import is_url
-from common.interval import Interval
+from common.output import open_output
 
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"://[^/@]*@")
@@ -29,17 +28,13 @@ _UNKNOWN = "--?"  # stands for an unknown option while argparse looks at the oth
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # too unlike to be compared
 NAMELESS = "(a value without an option)"
 
-_parsed = argparse.Namespace()  # what parse() returned
-_ignored: list[str] = []  # names of the options that parse() did not know
-_urls: dict[str, str] = {}  # output folder -> the URL that it stands for
-
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line (BadInput) and show no value of an unknown option. Options
     are never abbreviated; - and _ are the same in their names. A path after an option whose value may be left
     out (nargs="?") is not its value."""
 
-    def __init__(self, description: str):
+    def __init__(self, description: str | None):
         super().__init__(
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -148,92 +143,62 @@ def _plain(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
 
 
-def parse(parser: Parser) -> argparse.Namespace:
-    """Parse sys.argv. Unknown options that may pass are printed by name and ignored; --output_dir becomes an
-    absolute path that can be written: for an s3:// or obs:// URL a folder on the node's scratch disk, which
-    common/checkpoint/mirror.py brings there; without one a new folder (output_folder.make_default), which
-    is not resumed from, and the index is in a folder that all runs share.
+class JobParser(Parser):
+    """The Parser of a job. Options that a platform adds are ignored, with one printed line.
 
-    Raises BadInput, also for unknown options that may not pass; nothing is left on the disk.
+    checks: functions that take the parsed arguments, and raise BadInput or complete them before the output
+    is opened.
     """
-    from common.distributed.launcher import (
-        first_on_node,  # brings torch, and a second: what needs neither is quicker
-    )
 
-    parser.add_argument("--ignore_unknown", **FLAG, help="true: ignore unknown options")
-    args, unknown = parser.parse_known_args()
-    _ignored[:] = _passing(parser, names(unknown), args.__dict__.pop("ignore_unknown"))
-    if first_on_node():
-        remind(print)
-    if getattr(args, "resume", "") is None:
-        args.resume = "auto" if args.output_dir else "never"
-    if getattr(args, "evaluate", False):
-        named = args.resume not in ("auto", "never")
-        if named == bool(args.weights):
-            raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: what to evaluate")
-    if getattr(args, "resume", "") == "auto" and not args.output_dir:
-        raise BadInput(
-            "--resume auto without --output_dir: name the folder of the run to continue, for example "
-            f"--output_dir {os.path.join(output_folder.PARENT, output_folder.LATEST)}"
-        )
-    url = args.output_dir if is_url(args.output_dir) else None
-    if url:
-        from common.object_store.location import parse as parse_url  # only a job with a URL needs it
-        from common.object_store.paths import scratch_folder
+    def __init__(self, description: str | None):
+        super().__init__(description)
+        self.checks: list[Callable[[argparse.Namespace], object]] = []
 
-        if not parse_url(url).prefix:
-            raise BadInput(
-                f"{url} is a whole bucket: give every job a folder of its own, {url.rstrip('/')}/NAME"
-            )
-        args.output_dir, args.output_url = scratch_folder("outputs", url), url
-    if args.output_dir:
-        args.output_dir = output_folder.local_output(args.output_dir)
-    else:
-        args.output_dir = output_folder.make_default(args)
-        if getattr(args, "cache_dir", "") is None:
-            args.cache_dir = os.path.join(output_folder.PARENT, "index")
-    if url:
-        _urls[args.output_dir] = url
-    global _parsed
-    _parsed = args
-    return args
+    def parse_args(self, args: Sequence[str] | None = None, namespace=None) -> argparse.Namespace:
+        """Parse the command line and open the output.
+
+        Returns the arguments with `output` (an Output), `ignored` (names of options that were let pass), and
+        output_dir as an absolute path that can be written. Raises BadInput, also for unknown options that may
+        not pass; nothing is left on the disk then.
+        """
+        self.add_argument("--ignore_unknown", **FLAG, help="true: ignore unknown options")
+        found, unknown = self.parse_known_args(args, namespace)
+        found.ignored = self._let_pass(names(unknown), found.__dict__.pop("ignore_unknown"))
+        if platforms.is_first_on_node():
+            remind(found, print)
+        for check in self.checks:
+            check(found)
+        found.output = open_output(found)
+        return found
+
+    def _let_pass(self, unknown: list[str], everything: bool) -> list[str]:
+        """Return the unknown options, all of which may pass: on a platform those that it injects and those
+        that resemble none of the parser's; elsewhere none; if `everything`, all. Raises BadInput."""
+        given = {_plain(name) for name in names(sys.argv[1:])}
+        on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
+        refused = [
+            name
+            for name in unknown
+            if _plain(name) not in platforms.INJECTED and (not on_platform or self.resembling(name))
+        ]
+        if refused and not everything:
+            self.error(f"{self._unknown(refused)}; --ignore_unknown true lets them pass")
+        return unknown
 
 
-def _passing(parser: Parser, unknown: list[str], everything: bool) -> list[str]:
-    """The unknown options, all of which may pass: on a platform those that it injects and those that resemble
-    none of the parser's; elsewhere none; if `everything`, all. Raises BadInput."""
-    given = {_plain(name) for name in names(sys.argv[1:])}
-    on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
-    refused = [
-        name
-        for name in unknown
-        if _plain(name) not in platforms.INJECTED and (not on_platform or parser.resembling(name))
-    ]
-    if refused and not everything:
-        parser.error(f"{parser._unknown(refused)}; --ignore_unknown true lets them pass")
-    return unknown
+def remind(args: argparse.Namespace, log: Callable[[str], object]) -> None:
+    """Log the names of the options that were ignored, if there are any. log: takes one line."""
+    if args.ignored:
+        log(f"ignored arguments: {' '.join(args.ignored)}")
 
 
-def ignored() -> list[str]:
-    """The names of the options that parse() did not know and let pass."""
-    return list(_ignored)
-
-
-def remind(log) -> None:
-    """Log the names of what was ignored, if there are any. log: takes one line."""
-    if _ignored:
-        log(f"ignored arguments: {' '.join(_ignored)}")
-
-
-def settings(args: argparse.Namespace | None = None) -> dict[str, str | int | float | bool | None]:
-    """What may be written down of the arguments: plain values, and nothing that looks like a credential.
-
-    args: default: those that parse() returned, with what the job has made of them since.
-    """
+def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
+    """Return what may be written down of the arguments: plain values, and nothing that looks like a
+    credential."""
     plain = (str, int, float, bool, type(None))
     given = {
         name: str(value) if isinstance(value, Interval) else value
-        for name, value in vars(args or _parsed).items()
+        for name, value in vars(args).items()
         if not _SECRET.search(name)
     }
     return {
@@ -241,11 +206,6 @@ def settings(args: argparse.Namespace | None = None) -> dict[str, str | int | fl
         for name, value in given.items()
         if isinstance(value, plain)
     }
-
-
-def url_of(output_dir: str) -> str | None:
-    """The URL that the output folder of parse() stands for, where it does."""
-    return _urls.get(output_dir)
 
 
 def check_folder(option: str, path: str | None) -> None:
@@ -314,3 +274,29 @@ def seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in 0..2^63-1")
     return int(text)
+
+
+class Interval(NamedTuple):
+    """How often to save: `count` of "step", "s" (seconds) or "epoch"."""
+
+    count: float
+    unit: str
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """0 where seconds count."""
+        return {"step": int(self.count), "epoch": int(self.count * steps_per_epoch), "s": 0}[self.unit]
+
+    def __str__(self) -> str:
+        return f"{self.count:g}{self.unit}"
+
+
+def interval(text: str) -> Interval:
+    """ "200" (steps), "90s" or "1epoch"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text)
+    count = float(found[1]) if found else 0
+    unit = (found[2] or "step").removesuffix("s") or "s" if found else ""
+    if not 0 < count <= _MOST or (unit != "s" and count % 1):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of steps (200), seconds (90s) or epochs (1epoch), at most {_MOST:g}"
+        )
+    return Interval(count, unit)

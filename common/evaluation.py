@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from common.distributed import preemption
 from common.exits import BadInput
 
 
-def sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def batch_sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return [loss_sum, correct, count] of one batch, float64 [3] on the batch's device, without
     synchronising: zeros if the loss is not finite.
 
@@ -39,17 +38,18 @@ def evaluate(
     model: torch.nn.Module,
     batches,
     criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    stop: Callable[[], bool] = lambda: False,
     mirrored: bool = False,
 ) -> torch.Tensor:
-    """Return [loss_sum, correct, count] over all batches as sums() does, float64 [3] on the model's device,
-    and restore the model's mode.
+    """Return [loss_sum, correct, count] over all batches as batch_sums() does, float64 [3] on the model's
+    device, and restore the model's mode.
 
     batches: iterable of (images float [N, C, H, W], labels [N, ...]) on the model's device; may be empty.
     Pass the raw model: a DistributedDataParallel wrapper communicates in forward(), and ranks may have
     different numbers of batches. criterion(logits, labels): that of the training, mean over the batch.
-    mirrored: evaluate the mean of the logits of each image and of its mirror image; twice the work. Ends
-    early, with sums that mean nothing, when the process is asked to stop. Raises BadInput for a criterion
-    that sums or does not reduce.
+    stop: called before each batch; if true, returns early with incomplete sums. mirrored: evaluate the mean
+    of the logits of each image and of its mirror image; twice the work. Raises BadInput for a criterion that
+    sums or does not reduce.
     """
     if getattr(criterion, "reduction", "mean") in ("sum", "none"):
         raise BadInput(f"the criterion has reduction={criterion.reduction!r}: {_EXPECTED}")
@@ -57,7 +57,7 @@ def evaluate(
     model.eval()
     total = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
     for images, labels in batches:
-        if preemption.asked():
+        if stop():
             break
         logits = model(images)
         if mirrored:

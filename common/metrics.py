@@ -1,9 +1,9 @@
-"""What a job reports: flat log lines, metrics.jsonl, starts.jsonl (common/starts.py), TensorBoard events, a
-progress bar, and where the time went.
+"""Report a run: log lines, metrics.jsonl, TensorBoard events, a progress bar, and where the time went.
 
-Rank 0 speaks; in every other process a Log does nothing.
+starts.jsonl is written by common/starts.py.
 """
 
+import argparse
 import contextlib
 import json
 import math
@@ -11,81 +11,84 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
 from tqdm import tqdm
 
-from common import arguments, output_folder, starts
-from common.checkpoint import mirror, weights
+from common import arguments, exits, starts
+from common.distributed import ranks
 from common.exits import MissingPackage, import_optional
-from common.files import opener, write_text
+from common.files import opener, write_atomic
+from common.output import writes_nothing
 
 
 class Log:
-    """Reports of one run into `output_dir`, made when the first is written.
+    """What a run prints, and its reports: metrics.jsonl, starts.jsonl, receipt.bin, TensorBoard events.
 
-    Call lap(name) at the end of each part of the set-up, training(...) before the first step, train(...) and
-    validation(...) as figures come in, finish() at the end. Sums are those of evaluation.sums() over all
-    processes; reading them here is the only synchronisation with the device.
+    args: those of a JobParser: `output` says where the files go (they are made with the first report),
+    arguments.settings() what is written down of the others. Rank 0 prints and writes. Sums are those of
+    evaluation.batch_sums() over all ranks; reading them here is the only synchronisation with the device.
     """
 
-    def __init__(self, output_dir: str):
-        self.output_dir = output_dir
-        self._laps: dict[str, float] = {}
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.output = args, args.output
+        self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = _process_start()
         self._file = self._events = self._bar = None
-        self._said: set[str] = set()
+        self._loader = None
+        self._warnings: set[str] = set()
         self._result = "test_accuracy=nan"
-        self._classes: tuple[str, ...] = ()
-        self._only_evaluates = False
+        self._trains = False  # whether the job reports steps, and not only epochs of loading
+        self._end_lap("set-up")
 
-    def lap(self, name: str) -> None:
-        """Everything since the last lap (at first: since the process began) was spent on `name`, too."""
-        now = time.time()
-        self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
-        self._lap_start = now
+    def start(self, loader, step: int, total_steps: int) -> None:
+        """Training begins, or continues after `step`: call it on every rank before the first step.
 
-    def data(self, train_set, test_set) -> None:
-        """Say which source was used, and end the lap "data loading". A data set with `class_names` (a tuple
-        of text, in the order of labels) has them written to classes.json."""
-        self.lap("data loading")
-        self._classes = getattr(train_set, "class_names", ())
-        self.say(f"data train={len(train_set)} test={len(test_set)} source={train_set.source}")
-
-    def training(self, loader, step: int, steps: int) -> None:
-        """Training begins, or goes on after `step` of `steps`: end the lap "model".
-
-        loader: its `waited` seconds are the time spent waiting for data, its `receipt` says which. What an
-        earlier start of the run reported after `step` is dropped from the files: it will be reported again.
+        loader: the training's. What an earlier start of the run reported after `step` is dropped from the
+        files: it will be reported again.
         """
-        self.lap("model")
-        output_folder.begin(self.output_dir)
-        given = arguments.settings()
-        self._only_evaluates = bool(given.get("evaluate"))
-        if self._only_evaluates or (given.get("weights") and step == 0):
-            path = given.get("weights") or given["resume"]
-            if line := weights.compare_classes(path, self._classes):
-                self.say(line)
-        self._loader, self._step, self._steps = loader, step, steps
+        self._end_lap("model")
+        self.output.begin()
+        self._loader, self._step, self._total_steps = loader, step, total_steps
         self._since, self._waited, self._evaluating = time.time(), loader.waited, 0.0
-        self._start = {"time": round(self._since, 3), "step": step, "steps": steps, "laps": {**self._laps}}
-        self._start["training data"] = loader.receipt.fingerprint
+        self._start = {"time": round(self._since, 3), "step": step, "steps": total_steps}
+        self._start |= {"laps": {**self._laps}, "training data": loader.receipt.fingerprint}
+        exits.on_success(self.finish)
 
-    def train(self, epoch: int, step: int, window: torch.Tensor, lr: float) -> None:
-        """One line on the steps since the last report. step counts optimizer steps since the start of
-        training; lr is that of the next step."""
-        if not _speaks():
+    def print_data(self, train_set, test_set) -> None:
+        """Print the sizes of the data sets and their source.
+
+        The time until now counts as loading data.
+        """
+        self._end_lap("data loading")
+        self.info(f"data train={len(train_set)} test={len(test_set)} source={train_set.source}")
+
+    def is_due(self, step: int) -> bool:
+        """Return whether step() has something to report: every --report_every steps, and after an epoch."""
+        return step % self.args.report_every == 0 or step % len(self._loader) == 0
+
+    def step(self, step: int, running: torch.Tensor, scheduler) -> None:
+        """Report the steps since the last report, on every rank, and set `running` to zero.
+
+        step: optimizer steps since the start of training. running: float64 [3], sums over all ranks.
+        scheduler: its learning rate is that of the next step. Commits the loader's receipt.
+        """
+        self._trains = True
+        self._commit(step)
+        if not ranks.is_first():
+            running.zero_()
             return
-        loss_sum, correct, count = window.tolist()
+        loss_sum, correct, count = running.tolist()
+        running.zero_()
         now, waited = time.time(), self._loader.waited
         elapsed, data_time = now - self._since, waited - self._waited
         self._since, self._waited = now, waited
         self._write(
-            epoch=epoch,
-            step=step,
+            step,
             loss=loss_sum / (count or math.nan),  # no step was taken: all were skipped
             **_accuracy("acc", correct, count),
-            lr=lr,
+            lr=scheduler.get_last_lr()[0],
             images_per_s=count / elapsed,
             data_time=data_time,
             compute_time=elapsed - data_time,
@@ -94,137 +97,149 @@ class Log:
         )
         if sys.stderr.isatty():
             self._bar = self._bar or tqdm(
-                total=self._steps, initial=self._step, unit="step", dynamic_ncols=True
+                total=self._total_steps, initial=self._step, unit="step", dynamic_ncols=True
             )
             self._bar.update(step - self._bar.n)
 
-        with self._suppressed():
-            if self._events:
-                self._events.flush()  # the job may be stopped here
+    def validation(self, step: int, val_sums: torch.Tensor) -> None:
+        """Report an evaluation. The time since the last report counts as evaluating and saving.
 
-    def validation(self, epoch: int, step: int, totals: torch.Tensor) -> None:
-        """One line on the test set after an epoch; the time since the last report went into evaluating and
-        saving. With --evaluate it is printed, and nothing is written."""
-        if not _speaks():
+        val_sums: float64 [3], sums over all ranks. With --evaluate it is printed, and nothing is written.
+        """
+        if not ranks.is_first():
             return
-        loss_sum, correct, count = totals.tolist()
+        self._trains = True
+        loss_sum, correct, count = val_sums.tolist()
         now = time.time()
         self._evaluating += now - self._since
         self._since = now
         loss, accuracy = loss_sum / (count or math.nan), _accuracy("val_acc", correct, count)
         self._result = f"test_accuracy={accuracy['val_acc']:.4f}" if accuracy else f"test_loss={loss:.6g}"
         figures = {"val_loss": loss, **accuracy, "val_count": int(count)}
-        if self._only_evaluates:
-            self.say(_line(figures))
-            return
-        self._write(epoch=epoch, step=step, **figures)
-        with self._suppressed():
-            if self._events:
-                self._events.flush()
+        if getattr(self.args, "evaluate", False):
+            self.info(_line(figures))
+        else:
+            self._write(step, **figures)
 
-    def loaded(self, epoch: int, step: int, **figures: float) -> None:
-        """One line on an epoch of a job that does nothing but load: `figures`, and the receipt up to
-        `step`."""
-        if not _speaks():
-            return
-        self._write(epoch=epoch, step=step, **figures, receipt=str(self._loader.receipt))
-        with self._suppressed():
-            if self._events:
-                self._events.flush()
+    def epoch(self, step: int, **figures: float) -> None:
+        """Report an epoch of a job that only loads data, on every rank: `figures`, and the receipt."""
+        self._commit(step)
+        if ranks.is_first():
+            self._write(step, **figures, receipt=str(self._loader.receipt))
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Show the time of the block as a row of its own in the TIME COST table."""
+        self._end_lap("model")
+        yield
+        self._end_lap(name)
 
     @property
     def training_seconds(self) -> float:
-        """So far, in steps: without evaluating and saving."""
+        """Seconds of training so far, without evaluating and saving."""
         return time.time() - self._lap_start - self._evaluating
 
     def finish(self) -> None:
-        """Print the last accuracy (the last loss if the job has none) and the TIME COST table, and close the
-        files."""
-        if not _speaks() or self._only_evaluates:
+        """Print the last result and the TIME COST table, and close the files. start() has it called at the
+        end of the job."""
+        if self._loader is None or not ranks.is_first():
             return
+        loader, self._loader = self._loader, None
         if self._bar:
             self._bar.close()
-        self.lap("training")
-        waited = self._loader.waited
-        computing = self._laps["training"] - waited - self._evaluating
-        total = sum(self._laps.values())
-        rows = [*self._laps.items(), ("- waiting for data", waited), ("- computing", computing)]
-        rows += [("- evaluating and saving", self._evaluating), ("total", total)]
-        print(f"\n{'TIME COST':<26}{'seconds':>10}{'share':>9}")
-        for name, seconds in rows:
-            print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
-        print(
-            f"\n{self._result} training_seconds={self._laps['training']:.1f} receipt={self._loader.receipt}",
-            flush=True,
-        )
-        arguments.remind(self.say)
-        with self._suppressed():
+        if self._trains and not writes_nothing(self.args):
+            self._print_time_cost(loader)
+        arguments.remind(self.args, self.info)
+        with self._reported():
             if self._file:
                 self._file.close()
             if self._events:
                 self._events.close()
 
-    def _write(self, **figures: float | str) -> None:
-        self._open()
-        with self._suppressed():
-            if self._file:
-                self._file.write(json.dumps(figures | {"time": round(time.time(), 3)}) + "\n")
-            if self._events:
-                for name in figures.keys() - {"epoch", "step", "val_count", "receipt"}:
-                    self._events.add_scalar(name, figures[name], figures["step"])
-        self.say(_line(figures))
-
-    def _open(self) -> None:
-        """Open the files, again where somebody removed them."""
-        path = os.path.join(self.output_dir, "metrics.jsonl")
-        if self._file and os.path.exists(path):
-            return
-        with self._suppressed():
-            os.makedirs(self.output_dir, exist_ok=True)
-            if self._file is None:
-                lost = _keep_lines(path, self._step)
-                self._start |= {"lost": lost} if lost else {}
-                starts.write(self.output_dir, **self._start)
-                if self._classes:
-                    weights.write_classes(self.output_dir, self._classes)
-            self._file = open(path, "a", buffering=1, opener=opener)  # noqa: SIM115
-            mirror.watch(self.output_dir)
-            purged = self._step + 1 if self._step else 0
-            events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
-            self._events = self._events or events.SummaryWriter(self.output_dir, purge_step=purged)
-
-    @contextlib.contextmanager
-    def _suppressed(self):
-        """A report that cannot be written is said, and does not end the training."""
-        try:
-            yield
-        except MissingPackage as error:
-            self._warn(str(error))
-        except Exception as error:  # a full disk as OSError, and whatever TensorBoard makes of it
-            self._warn(f"warning: reports in {self.output_dir} are incomplete: {error}")
-
-    def _warn(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            self.say(line)
-
-    def say(self, line: str) -> None:
-        """Print a line, past the progress bar."""
-        if _speaks():
+    def info(self, line: str) -> None:
+        """Print a line on rank 0, above the progress bar."""
+        if ranks.is_first():
             with contextlib.suppress(OSError, ValueError):  # a log on a full disk does not end the training
                 tqdm.write(line)
                 sys.stdout.flush()
 
+    def _end_lap(self, name: str) -> None:
+        """Count the time since the last lap (at first: since the process began) as `name`."""
+        now = time.time()
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
+        self._lap_start = now
 
-def _speaks() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    def _print_time_cost(self, loader) -> None:
+        self._end_lap("training")
+        computing = self._laps["training"] - loader.waited - self._evaluating
+        total = sum(self._laps.values())
+        rows = [*self._laps.items(), ("- waiting for data", loader.waited), ("- computing", computing)]
+        rows += [("- evaluating and saving", self._evaluating), ("total", total)]
+        print(f"\n{'TIME COST':<26}{'seconds':>10}{'share':>9}")
+        for name, seconds in rows:
+            print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
+        print(
+            f"\n{self._result} training_seconds={self._laps['training']:.1f} receipt={loader.receipt}",
+            flush=True,
+        )
+
+    def _commit(self, step: int) -> None:
+        """Extend the receipt on every rank; rank 0 writes it."""
+        if ranks.is_first():
+            self._open()
+        try:
+            self._loader.commit(step, self.output.folder)
+        except OSError as error:
+            self._warn(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
+
+    def _write(self, step: int, **figures: float | str) -> None:
+        self._open()
+        line = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
+        with self._reported():
+            if self._file:
+                self._file.write(json.dumps(line | {"time": round(time.time(), 3)}) + "\n")
+            if self._events:
+                for name in figures.keys() - {"val_count", "receipt"}:
+                    self._events.add_scalar(name, figures[name], step)
+                self._events.flush()  # the job may be stopped here
+        self.info(_line(line))
+
+    def _open(self) -> None:
+        """Open the files, again if they were removed."""
+        folder = self.output.folder
+        path = os.path.join(folder, "metrics.jsonl")
+        if self._file and os.path.exists(path):
+            return
+        with self._reported():
+            os.makedirs(folder, exist_ok=True)
+            if self._file is None:
+                lost = _keep_lines(path, self._step)
+                self._start |= {"lost": lost} if lost else {}
+                starts.write(folder, self.args, **self._start)
+            self._file = open(path, "a", buffering=1, opener=opener)  # noqa: SIM115
+            purged = self._step + 1 if self._step else 0
+            events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
+            self._events = self._events or events.SummaryWriter(folder, purge_step=purged)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Print why a report cannot be written, once; the training continues."""
+        try:
+            yield
+        except MissingPackage as error:
+            self._warn(str(error))
+        except Exception as error:  # a full disk as OSError, and other types from TensorBoard
+            self._warn(f"warning: reports in {self.output.folder} are incomplete: {error}")
+
+    def _warn(self, line: str) -> None:
+        if line not in self._warnings:
+            self._warnings.add(line)
+            self.info(line)
 
 
 def _keep_lines(path: str, step: int) -> dict[str, float] | None:
-    """Drop from a metrics.jsonl what was reported after `step`, and the evaluation at it: a checkpoint is
-    older than the evaluation of its epoch. A line that a killed run left unfinished goes, too.
-
-    Returns the step and the time of the last report where it came after `step`."""
+    """Drop from a metrics.jsonl what was reported after `step`, the evaluation at `step` (a checkpoint is
+    older than it) and unfinished lines. Return the step and time of the last report after `step`, or None."""
     if not os.path.exists(path):
         return None
     kept, last = [], None
@@ -238,12 +253,12 @@ def _keep_lines(path: str, step: int) -> dict[str, float] | None:
                     last = {"step": figures["step"], "time": figures["time"]}
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
-    write_text(path, "".join(kept))
+    write_atomic(path, "".join(kept))
     return last
 
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
-    """Return the accuracy under this name; nothing if the job is not a classification (evaluation.sums)."""
+    """Return the accuracy under this name; nothing if the job is not a classification."""
     return {} if math.isnan(correct) else {name: correct / (count or math.nan)}
 
 

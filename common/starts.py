@@ -9,6 +9,7 @@ before it, by what they were spent on; lost: the last report of the start before
 names of the options that the job did not know; environment: versions, device, nodes.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -26,9 +27,9 @@ FILE = "starts.jsonl"  # in a run's output folder
 _OBJECTS = ("settings", "environment")
 
 
-def write(folder: str, **facts) -> None:
+def write(folder: str, args: argparse.Namespace, **facts) -> None:
     """Append a start to FILE in the folder. facts: what only the job knows. Raises OSError."""
-    known = {"settings": arguments.settings(), "ignored": arguments.ignored(), "environment": environment()}
+    known = {"settings": arguments.settings(args), "ignored": args.ignored, "environment": environment()}
     line = json.dumps(facts | known)
     with open(os.path.join(folder, FILE), "a", encoding="utf-8", opener=opener) as file:
         file.write(line + "\n")

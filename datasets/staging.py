@@ -58,7 +58,7 @@ def stage(url: str) -> str:
         trouble = error
     except OSError as error:
         trouble = BadInput(f"cannot stage {url}: {error.strerror or error} ({error.filename})")
-    barrier.everybody(f"staging {url}", f"to stage {url}", trouble)
+    barrier.wait_for_all(f"staging {url}", f"to stage {url}", trouble)
     _staged[url] = folder
     return folder
 
@@ -239,7 +239,7 @@ class _Staging:
 
     def _alive(self, text: str | Callable[[], str]) -> None:
         """Tell the other processes, and whoever reads the log, that this one is alive."""
-        barrier.alive(f"staging {self.url}")
+        barrier.beat(f"staging {self.url}")
         self.heartbeat.beat(text)
 
     @contextlib.contextmanager
@@ -260,7 +260,7 @@ class _Staging:
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     self._alive(f"waiting for {self.url}: {why}")
                 else:
-                    barrier.alive(f"staging {self.url}")
+                    barrier.beat(f"staging {self.url}")
             yield
 
     def _path(self, name: str) -> str:

@@ -20,49 +20,31 @@ import os
 import sys
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-from common.entry import entry  # Ctrl-C is one line from here on, also while torch is imported
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
+from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
 
 # isort: split
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 from torchvision.transforms import v2
 
-from common import arguments, evaluation, exits, metrics, models, schedule
+from common import arguments, evaluation, metrics, models
 from common.arguments import FLAG, boolean, positive_int
-from common.checkpoint import checkpointer
-from common.distributed import process_group
-from datasets.folders import image_folder, listing, random_folder
-from datasets.loaders import backends, measure, published
-from datasets.loaders.engines.synthetic import SyntheticIndex
-from datasets.loaders.ray import cluster as ray_cluster
-from datasets.sampling import augment
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
-from datasets.stores import tiers
+from common.checkpoint.checkpointer import Checkpointer
+from common.checkpoint.options import TrainingParser
+from common.distributed import gradients, process_group, ranks
+from common.exits import BadInput
+from datasets.loaders import image_folders, measure, published
 
 WARM_UP_BATCHES = 10  # of --prof
 
 
-def parsed():
-    parser = arguments.Parser(__doc__)
+def parse_args():
+    parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
     add, number = parser.add_argument, arguments.non_negative_float
-    # data
-    add("--data_url", help="folder with train/<class>/* and val/<class>/*")
-    share = {"type": image_folder.val_share, "default": listing.VAL_SHARE, "metavar": "SHARE"}
-    add("--val_share", **share, help="for validation, of a folder without train/ and val/ (default: 10%%)")
-    add("--stage", type=boolean, default=True, help="false: read an s3:// --data_url as it is needed")
-    add("--custom_data", type=boolean, default=False, help="true: generated images instead")
-    add("--data_backend", default="auto", help=f"auto (default): measured; {', '.join(backends.BACKENDS)}")
-    add("-j", "--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
-    add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
-    add("--pack", metavar="FOLDER", help="keep decoded images there, made once, and read them")
-    add("--cache", metavar="URL", help="shared by all nodes: redis://[user@]host[:port][,host...], rediss://")
-    add("--cache_mode", choices=tiers.MODES, default="active", help="active: filled, and gone at the end")
-    add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --output_dir)")
-    add("--max_bad_images", type=image_folder.fraction, default=0.0, help="share to leave out: 0.1%% (0)")
-    add("--antialias", type=boolean, default=True, help="false: rougher and faster resizing")
-    add("--image_size", type=positive_int, default=224, help="default: 224")
+    # data: --data_url, --data_backend, --pack, --cache, --image_size, ...
+    image_folders.add_arguments(parser)
     # model
     add("-a", "--arch", type=models.arch, default="resnet50", help="of torchvision.models (resnet50)")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
@@ -72,172 +54,123 @@ def parsed():
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     add("--epochs", type=positive_int, default=90, help="default: 90")
     add("-b", "--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
-    add("--accumulate", type=positive_int, default=1, help="parts of a process's batch (default: 1)")
+    add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
     add("--lr", type=arguments.positive_float, default=0.256, help="peak (default: 0.256)")
-    add("--lr_schedule", choices=schedule.KINDS, default="cosine", help=schedule.HELP)
+    schedules = "to 0, or step: a tenth after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
+    add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
     add("--warmup", type=number, default=8.0, help="epochs in which the rate rises (default: 8)")
     add("--momentum", type=number, default=0.875, help="default: 0.875")
     add("--weight_decay", type=number, default=1 / 32768, help="default: 1/32768")
-    add("--bn_weight_decay", **FLAG, help="BatchNorm and biases decay, too")
+    add("--bn_weight_decay", **FLAG, help="true: BatchNorm and biases decay too")
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
     add("--mixup", type=number, default=0.0, help="alpha, drawn by each process (default: 0, none)")
     add("--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)")
-    add("--max_steps", type=positive_int, help="end after this many steps (default: no limit)")
+    add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
     # what to do
     help = "print images/s of N batches (default: 100) after 10, and stop"
     add("--prof", type=positive_int, nargs="?", const=100, metavar="N", help=help)
     add("--training_only", action="store_true", help="do not evaluate")
     # output
     add("--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)")
-    add("-p", "--print_freq", "--report_every", type=positive_int, default=50, help="steps (default: 50)")
-    checkpointer.add_arguments(parser)
+    add("-p", "--report_every", "--print_freq", type=positive_int, default=50, help="steps (default: 50)")
+    # other spellings, and the processes
     published.add_arguments(parser)
     process_group.add_arguments(parser)
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
-    args = arguments.parse(parser)
+    args = parser.parse_args()
     published.merge(args)
     if args.evaluate and args.training_only:
-        raise exits.BadInput("--evaluate and --training_only exclude each other")
+        raise BadInput("--evaluate and --training_only exclude each other")
     for name in ("ema", "momentum", "label_smoothing"):
         if (getattr(args, name) or 0) > 1:
-            raise exits.BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
-    if args.prof:  # leaves nothing, and does not go on from anything
+            raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
+    if args.prof:  # writes nothing, and does not resume
         args.resume, args.max_steps, args.training_only = "never", WARM_UP_BATCHES + args.prof, True
     return args
 
 
-def loaded(args, device, rank, world_size, log):
-    """(index, loader) for training, and (index, loader) for evaluation, in one tuple."""
-    # What the arguments alone decide comes first: the scan of the images may take hours, and leaves an index.
-    backend = (
-        args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
-    )
-    place = {"rank": rank, "world_size": world_size}
-    local_batch = BatchSampler(args.batch_size, args.batch_size, args.seed, **place).largest
+def split_batch(args, world_size):
+    """The images of a micro-batch: those of a step, over the processes and --accumulate."""
+    local_batch, rest = divmod(args.batch_size, world_size)
+    if rest:
+        raise BadInput(f"batch size {args.batch_size} is not divisible by {world_size} processes")
     if local_batch % args.accumulate:
-        raise exits.BadInput(
+        raise BadInput(
             f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a process"
         )
-    models.check(args.arch, args.image_size, None if args.evaluate else local_batch // args.accumulate)
-    for name in ("pack", "cache_dir"):
-        arguments.check_folder(f"--{name}", getattr(args, name))
-    for name, path in (("resume", args.resume), ("weights", args.weights)):
-        if process_group.from_first(path not in (None, "auto", "never") and not os.path.exists(path)):
-            raise exits.BadInput(f"--{name} {path}: there is no such file or folder")
-    if backend == "ray":
-        ray_cluster.join(args.ray_address, process_group.from_first, rank, world_size, log.say)
-        exits.on_success(ray_cluster.leave)
-    if backend == "synthetic":
-        args.pack = args.cache = None
-    opened = tiers.Stores(args.pack, args.cache, args.cache_mode, backend in backends.CACHED, log.say)
-    exits.on_success(opened.close)
-    cache = args.cache_dir or os.path.join(args.output_dir, "index")
-    if args.custom_data:
-        args.data_url = random_folder.make(os.path.join(cache, "generated"))
+    return local_batch // args.accumulate
 
-    def read(split, classes):
-        bad = args.max_bad_images
-        return image_folder.load(
-            args.data_url, split, cache, bad, classes, log.say, args.stage, args.val_share
-        )
 
-    if backend == "synthetic" and not args.data_url:
-        train_index, val_index = SyntheticIndex(1_281_167, "train"), SyntheticIndex(50_000, "val")
+def build_scheduler(args, optimizer, steps_per_epoch, total_steps):
+    """A linear warm-up (arXiv:1706.02677), then cosine (arXiv:1608.03983), linear or step decay."""
+    warmup = min(round(args.warmup * steps_per_epoch), total_steps)
+    rise = lr_scheduler.LinearLR(optimizer, 1 / max(1, warmup), total_iters=max(1, warmup - 1))
+    if args.lr_schedule == "step":
+        milestones = [int(-(-share * args.epochs * steps_per_epoch // 1)) for share in (1 / 3, 2 / 3, 8 / 9)]
+        return lr_scheduler.ChainedScheduler([rise, lr_scheduler.MultiStepLR(optimizer, milestones)])
+    if warmup == total_steps:
+        return rise
+    if args.lr_schedule == "linear":
+        fall = lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=total_steps - warmup)
     else:
-        train_index = read("train", None)
-        classes = train_index.classes
-        val_index = train_index
-        if not args.training_only:
-            val_index = read("val", classes)
-    limits = args.epochs, args.max_steps
-    order = BatchSampler(len(train_index), args.batch_size, args.seed, *limits, **place)
-    train_store, val_store = opened.open(train_index), opened.open(val_index)
-    process_group.meet_again()
-    prints = {index.split: index.fingerprint for index in (train_index, val_index)}
-    process_group.same_everywhere("data set (fingerprints)", prints)
-    train_plan = Plan(train_index, order, augment.random_resized_crop, args.image_size)
-    val_order = SequentialBatchSampler(len(val_index), local_batch // args.accumulate, **place)
-    val_plan = Plan(val_index, val_order, augment.center_crop, args.image_size)
-    if backend == "auto":
-        rates = {}
-        if rank == 0:
-            rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
-        backend = process_group.from_first(max(rates, key=rates.get, default=None))
-        log.say(f"data_backend auto: {backend} of {measure.text(rates)}")
-    args.data_backend = backend
-    train_loader = backends.build(backend, train_store, train_plan, device, args.workers, args.antialias)
-    val_loader = backends.build(backend, val_store, val_plan, device, args.workers, args.antialias)
-    for loader in (train_loader, val_loader):
-        exits.on_success(loader.close)
-    return train_index, train_loader, val_index, val_loader
+        fall = lr_scheduler.CosineAnnealingLR(optimizer, total_steps - warmup)
+    return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warmup]) if warmup else fall
 
 
 @entry
 def main():
-    args = parsed()
-    process_group.device(args)
-    device, rank, world_size = process_group.join(args)
-    torch.manual_seed(args.seed)
-    log = metrics.Log(args.output_dir)
-    log.lap("set-up")
-    train_index, train_loader, val_index, val_loader = loaded(args, device, rank, world_size, log)
-    log.data(train_index, [] if val_index is train_index else val_index)
+    args = parse_args()
+    device, _, world_size = process_group.join(args)  # step by step: train_ddp.py
+    log = metrics.Log(args)
+    # What the arguments alone decide is checked first: the scan of the images may take hours.
+    micro_batch = split_batch(args, world_size)
+    models.check(args.arch, args.image_size, None if args.evaluate else micro_batch)
+    image_folders.check_paths(resume=args.resume, weights=args.weights)
+    train_loader, val_loader = image_folders.open_loaders(args, device, log, micro_batch)
+    classes = len(train_loader.plan.index.classes)
 
     torch.manual_seed(args.seed)
-    model = models.classifier(args.arch, len(train_index.classes), args.image_size)
+    model = models.classifier(args.arch, classes, args.image_size)
     model = model.to(device, memory_format=torch.channels_last)
     forward = model
     if world_size > 1:
         device_ids = [device.index] if device.type == "cuda" else None
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
-        process_group.compress_gradients(forward, args.gradient_compression)
-        process_group.settle_buckets(forward, torch.zeros(2, 3, args.image_size, args.image_size))
-
+        gradients.compress_gradients(forward, args.gradient_compression)
+    ddp = forward
     forward = torch.compile(forward) if args.compile else forward
 
     amp = device.type == "cuda" if args.amp is None else args.amp
-    half = torch.bfloat16
+    amp_dtype = torch.bfloat16
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        half = torch.float16
-    mixed = torch.autocast(device.type, dtype=half, enabled=amp)
-    scalers = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # torch < 2.3
-    scaler = scalers.GradScaler(enabled=amp and half == torch.float16)
+        amp_dtype = torch.float16
+    autocast = torch.autocast(device.type, dtype=amp_dtype, enabled=amp)
+    scalers = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # before torch 2.3
+    scaler = scalers.GradScaler(enabled=amp and amp_dtype == torch.float16)
 
-    steps_per_epoch = len(train_loader)
-    steps = train_loader.total_steps
-    decayed = [each for each in model.parameters() if each.ndim > 1 or args.bn_weight_decay]
-    others = [each for each in model.parameters() if each.ndim <= 1 and not args.bn_weight_decay]
-    groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=args.lr, momentum=args.momentum)
-    factor = schedule.factor(args.lr_schedule, args.warmup, args.epochs, steps_per_epoch, steps)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    loss_function = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    mixup = v2.MixUp(alpha=args.mixup, num_classes=len(train_index.classes)) if args.mixup else None
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
-    state["receipt"] = train_loader.receipt
+    steps_per_epoch, total_steps = len(train_loader), train_loader.total_steps
+    decay = [each for each in model.parameters() if each.ndim > 1 or args.bn_weight_decay]
+    no_decay = [each for each in model.parameters() if each.ndim <= 1 and not args.bn_weight_decay]
+    groups = [{"params": decay, "weight_decay": args.weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=args.lr, momentum=args.momentum, **models.FUSED[device.type])
+    scheduler = build_scheduler(args, optimizer, steps_per_epoch, total_steps)
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
+    mixup = v2.MixUp(alpha=args.mixup, num_classes=classes) if args.mixup else None
+    checkpoint = Checkpointer(
+        args, log, model=model, forward=ddp, optimizer=optimizer, scheduler=scheduler, loader=train_loader
+    )
+    checkpoint.add(scaler=scaler)
     evaluated = model
     if args.ema:
         average = torch.optim.swa_utils.get_ema_multi_avg_fn(args.ema)
         ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average, use_buffers=True)
-        state["ema"], evaluated = ema, ema.module
-    # [loss_sum, correct, count] since the last report
-    window = torch.zeros(3, dtype=torch.float64, device=device)
+        checkpoint.add(ema=ema)
+        evaluated = ema.module
+    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
 
-    keeper = checkpointer.Recovery(args, state)
-    step = keeper.resume(steps, steps_per_epoch)
-    log.training(train_loader, step, steps)
+    step = checkpoint.resume(total_steps)
     times = []  # of --prof
-
-    def validated():
-        process_group.share_buffers(evaluated)
-        with mixed:
-            totals = evaluation.evaluate(evaluated, val_loader, loss_function)
-        keeper.leave_if_asked(step)
-        if world_size > 1:
-            torch.distributed.all_reduce(totals)
-        return totals
-
     for epoch in train_loader.epochs_from(step):
         model.train()
         for images, labels in train_loader:
@@ -247,59 +180,51 @@ def main():
                 images, targets = mixup(images, labels)
             loss = torch.zeros((), device=device)
             logits = []
-            parts = list(zip(images.chunk(args.accumulate), targets.chunk(args.accumulate), strict=True))
-            for number, (inputs, wanted) in enumerate(parts):
-                last = number == len(parts) - 1
-                with forward.no_sync() if world_size > 1 and not last else contextlib.nullcontext():
-                    with mixed:
-                        output = forward(inputs)
-                        part = loss_function(output, wanted) / len(parts)
-                    scaler.scale(part).backward()
-                loss += part.detach()
+            micro_batches = list(zip(images.split(micro_batch), targets.split(micro_batch), strict=True))
+            for number, (micro_images, micro_targets) in enumerate(micro_batches, start=1):
+                is_last = number == len(micro_batches)  # gradients are averaged over the ranks once a step
+                with ddp.no_sync() if world_size > 1 and not is_last else contextlib.nullcontext():
+                    with autocast:
+                        output = forward(micro_images)
+                        micro_loss = criterion(output, micro_targets) / len(micro_batches)
+                    scaler.scale(micro_loss).backward()
+                loss += micro_loss.detach()
                 logits.append(output.detach())
             scaler.unscale_(optimizer)
-            scaler.update()
-            if keeper.finite(loss):
-                window += evaluation.sums(loss, torch.cat(logits), labels)
-                optimizer.step()
+            if checkpoint.is_finite(loss):
+                running += evaluation.batch_sums(loss, torch.cat(logits), labels)
+                scaler.step(optimizer)
                 if args.ema:
                     ema.update_parameters(model)
+            scaler.update()
             scheduler.step()
             step += 1
-
             if args.prof:
                 if device.type == "cuda":
                     torch.cuda.synchronize()
                 times.append(time.perf_counter())
-                continue
-            if step % args.print_freq and step % steps_per_epoch and not keeper.due(step):
-                continue
-            train_loader.commit(step, args.output_dir)
-            if world_size > 1:
-                torch.distributed.all_reduce(window)
-            log.train(epoch, step, window, scheduler.get_last_lr()[0])
-            window.zero_()
-            keeper.save(step)
+            elif checkpoint.is_due(step):
+                if world_size > 1:
+                    torch.distributed.all_reduce(running)
+                log.step(step, running, scheduler)
+                checkpoint.save(step)
         if not args.training_only:
-            totals = validated()
-            if rank == 0:
-                keeper.save_weights(epoch, totals, evaluated)
-            log.validation(epoch, step, totals)
+            ranks.broadcast_buffers(evaluated)
+            with autocast:
+                val_sums = evaluation.evaluate(
+                    evaluated, val_loader, criterion, stop=checkpoint.stop_requested
+                )
+            if world_size > 1:
+                torch.distributed.all_reduce(val_sums)
+            checkpoint.save_weights(epoch, step, val_sums, evaluated)
+            log.validation(step, val_sums)
     if args.prof:
         if len(times) <= WARM_UP_BATCHES:
-            raise exits.BadInput(f"--prof: {len(times)} batches in --epochs {args.epochs} are too few")
+            raise BadInput(f"--prof: {len(times)} batches in --epochs {args.epochs} are too few")
         count, seconds = len(times) - WARM_UP_BATCHES, times[-1] - times[WARM_UP_BATCHES - 1]
-        log.say(measure.profile(count * args.batch_size, seconds, count, args.data_backend, args.arch))
-        arguments.remind(log.say)
-        return
-    seconds, waited = log.training_seconds, torch.tensor(train_loader.waited, device=device)
-    if world_size > 1:
-        torch.distributed.all_reduce(waited, torch.distributed.ReduceOp.MAX)
-    log.finish()
-    keeper.finish()
-    if rank == 0 and not args.evaluate:
-        backend, waited = args.data_backend, waited.item()
-        log.say(measure.advice(train_loader, backend, waited, seconds, args.workers, args.antialias))
+        log.info(measure.profile(count * args.batch_size, seconds, count, args.data_backend, args.arch))
+    elif not args.evaluate:
+        measure.log_advice(train_loader, args, log)
 
 
 if __name__ == "__main__":

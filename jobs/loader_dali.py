@@ -1,4 +1,4 @@
-"""Load pairs of images with NVIDIA DALI, timed: loader.py plus the fenced blocks, and nothing else.
+"""Load pairs of images with NVIDIA DALI, timed: loader.py plus the fenced blocks.
 
     pip install nvidia-dali-cuda120
     python jobs/loader_dali.py                                 try it anywhere, on generated pairs, on the CPU
@@ -15,8 +15,8 @@ import os
 import sys
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-from common.entry import entry  # Ctrl-C is one line from here on, also while torch is imported
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
+from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
 
 # isort: split
 import torch
@@ -25,7 +25,7 @@ import torchvision
 from common import arguments, exits, metrics
 from common.arguments import positive_int
 from common.checkpoint import resume
-from common.distributed import process_group
+from common.distributed import barrier, process_group, ranks
 from datasets.folders import paired_images, random_pairs
 from datasets.loaders import backends
 from datasets.loaders.loader import Loader
@@ -45,7 +45,7 @@ def save_contact_sheet(path, blurry, sharp):
 
 @entry
 def main():
-    parser = arguments.Parser(__doc__)
+    parser = arguments.JobParser(__doc__)
     add = parser.add_argument
     # data
     add("--data_source", "--data_url", dest="data_url", help="folder of pairs (default: generated ones)")
@@ -63,36 +63,27 @@ def main():
     add("--result_dir", "--output_dir", "--train_url", dest="output_dir", help="default: a new one")
     add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --result_dir)")
     add("--preview", metavar="FILE.png", help="the first batch (default: preview.png in --result_dir)")
-    parser.set_defaults(grace=5.0)  # seconds in which its processes end when they are asked to
     process_group.add_arguments(parser)
 
     ### 新增 (new) 1/2, on a GPU DALI decodes with nvJPEG, and the images never leave it ###
     add("--dali_device", choices=["cpu", "gpu"], help="default: gpu if there is one")
     ### 新增 (new) 1/2, on a GPU DALI decodes with nvJPEG, and the images never leave it ###
-    args = arguments.parse(parser)
+    args = parser.parse_args()
     args.preview = args.preview or os.path.join(args.output_dir, "preview.png")
-    process_group.device(args)
     device, rank, world_size = process_group.join(args)
-    log = metrics.Log(args.output_dir)
+    log = metrics.Log(args)
 
     cache = args.cache_dir or os.path.join(args.output_dir, "index")
     if args.custom_data or not args.data_url:
         args.data_url = random_pairs.make(os.path.join(cache, "generated_pairs"))
-    pairs = paired_images.load(args.data_url, args.split, cache, args.resize, log.say)
-    process_group.meet_again()
-    process_group.same_everywhere("pairs (fingerprint)", pairs.fingerprint)
+    pairs = paired_images.load(args.data_url, args.split, cache, args.resize, log.info)
+    barrier.wait_for_all("prepared", "to prepare")  # one node may read its data for the first time
+    ranks.assert_equal_across_ranks("pairs (fingerprint)", pairs.fingerprint)
     training = args.split == "train"
-    order = WholeBatchSampler(
-        len(pairs),
-        args.batch_size,
-        args.seed,
-        args.epochs,
-        rank=rank,
-        world_size=world_size,
-        shuffle=training,
-    )
-    plan = paired_images.plan(pairs, order, args.crop, augment=training)
-    log.say(f"data {args.split}={len(pairs)} pairs, steps_per_epoch={len(plan)} source={pairs.source}")
+    sampler = WholeBatchSampler(len(pairs), args.batch_size, args.seed, args.epochs, shuffle=training)
+    sampler = sampler.shard(rank, world_size)
+    plan = paired_images.plan(pairs, sampler, args.crop, augment=training)
+    log.info(f"data {args.split}={len(pairs)} pairs, steps_per_epoch={len(plan)} source={pairs.source}")
     workers, store = args.num_workers or backends.cores(), PairFiles(pairs)
 
     ### 新增 (new) 2/2, DALI in place of our threads; which pairs and windows, the plan has decided ###
@@ -102,8 +93,8 @@ def main():
     engine = PairedDali(store, workers, device, args.dali_device)
     ### 新增 (new) 2/2, DALI in place of our threads; which pairs and windows, the plan has decided ###
     with Loader(engine, plan, device, mean=(0.5,) * 3, std=(0.5,) * 3) as loader:  # pixels in -1..1
-        resume.claim(args, rank == 0)
-        log.training(loader, 0, loader.total_steps)
+        resume.claim(args)
+        log.start(loader, 0, loader.total_steps)
         step, total = 0, 0.0
         for epoch in loader.epochs_from(0):
             delivered, seconds = torch.zeros(1, dtype=torch.int64, device=device), 0.0
@@ -116,16 +107,14 @@ def main():
                 step += 1
                 delivered += len(blurry)
                 seconds += waited
-                log.say(f"epoch={epoch} step={step} pairs={len(blurry)} seconds={waited:.4f}")
+                log.info(f"epoch={epoch} step={step} pairs={len(blurry)} seconds={waited:.4f}")
                 if step == 1 and rank == 0:
                     save_contact_sheet(args.preview, blurry, sharp)
                 start = time.perf_counter()
             torch.distributed.all_reduce(delivered)
-            loader.commit(step, args.output_dir)
-            log.loaded(epoch, step, pairs=delivered.item(), seconds=seconds)
+            log.epoch(step, pairs=delivered.item(), seconds=seconds)
             total += seconds
-        log.say(f"total_seconds={total:.4f} epochs={args.epochs} steps={step} receipt={loader.receipt}")
-        arguments.remind(log.say)
+        log.info(f"total_seconds={total:.4f} epochs={args.epochs} steps={step} receipt={loader.receipt}")
 
 
 if __name__ == "__main__":

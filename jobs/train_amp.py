@@ -2,22 +2,24 @@
 
     python jobs/train_amp.py --dataset fashion_mnist --data_url FOLDER --epochs 5
 
-bfloat16 where the device computes in it (Ampere and later, any CPU), else float16 with a scaled loss.
-Weights, optimizer and losses stay float32, and so do the checkpoints.
+bfloat16 if the device computes in it (Ampere and later, any CPU), else float16 with a scaled loss. Weights,
+optimizer and losses stay float32, and so do the checkpoints.
 """
 
 import os
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-from common.entry import entry  # Ctrl-C is one line from here on, also while torch is imported
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
+from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
 
 # isort: split
 import torch
 
-from common import arguments, evaluation, metrics, models
-from common.checkpoint import checkpointer
-from common.distributed import process_group
+from common import evaluation, metrics, models
+from common.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
+from common.checkpoint.checkpointer import Checkpointer
+from common.checkpoint.options import TrainingParser
+from common.distributed import devices
 from datasets.loaders.engines.memory import memory_loader
 from datasets.memory import cifar10, digits, fashion_mnist
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
@@ -25,123 +27,107 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 
 
-@entry
+@entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main():
-    parser = arguments.Parser(__doc__)
+    parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
     # data
     parser.add_argument("--dataset", choices=DATASETS, default="cifar10", help="default: cifar10")
-    parser.add_argument(
-        "--data_url", help="folder that holds the data set (default: input_dir/ beside jobs/)"
-    )
-    parser.add_argument(
-        "--custom_data", type=arguments.boolean, default=False, help="true: generated images instead"
-    )
+    parser.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
+    parser.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
     # output
-    parser.add_argument(
-        "--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)"
-    )
-    parser.add_argument("--report_every", type=arguments.positive_int, default=50, help="steps (default: 50)")
+    parser.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
+    parser.add_argument("--report_every", type=positive_int, default=50, help="steps (default: 50)")
     # optimization
-    parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
-    parser.add_argument(
-        "--lr", type=arguments.positive_float, default=0.1, help="peak learning rate (default: %(default)s)"
-    )
-    parser.add_argument("--epochs", type=arguments.positive_int, default=20, help="default: 20")
-    parser.add_argument(
-        "--batch_size", type=arguments.positive_int, default=128, help=arguments.BATCH_SIZE_HELP
-    )
-    parser.add_argument(
-        "--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)"
-    )
-    parser.add_argument(
-        "--max_steps", type=arguments.positive_int, help="end after this many steps (default: no limit)"
-    )
-    # restarts
-    checkpointer.add_arguments(parser)
+    parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    parser.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
+    parser.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
+    parser.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
+    parser.add_argument("--seed", type=seed, default=0, help="of weights, order and crops (default: 0)")
+    parser.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
+    args = parser.parse_args()
 
-    args = arguments.parse(parser)
-    device = process_group.device(args)
-
+    device = devices.select(args)
+    log = metrics.Log(args)
     torch.manual_seed(args.seed)
-    log = metrics.Log(args.output_dir)
-    log.lap("set-up")
 
+    # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
     train_set, test_set = DATASETS[args.dataset].load(args.data_url, args.custom_data)
-    train_order = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
-    test_order = SequentialBatchSampler(len(test_set), batch=1000)
+    log.print_data(train_set, test_set)
+    train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    test_sampler = SequentialBatchSampler(len(test_set), 1000)
+    train_loader = memory_loader(train_set, train_sampler, device, augment=True)
+    test_loader = memory_loader(test_set, test_sampler, device)
 
-    train_loader = memory_loader(train_set, train_order, device, augment=True)
-    test_loader = memory_loader(test_set, test_order, device)
-    log.data(train_set, test_set)
+    model = models.resnet18(train_set.channels, train_set.classes)
+    model = model.to(device, memory_format=torch.channels_last)
+    forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
 
-    model = models.resnet18(train_set.channels, train_set.classes).to(
-        device, memory_format=torch.channels_last
-    )
-    forward = model
-
-    steps = train_loader.total_steps
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
-    )
-
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, args.lr, total_steps=steps, cycle_momentum=False
-    )
-    loss_function = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    # [loss_sum, correct, count] since the last report
-    window = torch.zeros(3, dtype=torch.float64, device=device)
-
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": train_loader.receipt}
-
-    ### 新增 (new) 1/2, bfloat16 has float32's range; float16 gradients underflow without a scaler ###
-    half = torch.bfloat16
+    ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
+    amp_dtype = torch.bfloat16
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        half = torch.float16
-    amp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # torch < 2.3 has the second only
-    scaler = state["scaler"] = amp.GradScaler(enabled=half == torch.float16)
-    mixed = torch.autocast(device.type, dtype=half)(model.forward)
-    model.forward = lambda images: mixed(images).float()  # for evaluation, too
-    ### 新增 (new) 1/2, bfloat16 has float32's range; float16 gradients underflow without a scaler ###
-    keeper = checkpointer.Recovery(args, state)
-    step = keeper.resume(steps, len(train_loader))
+        amp_dtype = torch.float16
+    autocast = torch.autocast(device.type, dtype=amp_dtype)
+    amp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # before torch 2.3
+    scaler = amp.GradScaler(enabled=amp_dtype == torch.float16)  # disabled, it does nothing
+    ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
 
-    log.training(train_loader, step, steps)
+    total_steps = train_sampler.total_steps
+    recipe = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe, **models.FUSED[device.type])
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
+    )
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
 
-    for epoch in train_loader.epochs_from(step):
+    checkpoint = Checkpointer(
+        args, log, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, loader=train_loader
+    )
+
+    ### 新增 (new) 2/6, the scale is part of the run ###
+    checkpoint.add(scaler=scaler)
+    ### 新增 (new) 2/6, the scale is part of the run ###
+    step = checkpoint.resume(total_steps)  # 0, or the step of the newest checkpoint
+
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
         for images, labels in train_loader:
             optimizer.zero_grad()
-            logits = forward(images)
-            loss = loss_function(logits, labels)
 
-            ### 新增 (new) 2/2, the check below and the optimizer see the gradients without the scale ###
+            ### 新增 (new) 3/6, forward in half precision, backward of the scaled loss ###
+            # - logits = forward(images)
+            # - loss = criterion(logits, labels)
             # - loss.backward()
+            with autocast:
+                logits = forward(images)
+                loss = criterion(logits, labels)
             scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
+            scaler.unscale_(optimizer)  # for the check of the next line
+            ### 新增 (new) 3/6, forward in half precision, backward of the scaled loss ###
+            if checkpoint.is_finite(loss):  # otherwise this step is skipped and counted
+                running += evaluation.batch_sums(loss, logits, labels)
+
+                ### 新增 (new) 4/6, scaler.step() skips the step if a gradient overflowed ###
+                # - optimizer.step()
+                scaler.step(optimizer)
+                ### 新增 (new) 4/6, scaler.step() skips the step if a gradient overflowed ###
+
+            ### 新增 (new) 5/6, adapt the scale, also after a step that was skipped ###
             scaler.update()
-            ### 新增 (new) 2/2, the check below and the optimizer see the gradients without the scale ###
-            if keeper.finite(loss):
-                window += evaluation.sums(loss, logits, labels)
-                optimizer.step()
+            ### 新增 (new) 5/6, adapt the scale, also after a step that was skipped ###
             scheduler.step()
-
             step += 1
-            if step % args.report_every and step % len(train_loader) and not keeper.due(step):
-                continue
+            if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
+                log.step(step, running, scheduler)  # the only wait for the device; sets `running` to 0
+                checkpoint.save(step)  # and exit, if the platform has sent SIGTERM
 
-            train_loader.commit(step, args.output_dir)
-
-            log.train(epoch, step, window, scheduler.get_last_lr()[0])
-            window.zero_()
-            keeper.save(step)
-
-        totals = evaluation.evaluate(model, test_loader, loss_function)
-        keeper.leave_if_asked(step)
-
-        keeper.save_weights(epoch, totals)
-        log.validation(epoch, step, totals)
-    log.finish()
-    keeper.finish()
+        ### 新增 (new) 6/6, evaluate in the same precision ###
+        # - val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
+        with autocast:
+            val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
+        ### 新增 (new) 6/6, evaluate in the same precision ###
+        checkpoint.save_weights(epoch, step, val_sums)  # epoch_<n>.pth, and best.pth if it is
+        log.validation(step, val_sums)
 
 
 if __name__ == "__main__":

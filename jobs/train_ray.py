@@ -3,22 +3,24 @@
     python jobs/train_ray.py --dataset digits --epochs 12                        without a cluster: train.py
     python jobs/train_ray.py --dataset digits --distribute_mode true --ray_address start
 
-The receipt and the losses are those of train.py: only where the work is done is another. Images that fit in
+The receipt and the losses are those of train.py: only the place of the work changes. Images that fit in
 memory need no cluster; jobs/imagenet.py --data_backend ray is for those that do.
 """
 
 import os
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `datasets`
-from common.entry import entry  # Ctrl-C is one line from here on, also while torch is imported
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
+from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
 
 # isort: split
 import torch
 
-from common import arguments, evaluation, exits, metrics, models
-from common.checkpoint import checkpointer
-from common.distributed import process_group
+from common import evaluation, metrics, models
+from common.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
+from common.checkpoint.checkpointer import Checkpointer
+from common.checkpoint.options import TrainingParser
+from common.distributed import devices
 from datasets.loaders.engines.memory import memory_loader
 from datasets.memory import cifar10, digits, fashion_mnist
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
@@ -26,131 +28,94 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 
 
-@entry
+@entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main():
-    parser = arguments.Parser(__doc__)
+    parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
     # data
     parser.add_argument("--dataset", choices=DATASETS, default="cifar10", help="default: cifar10")
-    parser.add_argument(
-        "--data_url", help="folder that holds the data set (default: input_dir/ beside jobs/)"
-    )
-    parser.add_argument(
-        "--custom_data", type=arguments.boolean, default=False, help="true: generated images instead"
-    )
+    parser.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
+    parser.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
     # output
-    parser.add_argument(
-        "--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)"
-    )
-    parser.add_argument("--report_every", type=arguments.positive_int, default=50, help="steps (default: 50)")
+    parser.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
+    parser.add_argument("--report_every", type=positive_int, default=50, help="steps (default: 50)")
     # optimization
-    parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
-    parser.add_argument(
-        "--lr", type=arguments.positive_float, default=0.1, help="peak learning rate (default: %(default)s)"
-    )
-    parser.add_argument("--epochs", type=arguments.positive_int, default=20, help="default: 20")
-    parser.add_argument(
-        "--batch_size", type=arguments.positive_int, default=128, help=arguments.BATCH_SIZE_HELP
-    )
-    parser.add_argument(
-        "--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)"
-    )
-    parser.add_argument(
-        "--max_steps", type=arguments.positive_int, help="end after this many steps (default: no limit)"
-    )
-    # restarts
-    checkpointer.add_arguments(parser)
+    parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    parser.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
+    parser.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
+    parser.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
+    parser.add_argument("--seed", type=seed, default=0, help="of weights, order and crops (default: 0)")
+    parser.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
-    ### 新增 (new) 1/2, the plain loader unless asked; a cluster of nodes with many CPUs, or of its own ###
+    ### 新增 (new) 1/2, the plain loader unless asked; a cluster of nodes with many CPUs, or its own ###
+    from common import exits
     from datasets.loaders import backends
     from datasets.loaders.ray import cluster as ray_cluster
     from datasets.loaders.ray import engine as ray_engine
 
-    parser.add_argument(
-        "--distribute_mode", type=arguments.boolean, default=False, help="true: prepare data on a Ray cluster"
-    )
+    parser.add_argument("--distribute_mode", type=boolean, default=False, help="true: a Ray cluster")
     parser.add_argument("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
-    parser.add_argument(
-        "--workers", type=arguments.positive_int, default=backends.cores(), help="actors (default: cores)"
-    )
-    ### 新增 (new) 1/2, the plain loader unless asked; a cluster of nodes with many CPUs, or of its own ###
-    args = arguments.parse(parser)
-    device = process_group.device(args)
+    parser.add_argument("--workers", type=positive_int, default=backends.cores(), help="default: the cores")
+    ### 新增 (new) 1/2, the plain loader unless asked; a cluster of nodes with many CPUs, or its own ###
+    args = parser.parse_args()
 
+    device = devices.select(args)
+    log = metrics.Log(args)
     torch.manual_seed(args.seed)
-    log = metrics.Log(args.output_dir)
-    log.lap("set-up")
 
+    # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
     train_set, test_set = DATASETS[args.dataset].load(args.data_url, args.custom_data)
-    train_order = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
-    test_order = SequentialBatchSampler(len(test_set), batch=1000)
+    log.print_data(train_set, test_set)
+    train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    test_sampler = SequentialBatchSampler(len(test_set), 1000)
+    train_loader = memory_loader(train_set, train_sampler, device, augment=True)
+    test_loader = memory_loader(test_set, test_sampler, device)
 
-    train_loader = memory_loader(train_set, train_order, device, augment=True)
-    test_loader = memory_loader(test_set, test_order, device)
-    log.data(train_set, test_set)
-
-    ### 新增 (new) 2/2, the same batches from other machines; without them it goes on here ###
+    ### 新增 (new) 2/2, the same batches from other machines; without them the work is done here ###
     if args.distribute_mode:
-        ray_cluster.join(args.ray_address, say=log.say)
+        ray_cluster.join(args.ray_address, say=log.info)
         exits.on_success(ray_cluster.leave)
         train_loader = ray_engine.ray_memory_loader(
-            train_set, train_order, device, augment=True, workers=args.workers, say=log.say
+            train_set, train_sampler, device, augment=True, workers=args.workers, say=log.info
         )
         exits.on_success(train_loader.close)
-    ### 新增 (new) 2/2, the same batches from other machines; without them it goes on here ###
-    model = models.resnet18(train_set.channels, train_set.classes).to(
-        device, memory_format=torch.channels_last
-    )
-    forward = model
+    ### 新增 (new) 2/2, the same batches from other machines; without them the work is done here ###
 
-    steps = train_loader.total_steps
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
-    )
+    model = models.resnet18(train_set.channels, train_set.classes)
+    model = model.to(device, memory_format=torch.channels_last)
+    forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
 
+    total_steps = train_sampler.total_steps
+    recipe = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe, **models.FUSED[device.type])
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, args.lr, total_steps=steps, cycle_momentum=False
+        optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
     )
-    loss_function = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    # [loss_sum, correct, count] since the last report
-    window = torch.zeros(3, dtype=torch.float64, device=device)
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
 
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": train_loader.receipt}
+    checkpoint = Checkpointer(
+        args, log, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, loader=train_loader
+    )
+    step = checkpoint.resume(total_steps)  # 0, or the step of the newest checkpoint
 
-    keeper = checkpointer.Recovery(args, state)
-    step = keeper.resume(steps, len(train_loader))
-
-    log.training(train_loader, step, steps)
-
-    for epoch in train_loader.epochs_from(step):
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
         for images, labels in train_loader:
             optimizer.zero_grad()
             logits = forward(images)
-            loss = loss_function(logits, labels)
-
+            loss = criterion(logits, labels)
             loss.backward()
-            if keeper.finite(loss):
-                window += evaluation.sums(loss, logits, labels)
+            if checkpoint.is_finite(loss):  # otherwise this step is skipped and counted
+                running += evaluation.batch_sums(loss, logits, labels)
                 optimizer.step()
             scheduler.step()
-
             step += 1
-            if step % args.report_every and step % len(train_loader) and not keeper.due(step):
-                continue
-
-            train_loader.commit(step, args.output_dir)
-
-            log.train(epoch, step, window, scheduler.get_last_lr()[0])
-            window.zero_()
-            keeper.save(step)
-
-        totals = evaluation.evaluate(model, test_loader, loss_function)
-        keeper.leave_if_asked(step)
-
-        keeper.save_weights(epoch, totals)
-        log.validation(epoch, step, totals)
-    log.finish()
-    keeper.finish()
+            if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
+                log.step(step, running, scheduler)  # the only wait for the device; sets `running` to 0
+                checkpoint.save(step)  # and exit, if the platform has sent SIGTERM
+        val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
+        checkpoint.save_weights(epoch, step, val_sums)  # epoch_<n>.pth, and best.pth if it is
+        log.validation(step, val_sums)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ import time
 import torch
 
 from common.arguments import Parser, boolean, names, positive_int
-from common.distributed.topology import resolve
 from common.files import ROOT
 from common.preflight import node
+from common.topology import resolve
 
 
 def main(arguments: list[str]) -> int:

@@ -35,8 +35,8 @@ def test_command_in_the_readme_shows_only_the_docstring(path, base):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "jobs").glob("*.py")), ids=lambda path: path.name)
 def test_length(path):
-    limit = {"train.py": 150, "imagenet.py": 320}.get(path.name, 200)
-    assert len(path.read_text(encoding="utf-8").splitlines()) < limit
+    limit = {"train.py": 115}.get(path.name, 300)
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= limit
 
 
 def _marks(text):
@@ -76,7 +76,7 @@ MUTANTS = {
     "no reason": lambda text: re.sub(r"(### \S+ \S+ 1/\d+),[^#]*###", r"\1 ###", text),
     "no blank line before": lambda text: _drop(text, _marks(text)[0] - 1),
     "blank line after": lambda text: _insert(text, _marks(text)[1] + 1, ""),
-    "shared line edited": lambda text: text.replace("Log(args.output_dir)", "Log(args.output)"),
+    "shared line edited": lambda text: text.replace("metrics.Log(args)", "metrics.Log(arg)"),
     "shared line dropped": lambda text: _drop(text, _line(text, "log = ")),
     "shared line indented": lambda text: text.replace("    log = ", "     log = "),
     "unmarked line": lambda text: _insert(text, _line(text, "log = "), "    args = args"),

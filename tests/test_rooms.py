@@ -23,10 +23,10 @@ ALLOWED = {
 MOST_FILES, FEWEST_LINES, PREFIX_FILES = 13, 30, 3
 
 UPWARDS: set[str] = set()
-ROOM_CYCLES = {"common.arguments common.distributed common.output_folder common.preflight"}
+ROOM_CYCLES: set[str] = set()
 FILE_CYCLES: set[str] = set()
 CROWDED: set[str] = set()
-SHORT = {"common.schedule"}
+SHORT: set[str] = set()
 PREFIXES: set[str] = set()
 
 Graph = dict[str, set[str]]

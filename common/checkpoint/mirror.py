@@ -11,26 +11,27 @@ checkpoint in the list. Files in other folders (an index, packs) stay on the nod
 """
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
 import threading
-import time
 
-from common import arguments, exits, output_folder
+from common import exits
 from common.checkpoint import files as checkpoint
 from common.checkpoint import output_list
 from common.checkpoint import restore as restoring
 from common.checkpoint.lease import Lease
 from common.checkpoint.output_list import File
 from common.checkpoint.restore import CHECKPOINTS, HISTORY
-from common.checkpoint.writer import describe
-from common.distributed import barrier
+from common.checkpoint.saver import describe
+from common.distributed import barrier, ranks
 from common.exits import BadInput
+from common.files import sha256_file
+from common.heartbeat import Heartbeat, print_line
 from common.object_store.store import ObjectStore, StoreError
+from common.output import Output
 
-_EVERY, _SAY_EVERY = 30.0, 30.0  # seconds
+_EVERY = 30.0  # seconds between uploads
 _TRIES = 2  # for the last upload
 _LAST = 10.0  # seconds for it where the job ends with an error
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json)")  # appear by a rename, and are never written to again
@@ -39,50 +40,34 @@ _SNAPSHOTS = ".mirror"  # in the folder: files as they are sent
 # the files that a job sends in parts: unfinished uploads of other names belong to other programs
 _IN_PARTS = re.compile(r"checkpoints/step_\d+\.pt|epoch_\d+\.pth|best\.pth|metrics\.jsonl|receipt\.bin")
 
-_mirrors: dict[str, "Mirror"] = {}
 
+def open_mirror(output: Output, resume: str, keep: int) -> "Mirror | None":
+    """Return the mirror of an output with a URL on rank 0, and None on the other ranks.
 
-def of(folder: str) -> "Mirror | None":
-    """On rank 0, the mirror of an output folder that stands for a URL, the same one each time; else None."""
-    url = arguments.url_of(folder)
-    if url and folder not in _mirrors:
-        _mirrors[folder] = Mirror(folder, url)
-    return _mirrors.get(folder)
-
-
-def watch(folder: str) -> None:
-    """On rank 0, where something was written to an output folder: bring it to the URL that it stands for."""
-    if (mirror := of(folder)) and not mirror.started:
-        mirror.start(0)
-
-
-def opened(args, first: bool) -> "Mirror | None":
-    """On every process, before it is resumed: the mirror on the first, open, with what was uploaded before;
-    None on others, and where the output folder is no URL's.
-
-    args: output_dir, resume and keep. Raises BadInput on every process.
+    Call it on every rank, before the run is resumed: it restores what is at the URL (if resume is "auto").
+    keep: checkpoints to keep there. Raises BadInput on every rank.
     """
-    if not arguments.url_of(args.output_dir):
-        return None
     mirror, trouble = None, None
-    if first:
+    if ranks.is_first():
         try:
-            mirror = of(args.output_dir)
-            mirror.open(args.resume, args.keep)
+            mirror = Mirror(output)
+            mirror.open(resume, keep)
         except BadInput as error:
             trouble = error
         except OSError as error:
-            trouble = BadInput(f"cannot restore into {args.output_dir}: {error.strerror} ({error.filename})")
-    barrier.everybody("restoring", "to restore the outputs", trouble)
+            trouble = BadInput(f"cannot restore into {output.folder}: {error.strerror} ({error.filename})")
+    barrier.wait_for_all("restoring", "to restore the outputs", trouble)
     return mirror
 
 
 class Mirror:
-    """folder: of this node. url: what it stands for."""
+    """Uploads the files of an output to its URL, in a thread."""
 
-    def __init__(self, folder: str, url: str):
-        self.folder, self.url, self.error = folder, url, ""
-        self.store, self.lease, self.keep = ObjectStore(url, threads=4), None, 1
+    def __init__(self, output: Output):
+        if output.url is None:
+            raise ValueError(f"{output.folder} stands for no URL")
+        self.output, self.folder, self.url, self.error = output, output.folder, output.url, ""
+        self.store, self.lease, self.keep = ObjectStore(output.url, threads=4), None, 1
         self._listed: dict[str, File] = {}  # what the list at the URL names
         self._sure = True  # of that: an attempt to write the list has not failed
         self._files: dict[str, File] = {}  # what lies at the URL, whole
@@ -100,7 +85,7 @@ class Mirror:
     def open(self, resume: str = "auto", keep: int = 1) -> None:
         """Become the only one that writes there; bring back what is newer there. Raises BadInput."""
         self.keep = keep
-        output_folder.hold(self.folder, self.url)
+        self.output.hold()
         shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
         self.lease = Lease(self.store, self.folder)
         try:
@@ -155,15 +140,12 @@ class Mirror:
         self._wake.set()
         if not self.started:  # there was no training
             self._release()
-        begin = said = time.monotonic()
+        heartbeat = Heartbeat()
         while self._thread.is_alive():
-            now = time.monotonic()
-            if seconds is not None and now - begin > seconds:
+            if seconds is not None and heartbeat.seconds > seconds:
                 self.error = self.error or f"the last upload to {self.url} did not end within {seconds:.0f} s"
                 break
-            if now - said > _SAY_EVERY:
-                said = now
-                _say(f"waiting for the upload to {self.url} ({now - begin:.0f} s)")
+            heartbeat.beat(f"waiting for the upload to {self.url}")
             self._thread.join(0.1)
         return self.error
 
@@ -205,7 +187,7 @@ class Mirror:
             new = not self.error
             self.error = f"not uploaded to {self.url}: {reason}"
             if (asked or new) and not self._ending.is_set():
-                _say(f"warning: {self.error}; training goes on, the next save tries again")
+                print_line(f"warning: {self.error}; training goes on, the next save tries again")
 
     def _upload(self) -> None:
         self.lease.check()
@@ -276,7 +258,7 @@ class Mirror:
             except FileNotFoundError:  # another one takes its place, and is sent next time
                 return None
         self._sent[name] = state
-        own = File(os.path.getsize(snapshot), _sha256(snapshot))
+        own = File(os.path.getsize(snapshot), sha256_file(snapshot))
         return None if self._files.get(name) == own else own
 
     def _withdraw(self, names) -> None:
@@ -340,16 +322,3 @@ def _copy(path: str, snapshot: str) -> None:
             os.link(path, snapshot)
             return
     shutil.copyfile(path, snapshot)
-
-
-def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(2**20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(line, flush=True)

@@ -5,9 +5,19 @@ With a fused optimizer the device itself leaves such a step out, as torch's own 
 With any other the host decides before the step, and the device waits for it.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
+
+from common import exits
+from common.exits import BadInput
+
+
+class Diverged(BadInput):
+    """Too many consecutive steps whose loss or gradient was not finite."""
+
+    code = exits.DIVERGED
 
 
 class Verdict(NamedTuple):
@@ -22,12 +32,15 @@ class Verdict(NamedTuple):
 
 
 class Guard:
-    """model: its BatchNorm statistics are those of before a step that is left out. optimizer: one of
-    parameters on a GPU becomes a fused one, where torch has that."""
+    """Finds non-finite steps on any rank.
+
+    model: a step that is skipped does not change its BatchNorm statistics. optimizer: if it is fused, the
+    host does not wait for the device (`ahead`).
+    """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
         self.model, self.optimizer = model, optimizer
-        self.ahead = _fused(optimizer)  # whether the host decides nothing, and hears one step later
+        self.ahead = _is_fused(optimizer)  # whether the host decides nothing, and hears one step later
         self._outstanding: tuple | None = None
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in model.buffers():
@@ -76,6 +89,39 @@ class Guard:
                 buffer.copy_(part.view_as(buffer))
 
 
+class SkippedSteps:
+    """Counts steps that were skipped.
+
+    counts: object whose bad_steps and bad_in_a_row are counted up (they are saved). most: consecutive steps
+    after which a run has diverged. log: takes one line.
+    """
+
+    def __init__(self, counts: Any, most: int, log: Callable[[str], object]):
+        self.counts, self.most, self.log = counts, most, log
+
+    def note(self, verdict: Verdict) -> bool:
+        """Count a step. Return whether the run has diverged."""
+        counts = self.counts
+        if not verdict.bad:
+            counts.bad_in_a_row = 0
+            return False
+        counts.bad_steps += 1
+        counts.bad_in_a_row += 1
+        self.log(
+            f"skipped a step: loss {verdict.loss.item():g}, gradient norm {verdict.norm.item():g} on rank 0; "
+            f"{counts.bad_in_a_row} in a row, {counts.bad_steps} in all"
+        )
+        return counts.bad_in_a_row >= self.most
+
+    def diverged(self, durable: int) -> Diverged:
+        """Return the error that ends the run. durable: step of the newest checkpoint on the disk, or 0."""
+        kept = f"the checkpoint of step {durable} stays" if durable else "there is no checkpoint"
+        return Diverged(
+            f"{self.counts.bad_in_a_row} steps in a row without a finite loss and gradient "
+            f"(--max_bad_steps): {kept}; lower --lr, or look at the data"
+        )
+
+
 def _flat(buffers: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([buffer.reshape(-1) for buffer in buffers])
 
@@ -84,32 +130,19 @@ def _flag(value: bool, like: torch.Tensor) -> torch.Tensor:
     return torch.full((), value, dtype=torch.bool, device=like.device)
 
 
-def _fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer is fused, by the user's wish or now, and leaves out steps by itself."""
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer is fused, and so can skip a step by itself (`found_inf`)."""
     groups = optimizer.param_groups
-    if "fused" not in optimizer.defaults:  # another kind; SGD before torch 2.3
+    if "fused" not in optimizer.defaults or not all(group["fused"] for group in groups):
         return False
     if any(group.get("momentum") and group.get("dampening") for group in groups):
-        return False  # where torch's first step is left out, momentum stays unset, and 0 is not the same here
-    if all(group["fused"] for group in groups):
-        _begin(optimizer)
-        return True
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    if any(group["fused"] is False or group["foreach"] or group.get("differentiable") for group in groups):
-        return False
-    if not all(parameter.is_cuda and parameter.is_floating_point() for parameter in parameters):
-        return False
-    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
-        return False
-    for group in groups:
-        group["fused"] = True
-    optimizer.load_state_dict(optimizer.state_dict())  # Adam's counts of steps go to the GPU
-    _begin(optimizer)
+        return False  # if torch's first step is skipped, momentum stays unset, and 0 is not the same here
+    _set_momentum(optimizer)
     return True
 
 
-def _begin(optimizer: torch.optim.Optimizer) -> None:
-    """Momentum that begins at 0: torch leaves it unset where the very first step is left out. A first step of
+def _set_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Let momentum begin at 0: torch leaves it unset if the very first step is skipped. A first step with
     momentum 0 is the same: momentum x 0 + gradient."""
     for group in optimizer.param_groups:
         if not isinstance(optimizer, torch.optim.SGD) or not group["momentum"]:

@@ -5,19 +5,18 @@ import json
 import os
 import re
 import shutil
-import time
 
 from common.checkpoint import files as checkpoint
 from common.checkpoint import output_list
 from common.checkpoint.output_list import File
 from common.exits import BadInput
+from common.heartbeat import Heartbeat
 from common.object_store.errors import shown
 from common.object_store.store import ObjectStore, StoreError
 
 CHECKPOINTS = "checkpoints"
 HISTORY = ("metrics.jsonl", "receipt.bin", "starts.jsonl")  # cut back to the checkpoint by the job
 _NEW = ".restore"  # below checkpoints/: where a checkpoint arrives before it takes its place
-_SAY_EVERY = 30.0  # seconds
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(\d+)\.pt(\.json)?")
 # reasons of a StoreError that concern one object, and not the connection to the store
 _OF_THE_OBJECT = ("damaged", "replaced", "404", "NoSuchKey", "NotFound", "412", "PreconditionFailed")
@@ -148,15 +147,11 @@ def _bring(store: ObjectStore, folder: str, step: int, files: dict[str, File]) -
     for path in (final, new):  # new: of a start that was killed
         if (facts := _facts(path)) and facts["sha256"] == files[name].sha256:
             return path
-    begin, said = time.monotonic(), [time.monotonic()]
-
-    def heartbeat(size: int) -> None:
-        if time.monotonic() - said[0] > _SAY_EVERY:
-            said[0] = time.monotonic()
-            print(f"restoring {store.location.url(name)} ({said[0] - begin:.0f} s)", flush=True)
-
+    heartbeat = Heartbeat()
     for each, path in ((checksum, f"{new}.json"), (name, new)):
-        store.fetch(each, path, *files[each], heartbeat)
+        store.fetch(
+            each, path, *files[each], lambda size: heartbeat.beat(f"restoring {store.location.url(name)}")
+        )
     try:
         facts = checkpoint.verify(new)
     except (KeyError, TypeError):

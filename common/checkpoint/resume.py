@@ -4,9 +4,9 @@ import argparse
 import os
 from collections.abc import Callable, Iterable
 
-from common import arguments, output_folder, starts
+from common import arguments, output, starts
 from common.checkpoint import files as checkpoint
-from common.distributed import barrier
+from common.distributed import barrier, ranks
 from common.exits import BadInput
 
 _KINDS = {
@@ -15,36 +15,41 @@ _KINDS = {
 }  # fmt: skip
 
 
-def claim(args: argparse.Namespace, first: bool, is_own: Callable[[dict], bool] | None = None) -> None:
-    """Make rank 0 the only writer of args.output_dir; call it on every process before anything is written.
+def claim(args: argparse.Namespace, is_own: Callable[[dict], bool] | None = None) -> None:
+    """Make rank 0 the only writer of args.output; call it on every rank before anything is written.
 
-    args and is_own: see refusal(); by default a start is of this run if all its settings are equal. A folder
-    that stands for a URL is not looked into: what is at the URL comes first. Raises BadInput on every process
-    if another job holds the folder, or if the job would replace results in it.
+    is_own: see refusal(); by default a start is of this run if all its settings are equal. A folder that
+    stands for a URL is not looked into: what is at the URL comes first. Raises BadInput on every rank if
+    another job holds the folder, or if the job would replace results in it. Without is_own the job has no
+    Checkpointer: then its results are uploaded from now on, if the output has a URL.
     """
-    trouble, url = None, arguments.url_of(args.output_dir)
-    if first:
+    error = None
+    if ranks.is_first():
         try:
-            output_folder.hold(args.output_dir, url)
-            if not url and (text := refusal(args, is_own or _is_same_command)):
+            args.output.hold()
+            if not args.output.url and (text := refusal(args, is_own or _is_same_command(args))):
                 raise BadInput(text)
-        except BadInput as error:
-            trouble = error
-    barrier.everybody("output folder", "to open the output folder", trouble)
+        except BadInput as refused:
+            error = refused
+    barrier.wait_for_all("output folder", "to open the output folder", error)
+    if args.output.url and is_own is None and ranks.is_first():
+        from common.checkpoint import mirror  # only a job with a URL needs it
+
+        mirror.Mirror(args.output).start(0)
 
 
 def refusal(
     args: argparse.Namespace, is_own: Callable[[dict], bool], at_url: Iterable[str] = ()
 ) -> str | None:
-    """Why a job may not write to args.output_dir: it would replace results. None if it may.
+    """Return why a job may not write to args.output: it would replace results. None if it may.
 
-    args: output_dir, and resume if the job can resume: a PATH becomes "auto" if a start with the same PATH
-    has saved checkpoints in the folder. is_own(start): whether a start (a line of starts.jsonl) that has
-    saved no checkpoint is of this run, which then begins anew. at_url: names of results at the URL.
+    args: output, and resume if the job can resume: a PATH becomes "auto" if a start with the same PATH has
+    saved checkpoints in the folder. is_own(start): whether a start (a line of starts.jsonl) that has saved no
+    checkpoint is of this run, which then starts again. at_url: names of results at the URL.
     """
-    folder, wanted = args.output_dir, getattr(args, "resume", None)
-    results, starts_before = output_folder.results(folder), starts.read(folder)
-    has_checkpoint = bool(output_folder.checkpoints(folder))
+    folder, wanted = args.output.folder, getattr(args, "resume", None)
+    results, starts_before = output.results(folder), starts.read(folder)
+    has_checkpoint = bool(output.checkpoints(folder))
     is_restart = any(start["settings"].get("resume", "") == wanted != "never" for start in starts_before)
     if has_checkpoint and is_restart:
         args.resume = wanted = "auto"
@@ -57,13 +62,14 @@ def refusal(
     names = ", ".join(results[:4]) + (f" and {len(results) - 4} more" if len(results) > 4 else "")
     remedy = f"leave out --resume {wanted} to continue that run, " if has_checkpoint and wanted else ""
     return (
-        f"{arguments.url_of(folder) or folder} holds results of a run, and this start would replace them "
+        f"{args.output} holds results of a run, and this start would replace them "
         f"({names}): {remedy}take another --output_dir, or remove the folder"
     )
 
 
-def _is_same_command(start: dict) -> bool:
-    return start["settings"] == arguments.settings() and start["environment"].get("job") == starts.job()
+def _is_same_command(args: argparse.Namespace) -> Callable[[dict], bool]:
+    settings = arguments.settings(args)
+    return lambda start: start["settings"] == settings and start["environment"].get("job") == starts.job()
 
 
 def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str, dict | None]:

@@ -1,4 +1,4 @@
-"""Load the weights of a file into a model, and keep the names of the classes beside the weights.
+"""Load the weights of a file into a model, and keep the names of the classes next to the weights.
 
 A file of weights is best.pth, epoch_<n>.pth, a checkpoint step_<n>.pt, or the state_dict of a model that was
 wrapped by DistributedDataParallel (module.) or torch.compile (_orig_mod.).
@@ -7,13 +7,17 @@ wrapped by DistributedDataParallel (module.) or torch.compile (_orig_mod.).
 import json
 import os
 import zipfile
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from common.checkpoint import files as checkpoint
+from common.distributed import ranks
 from common.exits import BadInput
+from common.files import write_atomic
 
-CLASSES = "classes.json"  # in a run's output folder: the names of the classes, a list in the order of labels
+CLASSES = "classes.json"  # in a run's output folder: the names of the classes, in the order of the labels
 _SHOWN = 3  # tensors named in a line
 _COUNTERS = "num_batches_tracked"  # BatchNorm's; files of old versions of torch do not have it
 
@@ -25,19 +29,15 @@ def load(path: str, model: torch.nn.Module, complete: bool = False) -> str:
     another shape, such as those of a head for other classes, keep their values. Raises BadInput on every
     process if the file cannot be read, or if fewer than half of the model's weights are in it.
     """
-    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    found, trouble = {}, ""
-    if not several or torch.distributed.get_rank() == 0:
+    found, error = {}, None
+    if ranks.is_first():
         try:
             found = read(path)
-        except BadInput as error:
-            trouble = str(error)
-    if several:
-        values = [found, trouble]
-        torch.distributed.broadcast_object_list(values)
-        found, trouble = values
-    if trouble:
-        raise BadInput(trouble)
+        except BadInput as refusal:
+            error = str(refusal)
+    found, error = ranks.broadcast_object((found, error))
+    if error:
+        raise BadInput(error)
     return _fill(path, model, found, complete)
 
 
@@ -118,12 +118,21 @@ def _some(names: list[str], between: str = ", ") -> str:
     return between.join(names[:_SHOWN]) + more
 
 
-def write_classes(folder: str, names: tuple[str, ...]) -> None:
-    """Write the names of the classes, in the order of their labels, into an output folder. Raises OSError."""
-    checkpoint.write_text(os.path.join(folder, CLASSES), json.dumps(names) + "\n")
+def class_names_of(loader: Any) -> tuple[str, ...]:
+    """Return the names of the classes of a loader's data; () if they are unknown."""
+    return tuple(getattr(loader.plan.index, "class_names", ()))
 
 
-def compare_classes(path: str, names: tuple[str, ...]) -> str:
+def write_class_names(folder: str, names: tuple[str, ...], log: Callable[[str], object]) -> None:
+    """Write the names, if there are any. log: called with one line if they cannot be written."""
+    if names:
+        try:
+            write_atomic(os.path.join(folder, CLASSES), json.dumps(names) + "\n")
+        except OSError as error:
+            log(f"warning: {CLASSES} was not written: {error}")
+
+
+def compare_class_names(path: str, names: tuple[str, ...]) -> str:
     """Return a line if the names of the classes beside a file of weights are not these, else ""."""
     folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     if os.path.basename(folder) == "checkpoints":

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 
-def synchronize_batchnorm(model: nn.Module) -> nn.Module:
-    """Replace every BatchNorm2d, parameters and buffers kept, so that state_dicts do not change. Returns the
-    model.
+def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
+    """Return the model with every BatchNorm2d synchronised over the ranks; its state_dict does not change.
 
-    torch's own under nccl, ours under gloo; the identity in a group of one process.
+    torch.nn.SyncBatchNorm.convert_sync_batchnorm() with nccl; with gloo the same mathematics in this module.
     """
     if torch.distributed.get_world_size() == 1:
         return model

@@ -12,20 +12,14 @@ import torch
 
 from common import exits
 from common.distributed import preemption
-from common.distributed.topology import STARTED_BY, Topology
 from common.exits import ERROR_PIPE
 from common.performance import cores
+from common.platforms import STARTED_BY
+from common.topology import Topology
 
 STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children of a parent that holds the store
 # seconds from SIGTERM to SIGKILL for processes whose peer is gone: a save that is in flight may end
 _GRACE = 5.0
-
-
-def first_on_node() -> bool:
-    """Whether this process speaks for its node before the group exists: one line a node, not one a
-    process."""
-    local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
-    return local_rank == "0" and STARTED_BY not in os.environ
 
 
 def start(topology: Topology, grace: float) -> int:

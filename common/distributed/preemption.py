@@ -11,8 +11,12 @@ import os
 import signal
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from common.exits import INTERRUPTED, leave, say_error
+
+if TYPE_CHECKING:  # a job imports this module before torch
+    import torch
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 SAME_PRESS = 0.5  # seconds: a terminal and a launcher both send SIGINT for one Ctrl-C
@@ -26,19 +30,12 @@ _watching = threading.Event()
 _grace = 25.0
 _code = 128 + signal.SIGTERM
 _reader: int | None = None  # of the pipe
-_store = None
+_store: "torch.distributed.Store | None" = None
 
 
 def asked() -> bool:
     """Whether this process, or another of the job, was asked to stop."""
     return _asked.is_set()
-
-
-def share(store) -> None:
-    """Tell the others, and hear of them, through this torch.distributed store: a platform may signal one
-    node only, and evaluating processes do not talk to each other."""
-    global _store
-    _store = store
 
 
 def exit_code() -> int:
@@ -55,15 +52,16 @@ def end_on_interrupt() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by processes.start()
 
 
-def watch(grace: float) -> None:
+def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
     """From now on SIGTERM, SIGUSR2 and SIGINT only make asked() true; the job stops at its next step.
 
     If it has not left `grace` seconds after that, the process ends with exit_code(); a second SIGINT ends it
     at once. Call it in the main thread, once. A forked child (a DataLoader's worker) has nothing to save and
-    does not react: its parent ends it.
+    does not react: its parent ends it. store: through which the processes of the job tell each other of a
+    signal: a platform may signal one node only, and ranks that evaluate do not communicate.
     """
-    global _grace
-    _grace = grace
+    global _grace, _store
+    _grace, _store = grace, store
     _start()
     _watching.set()
     for number in SIGNALS:
@@ -71,7 +69,7 @@ def watch(grace: float) -> None:
             signal.signal(number, _note)
             signal.siginterrupt(number, False)  # system calls of libraries go on
     threading.Thread(target=_bound, args=(grace,), name="grace", daemon=True).start()
-    if _store:
+    if store:
         threading.Thread(target=_follow, name="others' signals", daemon=True).start()
 
 

@@ -18,9 +18,10 @@ import time
 
 import torch
 
-from common.distributed.launcher import STORE_HOLDER, first_on_node
-from common.distributed.topology import Topology
+from common.distributed.launcher import STORE_HOLDER
 from common.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
+from common.platforms import is_first_on_node
+from common.topology import Topology
 
 _POLL = 0.1  # seconds
 _HEARTBEAT = 10.0  # seconds between lines while waiting: a silent job is taken for a hung one
@@ -255,7 +256,7 @@ class _Heartbeat:
 
     def say(self, text: str) -> None:
         now = time.monotonic()
-        if now - self._last >= _HEARTBEAT and first_on_node():
+        if now - self._last >= _HEARTBEAT and is_first_on_node():
             self._last = now
             print(f"{text} ({now - self._begin:.0f} s)", flush=True)
 

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from common.distributed import interfaces
-from common.distributed.topology import Topology
+from common import interfaces
+from common.topology import Topology
 
 SECONDS = 3.0  # for resolving names and reaching the master together
 

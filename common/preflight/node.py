@@ -29,11 +29,11 @@ from dataclasses import dataclass
 
 import torch
 
-from common.distributed.topology import Topology, is_distributed, promised_gpus
 from common.exits import BadInput
 from common.files import is_url
-from common.output_folder import local_output
+from common.output import local_output
 from common.preflight import network
+from common.topology import Topology, is_distributed, promised_gpus
 
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers hand their batches over through /dev/shm
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, as the older one is kept while the newer is written

@@ -73,6 +73,13 @@ class Loader:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
         self.receipt.commit(step, len(self), folder, self.to_device.device)
 
+    def example(self, count: int) -> torch.Tensor:
+        """Return a batch of `count` images as a step gets them, all zeros, without reading data."""
+        size = self.plan.size
+        channels, height, width = getattr(self.plan.index, "image_shape", (3, size, size))
+        images = torch.zeros(count, height, width, channels, device=self.to_device.device)
+        return images.permute(0, 3, 1, 2)  # channels_last
+
     def __len__(self) -> int:
         return len(self.plan)
 

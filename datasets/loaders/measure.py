@@ -1,5 +1,6 @@
 """How fast the backends are on this machine and these data, and what that means for a job."""
 
+import argparse
 import itertools
 import sys
 import time
@@ -8,7 +9,9 @@ from typing import Any
 
 import torch
 
+from common.distributed import ranks
 from common.exits import BadInput, MissingPackage
+from common.metrics import Log
 from datasets.loaders import backends
 from datasets.loaders.loader import Loader
 from datasets.sampling.plan import Batch, Plan
@@ -80,6 +83,17 @@ def text(found: dict[str, float]) -> str:
     """ "threads 812, dali 401 images/s"."""
     ordered = sorted(found, key=found.__getitem__, reverse=True)
     return ", ".join(f"{backend} {found[backend]:.0f}" for backend in ordered) + " images/s"
+
+
+def log_advice(loader: Loader, args: argparse.Namespace, log: Log) -> None:
+    """Log advice() on a training that is over, after its table. Call it on every rank.
+
+    args: data_backend, workers, antialias.
+    """
+    seconds, waited = log.training_seconds, ranks.maximum(loader.waited, loader.to_device.device)
+    log.finish()
+    if ranks.is_first():
+        log.info(advice(loader, args.data_backend, waited, seconds, args.workers, args.antialias))
 
 
 def advice(

@@ -32,6 +32,11 @@ class ImageSet:
         return len(self.images)
 
     @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(channels, height, width) of the images."""
+        return tuple(self.images.shape[1:])
+
+    @property
     def channels(self) -> int:
         """C of images."""
         return self.images.shape[1]

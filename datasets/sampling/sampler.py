@@ -7,6 +7,7 @@ the state to resume is the number of steps done. Source: J. Black and P. Rogaway
 Finite Domains", CT-RSA 2002 (the generalised Feistel cipher and cycle walking).
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -81,17 +82,26 @@ class BatchSampler:
         self.size, self.global_batch, self.seed = size, global_batch, seed
         if not len(self):
             raise BadInput(f"batch size {global_batch} is larger than the data set ({size} samples)")
-        if global_batch % world_size:
-            raise BadInput(f"batch size {global_batch} is not divisible by {world_size} processes")
-        if not 0 <= rank < world_size:
-            raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
         if not 0 <= seed < 2**64:
             raise BadInput(f"seed {seed} is not in 0..2^64-1")
-        self.rank, self.world_size = rank, world_size
-        self.largest = global_batch // world_size
+        self._set_rank(rank, world_size)
         limits = [epochs and epochs * len(self), max_steps]
         self.total_steps = min((limit for limit in limits if limit is not None), default=None)
         self.seek(0)
+
+    def shard(self, rank: int, world_size: int) -> "BatchSampler":
+        """Return a batch sampler of this rank's part of every global batch. Raises BadInput."""
+        part = copy.copy(self)
+        part._set_rank(rank, world_size)
+        return part
+
+    def _set_rank(self, rank: int, world_size: int) -> None:
+        if self.global_batch % world_size:
+            raise BadInput(f"batch size {self.global_batch} is not divisible by {world_size} processes")
+        if not 0 <= rank < world_size:
+            raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
+        self.rank, self.world_size = rank, world_size
+        self.largest = self.global_batch // world_size
 
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, the number of steps done before.
@@ -187,8 +197,12 @@ class SequentialBatchSampler:
     seed, epoch = 0, 1  # of a random augmentation: the same one in every evaluation
 
     def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1):
+        self.size, self.largest = size, batch
         self.first, self.last = size * rank // world_size, size * (rank + 1) // world_size
-        self.largest = batch
+
+    def shard(self, rank: int, world_size: int) -> "SequentialBatchSampler":
+        """Return a batch sampler of this rank's part."""
+        return SequentialBatchSampler(self.size, self.largest, rank=rank, world_size=world_size)
 
     def __len__(self) -> int:
         return -(-(self.last - self.first) // self.largest)

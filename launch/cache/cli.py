@@ -24,8 +24,7 @@ import sys
 import numpy as np
 from tqdm import tqdm
 
-from common import arguments
-from common.distributed import topology
+from common import arguments, topology
 from common.exits import BAD_INPUT, BadInput
 from common.performance import cores
 from datasets.folders import image_folder, listing

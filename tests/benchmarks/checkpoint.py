@@ -17,7 +17,7 @@ import torch
 
 from common import models
 from common.checkpoint import files as checkpoint
-from common.checkpoint.writer import BackgroundWriter, size_of
+from common.checkpoint.saver import BackgroundWriter, size_of
 from datasets.loaders.engines.memory import memory_loader
 from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip

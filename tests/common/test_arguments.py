@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from common import arguments, exits, interval, platforms
-from common.arguments import FLAG, NAMELESS, Parser, names
-from common.distributed import topology
+from common import arguments, exits, platforms, topology
+from common.arguments import FLAG, NAMELESS, JobParser, Parser, names
 from common.exits import BadInput, printable
 
 INJECTED = ["--init_method=tcp://127.0.0.1:6666", "--rank=0", "--world_size=1"]
@@ -20,7 +19,7 @@ def parse(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
 
     def of(*words):
-        parser = Parser("")
+        parser = JobParser("")
         parser.add_argument("data", nargs="?")
         parser.add_argument("-b", "--batch_size", type=int)
         parser.add_argument("--lr", type=arguments.positive_float)
@@ -31,8 +30,10 @@ def parse(monkeypatch, tmp_path):
         parser.add_argument("--amp", **FLAG)
         parser.add_argument("--local-rank", type=int)
         monkeypatch.setattr(sys, "argv", ["job.py", *words])
-        args = vars(arguments.parse(parser))
-        return {name: value for name, value in args.items() if value and name != "output_dir"}
+        args = vars(parser.parse_args())
+        of.ignored = args["ignored"]
+        own = {"output_dir", "output", "ignored"}
+        return {name: value for name, value in args.items() if value and name not in own}
 
     return of
 
@@ -58,7 +59,7 @@ def parse(monkeypatch, tmp_path):
     ],
 )
 def test_spellings(words, expected, parse):
-    assert parse(*words) == expected and arguments.ignored() == []
+    assert parse(*words) == expected and parse.ignored == []
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_on_a_platform_others_pass_by_name(words, ignored, how, parse, monkeypat
     known = parse("/images", *words, *added[how])
     ignored = list(dict.fromkeys(ignored + ["--num-gpus"] * (how == "arguments")))
     assert known == {"data": "/images"} | ({"lr": 2} if "--lr" in words else {})
-    assert arguments.ignored() == ignored
+    assert parse.ignored == ignored
     assert capsys.readouterr().out == f"ignored arguments: {' '.join(ignored)}\n"
 
 
@@ -129,11 +130,10 @@ def test_on_a_platform_what_resembles_an_option_is_an_error(words, parse, monkey
 
 def test_what_a_launcher_adds_is_always_known(parse, monkeypatch):
     for word in ("--local-rank=0", "--local_rank=0"):
-        parser = Parser("")
+        parser = JobParser("")
         monkeypatch.setattr(sys, "argv", ["job.py", word, "--output_dir=x"])
         parser.add_argument("--output_dir")
-        arguments.parse(parser)
-        assert arguments.ignored() == [word[:12]]
+        assert parser.parse_args().ignored == [word[:12]]
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(BadInput, match="--unheard_of"):  # torchrun on a laptop is no platform
@@ -154,7 +154,7 @@ def test_verbs_name_unknown_options_without_their_values():
 @pytest.mark.parametrize(
     ("kind", "texts"),
     [
-        (interval.interval, ["9" * 400, "9" * 400 + "s", "9" * 400 + "epochs", "1e9", "0"]),
+        (arguments.interval, ["9" * 400, "9" * 400 + "s", "9" * 400 + "epochs", "1e9", "0"]),
         (arguments.positive_float, ["1e308", "inf", "nan", "-1", "9" * 5000]),
         (arguments.non_negative_float, ["1e308", "inf", "nan", "-1"]),
         (arguments.positive_int, ["9" * 400, "9" * 5000, "1e3", "0"]),

@@ -5,7 +5,7 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
-from common.evaluation import evaluate, sums
+from common.evaluation import batch_sums, evaluate
 from common.exits import BadInput
 
 cross_entropy = nn.functional.cross_entropy
@@ -40,8 +40,8 @@ def test_mirrored_images_count_as_much_as_the_images():
 
 def test_a_step_that_is_left_out_counts_nothing():
     logits, labels = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
-    assert sums(torch.tensor(2.0), logits, labels).tolist() == [8, 4, 4]
-    assert sums(torch.tensor(float("nan")), logits, labels).tolist() == [0, 0, 0]
+    assert batch_sums(torch.tensor(2.0), logits, labels).tolist() == [8, 4, 4]
+    assert batch_sums(torch.tensor(float("nan")), logits, labels).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_other_jobs_have_their_own_loss_and_no_accuracy(criterion, last, labels)
     loss = criterion(model(images), labels)
     assert count == 17 and loss_sum / 17 == pytest.approx(loss.item(), rel=1e-5)
     assert math.isnan(correct)
-    loss_sum, correct, count = sums(loss, model(images), labels).tolist()
+    loss_sum, correct, count = batch_sums(loss, model(images), labels).tolist()
     assert count == 17 and loss_sum == pytest.approx(17 * loss.item(), rel=1e-5) and math.isnan(correct)
-    loss_sum, correct, count = sums(loss * torch.inf, model(images), labels).tolist()
+    loss_sum, correct, count = batch_sums(loss * torch.inf, model(images), labels).tolist()
     assert (loss_sum, count) == (0, 0) and math.isnan(correct)
 
 

@@ -7,26 +7,24 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common.metrics import Log
-from datasets.sampling.receipt import Receipt
 from launch.report import cli as report
 from launch.report import runs as report_data
 from tests.conftest import records
+from tests.support.checkpointers import StubLoader, log_of
 
 
 @pytest.mark.parametrize("correct", [6.0, torch.nan], ids=["classification", "regression"])
 def test_figures_of_jobs_with_and_without_accuracy(tmp_path_factory, capsys, correct):
     """In lines, metrics.jsonl, TensorBoard, the last line and the page; never as 0 or NaN."""
     tmp_path = tmp_path_factory.mktemp("run")  # its name is on the page
-    log, loader = Log(str(tmp_path)), SimpleNamespace(waited=0.0, receipt=Receipt())
-    log.training(loader, 0, 4)
+    log, loader = log_of(tmp_path), StubLoader(4)
+    log.start(loader, 0, 4)
     for step in (2, 4):
         loader.receipt.add(np.arange(8), np.zeros(8, np.int64))
         loader.receipt.add(np.arange(8), np.zeros(8, np.int64))
         sums = torch.tensor([12.0, correct, 8.0], dtype=torch.float64)
-        loader.receipt.commit(step, 4, str(tmp_path))
-        log.train(1, step, sums, 0.1)
-    log.validation(1, 4, sums)
+        log.step(step, sums.clone(), SimpleNamespace(get_last_lr=lambda: [0.1]))
+    log.validation(4, sums)
     log.finish()
     printed, lines = capsys.readouterr().out, records(tmp_path)
     page = report.render_page([report_data.read(str(tmp_path), "run")])

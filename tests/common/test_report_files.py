@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common import metrics
 from common.checkpoint import files as checkpoint
 from common.checkpoint import resume
+from tests.support.checkpointers import StubLoader, log_of
 
 
 def _resumed(folder, step=2):
     """A run that resumes after `step` and reports the next one."""
-    receipt = SimpleNamespace(fingerprint="")
-    log = metrics.Log(str(folder))
-    log.training(SimpleNamespace(waited=0.0, receipt=receipt), step, 10)
+    log, loader = log_of(folder), StubLoader(10)
+    loader.commit = lambda *_: None
+    log.start(loader, step, 10)
     sums = torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64)
-    log.train(1, step + 1, sums, 0.1)
+    log.step(step + 1, sums, SimpleNamespace(get_last_lr=lambda: [0.1]))
 
 
 def test_lines_that_cannot_be_read_do_not_end_the_record(tmp_path):

@@ -3,20 +3,20 @@
 import json
 import sys
 
-from common import arguments, interval, starts
+from common import arguments, starts
 
 
 def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
-    parser = arguments.Parser("")
+    parser = arguments.JobParser("")
     for name in ("--data_url", "--output_dir", "--secret_key"):
         parser.add_argument(name)
-    parser.add_argument("--save_every", type=interval.interval, default="1epoch")
+    parser.add_argument("--save_every", type=arguments.interval, default="1epoch")
     given = ["--data_url=redis://user:testing@host/0", f"--output_dir={tmp_path}", "--secret_key=testing"]
     monkeypatch.setattr(sys, "argv", ["/folder/job.py", *given])
-    args = arguments.parse(parser)
+    args = parser.parse_args()
     for step in (0, 8):
         args.backend = "threads"  # what a job has found out is there, too
-        starts.write(str(tmp_path), step=step)
+        starts.write(str(tmp_path), args, step=step)
     content = (tmp_path / starts.FILE).read_text()
     first, second = map(json.loads, content.splitlines())
     assert "testing" not in content and (first["step"], second["step"]) == (0, 8)

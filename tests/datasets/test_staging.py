@@ -26,11 +26,14 @@ from common import heartbeat
 from common.distributed import barrier
 from common.entry import entry
 from datasets import staging
-barrier._SAY_EVERY = heartbeat.EVERY = 0.5
+heartbeat.EVERY = 0.5
 rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-store = torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
-barrier.share(store, rank, 2, float(sys.argv[4]))
-barrier.everybody("begin", "to begin")
+timeout = datetime.timedelta(seconds=float(sys.argv[4]))
+store = torch.distributed.TCPStore(
+    "127.0.0.1", port, is_master=rank == 0, wait_for_workers=False, timeout=timeout
+)
+torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+barrier.wait_for_all("begin", "to begin")
 @entry
 def main():
     print("at", staging.stage(url), flush=True)

@@ -48,11 +48,12 @@ import os, sys, torch
 from common import exits
 from common.checkpoint import files as checkpoint, mirror
 from common.entry import entry
+from common.output import Output
 folder, url = sys.argv[1:]
 
 def main():
     os.makedirs(folder, exist_ok=True)
-    one = mirror.Mirror(folder, url)
+    one = mirror.Mirror(Output(folder, url))
     one.open("auto", 2)
     begun = max([0, *(checkpoint.verify(path)["step"] for path in checkpoint.found(f"{folder}/checkpoints"))])
     one.start(begun)

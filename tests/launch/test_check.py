@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.distributed.topology import resolve
 from common.exits import BadInput
 from common.preflight import node
+from common.topology import resolve
 from tests.conftest import ROOT, environment, free_port, run, start
 
 NAMES = [

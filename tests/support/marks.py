@@ -3,8 +3,9 @@
     python -m tests.support.marks jobs/train_ddp.py           the file without its blocks
     python -m tests.support.marks --diff jobs/train_ddp.py    what the blocks add, as the README shows it
 
-A block opens with `### tag k/n, reason ###` and closes with the same line. A blank line stands before it,
-none after it. A line `# - code` in a block is a line of the base that the block replaces.
+A block opens with `### tag k/n, reason ###` and closes with the same line. The blank line before it
+belongs to it; the first block of a suite has none. A line `# - code` in a block is a line of the base that
+the block replaces.
 """
 
 import ast
@@ -47,7 +48,9 @@ def strip(text: str, tag: str) -> str:
             match = _MARK.fullmatch(line)
             if not match or match["tag"] != tag:
                 raise MarksError(f"line {number}: not a mark of the form `### {tag} k/n, reason ###`: {line}")
-            if lines[number - 2].strip():
+            if kept and not kept[-1].strip():
+                kept.pop()
+            elif not kept or len(match[1]) <= len(kept[-1]) - len(kept[-1].lstrip()):  # first in its suite
                 raise MarksError(f"line {number}: no blank line before the block")
             opening, inside = line, 0
             blocks.append((number, int(match["k"]), int(match["n"])))
@@ -58,8 +61,6 @@ def strip(text: str, tag: str) -> str:
                 )
             if not inside:
                 raise MarksError(f"line {number}: the block is empty")
-            if number < len(lines) and not lines[number].strip():
-                raise MarksError(f"line {number}: a blank line after the block")
             opening = None
         else:
             inside += 1
@@ -84,12 +85,13 @@ def without_block(text: str, k: int) -> str:
     if not 0 < 2 * k <= len(places):
         raise MarksError(f"there are {len(places) // 2} blocks, no block {k}")
     first, last = places[2 * k - 2], places[2 * k - 1]
+    begin = first if lines[first - 1].strip() else first - 1  # with the blank line before it
     replaced = [
         indent + code
         for indent, sign, code in (line.partition("# - ") for line in lines[first + 1 : last])
         if sign and not indent.strip()
     ]
-    return "\n".join(lines[:first] + replaced + lines[last + 1 :])
+    return "\n".join(lines[:begin] + replaced + lines[last + 1 :])
 
 
 def without_docstring(text: str) -> str:
@@ -120,10 +122,11 @@ def combine(base: str, *variants: str) -> str:
     inserted: dict[int, list[str]] = {}  # the lines of the base before it -> blocks
     for variant in variants:
         kept, opening = 0, None
-        for line in without_docstring(variant).split("\n"):
+        text = without_docstring(variant).split("\n")
+        for line, following in zip(text, [*text[1:], ""], strict=True):
             if "# - " in line and opening:
                 raise MarksError(f"the block replaces a line: {line}")
-            if opening is None and "###" not in line:
+            if opening is None and "###" not in line and (line.strip() or "###" not in following):
                 if kept == len(lines) or line != lines[kept]:
                     raise MarksError(f"not a line of the base: {line}")
                 kept += 1

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from common.distributed import interfaces
+from common import interfaces
 from common.exits import BadInput, import_optional
 from common.files import ROOT
 from common.performance import cores

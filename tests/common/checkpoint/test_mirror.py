@@ -21,6 +21,7 @@ from common.checkpoint import mirror
 from common.checkpoint import restore as restoring
 from common.exits import BadInput
 from common.object_store.store import ObjectStore, StoreError
+from common.output import Output
 from tests.conftest import environment, finish, start
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
@@ -31,9 +32,10 @@ import os, sys, time, torch
 from common.checkpoint import files as checkpoint
 from common.checkpoint import mirror
 from common.checkpoint import lease as url_lease
+from common.output import Output
 folder, url = sys.argv[1:]
 os.makedirs(folder, exist_ok=True)
-one = mirror.Mirror(folder, url)
+one = mirror.Mirror(Output(folder, url))
 one.open()
 one.start(0)
 os.makedirs(f"{folder}/checkpoints", exist_ok=True)
@@ -109,7 +111,7 @@ class Job:
     def __init__(self, folder: Path, url: str, resume: str = "auto", keep: int = 2):
         self.folder, self.url = folder, url
         folder.mkdir(exist_ok=True)
-        self.mirror = mirror.Mirror(str(folder), url)
+        self.mirror = mirror.Mirror(Output(str(folder), url))
         self.mirror.open(resume, keep)
         paths = checkpoint.found(str(folder / "checkpoints"))
         self.state = checkpoint.read(paths[0]) if paths else {"step": 0}
@@ -341,11 +343,11 @@ def test_a_job_aborts_its_own_unfinished_uploads_only(server, tmp_path, monkeypa
     assert sorted(each["Key"] for each in unfinished) == sorted(others)
 
     for url in ("s3://runs", "obs://runs/"):
-        parser = arguments.Parser("")
+        parser = arguments.JobParser("")
         parser.add_argument("--train_url", dest="output_dir")
         monkeypatch.setattr(sys, "argv", ["train.py", "--train_url", url])
         with pytest.raises(BadInput, match=f"{url} is a whole bucket"):
-            arguments.parse(parser)
+            parser.parse_args()
 
 
 def test_what_the_list_names_is_there_at_any_moment(server, tmp_path, monkeypatch):

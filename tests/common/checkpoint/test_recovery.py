@@ -6,11 +6,11 @@ import os
 import pytest
 import torch
 
+from common.arguments import Interval, interval
 from common.checkpoint import files as checkpoint
 from common.checkpoint import nonfinite, resume
-from common.checkpoint.checkpointer import Recovery
 from common.exits import BadInput
-from common.interval import Interval, interval
+from tests.support.checkpointers import make
 
 _FUSED = "fused" in torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults
 _needs_fused = pytest.mark.skipif(not _FUSED, reason="this torch has no fused SGD")
@@ -18,11 +18,12 @@ _needs_fused = pytest.mark.skipif(not _FUSED, reason="this torch has no fused SG
 
 @pytest.fixture(params=[None, True], ids=["unfused", "fused"])
 def recovery(request, tmp_path, monkeypatch):
-    """(Recovery, model) of a job with a secret among its arguments; resumed, at step 0 of 20. With a fused
-    optimizer the verdict on a step comes with the next."""
+    """(Checkpointer, model) of a job with a secret among its arguments; resumed, at step 0 of 20.
+
+    With a fused optimizer the verdict on a step comes with the next."""
     if request.param and not _FUSED:
         pytest.skip("this torch has no fused SGD")
-    monkeypatch.setattr("common.distributed.preemption.watch", lambda grace: None)
+    monkeypatch.setattr("common.distributed.preemption.watch", lambda *arguments: None)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     fused = {"fused": True} if request.param else {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **fused)
@@ -35,8 +36,8 @@ def recovery(request, tmp_path, monkeypatch):
         )  # fmt: skip
         args = argparse.Namespace(**given | values)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
-        built = Recovery(args, {"model": model, "optimizer": optimizer, "scheduler": schedule})
-        built.resume(20, 5)
+        built = make(args, 5, model=model, optimizer=optimizer, scheduler=schedule)
+        built.resume(20)
         return built, model
 
     return build
@@ -44,11 +45,11 @@ def recovery(request, tmp_path, monkeypatch):
 
 def _step(recovery, model, poison=False):
     loss = model(torch.full((4, 3), float("nan")) if poison else torch.randn(4, 3)).square().mean()
-    recovery.objects["optimizer"].zero_grad()
+    recovery._state.objects["optimizer"].zero_grad()
     loss.backward()
-    if recovery.finite(loss):
-        recovery.objects["optimizer"].step()
-    recovery.objects["scheduler"].step()
+    if recovery.is_finite(loss):
+        recovery._state.objects["optimizer"].step()
+    recovery._state.objects["scheduler"].step()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_when_a_save_is_due(recovery, every, due):
     found = []
     for step in range(1, 21):
         _step(keeper, model)
-        found += [step] if keeper.due(step) else []
+        found += [step] if keeper._is_save_due(step) else []
     assert found == due
 
 
@@ -93,10 +94,10 @@ def test_seconds_count_since_the_last_save(recovery, monkeypatch):
     for step in range(1, 13):
         now[0] += 3
         _step(keeper, model)
-        if keeper.due(step):
+        if keeper._is_save_due(step):
             saved.append(step)
             keeper.save(step)
-    late = keeper.objects["optimizer"].defaults.get("fused")  # a fused optimizer hears one step later
+    late = keeper._state.objects["optimizer"].defaults.get("fused")  # a fused optimizer hears one step later
     assert saved == ([5, 10] if late else [4, 8, 12])
 
 
@@ -113,12 +114,12 @@ def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
     assert (state["step"], state["epoch"], state["step_of_epoch"]) == (4, 1, 4)
     assert set(state["versions"]) == {"python", "torch", "numpy"} and "cpu" in state["random"]
 
-    rate = keeper.objects["optimizer"].param_groups[0]["lr"]
+    rate = keeper._state.objects["optimizer"].param_groups[0]["lr"]
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for tensor in model.state_dict().values():
         tensor.zero_()
     again, model = recovery()
-    assert again.objects["optimizer"].param_groups[0]["lr"] == rate
+    assert again._state.objects["optimizer"].param_groups[0]["lr"] == rate
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state["random"]["cpu"])
 
@@ -136,7 +137,7 @@ def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys, first_is_ba
     assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
     assert "skipped a step: loss nan" in capsys.readouterr().out
     _step(keeper, model)
-    assert (keeper.bad_steps, keeper.bad_in_a_row) == (1, 0)
+    assert (keeper._state.bad_steps, keeper._state.bad_in_a_row) == (1, 0)
     with pytest.raises(BadInput, match=r"3 steps in a row .*there is no checkpoint") as error:
         for _ in range(4):
             _step(keeper, model, poison=True)
@@ -251,23 +252,25 @@ def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(re
         _step(keeper, model)
         keeper.save(step)
     keeper.finish()
-    path = checkpoint.found(keeper.folder)[0]
+    path = checkpoint.found(keeper._saver.checkpoints)[0]
     state = checkpoint.read(path)
-    checkpoint.write(path, state | damage, step=8, run=keeper.run)
+    checkpoint.write(path, state | damage, step=8, run=keeper._state.run)
     again, _ = recovery(keep=3)
     said = capsys.readouterr().out
     assert (
-        f"checkpoint refused: {path}: " in said and again._saved == 4 and "step_4.pt: epoch 1, step 4" in said
+        f"checkpoint refused: {path}: " in said
+        and again._saver.step == 4
+        and "step_4.pt: epoch 1, step 4" in said
     )
     for keys in (["objects", "optimizer"], ["schedule"], ["objects", "model", "0.weight"], ["random", "cpu"]):
         part = state
         for key in keys[:-1]:
             part = part[key]
         left = part.pop(keys[-1])
-        checkpoint.write(path, state, step=8, run=keeper.run)
+        checkpoint.write(path, state, step=8, run=keeper._state.run)
         part[keys[-1]] = left
         again, _ = recovery(keep=3)
-        assert again._saved == 4, keys
+        assert again._saver.step == 4, keys
 
 
 def test_another_run_is_refused_with_both_values(recovery):
@@ -279,7 +282,7 @@ def test_another_run_is_refused_with_both_values(recovery):
     for name, value, here in (("seed", 7, 0), ("dataset", "cifar10", "digits"), ("batch_size", 16, 8)):
         with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
             recovery(**{name: value})
-    state = checkpoint.read(checkpoint.found(keeper.folder)[0])
+    state = checkpoint.read(checkpoint.found(keeper._saver.checkpoints)[0])
     with pytest.raises(BadInput, match=r"it has done 4 steps, and this run ends at 3:"):
         resume.check(state, 2, state["identity"], model.state_dict(), 3)
     with pytest.raises(checkpoint.Refused, match=r"another: 0.weight is \[2, 3\] there and \[2, 4\] here"):
@@ -291,12 +294,12 @@ def test_another_run_is_refused_with_both_values(recovery):
 def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys):
     keeper, model = recovery()
     _step(keeper, model)
-    keeper.save_weights(1, torch.tensor([1.0, 5.0, 10.0]))
+    keeper.save_weights(1, 1, torch.tensor([1.0, 5.0, 10.0]))
     keeper.finish()
     kept = (tmp_path / "best.pth").read_bytes()
     with torch.no_grad():
         model[0].bias[0] = float("inf")
-    keeper.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
+    keeper.save_weights(2, 2, torch.tensor([1.0, 9.0, 10.0]))
     with pytest.raises(BadInput, match=r"epoch_2.pth was not saved: the weights are not finite") as error:
         keeper.finish()
     assert error.value.code == 6 and (tmp_path / "best.pth").read_bytes() == kept
@@ -311,7 +314,7 @@ def test_best_is_the_highest_accuracy_or_the_lowest_loss(recovery, tmp_path, cor
     for epoch in (1, 2, 3):
         with torch.no_grad():
             model[0].bias.fill_(epoch)
-        keeper.save_weights(epoch, torch.tensor([(0, 4.0, 5.0, 3.0)[epoch], correct[epoch - 1], 10.0]))
+        keeper.save_weights(epoch, epoch, torch.tensor([(0, 4.0, 5.0, 3.0)[epoch], correct[epoch - 1], 10.0]))
     keeper.finish()
     assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [best, best]
 
@@ -348,7 +351,7 @@ def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, c
     for step in range(1, 5):
         _step(keeper, model)
         keeper.save(step)
-    keeper.save_weights(1, torch.tensor([1.0, 5.0, 10.0]))
+    keeper.save_weights(1, 1, torch.tensor([1.0, 5.0, 10.0]))
     keeper.finish()
     trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     files = sorted(str(path) for path in tmp_path.rglob("*"))
@@ -363,9 +366,8 @@ def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, c
         evaluating, model = recovery(**other | {option: str(tmp_path / named)})
         assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items()), named
         assert ": 7 of 7 tensors" in capsys.readouterr().out
-        assert evaluating.resume(2, 1) == 2
-        evaluating.leave_if_asked(2)
-        evaluating.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
+        assert evaluating.resume(2) == 2
+        evaluating.save_weights(2, 2, torch.tensor([1.0, 9.0, 10.0]))
         evaluating.finish()
     assert sorted(str(path) for path in tmp_path.rglob("*")) == files
     with pytest.raises(BadInput, match=rf"best.pth.json is missing.*: --weights {tmp_path / 'best.pth'}"):
@@ -373,7 +375,7 @@ def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, c
 
 
 def test_averaged_weights_begin_at_the_given_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr("common.distributed.preemption.watch", lambda grace: None)
+    monkeypatch.setattr("common.distributed.preemption.watch", lambda *arguments: None)
     model = torch.nn.Linear(3, 2)
     ema = torch.optim.swa_utils.AveragedModel(model)
     given = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
@@ -382,5 +384,6 @@ def test_averaged_weights_begin_at_the_given_ones(tmp_path, monkeypatch):
         output_dir=str(tmp_path), weights=str(tmp_path / "best.pth"), evaluate=True, grace=25.0
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    Recovery(args, {"model": model, "optimizer": optimizer, "ema": ema}).resume(4, 2)
+    args.resume, args.keep, args.max_bad_steps = "never", 2, 3
+    make(args, 2, model=model, optimizer=optimizer, ema=ema).resume(4)
     assert torch.equal(ema.module.weight, given["weight"]) and torch.equal(model.weight, given["weight"])

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from common.checkpoint.checkpointer import Recovery
+from common.arguments import Interval
 from common.checkpoint.schedules import ScheduleState, plain
 from common.exits import BadInput
-from common.interval import Interval
+from tests.support.checkpointers import make
 
 STEPS = 40
 lrs = torch.optim.lr_scheduler
@@ -75,7 +75,7 @@ SCHEDULES = {
 def job(tmp_path, monkeypatch):
     """job(schedule, to, **arguments): train up to a step, from the newest checkpoint if there is one; the
     learning rates of these steps, and all that a schedule may change."""
-    monkeypatch.setattr("common.distributed.preemption.watch", lambda grace: None)
+    monkeypatch.setattr("common.distributed.preemption.watch", lambda *arguments: None)
 
     def train(schedule, to=STEPS, folder="resumed", each=1, hand=None, groups=2, **values):
         torch.manual_seed(0)
@@ -89,9 +89,8 @@ def job(tmp_path, monkeypatch):
         parameters = [{"params": part.parameters(), "lr": args.lr / k} for k, part in enumerate(parts, 1)]
         optimizer = torch.optim.SGD(parameters, momentum=0.9, weight_decay=args.weight_decay)
         scheduler = schedule(optimizer)
-        objects = {"model": model, "optimizer": optimizer}
-        keeper = Recovery(args, objects | ({"scheduler": scheduler} if scheduler else {}))
-        step = keeper.resume(STEPS, 10)
+        checkpoint = make(args, 10, model=model, optimizer=optimizer, scheduler=scheduler)
+        step = checkpoint.resume(STEPS)
         rates = []
         while step < to:
             rates.append([group["lr"] for group in optimizer.param_groups])
@@ -99,7 +98,7 @@ def job(tmp_path, monkeypatch):
             loss = (model(images) - 1).square().mean()
             optimizer.zero_grad()
             loss.backward()
-            if keeper.finite(loss):
+            if checkpoint.is_finite(loss):
                 optimizer.step()
             step += 1
             if scheduler and step % each == 0:
@@ -107,9 +106,9 @@ def job(tmp_path, monkeypatch):
                 scheduler.step(loss.detach() if plateau else None) if plateau else scheduler.step()
             if hand and step == hand:
                 optimizer.param_groups[0]["lr"] *= 0.5
-        keeper._stop = True
-        monkeypatch.setattr(keeper, "_leave", lambda step: keeper.finish())
-        keeper.save(step)
+        checkpoint._stop = True
+        monkeypatch.setattr(checkpoint, "_exit", lambda step: checkpoint.finish())
+        checkpoint.save(step)
         others = [
             {name: group[name] for name in group if name != "params"} for group in optimizer.param_groups
         ]

@@ -199,12 +199,12 @@ def test_names_of_classes_are_compared(tmp_path):
     paths = [tmp_path, tmp_path / "best.pth", tmp_path / "checkpoints" / "step_1.pt"]
 
     def said(*names):
-        found = {weights.compare_classes(str(path), names) for path in paths}
+        found = {weights.compare_class_names(str(path), names) for path in paths}
         assert len(found) == 1
         return found.pop()
 
     assert said("cat", "dog") == ""
-    weights.write_classes(str(tmp_path), ("cat", "犬"))
+    weights.write_class_names(str(tmp_path), ("cat", "犬"), print)
     assert json.loads((tmp_path / "classes.json").read_text()) == ["cat", "犬"]
     assert said("cat", "犬") == said() == ""
     assert "label 0 is 'cat' in " in said("犬", "cat") and "and '犬' in the data set" in said("犬", "cat")

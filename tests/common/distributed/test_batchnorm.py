@@ -12,7 +12,7 @@ WORKER = textwrap.dedent("""
     import os, sys
     import torch
     sys.path.insert(0, sys.argv[2])
-    from common.distributed.batchnorm import synchronize_batchnorm
+    from common.distributed.batchnorm import convert_sync_batchnorm
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -25,7 +25,7 @@ WORKER = textwrap.dedent("""
     images = 5 + 3 * torch.randn(12, 3, 8, 8, dtype=torch.float64)
     images = images.to(memory_format=torch.channels_last)
     keys = list(model.state_dict())
-    model = synchronize_batchnorm(model)
+    model = convert_sync_batchnorm(model)
     assert list(model.state_dict()) == keys
     shard = images.chunk(world)[rank]
     for _ in range(3):

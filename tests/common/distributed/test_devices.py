@@ -6,7 +6,7 @@ import textwrap
 import pytest
 import torch
 
-from common.distributed.process_group import _device, _topology
+from common.distributed.devices import find_topology, select
 from common.exits import BadInput
 from tests.conftest import ROOT, finish, free_port, run, start
 
@@ -19,21 +19,14 @@ FAKE = textwrap.dedent(f"""
     torch.cuda.set_device = lambda device: None
     sys.path.insert(0, {str(ROOT)!r})
     from common.distributed import process_group
-    from common.distributed import rendezvous
 
-    def meet(topology, timeout, backend):
-        device = process_group._device(argparse_namespace, topology)
+    def meet(args, topology):
+        device = torch.device("cuda", topology.local_rank)
         with open(sys.argv[-1], "a") as file:
             file.write(f"{{topology.rank}} {{topology.world_size}} {{device}}\\n")
         sys.exit(0)
 
-    original = process_group.join
-    def join(args):
-        global argparse_namespace
-        argparse_namespace = args
-        return original(args)
-
-    process_group.join, rendezvous.meet = join, meet
+    process_group.meet = meet
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
 """)
@@ -84,13 +77,16 @@ def test_choice_of_device(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     args = _args()
-    assert _topology(args).processes_per_node == 2
-    _device(args, _topology(args))
+    select(args)
+    assert args.processes_per_node == 2 and find_topology(args).starts_processes
     assert touched == [], "a process that only starts others leaves the GPUs alone"
-    assert str(_device(_args(enable_gpu=False), _topology(_args(enable_gpu=False)))) == "cpu"
-    assert _topology(_args(enable_gpu=False)).processes_per_node == 1
+    assert str(select(_args(enable_gpu=False))) == "cpu"
+    assert find_topology(_args(enable_gpu=False)).processes_per_node == 1
     args = _args(processes_per_node=1)
-    assert str(_device(args, _topology(args))) == "cuda:0" and touched == [torch.device("cuda:0")]
+    assert str(select(args)) == "cuda:0" and touched == [torch.device("cuda:0")]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(BadInput, match=r"--enable_gpu=true, but torch .* sees no GPU"):
-        _topology(_args(enable_gpu=True))
+        select(_args(enable_gpu=True))
+    monkeypatch.setenv("MA_NUM_GPUS", "8")
+    with pytest.raises(BadInput, match="promised 8 GPUs"):
+        select(argparse.Namespace(enable_gpu=None))

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from botocore.validate import ParamValidator
 
-from common.distributed import topology
+from common import topology
 from common.exits import BadInput
 from launch.platforms import config as job_config
 from launch.platforms import files, submit

@@ -19,8 +19,8 @@ _PROMISES = (
     "NPROC_PER_NODE",
 )  # fmt: skip
 
-
 _MOST_PER_NODE = 1024
+Address = tuple[str | None, int | None]  # host and port
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Topology:
     @property
     def world_size(self) -> int:
         return self.nodes * self.processes_per_node
+
+    @property
+    def starts_processes(self) -> bool:
+        """Whether this process was started once for its node and has to start one process per GPU."""
+        return self.local_rank is None and self.processes_per_node > 1
 
     @property
     def rank(self) -> int:
@@ -113,7 +118,7 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
     return next((int(text) for text in promises if text.isdecimal() and int(text)), None)
 
 
-def _from_launcher(args, env, level) -> Topology:
+def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str | None) -> Topology:
     own = STARTED_BY in env  # the arguments are this process's parent's, which has taken them
     if "LOCAL_RANK" not in env:
         raise BadInput("TORCHELASTIC_RUN_ID is set, but LOCAL_RANK is not: start the job with torchrun")
@@ -163,7 +168,9 @@ def _from_launcher(args, env, level) -> Topology:
     )
 
 
-def _local_world_size(args, env, rank: int, local_rank: int, size: int) -> int:
+def _local_world_size(
+    args: argparse.Namespace, env: Mapping[str, str], rank: int, local_rank: int, size: int
+) -> int:
     """Processes per node. Azure ML sets no LOCAL_WORLD_SIZE: then from its number of nodes, or from the
     ranks that stand before this node's first, or, on the first node, from --processes_per_node."""
     if "LOCAL_WORLD_SIZE" in env:
@@ -182,7 +189,9 @@ def _local_world_size(args, env, rank: int, local_rank: int, size: int) -> int:
     return count
 
 
-def _from_arguments(args, claim: Claim | None, master, level) -> Topology:
+def _from_arguments(
+    args: argparse.Namespace, claim: Claim | None, master: Address, level: str | None
+) -> Topology:
     rank, size = (_number(f"--{name}", getattr(args, name, None)) for name in ("rank", "world_size"))
     counted = "processes" if level == "process" else "nodes"
     said = _claimed(claim, level)
@@ -217,7 +226,7 @@ def _from_arguments(args, claim: Claim | None, master, level) -> Topology:
     return Topology(rank, size, _processes(args, claim), None, *master, "node", "modelarts-arguments")
 
 
-def _from_platform(args, claim: Claim, master, level) -> Topology:
+def _from_platform(args: argparse.Namespace, claim: Claim, master: Address, level: str | None) -> Topology:
     started = 1 if claim.local_rank is None else claim.processes  # on each node
     if claim.nodes * started > 1 and not master[0]:
         raise BadInput(
@@ -245,7 +254,15 @@ def _from_platform(args, claim: Claim, master, level) -> Topology:
     return Topology(claim.node_rank, claim.nodes, _processes(args, claim), None, *master, "node", source)
 
 
-def _grouped(args, rank: int, size: int, claim: Claim | None, master, names, source) -> Topology:
+def _grouped(
+    args: argparse.Namespace,
+    rank: int,
+    size: int,
+    claim: Claim | None,
+    master: Address,
+    names: tuple[str, str],
+    source: str,
+) -> Topology:
     """Ranks that count processes, but no LOCAL_RANK: node by node, as many as fit the nodes that are known,
     else --processes_per_node."""
     if claim:
@@ -264,7 +281,7 @@ def _grouped(args, rank: int, size: int, claim: Claim | None, master, names, sou
     return Topology(node_rank, size // count, count, local_rank, *master, "process", source)
 
 
-def _claimed(claim: Claim | None, level) -> tuple[int, int] | None:
+def _claimed(claim: Claim | None, level: str | None) -> tuple[int, int] | None:
     """(rank, size) of a claim as --rank and --world_size count them, or None where it does not say."""
     if claim is None:
         return None
@@ -275,12 +292,12 @@ def _claimed(claim: Claim | None, level) -> tuple[int, int] | None:
     return claim.node_rank * claim.processes + claim.local_rank, claim.nodes * claim.processes
 
 
-def is_distributed(args) -> bool:
+def is_distributed(args: argparse.Namespace) -> bool:
     """Whether the job can be several processes: it has the argument that counts them."""
     return hasattr(args, "processes_per_node")
 
 
-def _processes(args, claim: Claim | None) -> int:
+def _processes(args: argparse.Namespace, claim: Claim | None) -> int:
     """Processes that a node starts."""
     if not is_distributed(args):
         return 1
@@ -292,7 +309,7 @@ def _processes(args, claim: Claim | None) -> int:
     return count
 
 
-def _named(claim: Claim | None, env) -> tuple[str | None, int | None]:
+def _named(claim: Claim | None, env: Mapping[str, str]) -> tuple[str | None, int | None]:
     """Where the processes meet if no argument says it."""
     if claim:
         return claim.host, claim.port
@@ -301,7 +318,7 @@ def _named(claim: Claim | None, env) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _address(args) -> tuple[str, int] | None:
+def _address(args: argparse.Namespace) -> tuple[str, int] | None:
     """--init_method: "tcp://host:port" or "host:port", an IPv6 address in brackets. None without one, and
     for env://."""
     init_method = getattr(args, "init_method", None)
@@ -313,7 +330,7 @@ def _address(args) -> tuple[str, int] | None:
     return found[1].strip("[]"), int(found[2])
 
 
-def _number(name: str, value) -> int | None:
+def _number(name: str, value: object) -> int | None:
     """An argument as a whole number: parsed by the job, or as the platform sent it."""
     if value is None:
         return None

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from common.checkpoint.writer import BackgroundWriter, is_finite, size_of
+from common.checkpoint.saver import BackgroundWriter, is_finite, size_of
 
 
 def test_training_goes_on_while_a_copy_is_written():

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from common import output_folder
+from common import output
 from common.checkpoint import resume
 from common.exits import BadInput
 from tests.conftest import ROOT, environment
@@ -17,9 +17,9 @@ from tests.conftest import ROOT, environment
 # holds a folder; a child that is forked outlives it
 HOLDER = """
 import os, sys
-from common import output_folder
+from common import output
 from common.checkpoint import resume
-output_folder.hold(sys.argv[1])
+output.Output(sys.argv[1]).hold()
 reader, writer = os.pipe()
 if os.fork() == 0:
     print("held", flush=True)
@@ -43,20 +43,21 @@ def holder(tmp_path):
 
 def test_a_lock_ends_with_its_job_and_not_with_its_children(holder, tmp_path, monkeypatch):
     folder = str(tmp_path / "run")
-    monkeypatch.setattr(output_folder, "_BUSY", 0.5)
+    monkeypatch.setattr(output, "_BUSY", 0.5)
+    run = output.Output(folder)
     with pytest.raises(BadInput, match=f"{folder} belongs to another job"):
-        output_folder.hold(folder)
+        run.hold()
     assert os.listdir(folder) == [".lock"]
     holder.kill()
     holder.wait()
-    monkeypatch.setattr(output_folder, "_BUSY", 10.0)
-    output_folder.hold(folder)
-    output_folder.hold(folder)  # this job has it already
-    output_folder.release(folder)
+    monkeypatch.setattr(output, "_BUSY", 10.0)
+    run.hold()
+    run.hold()  # this job has it already
+    run.release()
     assert os.listdir(folder) == [".lock"]  # of the job that was killed: this one has written nothing
-    output_folder.hold(folder)
-    output_folder.begin(folder)
-    output_folder.release(folder)
+    run.hold()
+    run.begin()
+    run.release()
     assert os.listdir(folder) == []
 
 
@@ -66,24 +67,26 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys,
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
+    run = output.Output(str(tmp_path / "run"))
     for _ in range(2):
-        output_folder.hold(str(tmp_path / "run"))
+        run.hold()
     assert capsys.readouterr().out.count("warning: ") == 1
-    output_folder.release(str(tmp_path / "run"))
+    run.release()
     assert os.listdir(tmp_path) == []
 
 
 def test_links_that_are_not_permitted_leave_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(output_folder, "PARENT", str(tmp_path))
+    monkeypatch.setattr(output, "PARENT", str(tmp_path))
     monkeypatch.setattr(os, "environ", {})
-    path = output_folder.make_default(argparse.Namespace())
+    path = output.make_default(argparse.Namespace())
     for permitted in (False, True):
         with monkeypatch.context() as patch:
             if not permitted:
                 patch.setattr(os, "symlink", _not_permitted)
-            output_folder.hold(path)
-            output_folder.begin(path)
-            output_folder.release(path)
+            run = output.Output(path, is_default=True)
+            run.hold()
+            run.begin()
+            run.release()
         assert os.path.lexists(tmp_path / "latest") == permitted
     assert os.readlink(tmp_path / "latest") == os.path.basename(path)
 
@@ -94,6 +97,6 @@ def _not_permitted(*arguments):
 
 @pytest.mark.parametrize(("wanted", "refused"), [("never", True), ("RUN/step_2.pt", True), ("auto", False)])
 def test_results_at_a_url_are_not_replaced(tmp_path, wanted, refused):
-    args = argparse.Namespace(output_dir=str(tmp_path), resume=wanted)
+    args = argparse.Namespace(output=output.Output(str(tmp_path)), resume=wanted)
     text = resume.refusal(args, lambda start: True, ["checkpoints/step_4.pt", "best.pth"])
     assert ("checkpoints/step_4.pt, best.pth" in (text or "")) == refused

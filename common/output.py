@@ -21,12 +21,12 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 
 from common import exits, platforms
-from common.distributed.topology import STARTED_BY
 from common.exits import BadInput
-from common.files import ROOT
+from common.files import ROOT, is_at, is_url
+from common.heartbeat import print_line
+from common.platforms import STARTED_BY
 
 PARENT = os.path.join(ROOT, "output_dir")
 LATEST, LOCK, CHECKPOINTS = "latest", ".lock", "checkpoints"
@@ -38,16 +38,125 @@ _REPORTS = re.compile(r"metrics\.jsonl|receipt\.bin|events\.out\.tfevents\..*")
 _BUSY = 10.0  # seconds that a start waits for the last moments of the job before
 
 
-@dataclass
-class _Held:
-    """file: the lock. made: folders that were missing. is_new: whether this job removes the lock's file."""
+class Output:
+    """Where a run writes its results: a folder of this node, and the URL that it stands for, if any.
 
-    file: io.TextIOBase
-    made: list[str]
-    is_new: bool
+    folder: absolute path, not made before hold(). url: s3:// or obs://; uploading is not this class's task
+    (common/checkpoint/mirror.py). is_default: the folder was made for this run and gets the link `latest`.
+    """
+
+    def __init__(self, folder: str, url: str | None = None, is_default: bool = False):
+        self.folder, self.url, self.is_default = folder, url, is_default
+        self._lock: io.TextIOWrapper | None = None
+        self._made: list[str] = []  # folders that were missing
+        self._is_new = False  # whether this job removes the lock's file
+
+    def __str__(self) -> str:
+        return self.url or self.folder
+
+    def hold(self) -> None:
+        """Make this process the only one that writes to the folder until it ends. The folder is made if it is
+        missing. Waits some seconds for a job that is just ending. Raises BadInput if another job holds it.
+
+        The lock is a record lock (lockf): a child does not inherit it, and it ends with the process. It also
+        ends when the process closes the file, so only this method opens it.
+        """
+        if self._lock:
+            return
+        path, made = os.path.join(self.folder, LOCK), _missing(self.folder)
+        deadline = time.monotonic() + _BUSY
+        while True:
+            is_new = not os.path.lexists(path)
+            try:
+                os.makedirs(self.folder, exist_ok=True)
+                file = open(path, "a")  # noqa: SIM115
+            except OSError as error:
+                raise BadInput(f"output_dir {self.folder} cannot be written: {error.strerror}") from error
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_at(file.fileno(), path):
+                    break
+            except (BlockingIOError, PermissionError):
+                pass
+            except OSError as error:
+                print_line(
+                    f"warning: no locks at {self.folder} ({error.strerror}): do not start two jobs with this "
+                    "folder"
+                )
+                break
+            file.close()  # another job holds it, or has just removed it
+            if time.monotonic() > deadline:
+                raise BadInput(self._taken())
+            time.sleep(0.2)
+        self._lock, self._made, self._is_new = file, made, is_new
+        exits.on_success(self.release)
+        exits.before_leaving(self.release)
+
+    def begin(self) -> None:
+        """The job that holds the folder begins to write to it: `latest` points to it now."""
+        if self._lock:
+            self._is_new = True
+            self._link()
+
+    def release(self) -> None:
+        """Let another job hold the folder. A start that was refused leaves the folder as it was."""
+        file, self._lock = self._lock, None
+        if file:
+            if self._is_new:
+                with contextlib.suppress(OSError):
+                    os.unlink(file.name)
+            file.close()
+            _remove_empty(self._made)
+
+    def _taken(self) -> str:
+        if self.url:
+            return (
+                f"{self.url} belongs to another job that is running on this node (it writes to "
+                f"{self.folder}): give every job a train_url of its own"
+            )
+        return (
+            f"{self.folder} belongs to another job that is running: give every job an --output_dir of its own"
+        )
+
+    def _link(self) -> None:
+        """Make `latest` point to a default folder, if the file system permits links."""
+        link = os.path.join(os.path.dirname(self.folder), LATEST)
+        if not self.is_default or (os.path.lexists(link) and not os.path.islink(link)):
+            return
+        new = f"{self.folder}.{LATEST}"
+        with contextlib.suppress(OSError):
+            os.symlink(os.path.basename(self.folder), new)
+            try:
+                os.replace(new, link)
+            except OSError:
+                os.unlink(new)
 
 
-_held: dict[str, _Held] = {}
+def open_output(args: argparse.Namespace) -> Output:
+    """Return the output of a job, and set args.output_dir to its folder, args.output_url to its URL.
+
+    args: output_dir (a folder, an s3:// or obs:// URL, or None for a new folder in PARENT) and, if the job
+    has them, cache_dir, rank, prof, evaluate. Without an output_dir the index goes to a folder that all runs
+    share. Raises BadInput; nothing is left on the disk then.
+    """
+    given = args.output_dir
+    if not given:
+        args.output_dir = make_default(args)
+        if getattr(args, "cache_dir", "") is None:
+            args.cache_dir = os.path.join(PARENT, "index")
+        return Output(args.output_dir, is_default=os.environ.get(_OWN) == args.output_dir)
+    if not is_url(given):
+        args.output_dir = local_output(given)
+        return Output(args.output_dir)
+    from common.object_store.location import parse  # only a job with a URL needs the object store
+    from common.object_store.paths import scratch_folder
+
+    if not parse(given).prefix:
+        raise BadInput(
+            f"{given} is a whole bucket: give every job a folder of its own, {given.rstrip('/')}/NAME"
+        )
+    args.output_dir, args.output_url = local_output(scratch_folder("outputs", given)), given
+    return Output(args.output_dir, given)
 
 
 def writes_nothing(args: argparse.Namespace) -> bool:
@@ -112,7 +221,7 @@ def make_default(args: argparse.Namespace) -> str:
     exits.before_leaving(lambda: _remove_empty(made))
     atexit.register(_remove_empty, made)
     os.environ[_OWN] = path
-    _say(f"output_dir {path}")
+    print_line(f"output_dir {path}")
     return path
 
 
@@ -143,82 +252,6 @@ def epochs(folder: str) -> list[float]:
     return []
 
 
-def hold(folder: str, url: str | None = None) -> None:
-    """Make this process the only one that writes to a folder until it ends, and the folder if it is missing.
-    Waits some seconds for a job that is just ending. Raises BadInput if another job holds the folder.
-
-    url: what the folder stands for. The lock is a record lock (lockf): a child does not inherit it, and it
-    ends with the process. It also ends when the process closes the file, so only this function opens it.
-    """
-    if folder in _held:
-        return
-    path, made = os.path.join(folder, LOCK), _missing(folder)
-    deadline = time.monotonic() + _BUSY
-    while True:
-        is_new = not os.path.lexists(path)
-        try:
-            os.makedirs(folder, exist_ok=True)
-            file = open(path, "a")  # noqa: SIM115
-        except OSError as error:
-            raise BadInput(f"output_dir {folder} cannot be written: {error.strerror}") from error
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                break
-        except (BlockingIOError, PermissionError):
-            pass
-        except OSError as error:
-            _say(f"warning: no locks at {folder} ({error.strerror}): do not start two jobs with this folder")
-            break
-        file.close()  # another job holds it, or has just removed it
-        if time.monotonic() > deadline:
-            raise BadInput(_taken(folder, url))
-        time.sleep(0.2)
-    _held[folder] = _Held(file, made, is_new)
-    exits.on_success(lambda: release(folder))
-    exits.before_leaving(lambda: release(folder))
-
-
-def begin(folder: str) -> None:
-    """The job that holds a folder begins to write to it: `latest` points to it now."""
-    if folder in _held:
-        _held[folder].is_new = True
-        _link(folder)
-
-
-def release(folder: str) -> None:
-    """Let another job hold a folder. A start that was refused leaves the folder as it was."""
-    if held := _held.pop(folder, None):
-        if held.is_new:
-            with contextlib.suppress(OSError):
-                os.unlink(held.file.name)
-        held.file.close()
-        _remove_empty(held.made)
-
-
-def _taken(folder: str, url: str | None) -> str:
-    if url:
-        return (
-            f"{url} belongs to another job that is running on this node (it writes to {folder}): give every "
-            "job a train_url of its own"
-        )
-    return f"{folder} belongs to another job that is running: give every job an --output_dir of its own"
-
-
-def _link(folder: str) -> None:
-    """Make `latest` point to a folder of make_default(), if the system permits links."""
-    link = os.path.join(os.path.dirname(folder), LATEST)
-    if os.environ.get(_OWN) != folder or (os.path.lexists(link) and not os.path.islink(link)):
-        return
-    new = f"{folder}.{LATEST}"
-    with contextlib.suppress(OSError):
-        os.symlink(os.path.basename(folder), new)
-        try:
-            os.replace(new, link)
-        except OSError:
-            os.unlink(new)
-
-
 def _is_empty(folder: str, name: str) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return not os.path.getsize(os.path.join(folder, name))
@@ -238,11 +271,6 @@ def _remove_empty(folders: list[str]) -> None:
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(line, flush=True)
 
 
 def _is_not_first(args: argparse.Namespace) -> bool:

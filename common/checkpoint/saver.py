@@ -1,0 +1,205 @@
+"""Save checkpoints and weights in the background. A failed save is reported; the training continues."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from common.checkpoint import files
+
+
+class Saver:
+    """Writes into the output folder of a run, on rank 0.
+
+    folder: the output folder. keep: newest checkpoints to keep. log: takes one line. saved: called after each
+    checkpoint, in the background. `durable` is the step of the last checkpoint that is on the disk.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        keep: int,
+        log: Callable[[str], object],
+        saved: Callable[[], object] = lambda: None,
+    ):
+        self.folder, self.keep, self.log, self.saved = folder, keep, log, saved
+        self.checkpoints = os.path.join(folder, "checkpoints")
+        self.step = self.durable = 0  # the last checkpoint that is on the disk or on its way; on the disk
+        self._writer = BackgroundWriter()
+        self._pending = ""  # the name of the file that is being written
+        self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
+        self._whole: dict[str, tuple] = {}  # checkpoints that this process has read or written
+
+    def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict]) -> None:
+        """Write step_<step>.pt and delete old checkpoints of the run, unless it is on its way already."""
+        if self.step != step:
+            self.step = step
+            self._submit(files.name_of(step), capture, lambda state: self._write_checkpoint(state, run))
+
+    def save_weights(self, name: str, model: torch.nn.Module, and_then: Callable[[dict], object]) -> None:
+        """Write the model's state_dict to `name`, then call and_then(state_dict) in the background."""
+
+        def write(tensors: dict) -> None:
+            self._prepare(self.folder, tensors)
+            files.sweep(self.folder)
+            files.write_weights(os.path.join(self.folder, name), tensors)
+            and_then(tensors)
+
+        self._submit(name, model.state_dict, write)
+
+    def resume_at(self, step: int) -> None:
+        """The checkpoint of this step is on the disk."""
+        self.step = self.durable = step
+
+    def check(self, wait: bool = False) -> None:
+        """Report a write that has ended with an error. wait: for the write in flight, if there is one."""
+        if not self._pending or not (wait or self._writer.idle()):
+            return
+        error = self._writer.wait()
+        if error:
+            self._report(error)
+        else:
+            self._failures.pop(os.path.splitext(self._pending)[1], None)
+        self._pending = ""
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the write in flight, at most this long."""
+        self._writer.wait(seconds)
+
+    def finish(self) -> list[str]:
+        """Wait for the last write. Return why files are missing."""
+        self.check(wait=True)
+        return list(self._failures.values())
+
+    def _submit(self, name: str, capture: Callable[[], dict], write: Callable[[dict], object]) -> None:
+        self.check(wait=True)  # what the last write has changed belongs to this state
+        self._pending = name
+        try:
+            self._writer.submit(capture(), write)
+        except (RuntimeError, MemoryError, OSError) as error:  # no memory for the copy, or no thread
+            self._report(error)
+
+    def _write_checkpoint(self, state: dict[str, Any], run: str) -> None:
+        self._prepare(self.checkpoints, state, state["objects"]["model"])
+        path = os.path.join(self.checkpoints, files.name_of(state["step"]))
+        files.write(path, state, step=state["step"], run=run)
+        files.write_text(os.path.join(self.checkpoints, files.LATEST), f"{os.path.basename(path)}\n")
+        self.durable = state["step"]
+        files.keep(self.checkpoints, run, self.keep, self._whole)
+        self.saved()
+
+    def _prepare(self, folder: str, state: dict, model: dict | None = None) -> None:
+        """Raise ValueError if the weights are not finite, OSError if the disk has no room for the state."""
+        if not is_finite(state if model is None else model):
+            raise ValueError("the weights are not finite")
+        if not os.path.isdir(folder):
+            if self.durable:
+                self.log(f"warning: {folder} was deleted: it is made again, the older checkpoints are lost")
+            os.makedirs(folder, exist_ok=True)
+        space, size = os.statvfs(folder), size_of(state)
+        if space.f_bavail * space.f_frsize < size:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")
+
+    def _report(self, error: Exception) -> None:
+        name, self._pending = self._pending, ""
+        reason = f"{name} was not saved: {describe(error, self.folder)}"
+        self._failures[os.path.splitext(name)[1]] = reason
+        self.step = self.durable
+        self.log(f"warning: {reason}; training goes on, older checkpoints are as they were")
+
+
+class BackgroundWriter:
+    """At most one write is in flight; the copies' memory is used again for the next.
+
+    submit() blocks for the copy, and for what is still in flight.
+    """
+
+    def __init__(self):
+        self._buffers: dict[tuple, torch.Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def submit(self, state: dict, write: Callable[[dict], None]) -> None:
+        """Copy `state` (nested dictionaries, lists and tuples of tensors and plain types) and call
+        write(copy) in the background. Raises the error of the write before where nobody took it."""
+        error = self.wait()
+        if error:
+            raise error
+        copy = self._copied(state, ())
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()  # the copies from the device have arrived
+        self._thread = threading.Thread(target=self._run, args=(write, copy), name="writer")
+        self._thread.start()
+
+    def idle(self) -> bool:
+        """Whether nothing is being written."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self, seconds: float | None = None) -> Exception | None:
+        """Wait for the write in flight, at most so long; its error, or None."""
+        if self._thread:
+            self._thread.join(seconds)
+        if not self.idle():
+            return None
+        self._thread, error, self._error = None, self._error, None
+        return error
+
+    def _run(self, write: Callable[[dict], None], copy: dict) -> None:
+        try:
+            write(copy)
+        except Exception as error:
+            self._error = error
+
+    def _copied(self, value, place: tuple):
+        if isinstance(value, torch.Tensor):
+            return self._buffer(value, place).copy_(value, non_blocking=True)
+        if isinstance(value, dict):
+            return {key: self._copied(each, (*place, key)) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copied(each, (*place, index)) for index, each in enumerate(value))
+        return value
+
+    def _buffer(self, tensor: torch.Tensor, place: tuple) -> torch.Tensor:
+        """Host memory of the tensor's shape and strides, pinned where the tensor is on a GPU."""
+        kept = self._buffers.get(place)
+        if kept is None or (kept.shape, kept.stride(), kept.dtype) != (
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        ):
+            kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            self._buffers[place] = kept
+        return kept
+
+
+def size_of(state) -> int:
+    """Bytes of the tensors in nested dictionaries, lists and tuples."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    if isinstance(state, dict):
+        return sum(map(size_of, state.values()))
+    return sum(map(size_of, state)) if isinstance(state, list | tuple) else 0
+
+
+def is_finite(state) -> bool:
+    """Whether no tensor in it holds a NaN or an infinity."""
+    if isinstance(state, torch.Tensor):
+        return not state.is_floating_point() or bool(torch.isfinite(state).all())
+    if isinstance(state, dict):
+        return all(map(is_finite, state.values()))
+    return all(map(is_finite, state)) if isinstance(state, list | tuple) else True
+
+
+def describe(error: Exception, path: str) -> str:
+    """An error of writing with its place: "No space left on device (12.0 MB free at PATH)"."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    try:
+        space = os.statvfs(path)
+    except OSError as another:  # a mount that went stale: its reason is enough
+        return f"{reason} ({path}: {another.strerror})"
+    return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"

@@ -1,0 +1,70 @@
+"""What a process knows of the others of its job: its rank, and values that all of them agree on.
+
+Everything here also works in a job of one process that has not initialised torch.distributed.
+"""
+
+from typing import TypeVar
+
+import torch
+
+from common.exits import BadInput
+
+T = TypeVar("T")
+
+
+def is_initialized() -> bool:
+    """Return whether this process is one of a torch.distributed group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def rank() -> int:
+    """Return the global rank of this process."""
+    return torch.distributed.get_rank() if is_initialized() else 0
+
+
+def world_size() -> int:
+    """Return the number of processes of the job."""
+    return torch.distributed.get_world_size() if is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Return whether this process is rank 0, which prints and writes for the job."""
+    return rank() == 0
+
+
+def store() -> torch.distributed.Store | None:
+    """Return the store of the default group, which all processes share; None in a job of one process."""
+    return torch.distributed.distributed_c10d._get_default_store() if world_size() > 1 else None
+
+
+def broadcast_object(value: T) -> T:
+    """Return rank 0's value on every rank."""
+    values = [value]
+    if world_size() > 1:
+        torch.distributed.broadcast_object_list(values)
+    return values[0]
+
+
+def assert_equal_across_ranks(name: str, value: object) -> None:
+    """Raise BadInput, with both values, if a rank has another value than rank 0."""
+    values = [value] * world_size()
+    if len(values) > 1:
+        torch.distributed.all_gather_object(values, value)
+    for other_rank, other in enumerate(values):
+        if other != values[0]:
+            raise BadInput(f"{name}: rank 0 has {values[0]}, rank {other_rank} has {other}")
+
+
+def broadcast_buffers(model: torch.nn.Module) -> None:
+    """Give every rank the buffers of rank 0 (BatchNorm's statistics), which are those that are saved."""
+    if world_size() > 1:
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, 0)
+
+
+def maximum(value: float, device: torch.device) -> float:
+    """Return on every rank the largest value of all ranks. device: one that communicates."""
+    values = torch.tensor([float(value)], device=device)
+    if world_size() > 1:
+        torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
+    return values.item()

@@ -1,0 +1,131 @@
+"""Open the training and the evaluation loader of a folder of images: index, stores and backend by options."""
+
+import argparse
+import os
+
+import torch
+
+from common import exits
+from common.arguments import JobParser, boolean, check_folder, positive_int
+from common.distributed import barrier, ranks
+from common.exits import BadInput
+from common.metrics import Log
+from datasets.folders import image_folder, listing, random_folder
+from datasets.loaders import backends, measure
+from datasets.loaders.engines.synthetic import SyntheticIndex
+from datasets.loaders.loader import Loader
+from datasets.loaders.ray import cluster as ray_cluster
+from datasets.sampling import augment
+from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
+from datasets.stores import tiers
+
+_SYNTHETIC = {"train": 1_281_167, "val": 50_000}  # images of ImageNet
+
+
+def add_arguments(parser: JobParser) -> None:
+    """Add the options of open_loaders()."""
+    add = parser.add_argument
+    add("--data_url", help="folder with train/<class>/* and val/<class>/*")
+    add(
+        "--val_share",
+        type=image_folder.val_share,
+        default=listing.VAL_SHARE,
+        metavar="SHARE",
+        help="for validation, of a folder without train/ and val/ (default: 10%%)",
+    )
+    add("--stage", type=boolean, default=True, help="false: read an s3:// --data_url as it is needed")
+    add("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    add("--data_backend", default="auto", help=f"auto (default): measured; {', '.join(backends.BACKENDS)}")
+    add("-j", "--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
+    add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
+    add("--pack", metavar="FOLDER", help="keep decoded images there, made once, and read them")
+    add("--cache", metavar="URL", help="shared by all nodes: redis://[user@]host[:port][,host...], rediss://")
+    add(
+        "--cache_mode",
+        choices=tiers.MODES,
+        default="active",
+        help="active (default): filled while training, deleted afterwards; offline: read-only",
+    )
+    add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --output_dir)")
+    add(
+        "--max_bad_images",
+        type=image_folder.fraction,
+        default=0.0,
+        metavar="SHARE",
+        help="share of unreadable images to skip, for example 0.1%% (default: 0)",
+    )
+    add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
+    add("--image_size", type=positive_int, default=224, help="pixels (default: 224)")
+
+
+def open_loaders(
+    args: argparse.Namespace, device: torch.device, log: Log, eval_batch: int
+) -> tuple[Loader, Loader]:
+    """Return (training loader, evaluation loader), on every rank. They are closed when the job ends.
+
+    args: those of add_arguments(), batch_size, seed, epochs, max_steps, training_only (the second loader is
+    then not used) and output_dir. Set here: data_backend ("auto" is measured), data_url, pack and cache.
+    eval_batch: images of an evaluation batch of one rank. What the arguments alone decide is checked before
+    the images are scanned. Raises BadInput.
+    """
+    backend = (
+        args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
+    )
+    for name in ("pack", "cache_dir"):
+        check_folder(f"--{name}", getattr(args, name))
+    rank, world_size = ranks.rank(), ranks.world_size()
+    if backend == "ray":
+        ray_cluster.join(args.ray_address, ranks.broadcast_object, rank, world_size, log.info)
+        exits.on_success(ray_cluster.leave)
+    if backend == "synthetic":
+        args.pack = args.cache = None
+    opened = tiers.Stores(args.pack, args.cache, args.cache_mode, backend in backends.CACHED, log.info)
+    exits.on_success(opened.close)
+    train_index, val_index = _open_indexes(args, log, is_synthetic=backend == "synthetic")
+    train_store, val_store = opened.open(train_index), opened.open(val_index)
+    barrier.wait_for_all("prepared", "to prepare")  # one node may read its data for the first time
+    fingerprints = {index.split: index.fingerprint for index in (train_index, val_index)}
+    ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)
+    shard = {"rank": rank, "world_size": world_size}
+    sampler = BatchSampler(len(train_index), args.batch_size, args.seed, args.epochs, args.max_steps, **shard)
+    train_plan = Plan(train_index, sampler, augment.random_resized_crop, args.image_size)
+    val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard)
+    val_plan = Plan(val_index, val_sampler, augment.center_crop, args.image_size)
+    if backend == "auto":
+        rates: dict[str, float] = {}
+        if ranks.is_first():
+            rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
+        backend = ranks.broadcast_object(max(rates, key=lambda name: rates[name], default=None))
+        log.info(f"data_backend auto: {backend} of {measure.text(rates)}")
+    args.data_backend = backend
+    train_loader = backends.build(backend, train_store, train_plan, device, args.workers, args.antialias)
+    val_loader = backends.build(backend, val_store, val_plan, device, args.workers, args.antialias)
+    for loader in (train_loader, val_loader):
+        exits.on_success(loader.close)
+    log.print_data(train_index, [] if val_index is train_index else val_index)
+    return train_loader, val_loader
+
+
+def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tuple:
+    """Return (training index, evaluation index); one index twice if the job does not evaluate."""
+    cache = args.cache_dir or os.path.join(args.output_dir, "index")
+    if args.custom_data:
+        args.data_url = random_folder.make(os.path.join(cache, "generated"))
+    if is_synthetic and not args.data_url:
+        return tuple(SyntheticIndex(count, split) for split, count in _SYNTHETIC.items())
+
+    def load(split: str, classes: tuple[str, ...] | None):
+        return image_folder.load(
+            args.data_url, split, cache, args.max_bad_images, classes, log.info, args.stage, args.val_share
+        )
+
+    train_index = load("train", None)
+    return train_index, train_index if args.training_only else load("val", train_index.classes)
+
+
+def check_paths(**paths: str | None) -> None:
+    """Raise BadInput on every rank if a file or folder is missing on rank 0. paths: option -> path."""
+    for name, path in paths.items():
+        if ranks.broadcast_object(path not in (None, "auto", "never") and not os.path.exists(path)):
+            raise BadInput(f"--{name} {path}: there is no such file or folder")

@@ -1,0 +1,42 @@
+"""A Checkpointer without a job around it."""
+
+import argparse
+from types import SimpleNamespace
+
+from common.checkpoint.checkpointer import Checkpointer
+from common.metrics import Log
+from common.output import Output
+from datasets.sampling.receipt import Receipt
+
+DEFAULTS = {"weights": None, "evaluate": False, "report_every": 1_000_000, "ignored": ()}
+
+
+class StubLoader:
+    """What a Checkpointer and a Log need of a training loader."""
+
+    def __init__(self, steps_per_epoch: int, fingerprint: str = ""):
+        self.receipt, self.waited = Receipt(fingerprint), 0.0
+        self.plan = SimpleNamespace(index=SimpleNamespace())
+        self._steps_per_epoch = steps_per_epoch
+
+    def __len__(self):
+        return self._steps_per_epoch
+
+    def commit(self, step, folder):
+        self.receipt.commit(step, len(self), folder, "cpu")
+
+
+def log_of(folder, report_every: int = 1) -> Log:
+    """Return the Log of a job with this output folder."""
+    args = argparse.Namespace(**DEFAULTS | {"report_every": report_every, "output": Output(str(folder))})
+    return Log(args)
+
+
+def make(args: argparse.Namespace, steps_per_epoch: int, fingerprint: str = "", **objects) -> Checkpointer:
+    """args: output_dir and the options of a Checkpointer. objects: model, optimizer, scheduler and others."""
+    for name, value in DEFAULTS.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
+    args.output = Output(args.output_dir)
+    loader = StubLoader(steps_per_epoch, fingerprint)
+    return Checkpointer(args, Log(args), **{"scheduler": None} | objects, loader=loader)
