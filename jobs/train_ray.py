@@ -72,10 +72,10 @@ def main():
 
     ### 新增 (new) 2/2, the same batches from other machines; without them the work is done here ###
     if args.distribute_mode:
-        ray_cluster.join(args.ray_address, say=log.info)
+        ray_cluster.join(args.ray_address, log=log.info)
         exits.on_success(ray_cluster.leave)
         train_loader = ray_engine.ray_memory_loader(
-            train_set, train_sampler, device, augment=True, workers=args.workers, say=log.info
+            train_set, train_sampler, device, augment=True, workers=args.workers, log=log.info
         )
         exits.on_success(train_loader.close)
     ### 新增 (new) 2/2, the same batches from other machines; without them the work is done here ###

@@ -1,44 +1,46 @@
-"""torch's DataLoader with workers on other machines: the nodes of a Ray cluster.
+"""torch's DataLoader with workers on the nodes of a Ray cluster. It replaces DataLoader by changing one name.
 
-It replaces DataLoader by changing one name, as Dpex's DpexDataLoader does (the seed of this module). What a
-batch holds follows from the loader's seed and the number of the batch, not from the worker that computes it,
-so a batch that was lost with a worker, a node or the cluster comes out the same when it is computed again.
+What a batch holds follows from the loader's seed and the number of the batch, not from the worker. So a batch
+that was lost with a worker, a node or the cluster is the same when it is computed again.
 """
 
 import collections
+import contextlib
 import itertools
 import os
 import random
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, _DatasetKind
+from torch.utils.data._utils import worker as torch_worker
 
 from common.exits import BadInput
-from datasets.loaders.ray import cluster as ray_cluster
-from datasets.loaders.ray.pool import Pool, is_address
+from datasets.loaders.ray import cluster
+from datasets.loaders.ray.pool import Pool
 
 _CURE = "leave head_address= and RAY_ADDRESS out: a cluster is then started on this machine"
 _END = "end of this worker's data"
+_fetcher = _DatasetKind.create_fetcher
 
 
 class RayDataLoader(DataLoader):
-    """A DataLoader whose workers are actors on the nodes of a Ray cluster where distribute_mode is true.
+    """A DataLoader whose workers are actors on the nodes of a Ray cluster if distribute_mode is true.
 
-    distribute_mode: false is the plain DataLoader, and so is num_workers=0. head_address: HOST:PORT of the
-    cluster; "auto": that of RAY_ADDRESS, or of this machine, which is a node of it; if there is none, one is
-    started on this machine, which ends with the process that started it and is shared by all loaders of the
-    process, or of the job's ranks on this machine. num_workers: actors, each with `cpus_per_worker` CPUs (if
-    the cluster has fewer CPUs, fewer run); they live until close(), until the loader is garbage or its
-    process ends. All other arguments are those of torch.utils.data.DataLoader; multiprocessing_context does
-    not count, and batches always keep their order. Batches arrive as the tensors and arrays that collate_fn
-    made, of the same types: uint8 is a quarter of float32's way. say: takes a line of text about workers that
-    were lost (default: print).
+    distribute_mode: false, or num_workers=0, is the plain DataLoader. head_address: HOST:PORT of the cluster,
+    or "auto": that of RAY_ADDRESS, or of this machine, which is a node of it. If "auto" finds none, a cluster
+    is started on this machine. It ends with this process, whose loaders share it, as do the job's ranks here.
+    num_workers: actors, each with `cpus_per_worker` CPUs (fewer run if the cluster has fewer CPUs). They live
+    until close(), or until the loader is garbage. The other arguments are those of DataLoader, except that
+    multiprocessing_context has no effect and batches always keep their order. Batches have the types that
+    collate_fn returns; uint8 is a quarter of the bytes of float32. log: called with one line about workers
+    that were lost (default: print).
 
-    A data set that draws random numbers of torch, NumPy or random is seeded for every batch. The data set
-    is sent to the workers when it has changed since the last epoch; with persistent_workers nobody looks.
-    Iterating raises what the data set raised, with the worker's traceback and the sample's id, and BadInput
-    where there is no cluster, or no room in it.
+    torch, NumPy and random are seeded for every batch. If the data set has changed since the last epoch, new
+    workers get it; with persistent_workers this is not checked. Iterating raises what the data set raised,
+    with the worker's traceback and the sample's id, and BadInput if there is no cluster, or no room in it.
     """
 
     def __init__(
@@ -51,43 +53,32 @@ class RayDataLoader(DataLoader):
         sampler=None,
         batch_sampler=None,
         num_workers: int = 0,
-        collate_fn=None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn=None,
-        multiprocessing_context=None,
-        generator=None,
-        *,
+        *arguments,
         prefetch_factor: int | None = 2,
-        persistent_workers: bool = False,
         cpus_per_worker: float = 1.0,
-        say=None,
-        **others,
+        log: Callable[[str], None] | None = None,
+        **options,
     ):
         self.distribute_mode = bool(distribute_mode) and num_workers > 0
-        self.head_address, self.cpus_per_worker, self.say = head_address, cpus_per_worker, say
-        self._pool, self._epochs = None, itertools.count()
-        super().__init__(
-            dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
-            drop_last, timeout, worker_init_fn, None if self.distribute_mode else multiprocessing_context,
-            generator, prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=persistent_workers, **others,
-        )  # fmt: skip
-        if self.distribute_mode and head_address != "auto" and not is_address(head_address):
+        self.head_address, self.cpus_per_worker, self.log = head_address, cpus_per_worker, log
+        self._pool: Pool | None = None
+        self._epochs = itertools.count()
+        self._seed: Any = None
+        options["prefetch_factor"] = prefetch_factor if num_workers else None
+        arguments = (batch_size, shuffle, sampler, batch_sampler, num_workers, *arguments)
+        super().__init__(dataset, *arguments, **options)
+        if self.distribute_mode and head_address != "auto" and not cluster.is_address(head_address):
             raise BadInput(f"head_address {head_address} is not auto or HOST:PORT")
-        if self.distribute_mode and self.prefetch_factor < 1:
-            raise BadInput(f"prefetch_factor {self.prefetch_factor} is not above 0")
+        if self.distribute_mode and prefetch_factor is not None and prefetch_factor < 1:
+            raise BadInput(f"prefetch_factor {prefetch_factor} is not above 0")
 
     def check_worker_number_rationality(self) -> None:
-        """The workers are not on this machine alone: its cores are no measure."""
+        """Compare num_workers with this machine's cores, unless other machines do the work."""
         if not self.distribute_mode:
             super().check_worker_number_rationality()
 
-    def __iter__(self):
-        if not self.distribute_mode:
-            return super().__iter__()
-        return _Epoch(self)
+    def __iter__(self) -> Any:
+        return _Epoch(self) if self.distribute_mode else super().__iter__()
 
     def close(self) -> None:
         """End the workers. Iterating again starts new ones."""
@@ -95,32 +86,30 @@ class RayDataLoader(DataLoader):
             self._pool.close()
         self._pool = None
 
-    def __enter__(self):
+    def __enter__(self) -> "RayDataLoader":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.close()
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict:
         return self.__dict__ | {"_pool": None, "_epochs": itertools.count()}
 
     def pool(self) -> Pool:
-        """The workers, who have the data set as it is now."""
+        """Return workers that have the data set as it is now."""
         if self._pool and self.persistent_workers:
             return self._pool
-        fetcher = Fetcher(
-            self.dataset, self.collate_fn, self.worker_init_fn, self.batch_size is not None or
-            self.batch_sampler is not None, self.drop_last, self.persistent_workers,
-        )  # fmt: skip
-        if self._pool is None:
-            if self.head_address == "auto" and "RAY_ADDRESS" not in os.environ:
-                ray_cluster.find_own()
-            self._pool = Pool(
-                fetcher, self.num_workers, self.head_address, self.cpus_per_worker, self.say, _CURE,
-                ray_cluster.start_own, isinstance(self.dataset, IterableDataset),
-            )  # fmt: skip
-        else:
-            self._pool.replace(fetcher)
+        fetcher = _Fetcher(self)
+        if self._pool is None or not self._pool.runs(fetcher):
+            iterable = isinstance(self.dataset, IterableDataset)
+            options = (self.cpus_per_worker, self.log, _CURE, iterable)
+            try:
+                self._pool = Pool(fetcher, self.num_workers, self.head_address, *options)
+            except cluster.NoCluster as error:
+                if self.head_address != "auto" or "RAY_ADDRESS" in os.environ:
+                    raise
+                cluster.start_own(error.reason, self.log or print)
+                self._pool = Pool(fetcher, self.num_workers, self.head_address, *options)
         return self._pool
 
 
@@ -133,33 +122,33 @@ class _Epoch:
     def __init__(self, loader: RayDataLoader):
         self._loader = loader  # which must not be garbage while this is used
         self._ids = iter(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
-        if not loader.persistent_workers or not hasattr(loader, "_seed"):
-            # drawn where torch's own draws it, so that shuffling is that of the plain DataLoader
-            seed = torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
-            loader._seed = seed
+        if not loader.persistent_workers or loader._seed is None:
+            # drawn at the same place as in torch's DataLoader, so shuffling is the same
+            loader._seed = torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
         self._seed, self._epoch = loader._seed, next(loader._epochs)
         self._pool = loader.pool()
-        self._iterable = isinstance(loader.dataset, IterableDataset)
         self._waiting: collections.deque = collections.deque()  # (key, lane), oldest first
-        self._keys, self._positions = itertools.count(), [0] * loader.num_workers
-        self._lanes = collections.deque(range(loader.num_workers))  # workers that may have more data
-        for _ in range(loader.prefetch_factor * loader.num_workers):
+        self._numbers, self._positions = itertools.count(), collections.Counter()
+        # an iterable data set has one lane for each worker that may have more data
+        workers = range(loader.num_workers)
+        self._lanes = collections.deque(workers if isinstance(loader.dataset, IterableDataset) else [None])
+        for _ in range((loader.prefetch_factor or 2) * loader.num_workers):
             self._submit()
 
-    def __iter__(self):
+    def __iter__(self) -> "_Epoch":
         return self
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __next__(self):
+    def __next__(self) -> Any:
         while self._waiting:
             key, lane = self._waiting.popleft()
-            if lane is not None and lane not in self._lanes:
+            if lane not in self._lanes:
                 self._pool.forget([key])
                 continue
             batch = self._pool.take(key, self._loader.timeout)
-            if self._iterable and isinstance(batch, str) and batch == _END:
+            if isinstance(batch, str) and batch == _END:
                 self._lanes.remove(lane)
                 self._submit()
                 continue
@@ -170,182 +159,150 @@ class _Epoch:
         raise StopIteration
 
     def __del__(self):
-        waiting = getattr(self, "_waiting", None)
-        if waiting:
+        if waiting := getattr(self, "_waiting", None):
             self._pool.forget([key for key, _ in waiting])
 
     def _submit(self) -> None:
-        lane, position = None, None
-        if self._iterable:
-            if not self._lanes:
-                return
+        ids = next(self._ids, _END) if self._lanes else _END
+        if ids is not _END:
             lane = self._lanes[0]
-        ids = next(self._ids, None) if not self._iterable else next(self._ids)
-        if ids is None and not self._iterable:
-            return
-        if self._iterable:
             self._lanes.rotate(-1)
-            position = self._positions[lane]
+            task = self._epoch, self._seed, next(self._numbers), self._positions[lane], ids
             self._positions[lane] += 1
-        number = next(self._keys)
-        key = self._epoch, number
-        self._pool.submit(key, (self._epoch, self._seed, number, position, ids), lane)
-        self._waiting.append((key, lane))
+            self._waiting.append((self._pool.submit(task, lane), lane))
 
 
-class Fetcher:
-    """What a worker does: one batch of a data set.
+class _Fetcher:
+    """The function of a worker: returns a batch of the data set, or _END. Draws no random numbers outside."""
 
-    batched: whether tasks are lists of ids. drop_last: of an iterable data set's worker. kept: worker_init_fn
-    is called once, not once an epoch.
-    """
-
-    def __init__(self, dataset, collate_fn, worker_init_fn, batched: bool, drop_last: bool, kept: bool):
-        self.dataset, self.collate_fn, self.worker_init_fn = dataset, collate_fn, worker_init_fn
-        self.batched, self.drop_last, self.kept = batched, drop_last, kept
+    def __init__(self, loader: RayDataLoader):
+        self.dataset, self.init = loader.dataset, loader.worker_init_fn
+        self.persistent = loader.persistent_workers
+        self.collation = loader._auto_collation, _Collate(loader.collate_fn), loader.drop_last
 
     def begin(self, worker: int, workers: int) -> None:
-        self._worker, self._workers, self._epoch, self._streams = worker, workers, None, {}
+        """Learn which worker this is."""
+        self.worker, self.workers, self.epoch = worker, workers, None
+        self.streams: dict[int, _Stream] = {}
 
-    def __call__(self, task: tuple):
+    def __call__(self, task: tuple) -> Any:
         epoch, seed, number, position, ids = task
-        with _WorkerInfo(self._worker, self._workers, seed + self._worker, self.dataset):
-            first = self._epoch is None
-            if self._epoch != epoch:
-                self._epoch = epoch
-                _seed(seed, 0, self._worker)
-                if self.worker_init_fn is not None and (first or not self.kept):
-                    self.worker_init_fn(self._worker)
-            if isinstance(self.dataset, IterableDataset):
-                return self._stream(epoch, seed).at(position, ids)
-            _seed(seed, 1, number)
-            return _collated(self.collate_fn, self._samples(ids))
-
-    def _samples(self, ids):
-        if not self.batched:
-            return self._sample(ids)
-        together = getattr(self.dataset, "__getitems__", None)
-        if together is None:
-            return [self._sample(id) for id in ids]
+        info = {"num_workers": self.workers, "seed": seed + self.worker, "dataset": self.dataset}
+        state = _get_state()
         try:
-            return together(ids)
-        except Exception as error:
-            raise _named(error, f"samples {_listed(ids)}") from error
-
-    def _sample(self, id):
-        try:
-            return self.dataset[id]
-        except Exception as error:
-            raise _named(error, f"sample {id}") from error
-
-    def _stream(self, epoch: int, seed: int) -> "_Stream":
-        if epoch not in self._streams:
-            for old in sorted(self._streams)[:-3]:  # epochs that somebody may still iterate
-                del self._streams[old]
-            self._streams[epoch] = _Stream(self, _state_of(seed, 0, self._worker))
-        return self._streams[epoch]
+            with _worker_info(torch_worker.WorkerInfo(id=self.worker, **info)):
+                if self.epoch != epoch:
+                    _seed(seed, 0, self.worker)
+                    if self.init is not None and not (self.persistent and self.epoch is not None):
+                        self.init(self.worker)
+                    self.epoch = epoch
+                if not isinstance(self.dataset, IterableDataset):
+                    _seed(seed, 1, number)
+                    return _fetcher(_DatasetKind.Map, _Named(self.dataset), *self.collation).fetch(ids)
+                if epoch not in self.streams:
+                    for old in sorted(self.streams)[:-3]:  # of epochs that may still be iterated
+                        del self.streams[old]
+                    _seed(seed, 0, self.worker)
+                    self.streams[epoch] = _Stream(self.dataset, self.collation)
+                return self.streams[epoch].at(position, ids)
+        finally:
+            _set_state(state)
 
 
 class _Stream:
     """A worker's batches of an iterable data set, from the first on. Its random numbers are its own."""
 
-    def __init__(self, fetcher: Fetcher, state: tuple):
-        self._fetcher, self._state, self._position = fetcher, state, 0
-        self._items, self._ended = None, False
+    def __init__(self, dataset: IterableDataset, collation: tuple):
+        self.dataset, self.collation, self.position = dataset, collation, 0
+        self.source: Any = None
+        self.state = _get_state()
 
-    def at(self, position: int, ids):
-        """The batch at this position; those before it are computed where they were not."""
-        _set_state(self._state)
+    def at(self, position: int, ids: Any) -> Any:
+        """Return the batch at this position. Batches before it are computed if they were not."""
+        _set_state(self.state)
         try:
-            if self._items is None:
-                self._items = iter(self._fetcher.dataset)
-            while self._position < position:
-                self._next(ids)
-            return self._next(ids)
+            if self.source is None:
+                self.source = _fetcher(_DatasetKind.Iterable, self.dataset, *self.collation)
+            batch = None
+            while self.position <= position:
+                self.position += 1
+                try:
+                    batch = self.source.fetch(ids)
+                except StopIteration:
+                    batch = _END
+            return batch
         finally:
-            self._state = _get_state()
-
-    def _next(self, ids):
-        self._position += 1
-        fetcher = self._fetcher
-        if self._ended:
-            return _END
-        if not fetcher.batched:
-            item = next(self._items, _END)
-            self._ended = isinstance(item, str) and item == _END
-            return item if self._ended else _collated(fetcher.collate_fn, item)
-        items = list(itertools.islice(self._items, len(ids)))
-        self._ended = len(items) < len(ids)
-        if not items or (fetcher.drop_last and self._ended):
-            return _END
-        return _collated(fetcher.collate_fn, items)
+            self.state = _get_state()
 
 
-class _WorkerInfo:
-    """What torch.utils.data.get_worker_info() says meanwhile."""
+class _Named:
+    """A data set whose errors name the sample."""
 
-    def __init__(self, worker: int, workers: int, seed: int, dataset):
-        from torch.utils.data._utils import worker as torch_worker
+    def __init__(self, dataset):
+        self.dataset = dataset
 
-        self._module = torch_worker
-        self._info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+    def __getitem__(self, id: Any) -> Any:
+        try:
+            return self.dataset[id]
+        except Exception as error:
+            raise _name(error, f"sample {id}") from error
 
-    def __enter__(self):
-        self._before, self._module._worker_info = self._module._worker_info, self._info
+    def __getitems__(self, ids: list) -> list:
+        together = getattr(self.dataset, "__getitems__", None)
+        if together is None:
+            return [self[id] for id in ids]
+        try:
+            return together(ids)
+        except Exception as error:
+            more = ", ..." if len(ids) > 8 else ""
+            raise _name(error, f"samples {', '.join(map(str, ids[:8]))}{more}") from error
 
-    def __exit__(self, *_):
-        self._module._worker_info = self._before
+
+def _name(error: Exception, sample: str) -> Exception:
+    """Return an exception of the same kind whose message names the sample."""
+    if isinstance(error, BadInput):
+        return error
+    with contextlib.suppress(Exception):
+        return type(error)(f"{sample}: {error.args[0] if len(error.args) == 1 else error}")
+    return RuntimeError(f"{sample}: {type(error).__name__}: {error}")
 
 
-def _collated(collate_fn, samples):
-    """Without shared memory, into which torch's own collation puts batches where it is in a worker."""
-    if getattr(collate_fn, "__module__", "") != "torch.utils.data._utils.collate":
-        return collate_fn(samples)
-    from torch.utils.data._utils import worker as torch_worker
+class _Collate:
+    """A collate_fn. In a worker, torch's own puts batches into shared memory: not here."""
 
-    before, torch_worker._worker_info = torch_worker._worker_info, None
+    def __init__(self, function: Callable):
+        self.function = function
+
+    def __call__(self, samples: Any) -> Any:
+        if getattr(self.function, "__module__", "") != "torch.utils.data._utils.collate":
+            return self.function(samples)
+        with _worker_info(None):
+            return self.function(samples)
+
+
+@contextlib.contextmanager
+def _worker_info(info: Any) -> Iterator[None]:
+    """Let torch.utils.data.get_worker_info() return this."""
+    before, torch_worker._worker_info = torch_worker._worker_info, info
     try:
-        return collate_fn(samples)
+        yield
     finally:
         torch_worker._worker_info = before
 
 
 def _seed(seed: int, kind: int, number: int) -> None:
     """Seed all that a data set may draw from. kind: 0 for the worker of this number, 1 for the batch."""
-    _set_state(_state_of(seed, kind, number))
-
-
-def _state_of(seed: int, kind: int, number: int) -> tuple:
     words = np.random.SeedSequence([seed & (2**64 - 1), kind, number]).generate_state(3, np.uint64)
-    return tuple(int(word) for word in words)
-
-
-def _set_state(state: tuple) -> None:
-    if isinstance(state[0], int):
-        torch.random.default_generator.manual_seed(state[0])
-        random.seed(state[1])
-        np.random.seed(state[2] & (2**32 - 1))
-        return
-    torch.random.set_rng_state(state[0])
-    random.setstate(state[1])
-    np.random.set_state(state[2])
+    torch.random.default_generator.manual_seed(int(words[0]))
+    random.seed(int(words[1]))
+    np.random.seed(int(words[2]) & (2**32 - 1))
 
 
 def _get_state() -> tuple:
     return torch.random.get_rng_state(), random.getstate(), np.random.get_state()
 
 
-def _named(error: Exception, what: str) -> Exception:
-    """The same kind of exception, whose message says which sample it was."""
-    if isinstance(error, BadInput):
-        return error
-    text = error.args[0] if len(error.args) == 1 else error
-    try:
-        return type(error)(f"{what}: {text}")
-    except Exception:
-        return RuntimeError(f"{what}: {type(error).__name__}: {error}")
-
-
-def _listed(ids) -> str:
-    shown = ", ".join(str(id) for id in itertools.islice(ids, 8))
-    return shown + (", ..." if len(ids) > 8 else "")
+def _set_state(state: tuple) -> None:
+    torch.random.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])

@@ -18,7 +18,7 @@ from datasets.loaders.engines.processes import Processes
 from datasets.loaders.engines.synthetic import Synthetic
 from datasets.loaders.engines.threads import Threads
 from datasets.loaders.loader import Engine, Loader
-from datasets.loaders.ray.transport import RAY
+from datasets.loaders.ray.wire import RAY
 from datasets.sampling.plan import Plan
 
 CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # a cache of samples, and the engine that it feeds
@@ -101,9 +101,9 @@ def engine(
     if backend == "dali":
         return Dali(store, workers, None, antialias)
     if backend == "ray":
-        from datasets.loaders.ray.engine import RayEngine  # imports Ray
+        from datasets.loaders.ray.engine import FolderCutter, RayEngine  # imports psutil
 
-        return RayEngine(store, workers, antialias)
+        return RayEngine(FolderCutter(store, antialias), workers)
     kind = Threads if backend == "threads" else Processes
     return kind(store, workers, pinned, antialias)
 

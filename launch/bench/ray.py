@@ -1,17 +1,16 @@
-"""Whether workers on other machines pay: what a batch's way costs, images/s with and without, a prediction.
+"""Whether workers on other machines pay: the transport of a batch, images/s with and without, a prediction.
 
     python -m launch bench ray --data_url DIR [--ray_address start] [--workers N] [--json]
 
 DIR: as jobs/imagenet.py takes it (default: generated images). All rows take turns. "torch": DataLoader with
 Pillow and torchvision's transforms, float32; "ray, same transforms": the same through RayDataLoader; "ray":
-uint8 through simplejpeg and OpenCV, as jobs/imagenet.py --data_backend ray; "threads": that on this machine;
-"ray, a task a sample": how it is often tried. Remote workers pay only where preparing an image costs more
-than its way: the last lines say what was found here, for this model (--arch).
+uint8 through simplejpeg and OpenCV, as jobs/imagenet.py --data_backend ray; "threads": that on this machine.
+Remote workers pay only if preparing an image costs more than its transport: the last lines give the result
+for this model (--arch).
 """
 
 import argparse
-import collections
-import itertools
+import contextlib
 import json
 import os
 import statistics
@@ -23,7 +22,6 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from common import arguments, models
-from common.exits import BadInput, import_optional
 from common.performance.cores import available
 from datasets.compat.dpex import RayDataLoader
 from datasets.folders import image_folder, images, random_folder
@@ -31,16 +29,15 @@ from datasets.loaders import measure
 from datasets.loaders.engines.threads import Threads
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray import cluster as ray_cluster
-from datasets.loaders.ray.engine import RayEngine
-from datasets.loaders.ray.pool import CURE, Pool, no_cluster
-from datasets.loaders.ray.transport import RAY
+from datasets.loaders.ray.engine import FolderCutter, RayEngine
+from datasets.loaders.ray.pool import Pool
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores.files import FileStore
 from launch.bench.loaders import compute_rate
 
-_TRANSFERS, _ASKED = 60, 4  # batches of which the way is timed; how many of them are under way
+_TRANSFERS, _AHEAD = 60, 4  # batches whose transport is timed; how many of them are under way
 _CPU = torch.device("cpu")
 
 
@@ -64,7 +61,7 @@ class Samples(Dataset):
 
 
 class _Ready:
-    """A worker that has its batch: what is left is the way."""
+    """A function that has its batch: only the transport is left."""
 
     def __init__(self, batch: int, size: int):
         self.shape = batch, 3, size, size
@@ -78,17 +75,17 @@ class _Ready:
 
 def main(argv: list[str]) -> int:
     """Measure, print a table (or JSON) and the prediction, and return 0. Raises BadInput."""
-    args = _parsed(argv)
-    ray_cluster.join(args.ray_address, say=(lambda line: None) if args.json else print)
+    args = _parse_args(argv)
+    ray_cluster.join(args.ray_address, log=(lambda line: None) if args.json else print)
     try:
-        found = _found(args)
+        found = _measure(args)
     finally:
         ray_cluster.leave()
-    print(json.dumps(found, indent=2) if args.json else _text(found))
+    print(json.dumps(found, indent=2) if args.json else _table(found))
     return 0
 
 
-def _parsed(argv: list[str]) -> argparse.Namespace:
+def _parse_args(argv: list[str]) -> argparse.Namespace:
     parser = arguments.Parser(__doc__)
     parser.prog = "python -m launch bench ray"
     add = parser.add_argument
@@ -105,102 +102,32 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _found(args: argparse.Namespace) -> dict:
+def _measure(args: argparse.Namespace) -> dict:
     root = args.data_url or random_folder.make(os.path.join(os.path.abspath(args.cache_dir), "generated"))
     index = image_folder.load(root, "train", args.cache_dir, log=lambda line: None)
     args.batch_size = min(args.batch_size, len(index))
-    ray = import_optional("ray", "Ray cannot be imported", RAY)
-
-    where = os.environ.get("RAY_ADDRESS", "auto")
-    try:
-        ray.init(where, log_to_driver=False, logging_level="error")
-    except ConnectionError as error:
-        raise BadInput(f"--ray_address: {no_cluster(where, str(error), CURE)}") from error
-    try:
-        nodes, cpus = len(ray.nodes()), ray.cluster_resources().get("CPU", 0.0)
-        naive = _naive_transport(ray, args)
-        tasks = _tasks(ray, Samples(index, args.image_size), args)
-    finally:
-        ray.shutdown()
-    ours = _transport(args)
+    with contextlib.closing(Pool(_Ready(args.batch_size, args.image_size), 1)) as pool:
+        seconds, nodes, cpus = _transport(pool), pool.nodes, pool.cpus
     rates = _rates(args, index)
-    rates["ray, a task a sample"] = [tasks]
-    size = 3 * args.image_size**2
-    alone = statistics.median(rates["ray, one worker"])
-    way = args.batch_size / ours  # images/s that this process can be brought
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    compute = compute_rate(args, len(index.classes), device)
     return {
         "nodes": nodes, "cpus": cpus, "load_average": os.getloadavg()[0], "batch_size": args.batch_size,
-        "image_size": args.image_size, "workers": args.workers, "transport_ms": 1000 * ours,
-        "transport_as_float_tensor_ms": 1000 * naive, "bytes_per_image": size,
+        "image_size": args.image_size, "workers": args.workers, "transport_ms": 1000 * seconds,
         "rates": {name: [statistics.median(each), min(each), max(each)] for name, each in rates.items()},
-        "images_per_s_of_one_worker": alone, "images_per_s_of_the_way": way, "arch": args.arch,
-        "compute_images_per_s": compute, "remote_cpus": max(0.0, cpus - available()),
+        "images_per_s_of_one_worker": statistics.median(rates["ray, one worker"]),
+        "images_per_s_of_the_way": args.batch_size / seconds, "arch": args.arch,
+        "compute_images_per_s": compute_rate(args, len(index.classes), device),
+        "remote_cpus": max(0.0, cpus - available()),
     }  # fmt: skip
 
 
-def _naive_transport(ray, args) -> float:
-    """Seconds for a batch that an actor returns as a float32 tensor."""
-
-    @ray.remote
-    class Actor:
-        def __init__(self, shape):
-            self.images = torch.zeros(shape)
-
-        def batch(self):
-            return self.images
-
-    actor = Actor.remote((args.batch_size, 3, args.image_size, args.image_size))
-    return _seconds_each(actor.batch.remote, ray.get)
-
-
-def _seconds_each(ask, receive) -> float:
-    """As a loader does it: some are asked for before one is received."""
-    asked, taken = collections.deque(ask() for _ in range(_ASKED)), []
-    for _ in range(_TRANSFERS):
-        begin = time.perf_counter()
-        asked.append(ask())
-        receive(asked.popleft())
+def _transport(pool: Pool) -> float:
+    """Return the seconds for a batch that is ready in a worker, while some more are under way."""
+    taken, begin = [], time.perf_counter()
+    for _ in pool.map(range(_TRANSFERS), _AHEAD):
         taken.append(time.perf_counter() - begin)
-    while asked:
-        receive(asked.popleft())
-    return statistics.mean(taken[_ASKED:])
-
-
-def _tasks(ray, data: Dataset, args) -> float:
-    """images/s with a task for every sample."""
-    ids, held = itertools.cycle(range(len(data))), ray.put(data)
-    sample = ray.remote(_sample)
-
-    def batch():
-        samples = ray.get([sample.remote(held, next(ids)) for _ in range(args.batch_size)])
-        return torch.stack([image for image, _ in samples])
-
-    batch()
-    count, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < args.seconds:
-        count += len(batch())
-    return count / (time.perf_counter() - begin)
-
-
-def _sample(data: Dataset, id: int):
-    return data[id]
-
-
-def _transport(args) -> float:
-    """Seconds for a batch that lies ready in a worker."""
-    pool, keys = Pool(_Ready(args.batch_size, args.image_size), 1), itertools.count()
-
-    def ask():
-        key = (next(keys),)
-        pool.submit(key, None)
-        return key
-
-    try:
-        return _seconds_each(ask, pool.take)
-    finally:
-        pool.close()
+        begin = time.perf_counter()
+    return statistics.mean(taken[_AHEAD:])
 
 
 def _rates(args, index) -> dict[str, list[float]]:
@@ -218,8 +145,8 @@ def _rates(args, index) -> dict[str, list[float]]:
         for name, made in {
             "torch": lambda: DataLoader(data, num_workers=args.workers, **options),
             "ray, same transforms": lambda: RayDataLoader(data, True, num_workers=args.workers, **options),
-            "ray": lambda: Loader(RayEngine(FileStore(index), args.workers), plan(), _CPU),
-            "ray, one worker": lambda: Loader(RayEngine(FileStore(index), 1), plan(), _CPU),
+            "ray": lambda: Loader(RayEngine(FolderCutter(FileStore(index)), args.workers), plan(), _CPU),
+            "ray, one worker": lambda: Loader(RayEngine(FolderCutter(FileStore(index)), 1), plan(), _CPU),
             "threads": lambda: Loader(Threads(FileStore(index), args.workers), plan(), _CPU),
         }.items():
             loader = made()
@@ -240,23 +167,21 @@ def _endless(loader):
         yield from loader
 
 
-def _text(found: dict) -> str:
-    way, naive = found["transport_ms"], found["transport_as_float_tensor_ms"]
+def _table(found: dict) -> str:
     lines = [
         f"{found['nodes']} nodes, {found['cpus']:g} CPUs, load average {found['load_average']:.2f}; "
         f"batches of {found['batch_size']}, {found['image_size']} pixels, {found['workers']} workers",
-        f"way of a batch: {way:.1f} ms as uint8, {naive:.1f} ms as a float32 tensor that an actor returns: "
-        f"{way / naive:.3f}x",
+        f"transport of a batch of uint8: {found['transport_ms']:.1f} ms",
         f"{'':<24}{'images/s':>10}{'of torch':>10}",
     ]
     stock = found["rates"]["torch"][0]
     for name, (median, low, high) in found["rates"].items():
         lines.append(f"{name:<24}{median:>10.0f}{median / stock:>9.2f}x  ({low:.0f}-{high:.0f})")
-    return "\n".join([*lines, _prediction(found)])
+    return "\n".join([*lines, _predict(found)])
 
 
-def _prediction(found: dict) -> str:
-    """Two sentences: what the cluster could bring, and whether that is more than this machine makes."""
+def _predict(found: dict) -> str:
+    """Return what the cluster could bring, and whether that is more than this machine makes."""
     here, needed = found["rates"]["threads"][0], found["compute_images_per_s"]
     each, way = found["images_per_s_of_one_worker"], found["images_per_s_of_the_way"]
     whole = min(way, each * found["cpus"])

@@ -67,7 +67,7 @@ def test_fifty_kills_of_workers_and_nodes(cluster):
 
     def loader():
         torch.manual_seed(1)
-        return RayDataLoader(data, True, batch_size=BATCH, shuffle=True, num_workers=4, say=said.append)
+        return RayDataLoader(data, True, batch_size=BATCH, shuffle=True, num_workers=4, log=said.append)
 
     def kill(step: int) -> None:
         if step % EVERY or len(killed) == KILLS:
@@ -99,7 +99,7 @@ def test_the_head_is_killed_and_the_epoch_goes_on_here(cluster):
 
     def loader():
         torch.manual_seed(1)
-        return RayDataLoader(data, True, batch_size=BATCH, shuffle=True, num_workers=3, say=said.append)
+        return RayDataLoader(data, True, batch_size=BATCH, shuffle=True, num_workers=3, log=said.append)
 
     def kill(step: int) -> None:
         if step == 10:

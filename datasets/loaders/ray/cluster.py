@@ -1,319 +1,226 @@
-"""The Ray cluster of a job: one that is there, or one of the job's own nodes that ends with it.
+"""Find, start, join and leave a Ray cluster.
 
-Nodes run as children of a keeper, a process that ends them when the job's end of a pipe closes, however the
-job ended. Ray listens on all interfaces, and whoever reaches its ports may run code there: a cluster that is
-started here asks for a token (Ray's documentation, "Token authentication"), and has no dashboard.
+Ray listens on all interfaces, and whoever reaches its ports may run code there. So a cluster that is started
+here asks for a token (Ray's documentation, "Token authentication"), and has no dashboard.
 """
 
 import contextlib
-import ctypes
 import fcntl
-import json
-import multiprocessing
+import importlib.metadata
+import importlib.util
 import os
 import secrets
-import select
-import shutil
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
-import threading
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from common import interfaces
-from common.exits import BadInput, import_optional
+from common.exits import BadInput
 from common.files import ROOT
 from common.performance import cores
 from common.platforms import whole
-from datasets.loaders.ray.pool import CURE, NODE, OWN, available, brief, is_address, no_cluster
-
-psutil = import_optional("psutil", "a Ray cluster of the job needs psutil")
+from datasets.loaders.ray.node import UP, psutil
+from datasets.loaders.ray.wire import RAY, read, start, stop, write
 
 HELP = "of Ray: auto (default: this machine is a node), start (of the job's own nodes), or HOST:PORT"
-PORT = 6379  # Ray's own, where it is free
-_UP = 90.0  # seconds for a node to start
-_REACHED = 5.0  # seconds for the head to take a connection
-_DRAINED = 5.0  # seconds for it to end by itself: Ray would give its workers 30, but the job has ended
-_KEEP = "import sys; sys.path.insert(0, {!r}); from datasets.loaders.ray import cluster; cluster.keep()"
+CURE = "give --ray_address start"
+NODE = "BOOTFILE_RAY_NODE"  # environment: the address under which this node has joined, if it is known
+OWN = "BOOTFILE_RAY_OWN"  # environment: the address of the cluster that a loader has started on this machine
+_REACHED = 5.0  # seconds for the head to accept a connection
+_END = 30.0  # seconds for a node to end
 
-_kept: list[subprocess.Popen] = []  # their pipes stay open as long as this process lives
+_nodes: list[tuple[subprocess.Popen, socket.socket]] = []  # that this process has started
 
 
-def join(address: str, from_first=None, rank: int = 0, world_size: int = 1, say=print) -> None:
+class NoCluster(BadInput):
+    """There is no Ray cluster at the address. reason: what Ray says. cure: what to do, except `ray start`."""
+
+    def __init__(self, address: str, reason: str, cure: str):
+        place = "on this machine" if address == "auto" else f"at {address}"
+        if address == os.environ.get("RAY_ADDRESS"):
+            place += " (RAY_ADDRESS)"
+        self.reason = reason.partition(" Please ")[0].rstrip(".")  # without advice that names Ray's options
+        super().__init__(f"no Ray cluster {place}: {self.reason}; run `ray start --head` there, or {cure}")
+
+
+def unavailable() -> str | None:
+    """Return why Ray cannot be used here, or None."""
+    if importlib.util.find_spec("ray") is None:
+        return f"Ray is not installed: pip install {RAY}"
+    version = importlib.metadata.version("ray")
+    if tuple(map(int, version.split(".")[:2])) < (2, 52):
+        return f"Ray {version} cannot ask for tokens: pip install {RAY}"
+    return None
+
+
+def is_address(text: str) -> bool:
+    """Return whether the text is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and "/" not in host
+
+
+def join(
+    address: str,
+    broadcast: Callable[[Any], Any] = lambda value: value,
+    rank: int = 0,
+    world_size: int = 1,
+    log: Callable[[str], None] = print,
+) -> None:
     """Make "auto" mean this cluster for every loader of this process.
 
-    address: as HELP says. from_first: gives rank 0's value to all processes of the job; each must call this.
-    With "start" rank 0's node is the head, and the other nodes of the job join it; RAY_AUTH_TOKEN, where it
-    is set for the job, is the cluster's token, and lets further machines join. Raises BadInput.
+    address: as HELP says. broadcast: returns rank 0's value on all ranks; all of them must call join(). With
+    "start" rank 0's node is the head, and the job's other nodes join it. RAY_AUTH_TOKEN, if it is set for the
+    job, is the cluster's token, and lets further machines join. Raises BadInput.
     """
-    reason = available()
-    if reason:
+    if reason := unavailable():
         raise BadInput(f"--ray_address {address}: {reason}")
     if address == "auto":
         return
-    local_rank, local = whole(os.environ, "LOCAL_RANK", 0), whole(os.environ, "LOCAL_WORLD_SIZE", 1)
+    first_here = whole(os.environ, "LOCAL_RANK", 0) == 0
     if address == "start":
-        open_to_others = world_size > local or "RAY_AUTH_TOKEN" in os.environ
-        found, failed = None, None
+        shared = world_size > whole(os.environ, "LOCAL_WORLD_SIZE", 1) or "RAY_AUTH_TOKEN" in os.environ
+        started = failed = None
         if rank == 0:
             try:
-                found = _start_head(open_to_others)
+                started = _start_head(shared)
             except BadInput as error:
                 failed = str(error)
-        found, failed = (from_first or (lambda value: value))((found, failed))
+        started, failed = broadcast((started, failed))
         if failed:
             raise BadInput(failed)
-        address, token = found
+        address, token = started
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         if rank == 0:
-            say(f"ray: a cluster of this job at {address}" + _invitation(address, open_to_others))
-        elif local_rank == 0:
-            _start_node(address, token)
-    else:
-        if not is_address(address):
-            raise BadInput(f"--ray_address {address} is not auto, start or HOST:PORT")
-        if local_rank == 0 and not _is_node_of(address):
-            host, _, port = address.rpartition(":")
-            try:
-                socket.create_connection((host, int(port)), _REACHED).close()
-                _start_node(address, os.environ.get("RAY_AUTH_TOKEN"), "--num-cpus=0")
-            except (OSError, OverflowError, BadInput) as error:
-                raise BadInput(f"--ray_address: {no_cluster(address, str(error), CURE)}") from error
+            command = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN=... ray start --address={address} --block"
+            more = f"; further machines join with: {command}" if shared else ""
+            log(f"ray: a cluster of this job at {address}{more}")
+        elif first_here:
+            _start_node(address)
+    elif not is_address(address):
+        raise BadInput(f"--ray_address {address} is not auto, start or HOST:PORT")
+    elif first_here and not _has_node_of(address):
+        if not _is_reached(address):
+            raise BadInput(f"--ray_address: {NoCluster(address, 'it accepts no connection', CURE)}")
+        try:
+            _start_node(address, cpus=0)
+        except BadInput as error:
+            raise BadInput(f"--ray_address: {NoCluster(address, str(error), CURE)}") from error
     os.environ["RAY_ADDRESS"] = address
     if own := _own_address(address):
         os.environ[NODE] = own
 
 
-def find_own() -> bool:
-    """Make "auto" mean the cluster that start_own() has started here for this job, if there is one."""
-    if not os.path.exists(_record_path()):
-        return False
-    with _record() as file:
-        return _take(file)
-
-
-def start_own(reason: str, say=print) -> None:
+def start_own(reason: str, log: Callable[[str], None] = print) -> None:
     """Start a cluster of this machine alone, and make "auto" mean it. It ends with this process.
 
-    The ranks of a job and the workers of a DataLoader share the one that the first of them starts. reason:
-    why no other cluster is used. Raises BadInput.
+    The job's ranks on this machine share the one that the first of them starts. reason: why no other cluster
+    is used. Raises BadInput.
     """
-    with _record() as file:
-        if _take(file):
-            return
-        try:
-            address, token = _start_head(False, file.name)
-        except BadInput:
-            os.unlink(file.name)
-            raise
-        process = psutil.Process()
-        entry = {"address": address, "token": token, "pid": process.pid, "began": process.create_time()}
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps(entry))
-        file.flush()
-        _take(file)
-    say(f"ray: {brief(reason)}; a cluster is started at {address}, which ends with this process")
-
-
-def _record_path() -> str:
-    """Of the file that says which cluster start_own() has started."""
     joined = torch.distributed.is_available() and torch.distributed.is_initialized()
-    world_size = torch.distributed.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", 1))
-    shared = world_size > 1 or multiprocessing.parent_process() is not None
-    owner = os.getppid() if shared else os.getpid()  # ranks and workers of a machine have one parent
-    return os.path.join(tempfile.gettempdir(), f"bootfile-ray-{os.getuid()}-{owner}")
+    world_size = torch.distributed.get_world_size() if joined else whole(os.environ, "WORLD_SIZE", 1)
+    owner = os.getppid() if world_size > 1 else os.getpid()  # the ranks of a machine have one parent
+    path = os.path.join(tempfile.gettempdir(), f"bootfile-ray-{os.getuid()}-{owner}")
+    with open(path, "a+", opener=_open_private) as record:
+        fcntl.flock(record, fcntl.LOCK_EX)
+        record.seek(0)
+        address, _, token = record.read().partition(" ")
+        if not _is_reached(address):
+            try:
+                address, token = _start_head(False, path)
+            except BadInput:
+                os.unlink(path)
+                raise
+            record.truncate(0)
+            record.write(f"{address} {token}")
+            log(f"ray: {reason}; a cluster is started at {address}, which ends with this process")
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_ADDRESS": address, OWN: address}
 
 
-@contextlib.contextmanager
-def _record():
-    """That file, locked. Only this user can read it: it has the token."""
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that only this user can read, because it holds a token."""
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
-    def opened(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
-    path = _record_path()
+def _is_reached(address: str) -> bool:
+    """Return whether a process accepts connections at HOST:PORT."""
+    host, _, port = address.rpartition(":")
     try:
-        file = open(path, "r+", opener=opened)  # noqa: SIM115
-    except OSError as error:
-        raise BadInput(f"cannot write the address of a Ray cluster to {path}: {error}") from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-
-
-def _take(file) -> bool:
-    """Whether a file of _record() names a cluster whose process lives; then "auto" means it."""
-    file.seek(0)
-    text = file.read()
-    with contextlib.suppress(ValueError, psutil.Error):
-        entry = json.loads(text)
-        if psutil.Process(entry["pid"]).create_time() == entry["began"]:
-            os.environ |= {
-                "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": entry["token"],
-                "RAY_ADDRESS": entry["address"], OWN: entry["address"],
-            }  # fmt: skip
-            return True
-    return False
+        socket.create_connection((host, int(port)), _REACHED).close()
+    except (OSError, OverflowError, ValueError):
+        return False
+    return True
 
 
 def leave() -> None:
-    """End the nodes that this process has started on this machine, and wait for it."""
-    while _kept:
-        _end(_kept.pop())
+    """End the nodes that this process has started on this machine, and wait for them."""
+    while _nodes:
+        stop(*_nodes.pop(), _END)
     for name in ("RAY_ADDRESS", NODE, OWN):
         os.environ.pop(name, None)
 
 
-def keep() -> None:
-    """The keeper's life: told on stdin what to run, it says "up" or why not, and ends with its stdin."""
-    told = json.loads(sys.stdin.readline())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the job decides, or its end does
-    if sys.platform == "linux":
-        PR_SET_CHILD_SUBREAPER = 36
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what Ray leaves behind becomes this one's child
-    folder = tempfile.mkdtemp(prefix="ray-")
-    try:
-        node = subprocess.Popen(
-            [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block",
-             *told["arguments"], *([f"--temp-dir={folder}"] if "--head" in told["arguments"] else [])],
-            env=os.environ | told["environment"] | {"RAY_TMPDIR": folder}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
-        )  # fmt: skip
-        lines = []
-        for line in node.stdout:
-            lines.append(line.strip())
-            if "Ray runtime started" in line:
-                break
-        up = node.poll() is None and "Ray runtime started" in "".join(lines[-1:])
-        print("up" if up else " ".join(line for line in lines if line)[-600:], flush=True)
-        if up:
-            _drain(node.stdout)
-            sys.stdin.read()
-        with contextlib.suppress(ProcessLookupError):
-            node.terminate()
-        try:
-            node.wait(_DRAINED)
-        except subprocess.TimeoutExpired:
-            node.kill()
-            node.wait()
-    finally:
-        left = psutil.Process().children(recursive=True)
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, 5)
-        shutil.rmtree(folder, ignore_errors=True)
-        if told["record"]:
-            with contextlib.suppress(OSError):
-                text = Path(told["record"]).read_text()
-                if told["environment"]["RAY_AUTH_TOKEN"] in text:  # else it is already that of another job
-                    os.unlink(told["record"])
-
-
-def _drain(stream) -> None:
-    threading.Thread(target=stream.read, daemon=True).start()
-
-
-def _start_head(open_to_others: bool, record: str | None = None) -> tuple[str, str]:
-    """(address, token) of a new cluster whose head is this node. record: a file that is deleted with it."""
+def _start_head(shared: bool, record: str = "") -> tuple[str, str]:
+    """Start a cluster whose head is this node. Returns (address, token). record: a file that ends with it."""
     token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     if len(token) < 16:
         raise BadInput(f"RAY_AUTH_TOKEN has {len(token)} characters: take at least 16")
-    own = interfaces.outward() if open_to_others else (None, "127.0.0.1")
+    own = interfaces.outward() if shared else (None, "127.0.0.1")
     if own is None:
         raise BadInput("--ray_address start: this node has no address at which others could reach it")
-    host = own[1]
-    port = PORT if _is_free(host, PORT) else _free(host)
-    _start(
-        ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false",
-         "--disable-usage-stats"], token, record,
-    )  # fmt: skip
-    return f"{host}:{port}", token
+    with socket.create_server((own[1], 0)) as server:
+        port = server.getsockname()[1]
+    arguments = [f"--node-ip-address={own[1]}", f"--port={port}", "--include-dashboard=false"]
+    _start(["--head", *arguments, "--disable-usage-stats"], cores.available(), token, record)
+    return f"{own[1]}:{port}", token
 
 
-def _start(arguments: list[str], token: str | None, record: str | None = None) -> None:
-    """A node on this machine, in the care of a keeper. Raises BadInput with what Ray says."""
-    if not any(argument.startswith("--num-cpus") for argument in arguments):
-        arguments = [*arguments, f"--num-cpus={cores.available()}"]
-    arguments = [*arguments, "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
-    inherited = filter(None, [os.environ.get("PYTHONPATH")])
-    environment = {"PYTHONPATH": os.pathsep.join([ROOT, *inherited])}
-    if token:
-        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-    keeper = subprocess.Popen(
-        [sys.executable, "-c", _KEEP.format(ROOT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    _kept.append(keeper)
-    told = {"arguments": arguments, "environment": environment, "record": record}
-    keeper.stdin.write(json.dumps(told) + "\n")
-    keeper.stdin.flush()
-    readable, _, _ = select.select([keeper.stdout], [], [], _UP)
-    said = keeper.stdout.readline().strip() if readable else f"it has not started within {_UP:g} s"
-    if said != "up":
-        _kept.remove(keeper)
-        _end(keeper)
-        raise BadInput(f"no node of a Ray cluster on {socket.gethostname()}: {said}")
-
-
-def _start_node(address: str, token: str | None, *arguments: str) -> None:
+def _start_node(address: str, cpus: int | None = None) -> None:
+    """Let this machine join a cluster. cpus: that it offers, default all that it may use."""
     own = _own_address(address)
-    _start(["--address", address, *([f"--node-ip-address={own}"] if own else []), *arguments], token)
+    arguments = ["--address", address, *([f"--node-ip-address={own}"] if own else [])]
+    _start(arguments, cores.available() if cpus is None else cpus, os.environ.get("RAY_AUTH_TOKEN"))
+
+
+def _start(arguments: list[str], cpus: int, token: str | None, record: str = "") -> None:
+    """Start a node on this machine, which ends with this process. Raises BadInput with what Ray says."""
+    ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}
+    paths = filter(None, [ROOT, os.environ.get("PYTHONPATH")])
+    process, connection = start("node", PYTHONPATH=os.pathsep.join(paths), **environment)
+    _nodes.append((process, connection))
+    connection.settimeout(UP)
+    try:
+        file = connection.makefile("rwb")
+        write(file, ([*arguments, f"--num-cpus={cpus}", *ports], record))
+        reason, _ = read(file)
+    except (OSError, EOFError):
+        reason = f"it has not started within {UP:g} s"
+    if reason:
+        stop(*_nodes.pop(), _END)
+        raise BadInput(f"no node of a Ray cluster on {socket.gethostname()}: {reason}")
 
 
 def _own_address(address: str) -> str | None:
-    """That with which this node reaches the head, None on the head's own loopback. Ray's own guess asks the
-    way to the Internet, which may not be there."""
+    """Return the address with which this node reaches the head; None on the head's own loopback.
+
+    Ray's own guess needs a route to the Internet.
+    """
     with contextlib.suppress(OSError):
         own = interfaces.interface_to(address.rpartition(":")[0], 1)[1]
         return None if own.startswith("127.") else own
     return None
 
 
-def _end(keeper: subprocess.Popen) -> None:
-    with contextlib.suppress(OSError):
-        keeper.stdin.close()
-    try:
-        keeper.wait(30)
-    except subprocess.TimeoutExpired:
-        keeper.kill()
-        keeper.wait()
-    keeper.stdout.close()
-
-
-def _invitation(address: str, open_to_others: bool) -> str:
-    if not open_to_others:
-        return ""
-    command = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN=... ray start --address={address} --block"
-    return f"; further machines join with: {command}"
-
-
-def _is_node_of(address: str) -> bool:
+def _has_node_of(address: str) -> bool:
+    """Return whether a node of the cluster runs on this machine, and not in another container."""
     own = _own_address(address)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            said = process.cmdline() if process.name() == "raylet" else []
-            here = own is None or f"--node_ip_address={own}" in said  # not another container's that is seen
-            if f"--gcs-address={address}" in said and here:
+            words = process.cmdline() if process.name() == "raylet" else []
+            if f"--gcs-address={address}" in words and (own is None or f"--node_ip_address={own}" in words):
                 return True
     return False
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        with socket.create_server((host, port)):
-            return True
-    except OSError:
-        return False
-
-
-def _free(host: str) -> int:
-    with socket.create_server((host, 0)) as server:
-        return server.getsockname()[1]

@@ -22,9 +22,9 @@ from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
 from datasets.loaders.engines.threads import Threads
 from datasets.loaders.loader import Loader
-from datasets.loaders.ray.engine import RayEngine
+from datasets.loaders.ray.engine import FolderCutter, RayEngine
 from datasets.loaders.ray.pool import Pool
-from datasets.loaders.ray.transport import pack, unpack
+from datasets.loaders.ray.wire import pack, unpack
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
@@ -192,7 +192,7 @@ def test_memory_formats_and_empty_and_odd_tensors_travel():
         torch.randn(2, 2, requires_grad=True), torch.randn(3, dtype=torch.complex64).conj(),
         torch.eye(3).to_sparse(), torch.zeros(1, 4).expand(3, 4),
     ):  # fmt: skip
-        found = unpack(*pack(value))
+        found = unpack(pack(value))
         assert found.dtype == value.dtype and torch.equal(found.to_dense(), value.detach().to_dense())
         assert found.shape == value.shape
         if value.ndim == 4:
@@ -240,7 +240,7 @@ def test_killed_workers_change_nothing(cluster):
     expected = plain(Squares(200), batch_size=4, shuffle=True)
     torch.manual_seed(3)
     found = []
-    with RayDataLoader(data, True, batch_size=4, shuffle=True, num_workers=3, say=said.append) as loader:
+    with RayDataLoader(data, True, batch_size=4, shuffle=True, num_workers=3, log=said.append) as loader:
         for step, batch in enumerate(loader):
             found.append(batch)
             if step in (3, 20):
@@ -252,7 +252,7 @@ def test_killed_workers_change_nothing(cluster):
 def test_killed_workers_of_an_iterable_data_set(cluster):
     expected = plain(Count(200), batch_size=4)
     found = []
-    with RayDataLoader(Count(200), True, batch_size=4, num_workers=2, say=str) as loader:
+    with RayDataLoader(Count(200), True, batch_size=4, num_workers=2, log=str) as loader:
         for step, batch in enumerate(loader):
             found.append(batch)
             if step in (2, 9):
@@ -265,7 +265,7 @@ def test_without_the_link_to_ray_it_goes_on_here(cluster, data):
     said, found = [], []
     expected = plain(data, batch_size=4)
     torch.manual_seed(3)
-    with RayDataLoader(data, True, batch_size=4, num_workers=2, say=said.append) as loader:
+    with RayDataLoader(data, True, batch_size=4, num_workers=2, log=said.append) as loader:
         for step, batch in enumerate(loader):
             found.append(batch)
             if step == 4:
@@ -288,7 +288,7 @@ def test_a_batch_that_ends_every_worker_is_an_error(cluster):
 
     said = []
     with (
-        RayDataLoader(Deadly(), True, batch_size=4, num_workers=1, say=said.append) as loader,
+        RayDataLoader(Deadly(), True, batch_size=4, num_workers=1, log=said.append) as loader,
         pytest.raises(RuntimeError, match="it ended 3 workers, one after the other"),
     ):
         epoch(loader)
@@ -304,7 +304,7 @@ def test_a_cluster_without_room_is_named(cluster):
 
 def test_that_fewer_workers_run_is_said_once(cluster):
     said = []
-    with RayDataLoader(Squares(), True, batch_size=4, num_workers=7, say=said.append) as loader:
+    with RayDataLoader(Squares(), True, batch_size=4, num_workers=7, log=said.append) as loader:
         assert same(epoch(loader) + epoch(loader), 2 * plain(Squares(), batch_size=4))
     assert said == ["ray: 5 of 7 workers run: the cluster has 5 CPUs, and each takes 1"]
 
@@ -312,7 +312,7 @@ def test_that_fewer_workers_run_is_said_once(cluster):
 @pytest.mark.faults
 def test_a_cluster_without_room_for_all_workers_of_an_iterable_data_set(cluster):
     with (
-        RayDataLoader(Count(), True, batch_size=4, num_workers=7, say=str) as loader,
+        RayDataLoader(Count(), True, batch_size=4, num_workers=7, log=str) as loader,
         pytest.raises(BadInput, match=r"the Ray cluster is full: 7 workers of 1 CPU"),
     ):
         epoch(loader)
@@ -402,7 +402,7 @@ def test_the_engine_delivers_what_threads_deliver(cluster, index):
         return Plan(index, BatchSampler(len(index), 100, 5), random_resized_crop, 48)
 
     found = []
-    for engine in (Threads(FileStore(index), 2), RayEngine(FileStore(index), 3)):
+    for engine in (Threads(FileStore(index), 2), RayEngine(FolderCutter(FileStore(index)), 3)):
         with Loader(engine, plan(), torch.device("cpu")) as loader:
             loader.seek(len(loader) + 1)
             found.append([(images.clone(), labels.clone()) for images, labels in loader])
@@ -419,7 +419,7 @@ def test_an_engine_s_unreadable_image_is_named(cluster, index, tmp_path):
     try:
         plan = Plan(index, BatchSampler(len(index), 64, 5), random_resized_crop, 48)
         with (
-            Loader(RayEngine(store, 2), plan, torch.device("cpu")) as loader,
+            Loader(RayEngine(FolderCutter(store), 2), plan, torch.device("cpu")) as loader,
             pytest.raises(BadInput, match=f"{path.name} has 100 bytes"),
         ):
             for _ in loader:
@@ -438,9 +438,7 @@ def test_a_pool_s_workers_are_where_there_is_room(cluster):
             return os.getppid(), self.worker
 
     pool = Pool(Where(), 4)
-    for number in range(40):
-        pool.submit((number,), number)
-    nodes = {pool.take((number,))[0] for number in range(40)}
+    nodes = {node for node, _ in pool.map(range(40), 40)}
     pool.close()
     assert len(nodes) == 2  # raylets
 
