@@ -157,6 +157,3 @@ def opener(path: str, flags: int) -> int:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "not a regular file", path)
-
-
-partial, write_text = open_atomic, write_atomic  # the former names, until all callers are converted

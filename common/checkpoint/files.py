@@ -10,7 +10,6 @@ a name is two renames, checksum and data: killed between them, that one checkpoi
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ import re
 import torch
 
 from common.exits import BadInput
-from common.files import PARTIAL, opener, partial, write_text
+from common.files import open_atomic, opener, sha256_file, sweep, sync_folder, write_atomic
 
 LATEST = "latest"
 _NAME = re.compile(r"step_(\d+)\.pt")
@@ -52,18 +51,18 @@ def write(path: str, state: dict, **facts) -> None:
         checksum.update(chunk)
         size += len(chunk)
 
-    with partial(path) as file:
+    with open_atomic(path) as file:
         _save(state, file, record)
         # The checksum first: a file under its own name has one.
-        write_text(f"{path}.json", _sealed({"sha256": checksum.hexdigest(), "size": size} | facts))
-    _sync_folder(folder)
+        write_atomic(f"{path}.json", _sealed({"sha256": checksum.hexdigest(), "size": size} | facts))
+    sync_folder(folder)
 
 
 def write_weights(path: str, weights: dict) -> None:
     """Make `path` appear, whole: a plain state_dict, without a checksum. Raises OSError."""
-    with partial(path) as file:
+    with open_atomic(path) as file:
         _save(weights, file, lambda chunk: None)
-    _sync_folder(os.path.dirname(path))
+    sync_folder(os.path.dirname(path))
 
 
 def verify(path: str) -> dict:
@@ -80,10 +79,7 @@ def verify(path: str) -> dict:
                 kind = "truncated" if size < facts["size"] else "too long"
                 raise Refused(f"it is {kind}: {size} bytes instead of {facts['size']}")
             file.seek(0)
-            checksum = hashlib.sha256()
-            while chunk := file.read(2**20):
-                checksum.update(chunk)
-            if checksum.hexdigest() == facts["sha256"]:
+            if sha256_file(file) == facts["sha256"]:
                 return facts
             file.seek(max(0, size - _TAIL))
             if not file.read().strip(b"\0"):
@@ -219,16 +215,6 @@ def _discard(path: str) -> None:
     _remove(f"{path}.json")
 
 
-def sweep(folder: str) -> None:
-    """Remove the partial files of writers that were killed; those that another process is writing stay."""
-    for entry in os.listdir(folder):
-        if entry.startswith(PARTIAL):
-            path = os.path.join(folder, entry)
-            with contextlib.suppress(OSError), open(path, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(path)
-
-
 def _latest(folder: str) -> str:
     try:
         with open(os.path.join(folder, LATEST), encoding="utf-8", opener=opener) as file:
@@ -245,8 +231,7 @@ def _run_of(path: str) -> str | None:
 
 
 def _save(state: dict, file, record) -> None:
-    """torch.save into a file, on the disk when this returns. record is called with every chunk that is
-    written."""
+    """Save into a file with torch.save. record: called with every chunk that is written."""
     target = _Recorded(file, record)
     try:
         torch.save(state, target)
@@ -255,7 +240,7 @@ def _save(state: dict, file, record) -> None:
     if target.error:
         raise target.error
     file.flush()
-    os.fsync(file.fileno())
+    os.fsync(file.fileno())  # before the checksum appears
 
 
 class _Recorded:
@@ -275,16 +260,6 @@ class _Recorded:
 
     def flush(self) -> None:
         self.file.flush()
-
-
-def _sync_folder(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        # Mounts of object stores know no folders that could be synchronised.
-        with contextlib.suppress(OSError):
-            os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove(path: str) -> None:

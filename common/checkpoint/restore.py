@@ -10,6 +10,7 @@ from common.checkpoint import files as checkpoint
 from common.checkpoint import output_list
 from common.checkpoint.output_list import File
 from common.exits import BadInput
+from common.files import write_atomic
 from common.heartbeat import Heartbeat
 from common.object_store.errors import shown
 from common.object_store.store import ObjectStore, StoreError
@@ -167,9 +168,9 @@ def _install(path: str, place: str, name: str) -> None:
     final = os.path.join(place, name)
     if path != final:
         with open(f"{path}.json", encoding="utf-8") as file:
-            checkpoint.write_text(f"{final}.json", file.read())
+            write_atomic(f"{final}.json", file.read())
         os.replace(path, final)
-    checkpoint.write_text(os.path.join(place, checkpoint.LATEST), f"{name}\n")
+    write_atomic(os.path.join(place, checkpoint.LATEST), f"{name}\n")
     shutil.rmtree(os.path.join(place, _NEW), ignore_errors=True)
 
 

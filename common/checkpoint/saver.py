@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from common.checkpoint import files
+from common.files import sweep, write_atomic
 
 
 class Saver:
@@ -44,7 +45,7 @@ class Saver:
 
         def write(tensors: dict) -> None:
             self._prepare(self.folder, tensors)
-            files.sweep(self.folder)
+            sweep(self.folder)
             files.write_weights(os.path.join(self.folder, name), tensors)
             and_then(tensors)
 
@@ -86,7 +87,7 @@ class Saver:
         self._prepare(self.checkpoints, state, state["objects"]["model"])
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run)
-        files.write_text(os.path.join(self.checkpoints, files.LATEST), f"{os.path.basename(path)}\n")
+        write_atomic(os.path.join(self.checkpoints, files.LATEST), f"{os.path.basename(path)}\n")
         self.durable = state["step"]
         files.keep(self.checkpoints, run, self.keep, self._whole)
         self.saved()

@@ -1,6 +1,5 @@
 """The processes of one node, where the platform started only the first of them."""
 
-import ctypes
 import os
 import signal
 import socket
@@ -127,7 +126,6 @@ def die_with_parent() -> None:
     """In a child: a parent killed without notice must not leave processes behind that hold the GPUs."""
     parent = os.environ.get(STARTED_BY)
     if parent and sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        preemption.die_with_parent(signal.SIGTERM)
         if os.getppid() != int(parent):  # it died before the call
             sys.exit(128 + signal.SIGTERM)

@@ -7,8 +7,10 @@ reads it.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ if TYPE_CHECKING:  # a job imports this module before torch
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 SAME_PRESS = 0.5  # seconds: a terminal and a launcher both send SIGINT for one Ctrl-C
 
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
 _KEY = "stop"
 _POLL = 0.5  # seconds
 _UNWIND = 3.0  # seconds for the main thread to end by itself during set-up
@@ -84,6 +87,20 @@ def ignore(worker: int = 0) -> None:
 def forget() -> None:
     """Undo end_on_interrupt(): the caller handles the signals itself."""
     signal.set_wakeup_fd(-1)
+
+
+def die_with_parent(number: int) -> None:
+    """Let the kernel send this process a signal when its parent ends (Linux). Safe between fork and exec."""
+    if _libc:
+        PR_SET_PDEATHSIG = 1
+        _libc.prctl(PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parents end (Linux)."""
+    if _libc:
+        PR_SET_CHILD_SUBREAPER = 36
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _interruptible() -> bool:

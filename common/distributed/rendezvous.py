@@ -20,6 +20,7 @@ import torch
 
 from common.distributed.launcher import STORE_HOLDER
 from common.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
+from common.heartbeat import Heartbeat, print_line
 from common.platforms import is_first_on_node
 from common.topology import Topology
 
@@ -85,7 +86,7 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
 def _resolve(host: str, port: int, deadline: float, timeout: float) -> list[tuple[int, tuple]]:
     """Every (address family, socket address) of the host, the preferred one first. A headless service's name
     may exist only once its pod runs: try again."""
-    heartbeat = _Heartbeat()
+    heartbeat = Heartbeat(_HEARTBEAT, _print_on_first)
     while True:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -96,7 +97,7 @@ def _resolve(host: str, port: int, deadline: float, timeout: float) -> list[tupl
                     f"the master's host name {host} does not resolve on {socket.gethostname()} "
                     f"({getattr(error, 'strerror', None) or error}; tried for {timeout:.0f} s)"
                 ) from error
-        heartbeat.say(f"waiting for the host name {host} to resolve")
+        heartbeat.beat(f"waiting for the host name {host} to resolve")
         time.sleep(1)
 
 
@@ -129,7 +130,7 @@ def _listen(topology: Topology, found: list[tuple[int, tuple]], timeout: float) 
 
 def _reach(topology: Topology, family: int, address: tuple, deadline: float, timeout: float) -> None:
     """Wait until something accepts connections at the master's address."""
-    heartbeat = _Heartbeat()
+    heartbeat = Heartbeat(_HEARTBEAT, _print_on_first)
     while True:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.settimeout(max(0.1, min(5.0, deadline - time.monotonic())))
@@ -143,7 +144,7 @@ def _reach(topology: Topology, family: int, address: tuple, deadline: float, tim
                         f"({error.strerror or error}; tried for {timeout:.0f} s): rank 0 is missing, or the "
                         "address is another node's"
                     ) from error
-        heartbeat.say(f"waiting for rank 0 at {_address(topology)}")
+        heartbeat.beat(f"waiting for rank 0 at {_address(topology)}")
         time.sleep(0.2)
 
 
@@ -201,7 +202,7 @@ def _refuse(store: torch.distributed.Store, topology: Topology, text: str) -> No
 
 
 def _wait_for_all(store, topology: Topology, timeout: float, deadline: float) -> None:
-    heartbeat = _Heartbeat()
+    heartbeat = Heartbeat(_HEARTBEAT, _print_on_first)
     while store.add("arrived", 0) < topology.world_size:
         if store.add("refused", 0):
             text = store.get("refusal").decode()
@@ -219,7 +220,7 @@ def _wait_for_all(store, topology: Topology, timeout: float, deadline: float) ->
                 + (f", and others above rank {_ASKED - 1}" if topology.world_size > _ASKED else "")
             )
         missing = topology.world_size - store.add("arrived", 0)
-        heartbeat.say(f"waiting for {missing} of {topology.world_size} processes")
+        heartbeat.beat(f"waiting for {missing} of {topology.world_size} processes")
         time.sleep(_POLL)
 
 
@@ -248,17 +249,9 @@ def _ranges(name: str, numbers: list[int]) -> str:
     return f"{name}{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
 
 
-class _Heartbeat:
-    """Says on the first process of a node, every ten seconds, what it is waiting for."""
-
-    def __init__(self):
-        self._begin = self._last = time.monotonic()
-
-    def say(self, text: str) -> None:
-        now = time.monotonic()
-        if now - self._last >= _HEARTBEAT and is_first_on_node():
-            self._last = now
-            print(f"{text} ({now - self._begin:.0f} s)", flush=True)
+def _print_on_first(line: str) -> None:
+    if is_first_on_node():
+        print_line(line)
 
 
 @contextlib.contextmanager

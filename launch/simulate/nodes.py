@@ -1,18 +1,17 @@
 """A simulated node: the folders that a platform makes, its processes, its log."""
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from typing import IO, NamedTuple, cast
 
 import psutil
 
+from common.distributed import preemption
 from launch.explain import normalize
 from launch.pack.code_folder import CodeFolder
 from launch.profiles import Folders
@@ -104,7 +103,7 @@ class Node:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=lambda: preemption.die_with_parent(signal.SIGKILL),
             )
             pipe = cast(IO[bytes], task.stdout)
             os.set_blocking(pipe.fileno(), False)
@@ -237,13 +236,3 @@ def copy_tree(source: str, destination: str) -> None:
         for name in files:
             with contextlib.suppress(FileNotFoundError):
                 shutil.copy2(os.path.join(folder, name), os.path.join(target, name))
-
-
-_libc = ctypes.CDLL(None)
-
-
-def _die_with_parent() -> None:
-    """Called between fork and exec: the kernel kills the node if the simulation is killed."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

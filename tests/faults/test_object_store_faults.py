@@ -47,6 +47,7 @@ CHECKPOINTS = """
 import os, sys, torch
 from common import exits
 from common.checkpoint import files as checkpoint, mirror
+from common.files import write_atomic
 from common.entry import entry
 from common.output import Output
 folder, url = sys.argv[1:]
@@ -61,7 +62,7 @@ def main():
     for step in range(begun + 1, begun + 4):
         state = {"step": step, "x": torch.full((2_500_000,), float(step))}
         checkpoint.write(f"{folder}/checkpoints/step_{step}.pt", state, step=step, run="r")
-        checkpoint.write_text(f"{folder}/checkpoints/latest", f"step_{step}.pt")
+        write_atomic(f"{folder}/checkpoints/latest", f"step_{step}.pt")
         one.saved()
     if error := one.finish():
         raise exits.BadInput(error)

@@ -15,6 +15,7 @@ import torch
 
 from common.checkpoint import files as checkpoint
 from common.checkpoint.files import Refused
+from common.files import sweep, write_atomic
 from tests.conftest import ROOT, environment
 
 
@@ -25,7 +26,7 @@ def _state(step: int = 1) -> dict:
 def _write(folder, step: int = 1, run: str = "a") -> str:
     path = str(folder / checkpoint.name_of(step))
     checkpoint.write(path, _state(step), step=step, run=run)
-    checkpoint.write_text(str(folder / checkpoint.LATEST), os.path.basename(path))
+    write_atomic(str(folder / checkpoint.LATEST), os.path.basename(path))
     return path
 
 
@@ -117,7 +118,7 @@ def test_a_hostile_pickle_executes_nothing(tmp_path, save):
         save({"format": 1, "step": _Hostile(str(target))}, file)
     content = open(path, "rb").read()  # noqa: SIM115
     facts = {"sha256": __import__("hashlib").sha256(content).hexdigest(), "size": len(content)}
-    checkpoint.write_text(f"{path}.json", checkpoint._sealed(facts))
+    write_atomic(f"{path}.json", checkpoint._sealed(facts))
     checkpoint.verify(path)
     with pytest.raises(Refused, match=r"torch cannot load it|writes a zip file"):
         checkpoint.read(path)
@@ -219,7 +220,7 @@ def test_a_file_that_is_being_written_is_not_swept(tmp_path, monkeypatch):
     replace = os.replace
 
     def sweep_first(*names):
-        checkpoint.sweep(str(tmp_path))
+        sweep(str(tmp_path))
         replace(*names)
 
     monkeypatch.setattr(os, "replace", sweep_first)

@@ -20,6 +20,7 @@ from common.checkpoint import lease as url_lease
 from common.checkpoint import mirror
 from common.checkpoint import restore as restoring
 from common.exits import BadInput
+from common.files import write_atomic
 from common.object_store.store import ObjectStore, StoreError
 from common.output import Output
 from tests.conftest import environment, finish, start
@@ -32,6 +33,7 @@ import os, sys, time, torch
 from common.checkpoint import files as checkpoint
 from common.checkpoint import mirror
 from common.checkpoint import lease as url_lease
+from common.files import write_atomic
 from common.output import Output
 folder, url = sys.argv[1:]
 os.makedirs(folder, exist_ok=True)
@@ -42,7 +44,7 @@ os.makedirs(f"{folder}/checkpoints", exist_ok=True)
 for step in range(2, 1000, 2):
     state = {"step": step, "x": torch.rand(9)}
     checkpoint.write(f"{folder}/checkpoints/step_{step}.pt", state, step=step, run="r")
-    checkpoint.write_text(f"{folder}/checkpoints/latest", f"step_{step}.pt")
+    write_atomic(f"{folder}/checkpoints/latest", f"step_{step}.pt")
     print(f"saved {step}", flush=True)
     one.saved()
     time.sleep(0.3)
@@ -124,7 +126,7 @@ class Job:
         folder.mkdir(exist_ok=True)
         path = str(folder / checkpoint.name_of(step))
         checkpoint.write(path, {"step": step, "x": torch.rand(1000)}, step=step, run=run)
-        checkpoint.write_text(str(folder / "latest"), checkpoint.name_of(step))
+        write_atomic(str(folder / "latest"), checkpoint.name_of(step))
         checkpoint.keep(str(folder), run, self.mirror.keep, {})
         self.mirror.saved()
         return path
