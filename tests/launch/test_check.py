@@ -256,7 +256,7 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("verb", "said"), [([], "usage: "), (["chekc"], "error: 'chekc' is no verb\nusage: ")]
+    ("verb", "said"), [([], "usage: "), (["chekc"], "error: unknown command 'chekc'\nusage: ")]
 )
 def test_no_verb_or_an_unknown_one(verb, said):
     script = "import atexit, runpy, sys; atexit.register(lambda: print('torch' in sys.modules))\n"
