@@ -7,8 +7,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from common import platforms
 from common.exits import BadInput
@@ -41,10 +42,10 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         raise BadInput(message)
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace=None) -> argparse.Namespace:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
         _, unknown = self._split([*words])
         if not unknown:
@@ -53,8 +54,10 @@ class Parser(argparse.ArgumentParser):
             self.error(self._unknown(names(unknown)))
         return found
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace=None):
-        """(namespace, words that are unknown options, their values, and values that belong to no option)."""
+    def parse_known_args(
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Return the namespace, and the unknown words: options, their values, values without an option."""
         known, unknown = self._split(list(sys.argv[1:] if args is None else args))
         found, rest = super().parse_known_args(known, namespace)
         return found, unknown + [word for word in rest if word != _UNKNOWN]
@@ -121,7 +124,9 @@ def names(words: list[str]) -> list[str]:
     found = []
     for before, word in zip(["", *words], words, strict=False):
         if _is_option(word):
-            found.append(re.match(r"--[\w.-]*|-.", word)[0])
+            name = re.match(r"--[\w.-]*|-.", word)
+            assert name is not None  # _is_option() has found a hyphen and another character
+            found.append(name[0])
         elif not _is_option(before) or "=" in before:
             found.append(NAMELESS)
     return list(dict.fromkeys(found))
@@ -133,6 +138,7 @@ def _is_option(word: str) -> bool:
 
 def _is_path(action: argparse.Action, word: str) -> bool:
     """Return whether a word is a path and not a value of the option."""
+    assert callable(action.type)  # an option whose value may be left out has a type
     with contextlib.suppress(argparse.ArgumentTypeError, ValueError):
         action.type(word)
         return False
@@ -154,7 +160,7 @@ class JobParser(Parser):
         super().__init__(description)
         self.checks: list[Callable[[argparse.Namespace], object]] = []
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace=None) -> argparse.Namespace:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """Parse the command line and open the output.
 
         Returns the arguments with `output` (an Output), `ignored` (names of options that were let pass), and
@@ -228,8 +234,14 @@ def boolean(text: str) -> bool:
     return value
 
 
-# An option that is true when it stands alone: parser.add_argument(name, **FLAG). default: overrides the last.
-FLAG = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar": "true|false"}
+# An option that is true when it stands alone: parser.add_argument(name, **FLAG).
+FLAG: dict[str, Any] = {
+    "type": boolean,
+    "nargs": "?",
+    "const": True,
+    "default": False,
+    "metavar": "true|false",
+}
 
 
 def positive_int(text: str) -> int:
@@ -276,14 +288,15 @@ def seed(text: str) -> int:
     return int(text)
 
 
-class Interval(NamedTuple):
+@dataclass(frozen=True)
+class Interval:
     """How often to save: `count` of "step", "s" (seconds) or "epoch"."""
 
     count: float
     unit: str
 
     def steps(self, steps_per_epoch: int) -> int:
-        """0 where seconds count."""
+        """Return how many steps it is; 0 if it counts seconds."""
         return {"step": int(self.count), "epoch": int(self.count * steps_per_epoch), "s": 0}[self.unit]
 
     def __str__(self) -> str:

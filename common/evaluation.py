@@ -1,6 +1,6 @@
 """Figures as sums: sums over processes, batches and steps add up exactly, means do not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -36,7 +36,7 @@ _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
 @torch.no_grad()
 def evaluate(
     model: torch.nn.Module,
-    batches,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     stop: Callable[[], bool] = lambda: False,
     mirrored: bool = False,
@@ -51,8 +51,9 @@ def evaluate(
     of the logits of each image and of its mirror image; twice the work. Raises BadInput for a criterion that
     sums or does not reduce.
     """
-    if getattr(criterion, "reduction", "mean") in ("sum", "none"):
-        raise BadInput(f"the criterion has reduction={criterion.reduction!r}: {_EXPECTED}")
+    reduction = getattr(criterion, "reduction", "mean")
+    if reduction in ("sum", "none"):
+        raise BadInput(f"the criterion has reduction={reduction!r}: {_EXPECTED}")
     training = model.training
     model.eval()
     total = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)

@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any, TextIO
 
 import torch
 from tqdm import tqdm
@@ -35,14 +36,16 @@ class Log:
         self.args, self.output = args, args.output
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = _process_start()
-        self._file = self._events = self._bar = None
-        self._loader = None
+        self._file: TextIO | None = None
+        self._events: Any = None  # TensorBoard's SummaryWriter
+        self._bar: tqdm | None = None
+        self._loader: Any = None
         self._warnings: set[str] = set()
         self._result = "test_accuracy=nan"
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("set-up")
 
-    def start(self, loader, step: int, total_steps: int) -> None:
+    def start(self, loader: Any, step: int, total_steps: int | None) -> None:
         """Training begins, or continues after `step`: call it on every rank before the first step.
 
         loader: the training's. What an earlier start of the run reported after `step` is dropped from the
@@ -52,11 +55,11 @@ class Log:
         self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
         self._since, self._waited, self._evaluating = time.time(), loader.waited, 0.0
-        self._start = {"time": round(self._since, 3), "step": step, "steps": total_steps}
+        self._start: dict[str, Any] = {"time": round(self._since, 3), "step": step, "steps": total_steps}
         self._start |= {"laps": {**self._laps}, "training data": loader.receipt.fingerprint}
         exits.on_success(self.finish)
 
-    def print_data(self, train_set, test_set) -> None:
+    def print_data(self, train_set: Any, test_set: Any) -> None:
         """Print the sizes of the data sets and their source.
 
         The time until now counts as loading data.
@@ -68,7 +71,7 @@ class Log:
         """Return whether step() has something to report: every --report_every steps, and after an epoch."""
         return step % self.args.report_every == 0 or step % len(self._loader) == 0
 
-    def step(self, step: int, running: torch.Tensor, scheduler) -> None:
+    def step(self, step: int, running: torch.Tensor, scheduler: Any) -> None:
         """Report the steps since the last report, on every rank, and set `running` to zero.
 
         step: optimizer steps since the start of training. running: float64 [3], sums over all ranks.
@@ -169,7 +172,7 @@ class Log:
         self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
         self._lap_start = now
 
-    def _print_time_cost(self, loader) -> None:
+    def _print_time_cost(self, loader: Any) -> None:
         self._end_lap("training")
         computing = self._laps["training"] - loader.waited - self._evaluating
         total = sum(self._laps.values())
@@ -194,7 +197,7 @@ class Log:
 
     def _write(self, step: int, **figures: float | str) -> None:
         self._open()
-        line = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
+        line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
         with self._reported():
             if self._file:
                 self._file.write(json.dumps(line | {"time": round(time.time(), 3)}) + "\n")

@@ -1,6 +1,7 @@
 """Networks: the ResNet-18 of the small jobs, and torchvision's classifiers by name."""
 
 import argparse
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,10 +11,10 @@ from common.performance.allocator import keep_memory
 from common.performance.convolution import Conv2d, take_over
 
 # torch.optim.SGD(..., **FUSED[device.type]): on a GPU one kernel updates all weights, and the host does not
-# wait for the device to know whether a step is finite. SGD has it since torch 2.3.
-FUSED: dict[str, dict[str, bool]] = {
+# wait for the device to know whether a step is finite. SGD has it since torch 2.3 (compared as versions).
+FUSED: dict[str, dict[str, Any]] = {
     "cpu": {},
-    "cuda": {"fused": True} if torch.__version__ >= (2, 3) else {},
+    "cuda": {"fused": True} if torch.__version__ >= "2.3" else {},
 }
 
 
@@ -76,7 +77,7 @@ def classifier(name: str, classes: int, image_size: int) -> nn.Module:
 def _made(name: str, classes: int, image_size: int) -> nn.Module:
     import torchvision
 
-    extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+    extra: dict[str, Any] = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
     extra |= {"image_size": image_size} if name.startswith("vit_") else {}
     extra |= {"input_size": (image_size, image_size)} if name.startswith("maxvit") else {}
     try:

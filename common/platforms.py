@@ -46,6 +46,11 @@ class Claim:
     processes: int | None = None
     local_rank: int | None = None
 
+    @property
+    def started(self) -> int:
+        """Return how many processes the platform started on each node."""
+        return 1 if self.local_rank is None else self.processes or 1
+
 
 def detect(env: Mapping[str, str]) -> Claim | None:
     """What the first platform that is recognised says, or None. LOCAL_RANK is not looked at.
@@ -221,7 +226,7 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
         )
     list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     hosts = hostlist(env[list_name]) if list_name else []
-    if hosts and len(hosts) != nodes:
+    if list_name and hosts and len(hosts) != nodes:
         raise BadInput(f"{list_name}={env[list_name]} ({len(hosts)} hosts) contradicts {said_nodes}")
     hosts = [env["MASTER_ADDR"]] if env.get("MASTER_ADDR") else hosts
     # Jobs that share a node must not meet at one port. Above Linux's ephemeral ports, which end at 60999.

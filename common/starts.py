@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import sys
+from typing import Any
 
 import numpy
 import torch
@@ -27,7 +28,7 @@ FILE = "starts.jsonl"  # in a run's output folder
 _OBJECTS = ("settings", "environment")
 
 
-def write(folder: str, args: argparse.Namespace, **facts) -> None:
+def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
     """Append a start to FILE in the folder. facts: what only the job knows. Raises OSError."""
     known = {"settings": arguments.settings(args), "ignored": args.ignored, "environment": environment()}
     line = json.dumps(facts | known)

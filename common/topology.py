@@ -109,7 +109,8 @@ def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
     if claim:
         return _from_platform(args, claim, address or (claim.host, claim.port), level)
     source = "modelarts-arguments" if address else "plain"
-    return Topology(0, 1, _processes(args, None), None, *(address or (None, None)), "node", source)
+    host, port = address or (None, None)
+    return Topology(0, 1, _processes(args, None), None, host, port, "node", source)
 
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
@@ -207,17 +208,17 @@ def _from_arguments(
         rank = said[0] if said else 0
     if not 0 <= rank < size:
         raise BadInput(f"--rank {rank} is not in 0..{size - 1}: --world_size {size} counts {counted}")
-    if said and size != said[1]:
+    if claim and said and size != said[1]:
         hint = "" if level else " (--world_size counts nodes unless --rank_level process is given)"
         raise BadInput(f"--world_size {size} contradicts {claim.said_nodes}{hint}")
-    if said and rank != said[0]:
+    if claim and said and rank != said[0]:
         raise BadInput(f"--rank {rank} contradicts {claim.said_rank}")
     if size > 1 and not master[0]:
         raise BadInput(f"--world_size {size} without --init_method tcp://host:port")
     if level == "process":
         known = claim if claim and claim.level else None
         return _grouped(args, rank, size, known, master, ("--rank", "--world_size"), "arguments")
-    if claim and claim.local_rank is not None and claim.processes > 1:
+    if claim and claim.started > 1:
         raise BadInput(
             f"--rank {rank} and --world_size {size} count nodes, but {claim.source} started "
             f"{claim.processes} processes on each ({claim.said_rank}): leave them out, or add "
@@ -227,8 +228,7 @@ def _from_arguments(
 
 
 def _from_platform(args: argparse.Namespace, claim: Claim, master: Address, level: str | None) -> Topology:
-    started = 1 if claim.local_rank is None else claim.processes  # on each node
-    if claim.nodes * started > 1 and not master[0]:
+    if claim.nodes * claim.started > 1 and not master[0]:
         raise BadInput(
             f"{claim.said_nodes}, but no variable names the first node: set MASTER_ADDR and MASTER_PORT, or "
             "pass --init_method tcp://host:port"
@@ -241,14 +241,14 @@ def _from_platform(args: argparse.Namespace, claim: Claim, master: Address, leve
             f"--rank_level process contradicts {claim.source}, where {claim.said_nodes} counts nodes: a "
             "script that starts processes of its own must set LOCAL_RANK"
         )
-    if level == "node" and started > 1:
+    if level == "node" and claim.started > 1:
         raise BadInput(
-            f"--rank_level node contradicts {claim.source}, which started {started} processes on each node "
-            f"({claim.said_rank})"
+            f"--rank_level node contradicts {claim.source}, which started {claim.started} processes on each "
+            f"node ({claim.said_rank})"
         )
     if (level or claim.level) == "process":
         return Topology(
-            claim.node_rank, claim.nodes, claim.processes, claim.local_rank, *master, "process", claim.source
+            claim.node_rank, claim.nodes, claim.started, claim.local_rank, *master, "process", claim.source
         )
     source = claim.source if claim.level or level else f"{claim.source}-assumed-node"
     return Topology(claim.node_rank, claim.nodes, _processes(args, claim), None, *master, "node", source)
@@ -289,7 +289,7 @@ def _claimed(claim: Claim | None, level: str | None) -> tuple[int, int] | None:
         return claim.node_rank, claim.nodes
     if claim.local_rank is None:
         return None
-    return claim.node_rank * claim.processes + claim.local_rank, claim.nodes * claim.processes
+    return claim.node_rank * claim.started + claim.local_rank, claim.nodes * claim.started
 
 
 def is_distributed(args: argparse.Namespace) -> bool:

@@ -15,6 +15,7 @@ samples, cosine after a warm-up, label smoothing 0.1. Every --data_backend deliv
 crops, so it may change at any restart.
 """
 
+import argparse
 import contextlib
 import os
 import sys
@@ -40,7 +41,7 @@ from datasets.loaders import image_folders, measure, published
 WARM_UP_BATCHES = 10  # of --prof
 
 
-def parse_args():
+def parse_args() -> argparse.Namespace:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
     add, number = parser.add_argument, arguments.non_negative_float
     # data: --data_url, --data_backend, --pack, --cache, --image_size, ...
@@ -89,8 +90,8 @@ def parse_args():
     return args
 
 
-def split_batch(args, world_size):
-    """The images of a micro-batch: those of a step, over the processes and --accumulate."""
+def split_batch(args: argparse.Namespace, world_size: int) -> int:
+    """Return the images of a micro-batch: those of a step, divided by the processes and --accumulate."""
     local_batch, rest = divmod(args.batch_size, world_size)
     if rest:
         raise BadInput(f"batch size {args.batch_size} is not divisible by {world_size} processes")
@@ -101,8 +102,13 @@ def split_batch(args, world_size):
     return local_batch // args.accumulate
 
 
-def build_scheduler(args, optimizer, steps_per_epoch, total_steps):
-    """A linear warm-up (arXiv:1706.02677), then cosine (arXiv:1608.03983), linear or step decay."""
+def build_scheduler(
+    args: argparse.Namespace,
+    optimizer: torch.optim.Optimizer,
+    steps_per_epoch: int,
+    total_steps: int,
+) -> lr_scheduler.LRScheduler:
+    """Return a linear warm-up (arXiv:1706.02677), then cosine (arXiv:1608.03983), linear or step decay."""
     warmup = min(round(args.warmup * steps_per_epoch), total_steps)
     rise = lr_scheduler.LinearLR(optimizer, 1 / max(1, warmup), total_iters=max(1, warmup - 1))
     if args.lr_schedule == "step":
@@ -110,6 +116,7 @@ def build_scheduler(args, optimizer, steps_per_epoch, total_steps):
         return lr_scheduler.ChainedScheduler([rise, lr_scheduler.MultiStepLR(optimizer, milestones)])
     if warmup == total_steps:
         return rise
+    fall: lr_scheduler.LRScheduler
     if args.lr_schedule == "linear":
         fall = lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=total_steps - warmup)
     else:
@@ -118,7 +125,7 @@ def build_scheduler(args, optimizer, steps_per_epoch, total_steps):
 
 
 @entry
-def main():
+def main() -> None:
     args = parse_args()
     device, _, world_size = process_group.join(args)  # step by step: train_ddp.py
     log = metrics.Log(args)
@@ -131,15 +138,15 @@ def main():
 
     torch.manual_seed(args.seed)
     model = models.classifier(args.arch, classes, args.image_size)
-    model = model.to(device, memory_format=torch.channels_last)
-    forward = model
+    model = model.to(device).to(memory_format=torch.channels_last)
+    ddp = model
     if world_size > 1:
         device_ids = [device.index] if device.type == "cuda" else None
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
-        forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
-        gradients.compress_gradients(forward, args.gradient_compression)
-    ddp = forward
-    forward = torch.compile(forward) if args.compile else forward
+        ddp = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+        gradients.compress_gradients(ddp, args.gradient_compression)
+    no_sync = ddp.no_sync if isinstance(ddp, DistributedDataParallel) else contextlib.nullcontext
+    forward = torch.compile(ddp) if args.compile else ddp
 
     amp = device.type == "cuda" if args.amp is None else args.amp
     amp_dtype = torch.bfloat16
@@ -183,7 +190,7 @@ def main():
             micro_batches = list(zip(images.split(micro_batch), targets.split(micro_batch), strict=True))
             for number, (micro_images, micro_targets) in enumerate(micro_batches, start=1):
                 is_last = number == len(micro_batches)  # gradients are averaged over the ranks once a step
-                with ddp.no_sync() if world_size > 1 and not is_last else contextlib.nullcontext():
+                with contextlib.nullcontext() if is_last else no_sync():
                     with autocast:
                         output = forward(micro_images)
                         micro_loss = criterion(output, micro_targets) / len(micro_batches)

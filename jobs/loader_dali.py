@@ -33,8 +33,8 @@ from datasets.sampling.sampler import WholeBatchSampler
 from datasets.stores.files import PairFiles
 
 
-def save_contact_sheet(path, blurry, sharp):
-    """Four pairs a row, the sharp image to the right of the blurry one."""
+def save_contact_sheet(path: str, blurry: torch.Tensor, sharp: torch.Tensor) -> None:
+    """Write four pairs a row, the sharp image to the right of the blurry one."""
     sheet = torch.stack([blurry, sharp], dim=1).flatten(0, 1)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -44,7 +44,7 @@ def save_contact_sheet(path, blurry, sharp):
 
 
 @entry
-def main():
+def main() -> None:
     parser = arguments.JobParser(__doc__)
     add = parser.add_argument
     # data

@@ -28,7 +28,7 @@ DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist
 
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
-def main():
+def main() -> None:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
     # data
     parser.add_argument("--dataset", choices=DATASETS, default="cifar10", help="default: cifar10")
@@ -59,7 +59,7 @@ def main():
     test_loader = memory_loader(test_set, test_sampler, device)
 
     model = models.resnet18(train_set.channels, train_set.classes)
-    model = model.to(device, memory_format=torch.channels_last)
+    model = model.to(device).to(memory_format=torch.channels_last)
     forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
 
     ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
@@ -72,8 +72,8 @@ def main():
     ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
 
     total_steps = train_sampler.total_steps
-    recipe = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe, **models.FUSED[device.type])
+    recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
     )

@@ -115,7 +115,7 @@ class Checkpointer:
         self._saver.check()
         verdict = self._guard.check(loss, preemption.asked(), ranks.is_first() and self._is_late())
         self._note(verdict)
-        return self._guard.ahead or not verdict.bad
+        return self._guard.ahead or verdict is None or not verdict.bad
 
     def is_due(self, step: int) -> bool:
         """Return whether a report or a save is due after this step; the same on every rank."""

@@ -15,6 +15,8 @@ import json
 import os
 import pickle
 import re
+from collections.abc import Callable
+from typing import IO, Any, cast
 
 import torch
 
@@ -23,6 +25,7 @@ from common.files import open_atomic, opener, sha256_file, sweep, sync_folder, w
 
 LATEST = "latest"
 _NAME = re.compile(r"step_(\d+)\.pt")
+Chunk = bytes | memoryview  # what torch.save writes
 _TAIL = 4096  # bytes
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
 _PAGE = "it is an HTML or XML page, as a failed download leaves it"
@@ -36,7 +39,7 @@ def name_of(step: int) -> str:
     return f"step_{step}.pt"
 
 
-def write(path: str, state: dict, **facts) -> None:
+def write(path: str, state: dict, **facts: Any) -> None:
     """Make `path` appear, whole, with its checksum and these facts (plain types) beside it.
 
     state: nested dictionaries and lists of tensors and plain types. Raises OSError, with the reason that the
@@ -46,7 +49,7 @@ def write(path: str, state: dict, **facts) -> None:
     checksum = hashlib.sha256()
     size = 0
 
-    def record(chunk) -> None:
+    def record(chunk: Chunk) -> None:
         nonlocal size
         checksum.update(chunk)
         size += len(chunk)
@@ -162,7 +165,9 @@ def found(folder: str) -> list[str]:
     current = _run_of(os.path.join(folder, _latest(folder)))
 
     def rank(name: str) -> tuple[bool, int]:
-        return _run_of(os.path.join(folder, name)) == current, int(_NAME.fullmatch(name)[1])
+        return _run_of(os.path.join(folder, name)) == current, int(
+            name.removeprefix("step_").removesuffix(".pt")
+        )
 
     return [os.path.join(folder, name) for name in sorted(names, key=rank, reverse=True)]
 
@@ -230,11 +235,11 @@ def _run_of(path: str) -> str | None:
         return None
 
 
-def _save(state: dict, file, record) -> None:
+def _save(state: dict, file: IO[bytes], record: Callable[[Chunk], object]) -> None:
     """Save into a file with torch.save. record: called with every chunk that is written."""
     target = _Recorded(file, record)
     try:
-        torch.save(state, target)
+        torch.save(state, cast("IO[bytes]", target))  # which calls write() and flush()
     except RuntimeError as error:  # what torch makes of a full disk, for one
         raise target.error or error from None
     if target.error:
@@ -246,10 +251,11 @@ def _save(state: dict, file, record) -> None:
 class _Recorded:
     """A file for torch.save that shows every chunk to `record`, and keeps the system's own error."""
 
-    def __init__(self, file, record):
-        self.file, self.record, self.error = file, record, None
+    def __init__(self, file: IO[bytes], record: Callable[[Chunk], object]):
+        self.file, self.record = file, record
+        self.error: OSError | None = None
 
-    def write(self, chunk) -> int:
+    def write(self, chunk: Chunk) -> int:
         try:
             written = self.file.write(chunk)
         except OSError as error:

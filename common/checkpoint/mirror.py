@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Iterable
 
 from common import exits
 from common.checkpoint import files as checkpoint
@@ -67,11 +68,12 @@ class Mirror:
         if output.url is None:
             raise ValueError(f"{output.folder} stands for no URL")
         self.output, self.folder, self.url, self.error = output, output.folder, output.url, ""
-        self.store, self.lease, self.keep = ObjectStore(output.url, threads=4), None, 1
+        self.store, self.keep = ObjectStore(output.url, threads=4), 1
+        self.lease: Lease | None = None
         self._listed: dict[str, File] = {}  # what the list at the URL names
         self._sure = True  # of that: an attempt to write the list has not failed
         self._files: dict[str, File] = {}  # what lies at the URL, whole
-        self._sent: dict[str, tuple] = {}  # path -> the file's state when it was sent
+        self._sent: dict[str, tuple | None] = {}  # path -> the file's state when it was sent
         self._saved = False  # whether this start has saved a checkpoint
         self._resumed = 0  # the step that training continues from
         self._replaced = True  # the last checkpoint that was sent has replaced the older ones
@@ -174,6 +176,11 @@ class Mirror:
             with contextlib.suppress(BadInput):  # a job after this one finds that it does not change
                 lease.release()
 
+    def _check_lease(self) -> None:
+        """Raise BadInput if the lease is another job's by now."""
+        assert self.lease is not None  # open() has taken it
+        self.lease.check()
+
     def _try(self) -> None:
         asked = self._asked.is_set()
         self._asked.clear()
@@ -190,7 +197,7 @@ class Mirror:
                 print_line(f"warning: {self.error}; training goes on, the next save tries again")
 
     def _upload(self) -> None:
-        self.lease.check()
+        self._check_lease()
         # The checkpoint is chosen first: the history then reaches as far, or further.
         step = self._newest()
         pair = restoring.names_of(step) if step is not None else ()
@@ -202,7 +209,7 @@ class Mirror:
             self._withdraw(changed)
             for name in results:
                 self._send(name, changed)
-            if pair and not self._replaced and set(pair) <= self._files.keys():
+            if step is not None and not self._replaced and set(pair) <= self._files.keys():
                 self._retire(step)
                 self._write_list()
                 self._replaced = True
@@ -212,7 +219,7 @@ class Mirror:
         finally:
             shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
         if self._garbage:
-            self.lease.check()
+            self._check_lease()
             self.store.delete(sorted(self._garbage))
             self._garbage.clear()
 
@@ -246,6 +253,7 @@ class Mirror:
         snapshot = self._make(os.path.join(_SNAPSHOTS, name))
         state = None
         if name == _LATEST:
+            assert step is not None  # it is sent together with a checkpoint
             with open(snapshot, "w", encoding="utf-8") as file:
                 file.write(f"{checkpoint.name_of(step)}\n")
         else:
@@ -261,7 +269,7 @@ class Mirror:
         own = File(os.path.getsize(snapshot), sha256_file(snapshot))
         return None if self._files.get(name) == own else own
 
-    def _withdraw(self, names) -> None:
+    def _withdraw(self, names: Iterable[str]) -> None:
         """Take files off the list before others are written over them."""
         for name in names:
             self._files.pop(name, None)
@@ -269,14 +277,14 @@ class Mirror:
 
     def _send(self, name: str, changed: dict[str, File]) -> None:
         if name in changed:
-            self.lease.check()
+            self._check_lease()
             self.store.send(os.path.join(self.folder, _SNAPSHOTS, name), name, sha256=changed[name].sha256)
             self._files[name] = changed[name]
             self._garbage.discard(name)
 
     def _retire(self, step: int) -> None:
         """Take off the list what a new checkpoint replaces."""
-        steps = {restoring.step_of(each) for each in self._files.keys() - self._doomed} - {None}
+        steps = restoring.steps_of(self._files.keys() - self._doomed)
         for old in sorted(steps | {step})[: -self.keep]:
             self._doomed |= set(restoring.names_of(old))
         self._doomed -= {*restoring.names_of(step), _LATEST}
@@ -287,17 +295,17 @@ class Mirror:
 
     def _write_list(self) -> None:
         """Name what is whole at the URL: a checkpoint only together with its checksum."""
-        steps = {path: restoring.step_of(path) for path in self._files}
         files = {
             path: file
             for path, file in self._files.items()
-            if steps[path] is None or set(restoring.names_of(steps[path])) <= self._files.keys()
+            if (step := restoring.step_of(path)) is None
+            or set(restoring.names_of(step)) <= self._files.keys()
         }
         if files == self._listed and self._sure:
             return
-        self.lease.check()
+        self._check_lease()
         self._sure = False
-        newest = max((steps[path] for path in files if steps[path] is not None), default=None)
+        newest = max(restoring.steps_of(files), default=None)
         self.store.write(output_list.NAME, output_list.text(files, newest))
         self._listed, self._sure = files, True
 

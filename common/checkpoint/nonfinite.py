@@ -39,7 +39,8 @@ class Guard:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
-        self.model, self.optimizer = model, optimizer
+        self.model = model
+        self.optimizer: Any = optimizer  # gets an attribute `found_inf`, as from torch's GradScaler
         self.ahead = _is_fused(optimizer)  # whether the host decides nothing, and hears one step later
         self._outstanding: tuple | None = None
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -76,7 +77,8 @@ class Guard:
         self._outstanding = None
         if heard:
             heard.synchronize()
-        return Verdict(*(sign > 0 for sign in signs.tolist()), loss, norm)
+        bad, asked, late = (sign > 0 for sign in signs.tolist())
+        return Verdict(bad, asked, late, loss, norm)
 
     @torch.no_grad()
     def _keep(self, bad: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 
 from common.checkpoint import files as checkpoint
 from common.checkpoint import output_list
@@ -24,13 +25,18 @@ _OF_THE_OBJECT = ("damaged", "replaced", "404", "NoSuchKey", "NotFound", "412", 
 
 
 def step_of(path: str) -> int | None:
-    """Of a checkpoint or its checksum below a URL; None for other files."""
+    """Return the step of a checkpoint or its checksum below a URL; None for other files."""
     match = _STEP.fullmatch(path)
     return int(match[1]) if match else None
 
 
+def steps_of(paths: Iterable[str]) -> set[int]:
+    """Return the steps of the checkpoints, and of their checksums, among paths below a URL."""
+    return {step for step in map(step_of, paths) if step is not None}
+
+
 def names_of(step: int) -> tuple[str, str]:
-    """The paths below a URL of a checkpoint and its checksum."""
+    """Return the paths below a URL of a checkpoint and its checksum."""
     path = f"{CHECKPOINTS}/{checkpoint.name_of(step)}"
     return path, f"{path}.json"
 
@@ -63,7 +69,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
     files: those of the list. there: paths of what lies in the URL's checkpoints/. Returns the paths of the
     checkpoints that were refused. Raises BadInput if there are checkpoints, and none is whole there or here.
     """
-    steps = sorted({step_of(path) for path in files if path.endswith(".pt")} - {None}, reverse=True)
+    steps = sorted(steps_of(path for path in files if path.endswith(".pt")), reverse=True)
     if not steps:
         unfinished = sum(step_of(path) is not None and path.endswith(".pt") for path in there)
         if unfinished:

@@ -123,7 +123,7 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def submit(self, state: dict, write: Callable[[dict], None]) -> None:
+    def submit(self, state: dict, write: Callable[[dict], object]) -> None:
         """Copy `state` (nested dictionaries, lists and tuples of tensors and plain types) and call
         write(copy) in the background. Raises the error of the write before where nobody took it."""
         error = self.wait()
@@ -148,13 +148,13 @@ class BackgroundWriter:
         self._thread, error, self._error = None, self._error, None
         return error
 
-    def _run(self, write: Callable[[dict], None], copy: dict) -> None:
+    def _run(self, write: Callable[[dict], object], copy: dict) -> None:
         try:
             write(copy)
         except Exception as error:
             self._error = error
 
-    def _copied(self, value, place: tuple):
+    def _copied(self, value: Any, place: tuple) -> Any:
         if isinstance(value, torch.Tensor):
             return self._buffer(value, place).copy_(value, non_blocking=True)
         if isinstance(value, dict):
@@ -176,8 +176,8 @@ class BackgroundWriter:
         return kept
 
 
-def size_of(state) -> int:
-    """Bytes of the tensors in nested dictionaries, lists and tuples."""
+def size_of(state: Any) -> int:
+    """Return the bytes of the tensors in nested dictionaries, lists and tuples."""
     if isinstance(state, torch.Tensor):
         return state.numel() * state.element_size()
     if isinstance(state, dict):
@@ -185,8 +185,8 @@ def size_of(state) -> int:
     return sum(map(size_of, state)) if isinstance(state, list | tuple) else 0
 
 
-def is_finite(state) -> bool:
-    """Whether no tensor in it holds a NaN or an infinity."""
+def is_finite(state: Any) -> bool:
+    """Return whether no tensor in it holds a NaN or an infinity."""
     if isinstance(state, torch.Tensor):
         return not state.is_floating_point() or bool(torch.isfinite(state).all())
     if isinstance(state, dict):

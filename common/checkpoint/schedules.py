@@ -14,6 +14,7 @@ A scheduler whose state a checkpoint cannot hold is refused by the name of its c
 import collections
 import copy
 import warnings
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ class ScheduleState:
     with the name of the class if a checkpoint cannot hold the scheduler's state.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, scheduler, settings: dict):
+    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any, settings: dict):
         self.optimizer, self.scheduler, self.settings = optimizer, scheduler, settings
         self.name = _name(scheduler)
         self._check()
@@ -180,10 +181,10 @@ class ScheduleState:
             )
 
 
-def plain(value, refusal: str = "a checkpoint cannot hold "):
-    """A copy in types that torch.load(weights_only=True) reads on every supported version: None, bool, int,
-    float, str, lists, tuples, dictionaries, tensors. Functions are left out: a scheduler is made with them
-    again. Raises BadInput, which begins with `refusal` and names the type, for anything else."""
+def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
+    """Return a copy in types that torch.load(weights_only=True) reads on every supported version: None, bool,
+    int, float, str, lists, tuples, dictionaries, tensors. Functions are left out: a scheduler is made with
+    them again. Raises BadInput, which begins with `refusal` and names the type, for anything else."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, torch.Tensor):
@@ -202,7 +203,7 @@ def plain(value, refusal: str = "a checkpoint cannot hold "):
     raise BadInput(f"{refusal}{type(value).__name__}")
 
 
-def _name(scheduler) -> str:
+def _name(scheduler: Any) -> str:
     """ "StepLR", or "SequentialLR(LinearLR, StepLR)"."""
     if scheduler is None:
         return "none"
@@ -210,21 +211,21 @@ def _name(scheduler) -> str:
     return type(scheduler).__name__ + (f"({parts})" if parts else "")
 
 
-def _parts(scheduler) -> list:
+def _parts(scheduler: Any) -> list:
     return list(scheduler._schedulers) if _is_torchs(scheduler, _COMPOSITES) else []
 
 
-def _is_torchs(scheduler, names: set[str]) -> bool:
+def _is_torchs(scheduler: Any, names: set[str]) -> bool:
     return type(scheduler).__module__ == _TORCH and type(scheduler).__name__ in names
 
 
-def _of_the_step(scheduler) -> bool:
+def _of_the_step(scheduler: Any) -> bool:
     if parts := _parts(scheduler):
         return all(map(_of_the_step, parts))
     return _is_torchs(scheduler, _OF_THE_STEP)
 
 
-def _calls_a_function(scheduler) -> bool:
+def _calls_a_function(scheduler: Any) -> bool:
     """Whether a function of the user's own sets the rates: what it is does not show in a state_dict."""
     if parts := _parts(scheduler):
         return any(map(_calls_a_function, parts))
@@ -233,7 +234,7 @@ def _calls_a_function(scheduler) -> bool:
     return _is_torchs(scheduler, {"LambdaLR", "MultiplicativeLR"})
 
 
-def _calls(scheduler) -> int | None:
+def _calls(scheduler: Any) -> int | None:
     """How often step() was called; None if it was called with fractions of an epoch."""
     if _is_torchs(scheduler, {"ChainedScheduler"}):
         return _calls(scheduler._schedulers[0])
@@ -258,7 +259,7 @@ def _scheduled(name: str) -> bool:
     return name == "lr" or name.endswith(("_lr", "_momentum"))
 
 
-def _merged(own, saved):
+def _merged(own: Any, saved: Any) -> Any:
     """The saved state in the types of the scheduler's own, with its own functions."""
     if isinstance(own, dict) and isinstance(saved, dict):
         merged = {name: _merged(own.get(name), saved[name]) for name in saved}
@@ -269,7 +270,7 @@ def _merged(own, saved):
     return copy.deepcopy(saved)  # a scheduler may change its lists in place
 
 
-def _same(one, other) -> bool:
+def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return torch.equal(torch.as_tensor(one), torch.as_tensor(other))
     if isinstance(one, dict) and isinstance(other, dict):

@@ -55,8 +55,8 @@ def read(path: str) -> dict[str, torch.Tensor]:
         raise BadInput(f"weights {path}: {error}") from error
     objects = content.get("objects")
     if isinstance(objects, dict):
-        content = objects.get("ema") or objects.get("model")
-        content = content if isinstance(content, dict) else {}
+        found = objects.get("ema") or objects.get("model")
+        content = found if isinstance(found, dict) else {}
     tensors = {
         _bare(name): value
         for name, value in content.items()

@@ -9,6 +9,8 @@ import os
 import socket
 import time
 
+import torch
+
 from common.distributed import ranks
 from common.exits import BadInput, NoRendezvous
 from common.heartbeat import Heartbeat
@@ -66,7 +68,7 @@ def wait_for_all(name: str, doing: str, error: BadInput | None = None) -> None:
     _raise_error(store, name)
 
 
-def _raise_error(store, name: str) -> None:
+def _raise_error(store: torch.distributed.Store, name: str) -> None:
     if not store.add(f"{name}/failed", 0):
         return
     text = store.get(f"{name}/error").decode()
@@ -78,9 +80,12 @@ def _raise_error(store, name: str) -> None:
     raise BadInput(text)
 
 
-def _look_for_lost(store, name: str, doing: str, beats: dict[int, tuple[int, float]]) -> None:
+def _look_for_lost(
+    store: torch.distributed.Store, name: str, doing: str, beats: dict[int, tuple[int, float]]
+) -> None:
     """Report a rank whose heartbeats have stopped: a lost node does not report itself."""
-    now, timeout = time.monotonic(), store.timeout.total_seconds()
+    now = time.monotonic()
+    timeout = store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stubs lack it
     for rank in range(ranks.world_size()):
         is_here = store.add(f"{name}/here/{rank}", 0)
         count = store.add(f"{name}/beats/{rank}", 0) + is_here

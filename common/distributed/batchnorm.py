@@ -4,6 +4,8 @@ torch.nn.SyncBatchNorm needs a GPU and nccl. This is the same over gloo, on any 
 mathematics of a job can be proven equal at any world size without a GPU.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -29,6 +31,8 @@ class _SyncBatchNorm2d(nn.BatchNorm2d):
             return super().forward(features)
         output, mean, variance, count = _Normalize.apply(features, self.weight, self.bias, self.eps)
         with torch.no_grad():
+            assert self.running_mean is not None and self.running_var is not None  # track_running_stats
+            assert self.num_batches_tracked is not None and self.momentum is not None
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
@@ -40,7 +44,9 @@ class _Normalize(torch.autograd.Function):
     processes. Both passes are torch's own for fixed statistics, which is one over the memory each."""
 
     @staticmethod
-    def forward(ctx, features, weight, bias, eps):
+    def forward(
+        ctx: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, ...]:
         # Local moments in the features' precision, combined in float64: no cancellation, few bytes to send.
         # Not torch.var_mean, which takes ten times as long over this dimension.
         rows = features.permute(0, 2, 3, 1).reshape(-1, features.shape[1]).to(weight.dtype)
@@ -61,7 +67,7 @@ class _Normalize(torch.autograd.Function):
         return output, mean, variance, count
 
     @staticmethod
-    def backward(ctx, gradient, *_):
+    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         features, weight, mean, variance, count = ctx.saved_tensors
         fixed, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, features, weight, mean, variance, None, None, False, ctx.eps, (True, True, True)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import FrameType
 
 import torch
 
@@ -40,6 +41,7 @@ def start(topology: Topology, grace: float) -> int:
         )
         environment[STORE_HOLDER] = "1"
     else:
+        assert topology.master_host and topology.master_port  # several nodes: topology.resolve() has checked
         host, port, store = topology.master_host, topology.master_port, None
     receive_errors, send_errors = os.pipe()
     environment |= {
@@ -54,7 +56,7 @@ def start(topology: Topology, grace: float) -> int:
     children: list[subprocess.Popen] = []
     asked: list[tuple[int, float]] = []  # signals and when they came
 
-    def forward(number, frame):
+    def forward(number: int, frame: FrameType | None) -> None:
         asked.append((number, time.monotonic()))
         presses = [at for each, at in asked if each == number == signal.SIGINT]
         again = bool(presses) and presses[-1] - presses[0] > preemption.SAME_PRESS
@@ -89,13 +91,12 @@ def _wait(
 ) -> int:
     while True:
         codes = [child.poll() for child in children]
-        failed = next((index for index, code in enumerate(codes) if code), None)
+        failed, code = next(((index, code) for index, code in enumerate(codes) if code), (None, 0))
         if failed is not None or None not in codes:
             break
         time.sleep(0.05)
     if failed is None:
         return 0
-    code = codes[failed]
     if code < 0 and asked and asked[0][0] == signal.SIGINT:
         code = exits.INTERRUPTED  # killed by a second Ctrl-C, or in a library that was interrupted
     if code < 0:

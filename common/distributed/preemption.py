@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from common.exits import INTERRUPTED, leave, say_error
@@ -73,7 +74,7 @@ def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
             signal.siginterrupt(number, False)  # system calls of libraries go on
     threading.Thread(target=_bound, args=(grace,), name="grace", daemon=True).start()
     if store:
-        threading.Thread(target=_follow, name="others' signals", daemon=True).start()
+        threading.Thread(target=_follow, args=(store,), name="others' signals", daemon=True).start()
 
 
 def ignore(worker: int = 0) -> None:
@@ -127,7 +128,7 @@ def _after_fork() -> None:
         forget()
 
 
-def _note(number, frame):
+def _note(number: int, frame: FrameType | None) -> None:
     """The handler that Python calls when it can; the thread was told before."""
 
 
@@ -173,10 +174,10 @@ def _end_soon(seconds: float, text: str) -> None:
     timer.start()
 
 
-def _follow() -> None:
+def _follow(store: "torch.distributed.Store") -> None:
     with contextlib.suppress(RuntimeError):
         while not _asked.wait(_POLL):
-            if _store.add(_KEY, 0):
+            if store.add(_KEY, 0):
                 _asked.set()
 
 

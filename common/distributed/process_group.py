@@ -101,7 +101,7 @@ def _choose_interface(topology: Topology) -> None:
     """
     if topology.world_size == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
         return
-    host = "127.0.0.1" if topology.nodes == 1 else topology.master_host
+    host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
     with contextlib.suppress(OSError):
         name, own = interfaces.interface_to(host, topology.master_port or 1)
         if own.startswith("127.") and topology.nodes > 1 and not rendezvous.is_loopback(host):

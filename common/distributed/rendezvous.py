@@ -15,6 +15,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -61,8 +62,10 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
 def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distributed.Store:
     others = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or STORE_HOLDER in os.environ
     holds_it = topology.rank == 0 and not others
+    port = topology.master_port
     host = topology.master_host if topology.nodes > 1 or others else "127.0.0.1"  # one node needs no network
-    found = _resolve(host, topology.master_port, deadline, timeout)
+    assert host and port  # with several processes topology.resolve() has checked it
+    found = _resolve(host, port, deadline, timeout)
     family, address = found[0]
     listener = _listen(topology, found, timeout) if holds_it else None
     if not listener:
@@ -71,7 +74,7 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
     with _watchdog(bound, lambda: _what_answers(topology, family, address, bound)):
         store = torch.distributed.TCPStore(
             address[0],
-            topology.master_port,
+            port,
             is_master=holds_it,
             wait_for_workers=False,
             timeout=datetime.timedelta(seconds=timeout),
@@ -107,7 +110,7 @@ def _listen(topology: Topology, found: list[tuple[int, tuple]], timeout: float) 
     another one."""
     family, address = found[0]
     # A name that is loopback in this node's /etc/hosts only is another address to the others.
-    inside = topology.nodes == 1 or is_loopback(topology.master_host)
+    inside = topology.nodes == 1 or is_loopback(topology.master_host or "")
     bound = inside or (len(found) == 1 and not is_loopback(address[0]))
     deadline = time.monotonic() + min(_BUSY, timeout)
     while True:
@@ -123,7 +126,7 @@ def _listen(topology: Topology, found: list[tuple[int, tuple]], timeout: float) 
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise NoRendezvous(
                     f"rank 0 cannot listen on port {topology.master_port} of {socket.gethostname()}: "
-                    f"{os.strerror(error.errno)} (another program, or another rank 0, has it)"
+                    f"{os.strerror(error.errno or 0)} (another program, or another rank 0, has it)"
                 ) from error
         time.sleep(0.5)
 
@@ -201,7 +204,9 @@ def _refuse(store: torch.distributed.Store, topology: Topology, text: str) -> No
     raise BadInput(text)
 
 
-def _wait_for_all(store, topology: Topology, timeout: float, deadline: float) -> None:
+def _wait_for_all(
+    store: torch.distributed.Store, topology: Topology, timeout: float, deadline: float
+) -> None:
     heartbeat = Heartbeat(_HEARTBEAT, _print_on_first)
     while store.add("arrived", 0) < topology.world_size:
         if store.add("refused", 0):
@@ -210,13 +215,13 @@ def _wait_for_all(store, topology: Topology, timeout: float, deadline: float) ->
             raise BadInput(text)
         if time.monotonic() > deadline:
             asked = range(min(topology.world_size, _ASKED))
-            missing = [rank for rank in asked if not store.add(f"arrived/{rank}", 0)]
+            absent = [rank for rank in asked if not store.add(f"arrived/{rank}", 0)]
             count = topology.world_size - store.add("arrived", 0)
             _linger(topology)
-            nodes = sorted({rank // topology.processes_per_node for rank in missing})
+            nodes = sorted({rank // topology.processes_per_node for rank in absent})
             raise NoRendezvous(
                 f"{count} of {topology.world_size} processes did not arrive within {timeout:.0f} s: "
-                f"{_ranges('rank', missing)} ({_ranges('node', nodes)})"
+                f"{_ranges('rank', absent)} ({_ranges('node', nodes)})"
                 + (f", and others above rank {_ASKED - 1}" if topology.world_size > _ASKED else "")
             )
         missing = topology.world_size - store.add("arrived", 0)
@@ -225,7 +230,7 @@ def _wait_for_all(store, topology: Topology, timeout: float, deadline: float) ->
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is a loopback address as it is written, or localhost."""
+    """Return whether this is a loopback address as it is written, or localhost."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -255,10 +260,10 @@ def _print_on_first(line: str) -> None:
 
 
 @contextlib.contextmanager
-def _watchdog(seconds: float, explain):
+def _watchdog(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
     """Leave the process with explain() if the body takes longer; nothing in Python can interrupt it."""
 
-    def expire():
+    def expire() -> None:
         say_error(explain())
         leave(NO_RENDEZVOUS)
 

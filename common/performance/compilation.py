@@ -1,6 +1,7 @@
 """Compile a model before training, not in its first step: the time is known, and no rank waits for it."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -32,7 +33,7 @@ def backward_without_trace(
 
 def compile_module(
     module: torch.nn.Module, images: torch.Tensor, log: Callable[[str], None]
-) -> Callable[[torch.Tensor], torch.Tensor]:
+) -> torch.nn.Module:
     """Return the module compiled for batches of this shape; on a GPU, its kernels are a CUDA graph.
 
     If it cannot be compiled (no compiler, no Triton), the reason is logged and the module is returned. The
@@ -41,7 +42,8 @@ def compile_module(
     """
     mode = "reduce-overhead" if images.is_cuda else None
     try:
-        fast = torch.compile(module, mode=mode, dynamic=False)  # raises if Python is too new for torch
+        # raises if Python is too new for torch
+        fast = cast(torch.nn.Module, torch.compile(module, mode=mode, dynamic=False))
         backward_without_trace(fast, module, images, _PASSES)
     except Exception as error:  # of any part of the compiler: training continues without it
         log(f"not compiled: {type(error).__name__}: {' '.join(str(error).split())[:300]}")

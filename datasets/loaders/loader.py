@@ -4,7 +4,7 @@ import collections
 import contextlib
 import time
 from collections.abc import Generator, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -65,7 +65,7 @@ class Loader:
         return self.plan.epochs_from(step)
 
     @property
-    def total_steps(self) -> int | None:
+    def total_steps(self) -> int | Any:
         """Steps of the whole training; None if it has no limit."""
         return self.plan.total_steps
 

@@ -58,7 +58,7 @@ class Plan:
         return self.sampler.epochs_from(step)
 
     @property
-    def total_steps(self) -> int | None:
+    def total_steps(self) -> int | Any:
         """Steps of the whole training; None if it has no limit."""
         return self.sampler.total_steps
 

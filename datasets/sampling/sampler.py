@@ -11,6 +11,7 @@ import copy
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +19,7 @@ from numpy.typing import ArrayLike
 from common.exits import BadInput
 from datasets.sampling.philox import Operation, philox4x32
 
+_Sampler = TypeVar("_Sampler", bound="BatchSampler")
 _ROUNDS = 8  # even; with 4 the tests of its quality fail, with 6 they pass
 # positions computed at a time while iterating: NumPy's cost per call, spread over several steps
 _CHUNK = 4096
@@ -86,10 +88,11 @@ class BatchSampler:
             raise BadInput(f"seed {seed} is not in 0..2^64-1")
         self._set_rank(rank, world_size)
         limits = [epochs and epochs * len(self), max_steps]
-        self.total_steps = min((limit for limit in limits if limit is not None), default=None)
+        # Any: a job that gives a limit need not compare it with None
+        self.total_steps: int | Any = min((limit for limit in limits if limit is not None), default=None)
         self.seek(0)
 
-    def shard(self, rank: int, world_size: int) -> "BatchSampler":
+    def shard(self: _Sampler, rank: int, world_size: int) -> _Sampler:
         """Return a batch sampler of this rank's part of every global batch. Raises BadInput."""
         part = copy.copy(self)
         part._set_rank(rank, world_size)
