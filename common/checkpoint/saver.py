@@ -118,7 +118,7 @@ class BackgroundWriter:
     submit() blocks for the copy, and for what is still in flight.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._buffers: dict[tuple, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None

@@ -17,6 +17,7 @@ import argparse
 import functools
 import numbers
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ import torch
 from common.exits import BadInput
 from datasets.folders import image_folder, listing
 from datasets.loaders import backends
+from datasets.loaders import loader as loaders
 from datasets.loaders.loader import MEAN, STD
 from datasets.sampling.augment import center_crop, random_resized_crop
 from datasets.sampling.plan import Plan
@@ -47,9 +49,10 @@ class Loader:
     needs to go on there. `receipt` says what was delivered.
     """
 
-    def __init__(self, plan: Plan, build, kept: bool):
+    def __init__(self, plan: Plan, build: Callable[[Plan], loaders.Loader], kept: bool):
         self._plan, self._build, self._kept = plan, build, kept
-        self._loader, self.receipt = None, Receipt()
+        self._loader: loaders.Loader | None = None
+        self.receipt = Receipt()
         self._next, self.epoch, self.step = (1, 0), 0, 0
 
     def __len__(self) -> int:
@@ -78,8 +81,9 @@ class Loader:
         if self._loader is not None:
             self._loader.plan = plan
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         self.prepare()
+        assert self._loader is not None  # prepare() has made it
         (self.epoch, self.step), self._next = self._next, (self._next[0] + 1, 0)
         if self._kept:
             self._plan.seek((self.epoch - 1) * len(self) + self.step)
@@ -177,7 +181,7 @@ class Dataset:
             "dtype": torch.float16 if fp16 else None, "pinned": pin_memory,
         }  # fmt: skip
 
-        def built(index):
+        def built(index: image_folder.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
             store = packs.build(index, packs.place(pack, index)) if pack else FileStore(index)
             return lambda plan: backends.build(
                 self.backend, store, plan, self.device, workers, antialias, **delivery

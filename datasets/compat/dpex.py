@@ -9,12 +9,12 @@ import contextlib
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, _DatasetKind
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 
 from common.exits import BadInput
@@ -45,19 +45,19 @@ class RayDataLoader(DataLoader):
 
     def __init__(
         self,
-        dataset,
+        dataset: Dataset,
         distribute_mode: bool = False,
         head_address: str = "auto",
         batch_size: int | None = 1,
         shuffle: bool | None = None,
-        sampler=None,
-        batch_sampler=None,
+        sampler: Sampler | Iterable | None = None,
+        batch_sampler: Sampler[list] | Iterable[list] | None = None,
         num_workers: int = 0,
-        *arguments,
+        *arguments: Any,
         prefetch_factor: int | None = 2,
         cpus_per_worker: float = 1.0,
         log: Callable[[str], None] | None = None,
-        **options,
+        **options: Any,
     ):
         self.distribute_mode = bool(distribute_mode) and num_workers > 0
         self.head_address, self.cpus_per_worker, self.log = head_address, cpus_per_worker, log
@@ -238,7 +238,7 @@ class _Stream:
 class _Named:
     """A data set whose errors name the sample."""
 
-    def __init__(self, dataset):
+    def __init__(self, dataset: Any):
         self.dataset = dataset
 
     def __getitem__(self, id: Any) -> Any:

@@ -4,7 +4,7 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -55,8 +55,9 @@ def rates(
     return found
 
 
-def rate(loader: Loader, seconds: float) -> float:
-    """Images/s that a loader delivers when nothing else is done, over so many seconds or the whole epoch."""
+def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) -> float:
+    """Return the images/s that a loader delivers when nothing else is done, over so many seconds or the whole
+    epoch."""
     count, begin = 0, time.perf_counter()
     for step, (images, _) in enumerate(loader):
         if images.is_cuda:

@@ -28,6 +28,7 @@ from datasets.sampling.plan import Plan
 from datasets.sampling.sampler import BatchSampler
 from datasets.stores import pack
 from datasets.stores.files import FileStore
+from datasets.stores.store import Store
 from launch.bench.output import log, make_parser, now, plot_bars
 
 _COMPUTE_BATCHES = 4  # of the model, after one to warm up
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
     index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, log=log)
     plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
-    stores = {"": FileStore(index)}
+    stores: dict[str, Store] = {"": FileStore(index)}
     if args.pack:
         stores[" + pack"] = pack.build(index, pack.place(args.pack, index))
     rows = _rows(args, stores, plan, device)

@@ -15,6 +15,8 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from PIL import Image
@@ -44,7 +46,7 @@ _CPU = torch.device("cpu")
 class Samples(Dataset):
     """The usual data set: Pillow, a random crop, float32."""
 
-    def __init__(self, index, size: int):
+    def __init__(self, index: image_folder.ImageFolderIndex, size: int):
         self.paths = [index.path(id) for id in range(len(index))]
         self.labels = index.labels.tolist()
         self.transform = v2.Compose([
@@ -69,7 +71,7 @@ class _Ready:
     def begin(self, worker: int, workers: int) -> None:
         self.images = torch.zeros(self.shape, dtype=torch.uint8)
 
-    def __call__(self, task) -> torch.Tensor:
+    def __call__(self, task: object) -> torch.Tensor:
         return self.images
 
 
@@ -130,25 +132,31 @@ def _transport(pool: Pool) -> float:
     return statistics.mean(taken[_AHEAD:])
 
 
-def _rates(args, index) -> dict[str, list[float]]:
+def _rates(args: argparse.Namespace, index: image_folder.ImageFolderIndex) -> dict[str, list[float]]:
     """Row -> images/s of every round."""
     data = Samples(index, args.image_size)
-    options = {"batch_size": args.batch_size, "shuffle": True, "drop_last": True, "persistent_workers": True}
+    options: dict[str, Any] = {
+        "batch_size": args.batch_size,
+        "shuffle": True,
+        "drop_last": True,
+        "persistent_workers": True,
+    }
 
-    def plan():
+    def plan() -> measure.Head:
         return measure.Head(
             Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
         )
 
     found: dict[str, list[float]] = {}
     for _ in range(args.rounds):
-        for name, made in {
+        rows: dict[str, Callable[[], Any]] = {
             "torch": lambda: DataLoader(data, num_workers=args.workers, **options),
             "ray, same transforms": lambda: RayDataLoader(data, True, num_workers=args.workers, **options),
             "ray": lambda: Loader(RayEngine(FolderCutter(FileStore(index)), args.workers), plan(), _CPU),
             "ray, one worker": lambda: Loader(RayEngine(FolderCutter(FileStore(index)), 1), plan(), _CPU),
             "threads": lambda: Loader(Threads(FileStore(index), args.workers), plan(), _CPU),
-        }.items():
+        }
+        for name, made in rows.items():
             loader = made()
             batches = _endless(loader)
             for _ in range(2 * args.workers + 2):
@@ -162,7 +170,7 @@ def _rates(args, index) -> dict[str, list[float]]:
     return found
 
 
-def _endless(loader):
+def _endless(loader: Iterable) -> Iterator:
     while True:
         yield from loader
 

@@ -8,16 +8,24 @@ from datasets.folders import image_folder
 from datasets.folders.listing import progress
 from datasets.stores import forms
 from datasets.stores.files import FileStore
+from launch.cache.sets import Place
 
 MISSING, DAMAGED, DIFFERENT = KINDS = ("missing", "damaged", "different")
 _TOGETHER = 256  # samples that a thread compares at a time
 _SHOWN = 20  # samples of a kind that are named
 
 
-def check(place, index, ids: np.ndarray, form: str, short_side: int, workers: int) -> dict:
-    """{"split", "samples", "equal": numbers; "missing", "damaged", "different": paths}.
+def check(
+    place: Place,
+    index: image_folder.ImageFolderIndex,
+    ids: np.ndarray,
+    form: str,
+    short_side: int,
+    workers: int,
+) -> dict:
+    """Return {"split", "samples", "equal": numbers; "missing", "damaged", "different": paths}.
 
-    place: a Shared or Packs. Raises BadInput where a file cannot be read or was changed since it was scanned.
+    Raises BadInput where a file cannot be read or was changed since it was scanned.
     """
     files, found = FileStore(index, verified=True), {kind: [] for kind in KINDS}
     parts = [ids[first : first + _TOGETHER] for first in range(0, len(ids), _TOGETHER)]

@@ -33,6 +33,7 @@ from datasets.stores.shared import address
 from datasets.stores.shared.servers import Unavailable
 from launch.cache import check as checks
 from launch.cache import sets
+from launch.cache.sets import Place
 
 _INTERRUPTED = 130
 
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
         place.close()
 
 
-def preload(place, args) -> int:
+def preload(place: Place, args: argparse.Namespace) -> int:
     node, nodes = _share(place, args)
     code = 0
     for index in _load_indexes(args):
@@ -74,7 +75,7 @@ def preload(place, args) -> int:
     return code
 
 
-def check(place, args) -> int:
+def check(place: Place, args: argparse.Namespace) -> int:
     node, nodes = (args.node or 0, args.nodes or 1) if place.shared else _share(place, args)
     found = []
     for index in _load_indexes(args):
@@ -88,13 +89,13 @@ def check(place, args) -> int:
     return int(any(each[kind] for each in found for kind in checks.KINDS if kind not in allowed))
 
 
-def ls(place, args) -> int:
+def ls(place: Place, args: argparse.Namespace) -> int:
     found = place.sets()
     print(sets.to_json(found) if args.json else sets.format_table(found))
     return 0
 
 
-def stat(place, args) -> int:
+def stat(place: Place, args: argparse.Namespace) -> int:
     found, rooms = place.sets(), place.rooms()
     if args.data_url:
         wanted = [index.fingerprint for index in _load_indexes(args)]
@@ -103,7 +104,7 @@ def stat(place, args) -> int:
     return 0
 
 
-def rm(place, args) -> int:
+def rm(place: Place, args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or say --all")
     there = place.sets(counted=False)
@@ -161,8 +162,8 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _open(to: str):
-    """The place. What may be meant as a URL is one: a folder is named in messages, a password must not be."""
+def _open(to: str) -> Place:
+    """Return the place. What may be meant as a URL is one: messages name a folder, and no password."""
     meant = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
     if meant or "://" in to or re.match(r"rediss?:", to):
         from launch.cache.redis import Shared
@@ -178,10 +179,10 @@ def _log(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def _load_indexes(args) -> list[image_folder.ImageFolderIndex]:
+def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderIndex]:
     """Of the splits that are meant. The classes of "val" are numbered as those of "train", as in a job."""
 
-    def load(split: str, classes=None):
+    def load(split: str, classes: tuple[str, ...] | None = None) -> image_folder.ImageFolderIndex:
         return image_folder.load(
             args.data_url, split, args.cache_dir, args.max_bad_images, classes, _log, val_share=args.val_share
         )
@@ -193,7 +194,7 @@ def _load_indexes(args) -> list[image_folder.ImageFolderIndex]:
     return [val] if args.split == "val" else [train, val]
 
 
-def _share(place, args) -> tuple[int, int]:
+def _share(place: Place, args: argparse.Namespace) -> tuple[int, int]:
     """(node, nodes) of the work."""
     if args.nodes is not None:
         if not place.shared:
@@ -205,6 +206,6 @@ def _share(place, args) -> tuple[int, int]:
     return (found.rank, found.world_size) if found.level == "process" else (found.node_rank, found.nodes)
 
 
-def _part(index, node: int, nodes: int) -> np.ndarray:
+def _part(index: image_folder.ImageFolderIndex, node: int, nodes: int) -> np.ndarray:
     """The ids of a share, int64 [n]."""
     return np.arange(len(index) * node // nodes, len(index) * (node + 1) // nodes)

@@ -4,13 +4,16 @@ import contextlib
 import fcntl
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from typing import IO
 
 import numpy as np
 
 from common.exits import BadInput
+from datasets.folders.image_folder import ImageFolderIndex
 from datasets.stores import pack, pack_lease
 from launch.cache.check import DAMAGED, MISSING
-from launch.cache.sets import DataSet, Room
+from launch.cache.sets import DataSet, Read, Room
 
 
 class Packs:
@@ -18,19 +21,21 @@ class Packs:
 
     shared, form = False, "decoded"
 
-    def __init__(self, folder: str, say):
+    def __init__(self, folder: str, say: Callable[[str], object]):
         self.folder, self._say = os.path.abspath(folder), say
 
     def close(self) -> None:
         pass
 
-    def preload(self, index, form: str, short_side: int, workers: int, ids: np.ndarray) -> int:
+    def preload(
+        self, index: ImageFolderIndex, form: str, short_side: int, workers: int, ids: np.ndarray
+    ) -> int:
         """Make the pack where it is not there. Raises BadInput, also where there is no room."""
         pack.build(index, self._path(index, form, short_side), form, short_side, workers).close()
         return len(ids)
 
     @contextlib.contextmanager
-    def reader(self, index, form: str, short_side: int):
+    def reader(self, index: ImageFolderIndex, form: str, short_side: int) -> Iterator[Read]:
         """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
         path = self._path(index, form, short_side)
         meta, store = pack.described(path), None
@@ -86,7 +91,7 @@ class Packs:
         disk = shutil.disk_usage(self.folder)
         return [Room(self.folder, disk.used, disk.total, f"{disk.free / 1e9:.3f} GB free")]
 
-    def _path(self, index, form: str, short_side: int) -> str:
+    def _path(self, index: ImageFolderIndex, form: str, short_side: int) -> str:
         return pack.place(self.folder, index, form, short_side)
 
 
@@ -132,7 +137,7 @@ def _users(path: str) -> list[str]:
     return found
 
 
-def _is_locked(path: str, lock) -> bool:
+def _is_locked(path: str, lock: Callable[[IO, int], object]) -> bool:
     try:
         with open(path, "r+") as file:
             lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,6 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.exits import BadInput
+from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.listing import progress
 from datasets.stores import forms
 from datasets.stores.files import FileStore
@@ -23,7 +24,7 @@ from datasets.stores.shared import address, leases
 from datasets.stores.shared.redis import RedisStore
 from datasets.stores.shared.servers import Servers, Unavailable
 from launch.cache.check import DAMAGED, MISSING
-from launch.cache.sets import DataSet, Room
+from launch.cache.sets import DataSet, Read, Room
 
 _ROUNDS = 5  # of sending what is still missing, or of sending it again to a server that comes and goes
 PATIENCE = 30.0  # seconds for a server that was lost to come back: a managed one fails over
@@ -55,7 +56,9 @@ class Shared:
     def close(self) -> None:
         self.servers.close()
 
-    def preload(self, index, form: str, short_side: int, workers: int, ids: np.ndarray) -> int:
+    def preload(
+        self, index: ImageFolderIndex, form: str, short_side: int, workers: int, ids: np.ndarray
+    ) -> int:
         """Put the samples that are not there, to stay. Return how many are there then: fewer than ids if the
         servers take no more. Raises BadInput if a file was changed since the scan."""
         _check_short_side(short_side)
@@ -81,7 +84,7 @@ class Shared:
             store.close()
 
     @contextlib.contextmanager
-    def reader(self, index, form: str, short_side: int) -> Iterator[Callable]:
+    def reader(self, index: ImageFolderIndex, form: str, short_side: int) -> Iterator[Read]:
         """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
         _check_short_side(short_side)
         store = RedisStore(self.servers, index, "", form)

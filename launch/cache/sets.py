@@ -1,10 +1,16 @@
 """The data sets in a cache, of packs or of servers, as text and as JSON."""
 
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from common.exits import BadInput
+from datasets.folders.image_folder import ImageFolderIndex
+
+Read = Callable[[np.ndarray], list]  # ids -> samples, as Place.reader() describes them
 
 
 class DataSet(NamedTuple):
@@ -37,6 +43,30 @@ class Room(NamedTuple):
     used: int
     limit: int | None
     note: str
+
+
+class Place(Protocol):
+    """A cache: the packs in a folder (pack.py) or the servers of a URL (redis.py).
+
+    shared: whether nodes share it, so that each can fill a part. form: "encoded" or "decoded" by default.
+    """
+
+    shared: bool
+    form: str
+
+    def close(self) -> None: ...
+
+    def preload(
+        self, index: ImageFolderIndex, form: str, short_side: int, workers: int, ids: np.ndarray
+    ) -> int: ...
+
+    def reader(self, index: ImageFolderIndex, form: str, short_side: int) -> AbstractContextManager[Read]: ...
+
+    def sets(self, counted: bool = True) -> list[DataSet]: ...
+
+    def remove(self, each: DataSet) -> None: ...
+
+    def rooms(self) -> list[Room]: ...
 
 
 def choose(sets: list[DataSet], text: str) -> DataSet:

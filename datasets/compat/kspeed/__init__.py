@@ -20,6 +20,8 @@ workers: taken for KSpeed's sake, and not used: who needs many files asks for a 
 
 import io
 import os
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -45,14 +47,14 @@ class KSpeedFolder:
         self,
         root: str,
         workers: int = 0,
-        iplist=None,
+        iplist: str | Iterable[str] | None = None,
         user: str | None = None,
         password: str | None = None,
         *,
         mode: str = "active",
         cache_dir: str | None = None,
         max_bad_images: float = 1.0,
-        say=print,
+        say: Callable[[str], None] = print,
     ):
         place = iplist if isinstance(iplist, str) else ",".join(map(str, iplist or ()))
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
@@ -74,8 +76,8 @@ class KSpeedFolder:
         """The image in RGB. Raises OSError."""
         return _rgb(io.BytesIO(self.getBIN(path)))
 
-    def getbatch(self, paths) -> list[bytes]:
-        """The bytes of several files, asked for together. Raises OSError."""
+    def getbatch(self, paths: Iterable[str]) -> list[bytes]:
+        """Return the bytes of several files, asked for together. Raises OSError."""
         return self.files.read([self._absolute(path) for path in paths])
 
     def size(self, path: str | None = None) -> int:
@@ -121,13 +123,13 @@ class KSpeedImageFolder(ImageFolder):
     def __init__(
         self,
         root: str,
-        loader=None,
+        loader: Callable[[BinaryIO], Any] | None = None,
         workers: int = 0,
-        iplist=None,
+        iplist: str | Iterable[str] | None = None,
         user: str | None = None,
         password: str | None = None,
-        transform=None,
-        target_transform=None,
+        transform: Callable | None = None,
+        target_transform: Callable | None = None,
         **options,
     ):
         super().__init__(root, transform, target_transform, loader or _rgb)
@@ -137,7 +139,7 @@ class KSpeedImageFolder(ImageFolder):
         """(sample, target)."""
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices) -> list[tuple]:
+    def __getitems__(self, indices: Iterable[int]) -> list[tuple]:
         """(sample, target) each."""
         paths, targets = zip(*(self.samples[index] for index in indices), strict=True)
         return [
@@ -178,7 +180,7 @@ class KSpeedCallable:
         shard_id: int = 0,
         num_shards: int = 1,
         workers: int = 0,
-        iplist=None,
+        iplist: str | Iterable[str] | None = None,
         user: str | None = None,
         password: str | None = None,
         *,
@@ -192,7 +194,7 @@ class KSpeedCallable:
             raise BadInput(f"batch_size {batch_size} and num_shards {num_shards} are not both at least 1")
         options["max_bad_images"] = max_bad_images
         self.folder = KSpeedFolder(root, workers, iplist, user, password, **options)
-        if not self.folder.files.indexes:
+        if self.folder.files.reason:
             raise self.folder.files.reason
         self.index = self.folder.files.indexes[0]
         self.batch_size, self.first_epoch = batch_size, first_epoch
@@ -200,9 +202,10 @@ class KSpeedCallable:
         self.sampler = WholeBatchSampler(
             len(self.index), together, seed, rank=shard_id, world_size=num_shards, shuffle=shuffle
         )
-        self.full_iters, self._known = len(self.index) // together, (None, None)
+        self.full_iters = len(self.index) // together
+        self._known: tuple[tuple[int, int], np.ndarray] | None = None
 
-    def __call__(self, info) -> tuple:
+    def __call__(self, info: Any) -> tuple:
         """info: DALI's SampleInfo, or its BatchInfo, for lists. Raises StopIteration."""
         if not hasattr(info, "epoch_idx"):
             raise BadInput("a source of batches needs fn.external_source(..., batch_info=True)")
@@ -227,11 +230,11 @@ class KSpeedCallable:
 
     def _ids(self, epoch: int, iteration: int) -> np.ndarray:
         """Of this shard's part of a batch: computed once for all of it."""
-        if self._known[0] != (epoch, iteration):
+        if self._known is None or self._known[0] != (epoch, iteration):
             step = (self.first_epoch + epoch - 1) * len(self.sampler) + iteration
             self._known = (epoch, iteration), self.sampler.batch(step)
         return self._known[1]
 
 
-def _rgb(file) -> Image.Image:
+def _rgb(file: BinaryIO) -> Image.Image:
     return Image.open(file, formats=images.KINDS).convert("RGB")

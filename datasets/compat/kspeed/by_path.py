@@ -9,6 +9,8 @@ import os
 import urllib.parse
 import weakref
 import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -20,11 +22,15 @@ from datasets.stores import pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address
 
+if TYPE_CHECKING:  # a pack or the files need no redis-py
+    from datasets.stores.shared.servers import Servers
+    from datasets.stores.tiers import Tiers
+
 _CURE = (
     "the users {} and default were tried: pass a user and a password that it knows, or None, None if it has "
     f"neither; a password in the environment ({address.PASSWORD}) goes before that of the call"
 )
-_handed_on = [None]  # the password that this process has put into its environment
+_handed_on: list[str | None] = [None]  # the password that this process has put into its environment
 
 
 class ByPath:
@@ -50,12 +56,14 @@ class ByPath:
         mode: str,
         cache_dir: str,
         max_bad: float,
-        say,
+        say: Callable[[str], None],
     ):
         self.root = os.path.abspath(root)
         if not os.path.isdir(self.root):
             raise BadInput(f"{self.root} does not exist or is not a folder")
-        self.indexes, self.reason, self._tiers = [], None, []
+        self.indexes: list[image_folder.ImageFolderIndex] = []
+        self.reason: BadInput | None = None
+        self._tiers: list[_Shared | _Packed | None] = []
         self._reads = SharedCounts("hits", "misses", "bad", "errors")
         opened = []
         self._finalizer = weakref.finalize(self, _close, opened, os.getpid())
@@ -77,7 +85,7 @@ class ByPath:
             self._tiers.append(_tier(index, servers, place, mode, say, opened, self._reads))
 
     def read(self, paths: list[str]) -> list[bytes]:
-        """What lies under absolute paths, asked for together. Raises OSError."""
+        """Return the files under absolute paths, asked for together. Raises OSError."""
         found: list[bytes | None] = [None] * len(paths)
         asked = 0
         for index, tier in zip(self.indexes, self._tiers, strict=True):
@@ -88,11 +96,7 @@ class ByPath:
                     found[place] = content
         if asked < len(paths):
             self._reads.add(misses=len(paths) - asked)
-        for place, path in enumerate(paths):
-            if found[place] is None:
-                with open(path, "rb", buffering=0) as file:
-                    found[place] = file.read()
-        return found
+        return [_read_file(path) if each is None else each for path, each in zip(paths, found, strict=True)]
 
     def size(self, path: str) -> int:
         """Bytes of the file under an absolute path. Raises OSError."""
@@ -120,16 +124,21 @@ class ByPath:
         self._finalizer = weakref.finalize(self, _close, [], os.getpid())
 
 
+def _read_file(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
 class _Shared:
     """Of a Tiers."""
 
-    def __init__(self, tiers):
+    def __init__(self, tiers: "Tiers"):
         self._tiers = tiers
 
     def contents(self, ids: list[int]) -> list[bytes | None]:
         """None where the file is another one now."""
         try:
-            return self._tiers.read(np.array(ids))
+            return cast("list[bytes | None]", self._tiers.read(np.array(ids)))  # their form is encoded
         except BadInput:
             return [None] if len(ids) == 1 else [self.contents([id])[0] for id in ids]
 
@@ -170,16 +179,26 @@ def _scanned(root: str, cache: str, max_bad: float) -> list[image_folder.ImageFo
     splits = [split for split, names in SPLITS.items() if any(map(has, names))]
     if not splits:  # named as it is in its data set, so that a pack that was made for that is found
         splits = ["val" if os.path.basename(root) in SPLITS["val"] else "train"]
-    found = []
+    found: list[image_folder.ImageFolderIndex] = []
     for split in splits:
         classes = found[0].classes if found else None
         found.append(image_folder.load(root, split, cache, max_bad, classes, lambda text: None, val_share=0))
     return found
 
 
-def _tier(index, servers, place: str, mode: str, say, opened: list, reads: SharedCounts):
-    """What gives the contents of an index's files, or None. opened: takes what is to be closed. reads: counts
-    what is read."""
+def _tier(
+    index: image_folder.ImageFolderIndex,
+    servers: "Servers | None",
+    place: str,
+    mode: str,
+    say: Callable[[str], None],
+    opened: list,
+    reads: SharedCounts,
+) -> _Shared | _Packed | None:
+    """Return what gives the contents of an index's files, or None.
+
+    opened: takes what is to be closed. reads: counts what is read.
+    """
     if servers:
         from datasets.stores.shared.redis import RedisStore
         from datasets.stores.tiers import Tiers
@@ -199,7 +218,7 @@ def _tier(index, servers, place: str, mode: str, say, opened: list, reads: Share
     return _Packed(opened[-1].store, reads) if opened[-1].store else None
 
 
-def _id(index, path: str) -> int | None:
+def _id(index: image_folder.ImageFolderIndex, path: str) -> int | None:
     """An index has its paths in order."""
     id = bisect.bisect_left(range(len(index)), path, key=index.path)
     return id if id < len(index) and index.path(id) == path else None
@@ -210,7 +229,7 @@ def _address(place: str, user: str | None) -> address.Address:
     if not found:
         scheme, rest = "redis", scheme
     given = bool(user) and "@" not in rest
-    if given:
+    if user and given:
         rest = f"{urllib.parse.quote(user, safe='')}@{rest}"
     return address.parse(f"{scheme}://{rest}")._replace(or_default=given)
 

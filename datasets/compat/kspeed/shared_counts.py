@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class SharedCounts:
         self._values = np.frombuffer(mmap.mmap(descriptor, 8 * len(self._names)), np.int64)
 
     @contextlib.contextmanager
-    def _locked(self):
+    def _locked(self) -> Iterator[None]:
         with _lock:
             fcntl.lockf(self._file, fcntl.LOCK_EX)  # the end of a process releases it
             try:
@@ -58,13 +59,15 @@ class SharedCounts:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
 
+_lock = threading.Lock()
+
+
 def _renew() -> None:
     """Make a new lock: another thread may have held it when this process was forked."""
     global _lock
     _lock = threading.Lock()
 
 
-_renew()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 

@@ -6,7 +6,9 @@ run may change from or to this engine at any step. On the GPU, JPEGs are decoded
 
 import collections
 import concurrent.futures
+import importlib
 import importlib.util
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,11 @@ def missing() -> str | None:
     if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
         return None
     return f"DALI is not installed: pip install {DALI} (Linux on x86-64)"
+
+
+def load_dali() -> tuple[ModuleType, ModuleType]:
+    """Return nvidia.dali's fn and types as modules: its stubs lack constants, and refuse keywords in **."""
+    return importlib.import_module("nvidia.dali.fn"), importlib.import_module("nvidia.dali.types")
 
 
 class Dali:
@@ -78,9 +85,8 @@ class Dali:
     def close(self) -> None:
         self._pipeline = None
         if self.device is not None:
-            from nvidia.dali.backend import ReleaseUnusedMemory
-
-            ReleaseUnusedMemory()  # DALI would keep it for its next pipeline
+            backend = importlib.import_module("nvidia.dali.backend")  # not in DALI's stubs
+            backend.ReleaseUnusedMemory()  # DALI would keep it for its next pipeline
         self._readers.shutdown(cancel_futures=True)
         self._reader.close()
 
@@ -117,6 +123,7 @@ class Dali:
     def _prepared(self, id: int, content: bytes | np.ndarray) -> np.ndarray:
         if self.store.form == "decoded":
             return self.store.decode(id, content)
+        assert not isinstance(content, np.ndarray)  # the store's form is "encoded"
         return np.frombuffer(self.store.portable(id, content), np.uint8)
 
     def _source(self) -> tuple:
@@ -157,11 +164,10 @@ class Dali:
     def _build(self, size: int, batch_size: int):
         from nvidia.dali import Pipeline
 
-        gpu = self.device is not None
         pipeline = Pipeline(
             batch_size,
             self.workers,
-            device_id=self.device.index or 0 if gpu else None,
+            device_id=self.device.index or 0 if self.device is not None else None,
             prefetch_queue_depth=_AHEAD,
             exec_async=True,
             exec_pipelined=True,
@@ -173,8 +179,7 @@ class Dali:
 
     def _graph(self, size: int) -> tuple:
         """(images uint8 [size, size, 3], ids) of what _source() gives."""
-        from nvidia.dali import fn, types
-
+        fn, types = load_dali()
         gpu = self.device is not None
         contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
         box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}

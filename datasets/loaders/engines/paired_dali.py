@@ -1,10 +1,12 @@
 """Pairs of images through NVIDIA DALI: decoded, resized, cut and turned over there, as the plan says."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from common.exits import BadInput
-from datasets.loaders.engines.dali import Dali, missing
+from datasets.loaders.engines.dali import Dali, load_dali, missing
 from datasets.loaders.loader import Images
 from datasets.sampling.plan import Batch, Plan
 from datasets.stores.files import PairFiles
@@ -45,7 +47,7 @@ class PairedDali(Dali):
         anchors = np.stack([crops.top, crops.left], axis=1).astype(np.int32)
         shapes = np.stack([crops.height, crops.width], axis=1).astype(np.int32)
         flips = crops.flip.astype(np.int32)
-        inputs = contents, anchors, shapes, flips & 1, flips >> 1, batch.ids
+        inputs: tuple[Any, ...] = contents, anchors, shapes, flips & 1, flips >> 1, batch.ids
         if index.rows:
             sizes = np.stack([index.heights[batch.ids], index.widths[batch.ids]], axis=1)
             inputs += (sizes.astype(np.float32),)
@@ -53,8 +55,7 @@ class PairedDali(Dali):
         return inputs
 
     def _graph(self, size: int) -> tuple:
-        from nvidia.dali import fn, types
-
+        fn, types = load_dali()
         resizes = self.store.index.rows > 0
         contents, anchors, shapes, horizontal, vertical, ids, *sizes = fn.external_source(
             self._source, num_outputs=6 + resizes, no_copy=True

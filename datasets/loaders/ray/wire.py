@@ -28,7 +28,7 @@ def pack(value: Any) -> Message:
     """Pickle a value. The buffers are views of its tensors and arrays. Raises what pickle raises."""
     cloudpickle: Any = import_optional("ray.cloudpickle", "Ray cannot be imported", RAY)
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[name-defined]
+    class Pickler(cloudpickle.Pickler):  # type: ignore[name-defined]  # an optional package
         def reducer_override(self, value: Any) -> Any:
             if type(value) is torch.Tensor and _is_plain(value):
                 raw: Any = value.reshape(-1).view(torch.uint8).numpy()

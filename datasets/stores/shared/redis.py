@@ -13,10 +13,13 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from datasets.folders.image_folder import ImageFolderIndex
 from datasets.stores import forms
 from datasets.stores.forms import Sample
 from datasets.stores.shared import leases
@@ -43,7 +46,14 @@ class RedisStore:
     may share one; it can be pickled, and survives a fork.
     """
 
-    def __init__(self, servers: Servers, index, mode: str = "", form: str | None = None, reads=None):
+    def __init__(
+        self,
+        servers: Servers,
+        index: ImageFolderIndex,
+        mode: str = "",
+        form: str | None = None,
+        reads: Any = None,
+    ):
         self.servers, self.index, self.mode, self.reads = servers, index, mode, reads
         self._owner: int | None = os.getpid()
         self.form = form or servers.address.form
@@ -55,7 +65,7 @@ class RedisStore:
         if mode:
             self._start()
 
-    def read(self, ids) -> list[bytes | np.ndarray | None]:
+    def read(self, ids: ArrayLike) -> list[bytes | np.ndarray | None]:
         """Return the samples: the files' bytes, or uint8 [height, width, 3]; None for each miss.
 
         ids: int64 [n]. Never raises for a fault of a server.
@@ -89,7 +99,7 @@ class RedisStore:
         except Unavailable:
             return False
 
-    def put(self, ids, samples: list[Sample]) -> int:
+    def put(self, ids: Iterable[int], samples: list[Sample]) -> int:
         """Keep the samples. Return how many of them were taken: none if a server is full or away."""
         self._start()
         parts: dict[Server, list] = {}
@@ -134,18 +144,18 @@ class RedisStore:
         if several:
             self.servers.wake()
 
-    def lengths(self, ids, log: Callable[[int], object] = lambda count: None) -> np.ndarray:
+    def lengths(self, ids: ArrayLike, log: Callable[[int], object] = lambda count: None) -> np.ndarray:
         """Return the bytes of the values, int64 [n]; 0: there is none; -1: another kind of value.
 
         log: takes how many samples were asked for since its last call. Raises Unavailable.
         """
         return leases.ask(self.servers, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log)
 
-    def whole_lengths(self, ids) -> np.ndarray:
+    def whole_lengths(self, ids: ArrayLike) -> np.ndarray:
         """Return what lengths() returns for values that are as they were put, int64 [n]."""
         return forms.sizes(self.index, np.asarray(ids, dtype=np.int64), self.form)[2] + _HEADER.size
 
-    def keep(self, ids) -> None:
+    def keep(self, ids: ArrayLike) -> None:
         """Make samples stay that an active job has put. Raises Unavailable."""
         leases.ask(self.servers, self.name, "PERSIST", np.asarray(ids, dtype=np.int64))
 
@@ -179,7 +189,9 @@ class RedisStore:
             self._ticking = True
             self.servers.each_tick(self._tick)
 
-    def _read(self, server: Server, places: list[int], ids, groups, found: list) -> tuple[int, int]:
+    def _read(
+        self, server: Server, places: list[int], ids: np.ndarray, groups: np.ndarray, found: list
+    ) -> tuple[int, int]:
         """Fill in what a server has. Return (damaged values, values that could not be asked for)."""
         sizes = forms.sizes(self.index, ids[places], self.form)[2]
         requests = [  # each of MGETs, each of places in ids
@@ -189,7 +201,7 @@ class RedisStore:
 
         errors = load_redis().exceptions
 
-        def ask(client) -> list:
+        def ask(client: Any) -> list:
             answers = []
             for request in requests:
                 pipeline = client.pipeline(transaction=False)
@@ -294,7 +306,7 @@ class RedisStore:
                 self._swept = True
 
 
-def _checked(answer, count: int) -> list:
+def _checked(answer: object, count: int) -> list:
     """Return the answer to MGET. Raises what the server answers instead."""
     if isinstance(answer, Exception):
         raise answer

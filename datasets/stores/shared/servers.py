@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
 
 from common.exits import BadInput, import_optional
 from datasets.stores.shared import address as addresses
@@ -60,10 +62,10 @@ class _Limited:
 
     thread = threading.local()
 
-    def __init__(self, socket):
+    def __init__(self, socket: Any):
         self._socket = socket
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
 
     def recv_into(self, *arguments) -> int:
@@ -93,7 +95,7 @@ class Server:
         """Forget the connections and the lock: a forked process may not use those of its parent."""
         self._client, self._lock = None, threading.Lock()
 
-    def call(self, talk: Callable, size: int = 0, again: bool = False):
+    def call(self, talk: Callable, size: int = 0, again: bool = False) -> Any:
         """Return talk(client), with a redis.Redis. size: bytes of the answers.
 
         again: repeat `talk` in the background after any error, until it works. Raises Unavailable.
@@ -118,7 +120,7 @@ class Server:
         answers = []
         for first in range(0, len(commands), _COMMANDS):
 
-            def talk(client, part=commands[first : first + _COMMANDS]) -> list:
+            def talk(client: Any, part: tuple[tuple, ...] = commands[first : first + _COMMANDS]) -> list:
                 pipeline = client.pipeline(transaction)
                 for command in part:
                     pipeline.execute_command(*command)
@@ -138,7 +140,7 @@ class Server:
         if time.monotonic() < self._retry_at:
             return
 
-        def probe(client) -> None:
+        def probe(client: Any) -> None:
             with contextlib.suppress(load_redis().exceptions.AskError):  # another node has the key
                 client.mget([self._key])  # a node that has just begun answers a PING before this
 
@@ -368,7 +370,7 @@ class Servers:
             self.log(f"cache {self.address}: {_text(error)}")
 
 
-def _limit(connection) -> None:
+def _limit(connection: Any) -> None:
     """Prepare a connection of redis-py that has its socket."""
     connection._sock = _Limited(connection._sock)
     connection.on_connect()
@@ -378,7 +380,7 @@ def _ask_slots(server: Server) -> list[tuple[int, int, str, int]] | str | None:
     """Return (first, last, host, port) of each range of slots; the error of a server that is not a Cluster;
     None if it cannot be asked now."""
 
-    def talk(client) -> list | str:
+    def talk(client: Any) -> list | str:
         try:
             answer = client.execute_command("CLUSTER SLOTS")
         except load_redis().ResponseError as error:
@@ -396,7 +398,7 @@ def _ask_slots(server: Server) -> list[tuple[int, int, str, int]] | str | None:
         return None
 
 
-def load_redis():
+def load_redis() -> ModuleType:
     """Return redis-py. Raises BadInput that names the command to install it."""
     return import_optional("redis", "a shared cache needs redis-py", "'redis[hiredis]'")
 
