@@ -28,6 +28,7 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
             preemption.end_on_interrupt()
             with _batch_of_one():
                 main()
+            exits.run_on_success()
         except KeyboardInterrupt:
             say_error("interrupted")
             exits.run_before_leaving()
@@ -42,7 +43,6 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
             exits.run_before_leaving()
             exits.run_on_failure(error)
             raise
-        exits.run_on_success()
 
     return run
 

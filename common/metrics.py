@@ -91,7 +91,7 @@ class Log:
             step,
             loss=loss_sum / (count or math.nan),  # no step was taken: all were skipped
             **_accuracy("acc", correct, count),
-            lr=scheduler.get_last_lr()[0],
+            lr=_rate_of(scheduler),
             images_per_s=count / elapsed,
             data_time=data_time,
             compute_time=elapsed - data_time,
@@ -258,6 +258,13 @@ def _keep_lines(path: str, step: int) -> dict[str, float] | None:
                 continue
     write_atomic(path, "".join(kept))
     return last
+
+
+def _rate_of(scheduler: Any) -> float:
+    """Return the learning rate of the next step, of the first parameter group."""
+    if hasattr(scheduler, "get_last_lr"):
+        return scheduler.get_last_lr()[0]
+    return scheduler.optimizer.param_groups[0]["lr"]  # ReduceLROnPlateau of torch 2.1
 
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:

@@ -30,7 +30,11 @@ _OBJECTS = ("settings", "environment")
 
 def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
     """Append a start to FILE in the folder. facts: what only the job knows. Raises OSError."""
-    known = {"settings": arguments.settings(args), "ignored": args.ignored, "environment": environment()}
+    known = {
+        "settings": arguments.settings(args),
+        "ignored": getattr(args, "ignored", []),
+        "environment": environment(),
+    }
     line = json.dumps(facts | known)
     with open(os.path.join(folder, FILE), "a", encoding="utf-8", opener=opener) as file:
         file.write(line + "\n")

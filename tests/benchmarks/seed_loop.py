@@ -47,7 +47,7 @@ def main():
     os.makedirs(args.output_dir, exist_ok=True)
     with open(os.path.join(args.output_dir, "metrics.jsonl"), "w", buffering=1) as file:
         report = _Report(file, args.report_every)
-        starts.write(args.output_dir, time=round(report.begin, 3), step=0, laps={})
+        starts.write(args.output_dir, args, time=round(report.begin, 3), step=0, laps={})
         for epoch in range(1, args.epochs + 1):
             model.train()
             for images, labels in report.timed(train_loader):

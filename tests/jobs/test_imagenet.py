@@ -7,14 +7,15 @@ import shutil
 import signal
 import sys
 import tarfile
-import types
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+from common import exits
 from common.exits import BadInput
+from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling import receipt
 from tests.conftest import ROOT, finish, records, run, start
@@ -192,12 +193,11 @@ def test_what_the_arguments_decide_is_refused_before_the_scan(arguments, message
         *JOB, "--data_backend=threads", f"--data_url={tmp_path}", f"--output_dir={tmp_path / 'out'}",
         "--batch_size=64", *(each.format(**names) for each in arguments),
     ])  # fmt: skip
-    monkeypatch.setattr(imagenet.process_group, "from_first", lambda value: value)
-    monkeypatch.setattr(imagenet.image_folder, "load", lambda *_: pytest.fail("the images were scanned"))
-    monkeypatch.setattr(imagenet.exits, "_on_success", [])
-    log = types.SimpleNamespace(say=lambda text: None)
+    monkeypatch.setattr(imagenet.process_group, "join", lambda args: (CPU, 0, 1))
+    monkeypatch.setattr(image_folder, "load", lambda *_: pytest.fail("the images were scanned"))
+    monkeypatch.setattr(exits, "_on_success", [])
     with pytest.raises(BadInput, match=re.escape(message.format(**names))):
-        imagenet.loaded(imagenet.parsed(), CPU, 0, 1, log)
+        imagenet.main.__wrapped__()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -187,7 +187,7 @@ def changed(tmp_path, *changes: tuple[str, str]) -> Path:
 def test_another_label_is_another_run(started, tmp_path):
     job = changed(
         tmp_path,
-        ("    train_order = ", "    train_set.labels[7] = 9 - train_set.labels[7]\n    train_order = "),
+        ("    train_sampler = ", "    train_set.labels[7] = 9 - train_set.labels[7]\n    train_sampler = "),
     )
     error = run(job, *DATA, f"--output_dir={started}", code=2).stderr
     fingerprint = digits.load(None, False)[0].fingerprint
@@ -196,13 +196,15 @@ def test_another_label_is_another_run(started, tmp_path):
 
 def test_a_schedule_that_follows_the_validation_loss_resumes_exactly(tmp_path):
     """Stopped in the middle, and killed when the rate had changed once."""
-    old = "OneCycleLR(\n        optimizer, args.lr, total_steps=steps, cycle_momentum=False\n    )"
+    old = "OneCycleLR(\n        optimizer, args.lr, total_steps=total_steps, cycle_momentum=False\n    )"
     job = changed(
         tmp_path,
         (old, "ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)"),
         ("            scheduler.step()\n", ""),
-        ("scheduler.get_last_lr()[0]", 'optimizer.param_groups[0]["lr"]'),
-        ("        log.validation(", "        scheduler.step(totals[0] / totals[2])\n        log.validation("),
+        (
+            "        log.validation(",
+            "        scheduler.step(val_sums[0] / val_sums[2])\n        log.validation(",
+        ),
     )
     arguments = ("--dataset=digits", "--batch_size=480", "--epochs=4", "--report_every=1", "--save_every=2")
     run(job, *arguments, f"--output_dir={tmp_path / 'whole'}")
@@ -254,15 +256,15 @@ def test_a_run_that_diverges_ends(tmp_path):
 def test_one_bad_step_is_skipped_on_every_process(tmp_path):
     """A poisoned batch on rank 1 only: no process takes the step, BatchNorm's statistics stay."""
     poison = (
-        "import runpy, sys, torch; sys.path.insert(0, '.'); from datasets.loaders.engines import memory\n"
-        "original, count = memory.ToDevice.__call__, 0\n"
-        "def poisoned(self, images, labels):\n"
+        "import runpy, sys, torch; sys.path.insert(0, '.'); from datasets.loaders import device\n"
+        "original, count = device.ToDevice.end, 0\n"
+        "def poisoned(self, copy):\n"
         "    global count\n"
-        "    images, labels = original(self, images, labels)\n"
+        "    images, labels = original(self, copy)\n"
         "    count += 1\n"
         "    if count == 3 and torch.distributed.get_rank() == 1: images[0] = float('nan')\n"
         "    return images, labels\n"
-        "memory.ToDevice.__call__ = poisoned\n"
+        "device.ToDevice.end = poisoned\n"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     output = run("-c", poison, *TWO, f"--output_dir={tmp_path}", "--max_steps=5").stdout

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from common.distributed import process_group
+from common.distributed import devices, process_group
 from common.exits import BadInput
 
 # NVIDIA's ConvNets, which KSpeed's documentation starts: a backend by name and the folder without an option
@@ -29,7 +29,8 @@ def parse(monkeypatch, tmp_path):
     def show(args):
         raise _Parsed(args)
 
-    monkeypatch.setattr(process_group, "device", show)
+    monkeypatch.setattr(process_group, "join", show)
+    monkeypatch.setattr(devices, "select", show)
 
     def of(line):
         job, *words = shlex.split(line)
@@ -53,7 +54,7 @@ def _nvidia(backend, folder="/imagenet"):
                 _nvidia(backend),
                 {
                     "data_url": "/imagenet", "data_backend": backend, "batch_size": 256, "workers": 5,
-                    "print_freq": 100, "lr": 2.048, "lr_schedule": "cosine", "mixup": 0.0, "amp": True,
+                    "report_every": 100, "lr": 2.048, "lr_schedule": "cosine", "mixup": 0.0, "amp": True,
                     "training_only": True, "keep": sys.maxsize, "epochs": 90,
                 },
             )
@@ -121,5 +122,5 @@ def test_the_value_of_an_unknown_option_is_not_the_folder(words, parse):
 def test_options_in_help(parse, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["jobs/imagenet.py", "--help"])
     with pytest.raises(SystemExit):
-        importlib.import_module("jobs.imagenet").parsed()
+        importlib.import_module("jobs.imagenet").parse_args()
     assert "--ignore_unknown" in capsys.readouterr().out

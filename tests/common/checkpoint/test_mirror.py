@@ -268,7 +268,7 @@ def test_damaged_checkpoints_are_refused_for_the_one_before(server, tmp_path, ca
 
 def test_a_store_that_fails_does_not_end_the_job(server, tmp_path, monkeypatch):
     url, lines = "s3://runs/fails", queue.SimpleQueue()
-    monkeypatch.setattr(mirror, "_say", lines.put)
+    monkeypatch.setattr(mirror, "print_line", lines.put)
     with FaultProxy(server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
         job = Job(tmp_path / "one", url)
@@ -307,7 +307,7 @@ def test_two_jobs_at_one_url(server, tmp_path, monkeypatch, capsys):
     second.uploaded(server, 20)
     before = _read(server, url, ".bootfile-outputs.json")
     lines = queue.SimpleQueue()
-    monkeypatch.setattr(mirror, "_say", lines.put)
+    monkeypatch.setattr(mirror, "print_line", lines.put)
     first.save(12)  # it was paused, and lives after all
     assert "belongs to another job" in lines.get(timeout=60)
     assert "belongs to another job" in first.mirror.finish()

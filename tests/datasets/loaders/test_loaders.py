@@ -439,7 +439,7 @@ def test_a_pack_whose_parts_have_other_sizes_is_mended(index, tmp_path, monkeypa
                 BadInput, match=r"Read-only file system; .* is damaged .*: delete it, or name"
             ):
                 pack.build(index, str(path))
-        (path / "000001.arrow.host.1.partial").touch()  # of a process that was killed
+        (path / ".partial-1").touch()  # of a process that was killed
         assert np.array_equal(pack.build(index, str(path)).image(9), expected), name
         assert [os.stat(part).st_mtime_ns for part in parts if part != parts[1]] == made
         assert sorted(path.iterdir()) == [*parts, path / "meta.json"]
