@@ -46,7 +46,7 @@ class Log:
         self._end_lap("set-up")
 
     def start(self, loader: Any, step: int, total_steps: int | None) -> None:
-        """Training begins, or continues after `step`: call it on every rank before the first step.
+        """Begin to report a training, or continue after `step`. Call it on every rank before the first step.
 
         loader: the training's. What an earlier start of the run reported after `step` is dropped from the
         files: it will be reported again.

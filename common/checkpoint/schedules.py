@@ -204,7 +204,7 @@ def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
 
 
 def _name(scheduler: Any) -> str:
-    """ "StepLR", or "SequentialLR(LinearLR, StepLR)"."""
+    """Return the classes of a scheduler: "StepLR", or "SequentialLR(LinearLR, StepLR)"."""
     if scheduler is None:
         return "none"
     parts = ", ".join(map(_name, _parts(scheduler)))
@@ -226,7 +226,7 @@ def _of_the_step(scheduler: Any) -> bool:
 
 
 def _calls_a_function(scheduler: Any) -> bool:
-    """Whether a function of the user's own sets the rates: what it is does not show in a state_dict."""
+    """Return whether a function of the user sets the rates: a state_dict does not contain it."""
     if parts := _parts(scheduler):
         return any(map(_calls_a_function, parts))
     if _is_torchs(scheduler, {"CyclicLR"}):
@@ -235,7 +235,7 @@ def _calls_a_function(scheduler: Any) -> bool:
 
 
 def _calls(scheduler: Any) -> int | None:
-    """How often step() was called; None if it was called with fractions of an epoch."""
+    """Return how often step() was called; None if it was called with fractions of an epoch."""
     if _is_torchs(scheduler, {"ChainedScheduler"}):
         return _calls(scheduler._schedulers[0])
     if scheduler is None or getattr(scheduler, "T_cur", 0) % 1:
@@ -260,7 +260,7 @@ def _scheduled(name: str) -> bool:
 
 
 def _merged(own: Any, saved: Any) -> Any:
-    """The saved state in the types of the scheduler's own, with its own functions."""
+    """Return the saved state in the types of the scheduler's own, with its own functions."""
     if isinstance(own, dict) and isinstance(saved, dict):
         merged = {name: _merged(own.get(name), saved[name]) for name in saved}
         merged = {name: value for name, value in own.items() if name not in saved} | merged

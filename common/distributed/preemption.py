@@ -129,7 +129,7 @@ def _after_fork() -> None:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """The handler that Python calls when it can; the thread was told before."""
+    """Do nothing: Python calls this handler when it can, and the thread has read the signal before."""
 
 
 def _listen(reader: int) -> None:

@@ -66,7 +66,7 @@ class Loader:
 
     @property
     def total_steps(self) -> int | Any:
-        """Steps of the whole training; None if it has no limit."""
+        """Return the steps of the whole training; None if it has no limit."""
         return self.plan.total_steps
 
     def commit(self, step: int, folder: str) -> None:

@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def total_steps(self) -> int | Any:
-        """Steps of the whole training; None if it has no limit."""
+        """Return the steps of the whole training; None if it has no limit."""
         return self.sampler.total_steps
 
     def __iter__(self) -> Iterator[Batch]:

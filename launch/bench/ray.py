@@ -133,7 +133,7 @@ def _transport(pool: Pool) -> float:
 
 
 def _rates(args: argparse.Namespace, index: image_folder.ImageFolderIndex) -> dict[str, list[float]]:
-    """Row -> images/s of every round."""
+    """Return the images/s of every round, by row."""
     data = Samples(index, args.image_size)
     options: dict[str, Any] = {
         "batch_size": args.batch_size,

@@ -180,7 +180,7 @@ def _log(text: str) -> None:
 
 
 def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderIndex]:
-    """Of the splits that are meant. The classes of "val" are numbered as those of "train", as in a job."""
+    """Return the indexes of --split. "val" numbers its classes as "train" does, as in a job."""
 
     def load(split: str, classes: tuple[str, ...] | None = None) -> image_folder.ImageFolderIndex:
         return image_folder.load(
@@ -195,7 +195,7 @@ def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderInde
 
 
 def _share(place: Place, args: argparse.Namespace) -> tuple[int, int]:
-    """(node, nodes) of the work."""
+    """Return (node, nodes) of the work."""
     if args.nodes is not None:
         if not place.shared:
             raise BadInput("--node and --nodes are for a shared cache: every node has a pack of its own")
@@ -207,5 +207,5 @@ def _share(place: Place, args: argparse.Namespace) -> tuple[int, int]:
 
 
 def _part(index: image_folder.ImageFolderIndex, node: int, nodes: int) -> np.ndarray:
-    """The ids of a share, int64 [n]."""
+    """Return the ids of a share, int64 [n]."""
     return np.arange(len(index) * node // nodes, len(index) * (node + 1) // nodes)

@@ -140,7 +140,7 @@ class KSpeedImageFolder(ImageFolder):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[tuple]:
-        """(sample, target) each."""
+        """Return (sample, target) of each index."""
         paths, targets = zip(*(self.samples[index] for index in indices), strict=True)
         return [
             self._item(content, target)
@@ -206,7 +206,10 @@ class KSpeedCallable:
         self._known: tuple[tuple[int, int], np.ndarray] | None = None
 
     def __call__(self, info: Any) -> tuple:
-        """info: DALI's SampleInfo, or its BatchInfo, for lists. Raises StopIteration."""
+        """Return one sample, or the lists of a batch. Raises StopIteration at the end of the epoch.
+
+        info: DALI's SampleInfo, or its BatchInfo for a batch.
+        """
         if not hasattr(info, "epoch_idx"):
             raise BadInput("a source of batches needs fn.external_source(..., batch_info=True)")
         one = hasattr(info, "idx_in_batch")

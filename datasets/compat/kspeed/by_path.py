@@ -219,7 +219,7 @@ def _tier(
 
 
 def _id(index: image_folder.ImageFolderIndex, path: str) -> int | None:
-    """An index has its paths in order."""
+    """Return the id of a path, None if it is not in the index. An index has its paths in order."""
     id = bisect.bisect_left(range(len(index)), path, key=index.path)
     return id if id < len(index) and index.path(id) == path else None
 
