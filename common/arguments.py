@@ -8,8 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from common import platforms
 from common.exits import BadInput
@@ -288,19 +287,18 @@ def seed(text: str) -> int:
     return int(text)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """How often to save: `count` of "step", "s" (seconds) or "epoch"."""
+class Interval(NamedTuple):
+    """How often to save: `number` of "step", "s" (seconds) or "epoch"."""
 
-    count: float
+    number: float
     unit: str
 
     def steps(self, steps_per_epoch: int) -> int:
         """Return how many steps it is; 0 if it counts seconds."""
-        return {"step": int(self.count), "epoch": int(self.count * steps_per_epoch), "s": 0}[self.unit]
+        return {"step": int(self.number), "epoch": int(self.number * steps_per_epoch), "s": 0}[self.unit]
 
     def __str__(self) -> str:
-        return f"{self.count:g}{self.unit}"
+        return f"{self.number:g}{self.unit}"
 
 
 def interval(text: str) -> Interval:

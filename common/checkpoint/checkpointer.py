@@ -262,7 +262,7 @@ class Checkpointer:
     def _is_late(self) -> bool:
         """Return whether --save_every counts seconds and they have passed."""
         every = self.args.save_every
-        return every.unit == "s" and time.monotonic() - self._last_save >= every.count
+        return every.unit == "s" and time.monotonic() - self._last_save >= every.number
 
     def _is_save_due(self, step: int) -> bool:
         every = self.args.save_every.steps(self.steps_per_epoch)
