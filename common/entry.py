@@ -56,8 +56,9 @@ def _batch_of_one():
         if _ONE_VALUE not in str(error):
             raise
         given = _given(sys.argv[1:])
-        batch = " ".join(f"--{name} {given[name]}" for name in _BATCH if name in given)
-        raise BadInput(f"{batch}: {error}: BatchNorm needs at least 2 samples in each process") from error
+        batch = [f"--{name} {given[name]}" for name in _BATCH if name in given]
+        place = f"{' '.join(batch)}: " if batch else ""
+        raise BadInput(f"{place}{error}: BatchNorm needs at least 2 samples in each process") from error
 
 
 def _given(words: list[str]) -> dict[str, str]:

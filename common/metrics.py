@@ -23,6 +23,8 @@ from common.exits import MissingPackage, import_optional
 from common.files import opener, write_atomic
 from common.output import writes_nothing
 
+CLASSES = "classes.json"  # in a run's output folder: the names of the classes, in the order of the labels
+
 
 class Log:
     """What a run prints, and its reports: metrics.jsonl, starts.jsonl, receipt.bin, TensorBoard events.
@@ -41,6 +43,7 @@ class Log:
         self._bar: tqdm | None = None
         self._loader: Any = None
         self._warnings: set[str] = set()
+        self._class_names: tuple[str, ...] = ()
         self._result = "test_accuracy=nan"
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("set-up")
@@ -62,9 +65,11 @@ class Log:
     def print_data(self, train_set: Any, test_set: Any) -> None:
         """Print the sizes of the data sets and their source.
 
+        The `class_names` of a data set (a tuple of text, in the order of labels) are written to classes.json.
         The time until now counts as loading data.
         """
         self._end_lap("data loading")
+        self._class_names = getattr(train_set, "class_names", ())
         self.info(f"data train={len(train_set)} test={len(test_set)} source={train_set.source}")
 
     def is_due(self, step: int) -> bool:
@@ -140,7 +145,7 @@ class Log:
     @property
     def training_seconds(self) -> float:
         """Seconds of training so far, without evaluating and saving."""
-        return time.time() - self._lap_start - self._evaluating
+        return self._laps.get("training", time.time() - self._lap_start) - self._evaluating
 
     def finish(self) -> None:
         """Print the last result and the TIME COST table, and close the files. start() has it called at the
@@ -219,6 +224,8 @@ class Log:
                 lost = _keep_lines(path, self._step)
                 self._start |= {"lost": lost} if lost else {}
                 starts.write(folder, self.args, **self._start)
+                if self._class_names:
+                    write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
             self._file = open(path, "a", buffering=1, opener=opener)  # noqa: SIM115
             purged = self._step + 1 if self._step else 0
             events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")

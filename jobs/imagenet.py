@@ -113,6 +113,7 @@ def build_scheduler(
     rise = lr_scheduler.LinearLR(optimizer, 1 / max(1, warmup), total_iters=max(1, warmup - 1))
     if args.lr_schedule == "step":
         milestones = [int(-(-share * args.epochs * steps_per_epoch // 1)) for share in (1 / 3, 2 / 3, 8 / 9)]
+        milestones = [max(warmup, each) for each in milestones]  # the rate rises first
         return lr_scheduler.ChainedScheduler([rise, lr_scheduler.MultiStepLR(optimizer, milestones)])
     if warmup == total_steps:
         return rise
@@ -231,6 +232,8 @@ def main() -> None:
         count, seconds = len(times) - WARM_UP_BATCHES, times[-1] - times[WARM_UP_BATCHES - 1]
         log.info(measure.profile(count * args.batch_size, seconds, count, args.data_backend, args.arch))
     elif not args.evaluate:
+        log.finish()
+        checkpoint.finish()  # the advice may take a while, and must not endanger what was learned
         measure.log_advice(train_loader, args, log)
 
 

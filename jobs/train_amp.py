@@ -104,7 +104,7 @@ def main() -> None:
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)  # for the check of the next line
             ### 新增 (new) 3/6, forward in half precision, backward of the scaled loss ###
-            if checkpoint.is_finite(loss):  # otherwise this step is skipped and counted
+            if checkpoint.is_finite(loss):  # and the gradients, on all ranks; else the step is skipped
                 running += evaluation.batch_sums(loss, logits, labels)
 
                 ### 新增 (new) 4/6, scaler.step() skips the step if a gradient overflowed ###
@@ -118,16 +118,17 @@ def main() -> None:
             scheduler.step()
             step += 1
             if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
-                log.step(step, running, scheduler)  # the only wait for the device; sets `running` to 0
-                checkpoint.save(step)  # and exit, if the platform has sent SIGTERM
+                log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
+                checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
 
         ### 新增 (new) 6/6, evaluate in the same precision ###
         # - val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
         with autocast:
             val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
         ### 新增 (new) 6/6, evaluate in the same precision ###
-        checkpoint.save_weights(epoch, step, val_sums)  # epoch_<n>.pth, and best.pth if it is
+        checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
+    # resume() has arranged the end: the last save and upload, and the TIME COST table
 
 
 if __name__ == "__main__":

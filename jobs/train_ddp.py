@@ -113,7 +113,7 @@ def main() -> None:
             logits = forward(images)
             loss = criterion(logits, labels)
             loss.backward()
-            if checkpoint.is_finite(loss):  # otherwise this step is skipped and counted
+            if checkpoint.is_finite(loss):  # and the gradients, on all ranks; else the step is skipped
                 running += evaluation.batch_sums(loss, logits, labels)
                 optimizer.step()
             scheduler.step()
@@ -122,15 +122,16 @@ def main() -> None:
                 ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
                 torch.distributed.all_reduce(running)
                 ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
-                log.step(step, running, scheduler)  # the only wait for the device; sets `running` to 0
-                checkpoint.save(step)  # and exit, if the platform has sent SIGTERM
+                log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
+                checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
         val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
 
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
         torch.distributed.all_reduce(val_sums)
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
-        checkpoint.save_weights(epoch, step, val_sums)  # epoch_<n>.pth, and best.pth if it is
+        checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
+    # resume() has arranged the end: the last save and upload, and the TIME COST table
 
 
 if __name__ == "__main__":

@@ -117,14 +117,14 @@ def main() -> None:
                 loss = criterion(logits, labels)
             loss.backward()
             ### 新增 (new) 5/6, half the bytes, matrix units for bfloat16: 2.82x ###
-            if checkpoint.is_finite(loss):  # otherwise this step is skipped and counted
+            if checkpoint.is_finite(loss):  # and the gradients, on all ranks; else the step is skipped
                 running += evaluation.batch_sums(loss, logits, labels)
                 optimizer.step()
             scheduler.step()
             step += 1
             if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
-                log.step(step, running, scheduler)  # the only wait for the device; sets `running` to 0
-                checkpoint.save(step)  # and exit, if the platform has sent SIGTERM
+                log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
+                checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
 
         ### 新增 (new) 6/6, also the mirror images: cross entropy 0.763 to 0.759, for twice the work ###
         # - val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
@@ -132,8 +132,9 @@ def main() -> None:
         with torch.autocast(device.type, dtype=torch.bfloat16):
             val_sums = evaluation.evaluate(model, test_loader, criterion, stop=stop, mirrored=mirrored)
         ### 新增 (new) 6/6, also the mirror images: cross entropy 0.763 to 0.759, for twice the work ###
-        checkpoint.save_weights(epoch, step, val_sums)  # epoch_<n>.pth, and best.pth if it is
+        checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
+    # resume() has arranged the end: the last save and upload, and the TIME COST table
 
 
 if __name__ == "__main__":

@@ -105,17 +105,18 @@ def main() -> None:
             logits = forward(images)
             loss = criterion(logits, labels)
             loss.backward()
-            if checkpoint.is_finite(loss):  # otherwise this step is skipped and counted
+            if checkpoint.is_finite(loss):  # and the gradients, on all ranks; else the step is skipped
                 running += evaluation.batch_sums(loss, logits, labels)
                 optimizer.step()
             scheduler.step()
             step += 1
             if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
-                log.step(step, running, scheduler)  # the only wait for the device; sets `running` to 0
-                checkpoint.save(step)  # and exit, if the platform has sent SIGTERM
+                log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
+                checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
         val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
-        checkpoint.save_weights(epoch, step, val_sums)  # epoch_<n>.pth, and best.pth if it is
+        checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
+    # resume() has arranged the end: the last save and upload, and the TIME COST table
 
 
 if __name__ == "__main__":

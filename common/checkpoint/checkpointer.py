@@ -61,7 +61,6 @@ class Checkpointer:
             | objects,
         )
         self._skipped = SkippedSteps(self._state, args.max_bad_steps, log.info)
-        self._guard = Guard(model, optimizer)
         self._saver = Saver(self.output.folder, args.keep, log.info)
         self._mirror: Any = None
         self._last_save = time.monotonic()
@@ -93,12 +92,11 @@ class Checkpointer:
         step = self._restore()
         if self.forward is not self.model and ranks.world_size() > 2:
             self._settle_buckets()
+        self._guard = Guard(self.model, self._state.objects["optimizer"])  # of the weights that were loaded
         if writes:
             preemption.watch(self.args.grace, ranks.store())  # otherwise a signal ends the process at once
             exits.before_leaving(lambda: self._saver.wait(_LAST_WRITE))
             exits.on_success(self.finish)
-            if ranks.is_first():
-                weights.write_class_names(self.output.folder, self._class_names, self.log.info)
         if self._mirror:
             self._mirror.start(step if self.args.resume == "auto" else 0)
         self.log.start(self.loader, step, total_steps)

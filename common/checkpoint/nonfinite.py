@@ -42,6 +42,8 @@ class Guard:
         self.model = model
         self.optimizer: Any = optimizer  # gets an attribute `found_inf`, as from torch's GradScaler
         self.ahead = _is_fused(optimizer)  # whether the host decides nothing, and hears one step later
+        if self.ahead:
+            optimizer.register_step_pre_hook(self._keep_found_inf)
         self._outstanding: tuple | None = None
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in model.buffers():
@@ -61,13 +63,22 @@ class Guard:
         self._keep(signs[0] > 0)
         heard = None
         if self.ahead:
-            self.optimizer.found_inf = signs[0].clone()
+            self._found_inf = self.optimizer.found_inf = signs[0].clone()
             if signs.is_cuda:
                 signs = signs.to("cpu", non_blocking=True)
                 heard = torch.cuda.Event()
                 heard.record()
         self._outstanding = signs, heard, loss.detach(), norm
         return before if self.ahead else self.settle()
+
+    def _keep_found_inf(self, optimizer: Any, *_: object) -> None:
+        """Skip the step if this class or a GradScaler has found a reason.
+
+        A scaler sets `found_inf` by its own gradients, which do not tell of the loss or of another rank.
+        """
+        if self._found_inf is not None:
+            own = getattr(optimizer, "found_inf", None)
+            optimizer.found_inf = self._found_inf if own is None else torch.maximum(own, self._found_inf)
 
     def settle(self) -> Verdict | None:
         """The verdict on the last step where it is still outstanding; waits for it."""

@@ -43,13 +43,15 @@ class Saver:
     def save_weights(self, name: str, model: torch.nn.Module, and_then: Callable[[dict], object]) -> None:
         """Write the model's state_dict to `name`, then call and_then(state_dict) in the background."""
 
-        def write(tensors: dict) -> None:
+        def write(state: dict) -> None:
+            tensors = state["objects"]["model"]
             self._prepare(self.folder, tensors)
             sweep(self.folder)
             files.write_weights(os.path.join(self.folder, name), tensors)
             and_then(tensors)
 
-        self._submit(name, model.state_dict, write)
+        # At the same place as in a checkpoint: the copy in host memory is shared with it.
+        self._submit(name, lambda: {"objects": {"model": model.state_dict()}}, write)
 
     def resume_at(self, step: int) -> None:
         """The checkpoint of this step is on the disk."""

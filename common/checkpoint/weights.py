@@ -7,7 +7,6 @@ wrapped by DistributedDataParallel (module.) or torch.compile (_orig_mod.).
 import json
 import os
 import zipfile
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ import torch
 from common.checkpoint import files as checkpoint
 from common.distributed import ranks
 from common.exits import BadInput
-from common.files import write_atomic
+from common.metrics import CLASSES
 
-CLASSES = "classes.json"  # in a run's output folder: the names of the classes, in the order of the labels
 _SHOWN = 3  # tensors named in a line
 _COUNTERS = "num_batches_tracked"  # BatchNorm's; files of old versions of torch do not have it
 
@@ -121,15 +119,6 @@ def _some(names: list[str], between: str = ", ") -> str:
 def class_names_of(loader: Any) -> tuple[str, ...]:
     """Return the names of the classes of a loader's data; () if they are unknown."""
     return tuple(getattr(loader.plan.index, "class_names", ()))
-
-
-def write_class_names(folder: str, names: tuple[str, ...], log: Callable[[str], object]) -> None:
-    """Write the names, if there are any. log: called with one line if they cannot be written."""
-    if names:
-        try:
-            write_atomic(os.path.join(folder, CLASSES), json.dumps(names) + "\n")
-        except OSError as error:
-            log(f"warning: {CLASSES} was not written: {error}")
 
 
 def compare_class_names(path: str, names: tuple[str, ...]) -> str:

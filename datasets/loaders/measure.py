@@ -87,13 +87,13 @@ def text(found: dict[str, float]) -> str:
 
 
 def log_advice(loader: Loader, args: argparse.Namespace, log: Log) -> None:
-    """Log advice() on a training that is over, after its table. Call it on every rank.
+    """Log advice() on a training that is over and saved. Call it on every rank.
 
     args: data_backend, workers, antialias.
     """
-    seconds, waited = log.training_seconds, ranks.maximum(loader.waited, loader.to_device.device)
-    log.finish()
+    waited = ranks.maximum(loader.waited, loader.to_device.device)
     if ranks.is_first():
+        seconds = log.training_seconds
         log.info(advice(loader, args.data_backend, waited, seconds, args.workers, args.antialias))
 
 

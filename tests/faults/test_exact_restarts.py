@@ -152,7 +152,7 @@ def test_random_sigterms(whole, tmp_path, capsys):
             job = start(*_command(processes, output), stderr=subprocess.STDOUT)
             moment = MOMENTS[done % len(MOMENTS)]
             patterns = {
-                "first step": r"preflight", "last step": r" step=41 ", "epoch boundary": r" step=(14|28) ",
+                "first step": r"^data train=", "last step": r" step=41 ", "epoch boundary": r" step=(14|28) ",
                 "evaluation": r" step=(14|28|42) ", "random": r" step=|resumed",
             }  # fmt: skip
             lines = []

@@ -144,6 +144,39 @@ def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys, first_is_ba
     assert error.value.code == 7
 
 
+def test_a_first_step_after_a_restart_that_is_skipped_keeps_the_statistics(recovery):
+    keeper, model = recovery()
+    for step in range(1, 5):
+        _step(keeper, model)
+        keeper.save(step)
+    keeper.finish()
+    again, model = recovery()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert before["1.num_batches_tracked"] == 4
+    _step(again, model, poison=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@_needs_fused
+def test_a_scaler_does_not_overrule_the_other_ranks():
+    """GradScaler.step() sets found_inf by the gradients of this rank only."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True)
+    guard, before = nonfinite.Guard(model, optimizer), model.weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    guard.check(torch.tensor(float("inf")), asked=False, late=False)
+    optimizer.found_inf = torch.zeros(())  # as a scaler does
+    optimizer.step()
+    assert torch.equal(model.weight, before)
+    guard.check(torch.tensor(1.0), asked=False, late=False)
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert torch.equal(model.weight, before)
+    guard.check(torch.tensor(1.0), asked=False, late=False)
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+
+
 @_needs_fused
 def test_weights_of_both_kinds_of_optimizer_agree():
     """Also where a step was left out, the very first among them."""
