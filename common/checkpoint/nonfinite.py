@@ -42,6 +42,7 @@ class Guard:
         self.model = model
         self.optimizer: Any = optimizer  # gets an attribute `found_inf`, as from torch's GradScaler
         self.ahead = _is_fused(optimizer)  # whether the host decides nothing, and hears one step later
+        self._found_inf: torch.Tensor | None = None  # of the step to come
         if self.ahead:
             optimizer.register_step_pre_hook(self._keep_found_inf)
         self._outstanding: tuple | None = None

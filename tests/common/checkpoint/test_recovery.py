@@ -60,7 +60,8 @@ def _step(recovery, model, poison=False):
     ],
 )  # fmt: skip
 def test_intervals(text, expected):
-    assert interval(text) == expected
+    found = interval(text)
+    assert (found.count, found.unit) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "-3", "1.5epoch", "0.5", "s", "10m", "1e3"])
