@@ -21,6 +21,7 @@ import numpy
 import torch
 
 from common import arguments
+from common.distributed import ranks
 from common.files import opener
 from common.performance import cores
 
@@ -59,8 +60,7 @@ def job() -> str:
 
 def environment() -> dict[str, str | int]:
     """What this process runs on. CUDA is asked only where the job uses it."""
-    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
-    world_size = torch.distributed.get_world_size() if joined else 1
+    world_size = ranks.world_size()
     local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of whoever started one process per rank
     per_node = int(local) if local.isdecimal() and int(local) else 1
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
@@ -75,7 +75,7 @@ def environment() -> dict[str, str | int]:
         "nodes": max(1, world_size // per_node),
         "processes per node": min(per_node, world_size),
         "world size": world_size,
-        "backend": torch.distributed.get_backend() if joined else "none",
+        "backend": torch.distributed.get_backend() if ranks.is_initialized() else "none",
     }
     if on_gpu:
         found |= {"CUDA": torch.version.cuda or "none", "cuDNN": torch.backends.cudnn.version() or "none"}

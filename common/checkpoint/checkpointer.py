@@ -35,7 +35,7 @@ class NotSaved(BadInput):
 class Checkpointer:
     """Saves, resumes and stops a training run.
 
-    args: those of options.add_arguments(), and what identifies the run. log: reports, and names the output.
+    args: those of an options.TrainingParser, and what identifies the run. log: reports, and names the output.
     model: the raw module. forward: what the job calls: the model, or a wrapper of it. loader: the training
     loader; its receipt is saved too. objects: further objects with a state_dict(), such as scaler and ema.
     Raises BadInput if the scheduler cannot be resumed exactly.
@@ -154,10 +154,10 @@ class Checkpointer:
         """
         device = next(self.model.parameters()).device
         self._stop = ranks.maximum(preemption.asked(), device) > 0
-        if self._stop and not self.args.evaluate:
-            self.save(step)
-        if self._stop:
+        if self._stop and self.args.evaluate:
             self._exit(step)
+        if self._stop:
+            self.save(step)  # and exit
         if self.args.evaluate or not ranks.is_first():
             return
         loss_sum, correct, count = val_sums.tolist()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from common import exits
+from common.distributed import ranks
 from common.exits import BadInput
 
 
@@ -59,7 +60,7 @@ class Guard:
         norm = torch.stack(torch._foreach_norm(gradients)).sum()
         signs = torch.stack([~torch.isfinite(norm + loss.detach()), _flag(asked, norm), _flag(late, norm)])
         signs = signs.float()
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        if ranks.world_size() > 1:
             torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
         self._keep(signs[0] > 0)
         heard = None

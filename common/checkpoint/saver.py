@@ -127,7 +127,8 @@ class BackgroundWriter:
 
     def submit(self, state: dict, write: Callable[[dict], object]) -> None:
         """Copy `state` (nested dictionaries, lists and tuples of tensors and plain types) and call
-        write(copy) in the background. Raises the error of the write before where nobody took it."""
+        write(copy) in the background. Raises the error of the previous write if
+        wait() has not returned it."""
         error = self.wait()
         if error:
             raise error

@@ -97,13 +97,6 @@ def die_with_parent(number: int) -> None:
         _libc.prctl(PR_SET_PDEATHSIG, number)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose parents end (Linux)."""
-    if _libc:
-        PR_SET_CHILD_SUBREAPER = 36
-        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
 def _interruptible() -> bool:
     """A shell starts background jobs with SIGINT ignored."""
     return signal.getsignal(signal.SIGINT) != signal.SIG_IGN

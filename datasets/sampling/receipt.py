@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from common.distributed import ranks
 from common.exits import BadInput
 
 FILE = "receipt.bin"  # in a run's output folder
@@ -75,12 +76,11 @@ class Receipt:
         there is one, communicates. A record that cannot be written is reported and costs the record, not the
         digest.
         """
-        sums, first = self.take(), True
-        if torch.distributed.is_initialized():
+        sums = self.take()
+        if ranks.is_initialized():
             sums = sums.to(device)
             torch.distributed.all_reduce(sums)
-            first = torch.distributed.get_rank() == 0
-        self.chain(step, steps_per_epoch, sums, folder if first else None)
+        self.chain(step, steps_per_epoch, sums, folder if ranks.is_first() else None)
 
     def chain(self, step: int, steps_per_epoch: int, sums: torch.Tensor, folder: str | None) -> None:
         """Extend the digest by the last steps up to `step`, and append them to FILE in the folder, if any.
