@@ -24,6 +24,10 @@ WATCHED = textwrap.dedent("""
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
 """)
+IMAGENET = (
+    "jobs/imagenet.py", "--custom_data=true", "--arch=resnet18", "--image_size=32", "--data_backend=threads",
+    "--training_only",
+)  # fmt: skip
 SMALL = ("--batch_size=64", "--report_every=1", "--processes_per_node=2")
 
 
@@ -46,7 +50,7 @@ def in_buckets(seen) -> bool:
 def test_bfloat16_travels_and_training_goes_nearly_the_same_way(tmp_path):
     """Equal in the first step, in other bits after it; within 0.02 for six steps, in which the loss changes
     by more than 0.15."""
-    job = ("jobs/train_ddp.py", "--dataset=digits", "--lr=0.001", "--max_steps=6")
+    job = (*IMAGENET, "--lr=0.001", "--max_steps=6")
     losses = {}
     for kind, rounded in (("none", "False"), ("bf16", "True")):
         (tmp_path / kind).mkdir()
@@ -61,8 +65,6 @@ def test_bfloat16_travels_and_training_goes_nearly_the_same_way(tmp_path):
 def test_parts_of_a_batch_travel_once(tmp_path):
     """What is added up in the buckets without being sent is sent with the last part, as bfloat16."""
     seen, losses = watched(
-        tmp_path, "jobs/imagenet.py", "--custom_data=true", "--arch=resnet18", "--image_size=32",
-        "--data_backend=threads", "--accumulate=2", "--training_only", "--gradient_compression=bf16",
-        "--lr=0.001", "--max_steps=3",
+        tmp_path, *IMAGENET, "--accumulate=2", "--gradient_compression=bf16", "--lr=0.001", "--max_steps=3",
     )  # fmt: skip
     assert in_buckets(seen) and {each for *_, each in seen} == {"True"} and len(losses) == 3
