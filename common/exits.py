@@ -55,6 +55,12 @@ def printable(text: str) -> str:
     )
 
 
+def print_line(line: str) -> None:
+    """Print a line at once. A closed standard output is ignored."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, flush=True)
+
+
 def import_optional(module: str, purpose: str, package: str | None = None) -> ModuleType:
     """Return a module, imported. Raises MissingPackage.
 

@@ -1,16 +1,11 @@
 """Report a long wait or a long task at intervals, so that a silent job is not taken for one that hangs."""
 
-import contextlib
 import time
 from collections.abc import Callable
 
+from common.exits import print_line
+
 EVERY = 30.0  # seconds
-
-
-def print_line(line: str) -> None:
-    """Print a line at once. A closed standard output is ignored."""
-    with contextlib.suppress(OSError, ValueError):
-        print(line, flush=True)
 
 
 class Heartbeat:

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from common.exits import BadInput
-from common.performance.allocator import keep_memory
-from common.performance.convolution import Conv2d, take_over
+from common.performance.cpu import Conv2d, keep_memory, take_over
 
 # torch.optim.SGD(..., **FUSED[device.type]): on a GPU one kernel updates all weights, and the host does not
 # wait for the device to know whether a step is finite. SGD has it since torch 2.3 (compared as versions).
@@ -129,5 +128,5 @@ def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Module:
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
-    # on a GPU nn.Conv2d; on a CPU a step of small maps takes half the time (performance/convolution.py)
+    # on a GPU nn.Conv2d; on a CPU a step of small maps takes half the time (performance/cpu.py)
     return Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)

@@ -23,9 +23,8 @@ import tempfile
 import time
 
 from common import exits, platforms
-from common.exits import BadInput
+from common.exits import BadInput, print_line
 from common.files import ROOT, is_at, is_url
-from common.heartbeat import print_line
 from common.platforms import STARTED_BY
 
 PARENT = os.path.join(ROOT, "output_dir")

@@ -23,7 +23,7 @@ import torch
 from common import arguments
 from common.distributed import ranks
 from common.files import opener
-from common.performance import cores
+from common.platforms import available_cores
 
 FILE = "starts.jsonl"  # in a run's output folder
 _OBJECTS = ("settings", "environment")
@@ -71,7 +71,7 @@ def environment() -> dict[str, str | int]:
         "numpy": numpy.__version__,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "device": torch.cuda.get_device_name() if on_gpu else _processor(),
-        "cores": cores.available(),
+        "cores": available_cores(),
         "nodes": max(1, world_size // per_node),
         "processes per node": min(per_node, world_size),
         "world size": world_size,

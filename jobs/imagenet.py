@@ -32,8 +32,7 @@ from torchvision.transforms import v2
 
 from common import arguments, evaluation, metrics, models
 from common.arguments import FLAG, boolean, positive_int
-from common.checkpoint.checkpointer import Checkpointer
-from common.checkpoint.options import TrainingParser
+from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.distributed import gradients, process_group, ranks
 from common.exits import BadInput
 from datasets.loaders import image_folders, measure, published

@@ -18,21 +18,18 @@ import torch
 
 from common import evaluation, metrics, models
 from common.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
-from common.checkpoint.checkpointer import Checkpointer
-from common.checkpoint.options import TrainingParser
+from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.distributed import devices
 from datasets.loaders.engines.memory import memory_loader
-from datasets.memory import cifar10, digits, fashion_mnist
+from datasets.memory import image_set
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
-
-DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
     # data
-    parser.add_argument("--dataset", choices=DATASETS, default="cifar10", help="default: cifar10")
+    parser.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
     parser.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
     parser.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
     # output
@@ -63,7 +60,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
 
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
-    train_set, test_set = DATASETS[args.dataset].load(args.data_url, args.custom_data)
+    train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     log.print_data(train_set, test_set)
     train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
     test_sampler = SequentialBatchSampler(len(test_set), 1000)

@@ -8,6 +8,9 @@ Known offenders are listed. One that does not offend any more must be deleted fr
 """
 
 import ast
+import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -162,6 +165,22 @@ def test_files_are_not_crumbs():
 
 def test_a_name_prefix_is_not_a_folder_that_is_missing():
     compare(find_prefixes(OTHERS, PREFIX_FILES), PREFIXES)
+
+
+def test_a_job_of_one_process_imports_only_what_it_uses(tmp_path):
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['', '--dataset=digits', '--max_steps=1', '--output_dir', {str(tmp_path)!r}]\n"
+        "runpy.run_path('jobs/train.py', run_name='__main__')\n"
+        "print('imported:', *sys.modules)\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    imported = re.search("^imported: (.*)$", printed, re.MULTILINE).group(1).split()
+    files = [name for name in imported if name in SOURCES]  # without packages, whose __init__.py is empty
+    assert 20 < len(files) <= 30, files
+    assert not [name for name in files if re.search("object_store|mirror|preflight|rendezvous|staging", name)]
 
 
 # The checks themselves, on small made-up graphs

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from common import exits, output
-from common.checkpoint import resume, weights
+from common.arguments import JobParser, interval, positive_float, positive_int
+from common.checkpoint import resume
 from common.checkpoint.files import write_weights
 from common.checkpoint.nonfinite import Guard, SkippedSteps, Verdict
 from common.checkpoint.saver import Saver
@@ -35,7 +36,7 @@ class NotSaved(BadInput):
 class Checkpointer:
     """Saves, resumes and stops a training run.
 
-    args: those of an options.TrainingParser, and what identifies the run. log: reports, and names the output.
+    args: those of a TrainingParser, and what identifies the run. log: reports, and names the output.
     model: the raw module. forward: what the job calls: the model, or a wrapper of it. loader: the training
     loader; its receipt is saved too. objects: further objects with a state_dict(), such as scaler and ema.
     Raises BadInput if the scheduler cannot be resumed exactly.
@@ -65,7 +66,7 @@ class Checkpointer:
         self._mirror: Any = None
         self._last_save = time.monotonic()
         self._stop = self._save_late = False  # any rank was asked to stop; --save_every in seconds is due
-        self._class_names: tuple[str, ...] = weights.class_names_of(loader)
+        self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
 
     def add(self, **objects: Any) -> None:
         """Save further objects with a state_dict(), before resume(): for example a gradient scaler."""
@@ -231,6 +232,8 @@ class Checkpointer:
         return state, None
 
     def _load_weights(self, path: str, complete: bool = False) -> None:
+        from common.checkpoint import weights  # only a run with --weights or --evaluate needs it
+
         self.log.info(weights.load(path, self.model, complete))
         if "ema" in self.objects:  # the average begins at, or consists of, these weights
             self.objects["ema"].module.load_state_dict(self.model.state_dict())
@@ -290,3 +293,55 @@ class Checkpointer:
             torch.distributed.barrier()
         self.output.release()
         exits.leave(preemption.exit_code())
+
+
+class TrainingParser(JobParser):
+    """The parser of a job that trains: a JobParser with the options of a Checkpointer."""
+
+    def __init__(self, description: str | None):
+        super().__init__(description)
+        _add_arguments(self)
+        self.checks.append(check)
+
+
+def _add_arguments(parser: JobParser) -> None:
+    parser.add_argument(
+        "--resume",
+        metavar="{auto,never,PATH}",
+        help="checkpoint to continue from (default: auto, the newest in --output_dir; without one, never)",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="initial weights: best.pth, epoch_<n>.pth, step_<n>.pt (default: none)",
+    )
+    parser.add_argument(
+        "--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume"
+    )
+    parser.add_argument(
+        "--save_every", type=interval, default="1epoch", help="200 (steps), 90s or 1epoch (default: 1epoch)"
+    )
+    parser.add_argument(
+        "--keep", type=positive_int, default=3, help="newest checkpoints to keep (default: 3)"
+    )
+    parser.add_argument(
+        "--grace", type=positive_float, default=25,
+        help="seconds from SIGTERM to the end at the latest (default: 25)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max_bad_steps", type=positive_int, default=20,
+        help="stop after N consecutive steps without a finite loss and gradient (default: 20)",
+    )  # fmt: skip
+
+
+def check(args: argparse.Namespace) -> None:
+    """Set the default of --resume, and raise BadInput for options that contradict each other."""
+    if args.resume is None:
+        args.resume = "auto" if args.output_dir else "never"
+    if args.evaluate and (args.resume not in ("auto", "never")) == bool(args.weights):
+        raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: what to evaluate")
+    if args.resume == "auto" and not args.output_dir:
+        raise BadInput(
+            "--resume auto without --output_dir: name the folder of the run to continue, for example "
+            f"--output_dir {os.path.join(output.PARENT, output.LATEST)}"
+        )

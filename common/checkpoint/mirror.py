@@ -26,9 +26,9 @@ from common.checkpoint.output_list import File
 from common.checkpoint.restore import CHECKPOINTS, HISTORY
 from common.checkpoint.saver import describe
 from common.distributed import barrier, ranks
-from common.exits import BadInput
+from common.exits import BadInput, print_line
 from common.files import sha256_file
-from common.heartbeat import Heartbeat, print_line
+from common.heartbeat import Heartbeat
 from common.object_store.store import ObjectStore, StoreError
 from common.output import Output
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from common import arguments, output, starts
 from common.checkpoint import files as checkpoint
-from common.distributed import barrier, ranks
+from common.distributed import ranks
 from common.exits import BadInput
 
 _KINDS = {
@@ -31,7 +31,12 @@ def claim(args: argparse.Namespace, is_own: Callable[[dict], bool] | None = None
                 raise BadInput(text)
         except BadInput as refused:
             error = refused
-    barrier.wait_for_all("output folder", "to open the output folder", error)
+    if ranks.world_size() > 1:
+        from common.distributed import barrier  # a job of one process waits for nobody
+
+        barrier.wait_for_all("output folder", "to open the output folder", error)
+    elif error:
+        raise error
     if args.output.url and is_own is None and ranks.is_first():
         from common.checkpoint import mirror  # only a job with a URL needs it
 

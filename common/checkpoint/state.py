@@ -11,9 +11,19 @@ import torch
 
 from common import arguments
 from common.checkpoint import files, resume
-from common.checkpoint.options import IDENTITY, OPERATION
 from common.checkpoint.schedules import ScheduleState, plain
 
+# options that decide what is learned
+IDENTITY = (
+    "dataset", "custom_data", "image_size", "arch", "batch_size", "bn_weight_decay", "seed",
+)  # fmt: skip
+# options that decide where and how, and not what is learned
+OPERATION = {
+    "output_dir", "output_url", "resume", "save_every", "keep", "grace", "max_bad_steps", "report_every",
+    "enable_gpu", "data_url", "stage", "cache_dir", "pack", "cache", "cache_mode", "workers",
+    "data_backend", "ray_address", "init_method", "rank", "world_size", "local_rank", "processes_per_node",
+    "rank_level", "timeout", "weights", "evaluate",
+}  # fmt: skip
 FORMAT = 2
 
 

@@ -7,7 +7,6 @@ wrapped by DistributedDataParallel (module.) or torch.compile (_orig_mod.).
 import json
 import os
 import zipfile
-from typing import Any
 
 import torch
 
@@ -114,11 +113,6 @@ def _fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], com
 def _some(names: list[str], between: str = ", ") -> str:
     more = f"{between}and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return between.join(names[:_SHOWN]) + more
-
-
-def class_names_of(loader: Any) -> tuple[str, ...]:
-    """Return the names of the classes of a loader's data; () if they are unknown."""
-    return tuple(getattr(loader.plan.index, "class_names", ()))
 
 
 def compare_class_names(path: str, names: tuple[str, ...]) -> str:

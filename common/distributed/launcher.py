@@ -13,8 +13,7 @@ import torch
 from common import exits
 from common.distributed import preemption
 from common.exits import ERROR_PIPE
-from common.performance import cores
-from common.platforms import STARTED_BY
+from common.platforms import STARTED_BY, available_cores
 from common.topology import Topology
 
 STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children of a parent that holds the store
@@ -52,7 +51,7 @@ def start(topology: Topology, grace: float) -> int:
         ERROR_PIPE: str(send_errors),
         STARTED_BY: str(os.getpid()),
     }
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores.available() // count)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // count)))
     children: list[subprocess.Popen] = []
     asked: list[tuple[int, float]] = []  # signals and when they came
 

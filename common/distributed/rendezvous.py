@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from common.distributed.launcher import STORE_HOLDER
-from common.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
-from common.heartbeat import Heartbeat, print_line
+from common.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, print_line, say_error
+from common.heartbeat import Heartbeat
 from common.platforms import is_first_on_node
 from common.topology import Topology
 

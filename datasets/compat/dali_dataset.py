@@ -28,9 +28,8 @@ from datasets.loaders import backends
 from datasets.loaders import loader as loaders
 from datasets.loaders.loader import MEAN, STD
 from datasets.sampling.augment import center_crop, random_resized_crop
-from datasets.sampling.plan import Plan
 from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import pack as packs
 from datasets.stores.files import FileStore
 

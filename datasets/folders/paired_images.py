@@ -20,7 +20,7 @@ from datasets.folders import images
 from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
 from datasets.folders.listing import SHOWN, Listing, Log, stat_files, walk
 from datasets.sampling.augment import center_square, square_crop
-from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Plan
 
 SIDES = (("blurry", "sharp"), ("img", "gt"))
 

@@ -12,14 +12,14 @@ import torch
 
 from common import platforms
 from common.exits import BadInput
-from common.performance.cores import available
+from common.platforms import available_cores
 from datasets.loaders.engines.dali import Dali, missing
 from datasets.loaders.engines.processes import Processes
 from datasets.loaders.engines.synthetic import Synthetic
 from datasets.loaders.engines.threads import Threads
 from datasets.loaders.loader import Engine, Loader
 from datasets.loaders.ray.wire import RAY
-from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Plan
 
 CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # a cache of samples, and the engine that it feeds
 BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic", *CACHED, "ray")
@@ -114,4 +114,4 @@ def cores() -> int:
     processes = platforms.whole(os.environ, "LOCAL_WORLD_SIZE", 1)
     if processes < 1:
         raise BadInput(f"LOCAL_WORLD_SIZE={processes} is not at least 1")
-    return max(1, available() // processes)
+    return max(1, available_cores() // processes)

@@ -16,8 +16,7 @@ from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray import cluster as ray_cluster
 from datasets.sampling import augment
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import tiers
 
 _SYNTHETIC = {"train": 1_281_167, "val": 50_000}  # images of ImageNet

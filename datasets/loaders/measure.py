@@ -14,7 +14,7 @@ from common.exits import BadInput, MissingPackage
 from common.metrics import Log
 from datasets.loaders import backends
 from datasets.loaders.loader import Loader
-from datasets.sampling.plan import Batch, Plan
+from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
 
 # images/s of "Diving into DALI: how to boost PyTorch data loading": shufflenet_v2_x0_5, 512 a batch, one V100

@@ -7,7 +7,6 @@ Repository, 1998.
 import torch
 
 from common.exits import import_optional
-from datasets.files import local_folder
 from datasets.memory.image_set import ImageSet, generate_images
 
 
@@ -19,7 +18,10 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     if custom_data:
         first, second = generate_images(channels=1, side=8)
         return _image_set(*first, "generated"), _image_set(*second, "generated")
-    local_folder(data_url)  # not needed, but a folder that does not exist is a mistake
+    if data_url is not None:
+        from datasets.files import local_folder
+
+        local_folder(data_url)  # not needed, but a folder that does not exist is a mistake
     sklearn = import_optional("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
     digits = sklearn.load_digits()
     images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)

@@ -1,11 +1,13 @@
-"""A data set that fits in memory, and generated images in that form."""
+"""A data set that fits in memory, those that have a name, and generated images in that form."""
 
 import functools
 import hashlib
+import importlib
 from dataclasses import dataclass
 
 import torch
 
+NAMES = ("cifar10", "digits", "fashion_mnist")  # modules of this folder, each with a function load()
 GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 1000
 
 
@@ -50,6 +52,15 @@ class ImageSet:
         facts = (images.shape, self.classes, self.mean, self.std, self.padding, self.flip)
         digest.update(repr(facts).encode())
         return digest.hexdigest()[:32]
+
+
+def load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
+    """Return the training set and the test set of this name, one of NAMES.
+
+    data_url: the folder or URL with its files; None: input_dir/, where CIFAR-10 is downloaded if it is
+    missing. custom_data: generated images of the same form instead. Raises BadInput.
+    """
+    return importlib.import_module(f"datasets.memory.{name}").load(data_url, custom_data)
 
 
 def generate_images(

@@ -110,7 +110,7 @@ def square_crop(index: Any, ids: np.ndarray, seed: int, epoch: int, side: int) -
     """Return squares of `side` pixels anywhere, mirrored in either direction with probability 1/2 each.
 
     index: as for random_resized_crop(), with sides of at least `side` pixels. All views of a sample
-    (datasets/sampling/plan.py) get the same square. Crop.flip is uint8 in 0..3.
+    (datasets/sampling/sampler.py) get the same square. Crop.flip is uint8 in 0..3.
     """
     widths, heights = _sizes(index, ids)
     words = draw(seed, epoch, ids % len(index), Operation.SQUARE_CROP)

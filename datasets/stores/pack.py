@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from common.exits import BadInput, import_optional
 from common.files import locked, open_atomic, sweep, write_atomic
-from common.performance import cores
+from common.platforms import available_cores
 from datasets.stores import forms, pack_lease
 from datasets.stores.forms import FORMS, SHORT_SIDE, Sample
 from datasets.stores.object_store import origin
@@ -145,7 +145,7 @@ def build(
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             with locked(f"{path}.lock"):
                 if not _is_there(path, wanted):
-                    _fill(index, path, wanted, threads or _THREADS_PER_CORE * cores.available(), source, room)
+                    _fill(index, path, wanted, threads or _THREADS_PER_CORE * available_cores(), source, room)
     except OSError as error:
         found = damage(path, described(path))
         remedy = f"; the pack there is damaged ({found}): delete it, or name another folder" if found else ""

@@ -24,8 +24,7 @@ from common import arguments, models
 from datasets.folders import image_folder
 from datasets.loaders import backends, measure
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import BatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from datasets.stores.store import Store

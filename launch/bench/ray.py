@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from common import arguments, models
-from common.performance.cores import available
+from common.platforms import available_cores
 from datasets.compat.dpex import RayDataLoader
 from datasets.folders import image_folder, images, random_folder
 from datasets.loaders import measure
@@ -34,8 +34,7 @@ from datasets.loaders.ray import cluster as ray_cluster
 from datasets.loaders.ray.engine import FolderCutter, RayEngine
 from datasets.loaders.ray.pool import Pool
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import BatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 from launch.bench.loaders import compute_rate
 
@@ -94,7 +93,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--data_url", metavar="DIR", help="folder with train/<class>/* (default: generated)")
     add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
     add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
-    add("--workers", type=arguments.positive_int, default=available(), help="each (default: cores)")
+    add("--workers", type=arguments.positive_int, default=available_cores(), help="each (default: cores)")
     add("--image_size", type=arguments.positive_int, default=224, help="default: 224")
     add("--batch_size", type=arguments.positive_int, default=64, help="default: 64")
     add("--seconds", type=arguments.positive_float, default=2.0, help="of a turn (default: 2)")
@@ -119,7 +118,7 @@ def _measure(args: argparse.Namespace) -> dict:
         "images_per_s_of_one_worker": statistics.median(rates["ray, one worker"]),
         "images_per_s_of_the_way": args.batch_size / seconds, "arch": args.arch,
         "compute_images_per_s": compute_rate(args, len(index.classes), device),
-        "remote_cpus": max(0.0, cpus - available()),
+        "remote_cpus": max(0.0, cpus - available_cores()),
     }  # fmt: skip
 
 

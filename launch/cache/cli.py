@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from common import arguments, topology
 from common.exits import BAD_INPUT, BadInput
-from common.performance import cores
+from common.platforms import available_cores
 from datasets.folders import image_folder, listing
 from datasets.stores import forms
 from datasets.stores.shared import address
@@ -136,7 +136,7 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     if verb in ("preload", "check"):
         add("--form", choices=forms.FORMS, help="default: that of the URL, else decoded")
         add("--short_side", type=number, default=forms.SHORT_SIDE, help="of a pack; jobs use the default")
-        add("--workers", type=number, default=2 * cores.available(), help="threads (default: two a core)")
+        add("--workers", type=number, default=2 * available_cores(), help="threads (default: two a core)")
         add("--node", type=int, help="take the share of one node, from 0 (preload: the platform's)")
         add("--nodes", type=number, help="nodes that share the work")
     if verb == "check":

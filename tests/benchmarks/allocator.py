@@ -1,4 +1,4 @@
-"""What common/performance/allocator.py gains: images per second with it over without it, the processes
+"""What common/performance/cpu.py gains: images per second with it over without it, the processes
 taking turns.
 
 python -m tests.benchmarks.allocator [--job train_amp.py] [--rounds 5]

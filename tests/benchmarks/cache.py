@@ -33,12 +33,11 @@ import redis
 import torch
 from PIL import Image
 
-from common.performance import allocator
+from common.performance import cpu
 from datasets.folders import image_folder, images
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import BatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, servers
@@ -185,7 +184,7 @@ def main(arguments=None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args(arguments)
-    allocator.keep_memory()
+    cpu.keep_memory()
     said = []
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -23,8 +23,7 @@ from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import center_crop
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import SequentialBatchSampler
+from datasets.sampling.sampler import Plan, SequentialBatchSampler
 from datasets.stores.files import FileStore
 from tests.benchmarks.loaders import BATCH, SIDE, SIZES, WORKERS, data_loader, transforms, write_images
 from tests.benchmarks.machine import describe

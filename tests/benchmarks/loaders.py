@@ -57,7 +57,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from common.performance import allocator
+from common.performance import cpu
 from tests.benchmarks.machine import describe
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -205,8 +205,7 @@ class Ours(Row):
         from datasets.folders import image_folder
         from datasets.loaders import backends
         from datasets.sampling.augment import random_resized_crop
-        from datasets.sampling.plan import Plan
-        from datasets.sampling.sampler import BatchSampler
+        from datasets.sampling.sampler import BatchSampler, Plan
         from datasets.stores import pack
         from datasets.stores.files import FileStore
 
@@ -434,7 +433,7 @@ class Device(Row):
     def __init__(self, folder: str, count: int, ours: bool):
         from torchvision import transforms
 
-        from datasets.loaders.device import ToDevice
+        from datasets.loaders.loader import ToDevice
 
         super().__init__(folder, BATCH)
         pixels = np.random.default_rng(0).integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
@@ -534,7 +533,7 @@ def work(name: str, folder: str, count: int, keep_memory: bool) -> None:
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to the log
     if keep_memory:
-        allocator.keep_memory()
+        cpu.keep_memory()
 
     def say(answer: dict) -> None:
         print(json.dumps(answer), file=channel, flush=True)
@@ -797,9 +796,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--python", action="append", default=[], metavar="NAME=PATH", help="for rows NAME and NAME-*"
     )
-    parser.add_argument(
-        "--keep_memory", action="store_true", help="common/performance/allocator.py in all rows"
-    )
+    parser.add_argument("--keep_memory", action="store_true", help="common/performance/cpu.py in all rows")
     parser.add_argument("--json", metavar="FILE", help="also write everything there")
     parser.add_argument("--row", help=argparse.SUPPRESS)  # this is the process of a row
     parser.add_argument("--folder", help=argparse.SUPPRESS)

@@ -7,7 +7,7 @@ float32 in torch's default layout, Adam at 0.01 times the number of GPUs, batche
 DataLoader over float tensors on the host, in the same order in every epoch, without augmentation, one loss
 read back from the device in every step, deterministic cuDNN, validation on the host with scikit-learn. The
 network is ours: the same layers and parameters, convolutions over small maps by
-common/performance/convolution.py, which costs this loop nothing. Source: Huawei Cloud, ModelArts
+common/performance/cpu.py, which costs this loop nothing. Source: Huawei Cloud, ModelArts
 documentation, "adaptation of distributed debugging and code example" (ResNet-18 on CIFAR-10, 100 epochs).
 
 Reports go to metrics.jsonl in the output folder, and when training began to starts.jsonl, under the names
@@ -26,9 +26,8 @@ from sklearn.metrics import accuracy_score
 from torch.utils.data import DataLoader, TensorDataset
 
 from common import arguments, metrics, models, starts
-from datasets.memory import cifar10, digits, fashion_mnist
+from datasets.memory import image_set
 
-DATASETS = {"cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist}
 _BATCH_PER_GPU = 128
 
 
@@ -38,7 +37,7 @@ def main():
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
     gpus = torch.cuda.device_count() if device.type == "cuda" else 1
     batch = args.batch_size or _BATCH_PER_GPU * gpus
-    train_set, test_set = DATASETS[args.dataset].load(args.data_url, args.custom_data)
+    train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     train_loader = DataLoader(_tensors(train_set), batch_size=batch, shuffle=False)
     test_loader = DataLoader(_tensors(test_set), batch_size=batch, shuffle=False)
     model = models.resnet18(train_set.channels, train_set.classes).to(device)
@@ -65,7 +64,7 @@ def main():
 def _parsed() -> argparse.Namespace:
     parser = arguments.Parser(__doc__)
     parser.prog = "python -m tests.benchmarks.seed_loop"
-    parser.add_argument("--dataset", choices=DATASETS, default="cifar10", help="default: cifar10")
+    parser.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
     parser.add_argument("--data_url", help="folder that holds the data set")
     parser.add_argument("--custom_data", type=arguments.boolean, default=False, help="generated images")
     parser.add_argument("--output_dir", required=True)

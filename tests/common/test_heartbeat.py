@@ -3,7 +3,7 @@
 import re
 import sys
 
-from common import heartbeat
+from common import exits, heartbeat
 from common.heartbeat import Heartbeat
 
 
@@ -28,7 +28,7 @@ def test_a_line_is_logged_when_it_is_due(monkeypatch):
 
 
 def test_a_closed_output_is_ignored(monkeypatch, capsys):
-    heartbeat.print_line("one line")
+    exits.print_line("one line")
     assert re.fullmatch("one line\n", capsys.readouterr().out)
 
     class Closed:
@@ -38,4 +38,4 @@ def test_a_closed_output_is_ignored(monkeypatch, capsys):
         flush = write
 
     monkeypatch.setattr(sys, "stdout", Closed())
-    heartbeat.print_line("lost")
+    exits.print_line("lost")

@@ -9,8 +9,7 @@ import torch
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import BatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.conftest import run
@@ -30,9 +29,9 @@ soak(*sys.argv[1:])
 def soak(folder: str, cache: str, backend: str, form: str) -> None:
     """Print the resident bytes of this process and its children (shared ones divided) after every epoch, and
     what is left at the end."""
-    from common.performance import allocator
+    from common.performance import cpu
 
-    allocator.keep_memory()
+    cpu.keep_memory()
     index = image_folder.load(folder, "train", cache)
     store = pack.build(index, f"{cache}/{form}", form) if form in pack.FORMS else FileStore(index)
     plan = Plan(index, BatchSampler(len(index), 32, 0), random_resized_crop, 160)

@@ -256,15 +256,15 @@ def test_a_run_that_diverges_ends(tmp_path):
 def test_one_bad_step_is_skipped_on_every_process(tmp_path):
     """A poisoned batch on rank 1 only: no process takes the step, BatchNorm's statistics stay."""
     poison = (
-        "import runpy, sys, torch; sys.path.insert(0, '.'); from datasets.loaders import device\n"
-        "original, count = device.ToDevice.end, 0\n"
+        "import runpy, sys, torch; sys.path.insert(0, '.'); from datasets.loaders import loader\n"
+        "original, count = loader.ToDevice.end, 0\n"
         "def poisoned(self, copy):\n"
         "    global count\n"
         "    images, labels = original(self, copy)\n"
         "    count += 1\n"
         "    if count == 3 and torch.distributed.get_rank() == 1: images[0] = float('nan')\n"
         "    return images, labels\n"
-        "device.ToDevice.end = poisoned\n"
+        "loader.ToDevice.end = poisoned\n"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     output = run("-c", poison, *TWO, f"--output_dir={tmp_path}", "--max_steps=5").stdout

@@ -17,7 +17,7 @@ import torch
 from common.exits import BadInput, import_optional
 from datasets.loaders.engines.reader import Reader
 from datasets.loaders.loader import Images
-from datasets.sampling.plan import Batch, Plan
+from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
 
 DALI = "nvidia-dali-cuda120"  # as pip knows it

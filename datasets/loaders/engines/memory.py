@@ -9,7 +9,7 @@ from common.exits import import_optional
 from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip
-from datasets.sampling.plan import Batch, Plan
+from datasets.sampling.sampler import Batch, Plan
 
 cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 

@@ -8,7 +8,7 @@ import torch
 from common.exits import BadInput
 from datasets.loaders.engines.dali import Dali, load_dali, missing
 from datasets.loaders.loader import Images
-from datasets.sampling.plan import Batch, Plan
+from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import PairFiles
 
 

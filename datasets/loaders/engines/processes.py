@@ -23,7 +23,7 @@ from common.exits import BadInput
 from datasets.folders.cut import scaled
 from datasets.loaders.loader import Images
 from datasets.sampling.augment import Crop
-from datasets.sampling.plan import Batch, Plan
+from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
 
 

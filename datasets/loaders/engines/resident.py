@@ -9,7 +9,7 @@ import torch
 from datasets.loaders.engines.memory import corners, memory_loader, plan_of
 from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
-from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Plan
 
 _CHUNK = 4096  # images, at least a batch, gathered at a time: fewer copies and kernels
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from datasets.loaders.loader import Images
-from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Plan
 
 
 class SyntheticIndex:

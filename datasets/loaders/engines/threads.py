@@ -15,7 +15,7 @@ import torch
 from datasets.folders.cut import cut
 from datasets.loaders.engines.reader import Reader
 from datasets.loaders.loader import Images
-from datasets.sampling.plan import Batch, Plan
+from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
 
 _AHEAD = 3  # batches that are filled while one is used

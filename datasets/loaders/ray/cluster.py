@@ -21,8 +21,7 @@ import torch
 from common import interfaces
 from common.exits import BadInput
 from common.files import ROOT
-from common.performance import cores
-from common.platforms import whole
+from common.platforms import available_cores, whole
 from datasets.loaders.ray.node import UP, psutil
 from datasets.loaders.ray.wire import RAY, read, start, stop, write
 
@@ -174,7 +173,7 @@ def _start_head(shared: bool, record: str = "") -> tuple[str, str]:
     with socket.create_server((own[1], 0)) as server:
         port = server.getsockname()[1]
     arguments = [f"--node-ip-address={own[1]}", f"--port={port}", "--include-dashboard=false"]
-    _start(["--head", *arguments, "--disable-usage-stats"], cores.available(), token, record)
+    _start(["--head", *arguments, "--disable-usage-stats"], available_cores(), token, record)
     return f"{own[1]}:{port}", token
 
 
@@ -182,7 +181,7 @@ def _start_node(address: str, cpus: int | None = None) -> None:
     """Let this machine join a cluster. cpus: that it offers, default all that it may use."""
     own = _own_address(address)
     arguments = ["--address", address, *([f"--node-ip-address={own}"] if own else [])]
-    _start(arguments, cores.available() if cpus is None else cpus, os.environ.get("RAY_AUTH_TOKEN"))
+    _start(arguments, available_cores() if cpus is None else cpus, os.environ.get("RAY_AUTH_TOKEN"))
 
 
 def _start(arguments: list[str], cpus: int, token: str | None, record: str = "") -> None:

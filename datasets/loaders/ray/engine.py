@@ -20,7 +20,7 @@ from datasets.loaders.engines.memory import Windows, corners, plan_of
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray.pool import Pool
 from datasets.memory.image_set import ImageSet
-from datasets.sampling.plan import Batch, Plan, rows
+from datasets.sampling.sampler import Batch, Plan, rows
 from datasets.stores.files import FileStore
 
 _CPUS = 0.5  # of a worker: those of training and those of evaluation take turns

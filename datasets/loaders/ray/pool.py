@@ -15,7 +15,7 @@ from torch._utils import ExceptionWrapper
 
 from common.exits import BadInput
 from common.files import ROOT
-from common.performance import cores
+from common.platforms import available_cores
 from datasets.loaders.ray import cluster
 from datasets.loaders.ray.wire import Message, pack, read, start, stop, unpack, write
 
@@ -57,10 +57,10 @@ class Pool:
             "paths": [ROOT, *(path for path in map(os.path.abspath, sys.path) if path != ROOT)],
         }  # fmt: skip
         link = self._link = _Link(log or _print)
-        if os.environ.get(cluster.OWN) == address and 0 < cpus <= cores.available():
+        if os.environ.get(cluster.OWN) == address and 0 < cpus <= available_cores():
             options["cpus"] = 0.0
             if not lanes:
-                options["started"] = min(workers, int(cores.available() / cpus))
+                options["started"] = min(workers, int(available_cores() / cpus))
         self._finalizer = weakref.finalize(self, link.close)
         self.process = link.process.pid
         found = link.open(options, message)
@@ -70,7 +70,7 @@ class Pool:
         self.nodes, self.cpus = found["nodes"], found["cpus"]  # of the cluster
         if options["started"] < workers:
             text = f"{options['started']} of {workers} workers run"
-            link.log(f"ray: {text}: this machine has {cores.available()} CPUs")
+            link.log(f"ray: {text}: this machine has {available_cores()} CPUs")
 
     def runs(self, function: Any) -> bool:
         """Return whether the workers have this function as it is now."""

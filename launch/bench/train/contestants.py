@@ -10,7 +10,7 @@ import torch
 
 from common.exits import BadInput
 from common.files import ROOT
-from common.performance import cores
+from common.platforms import available_cores
 
 SAMPLE = "seed loop"
 _FOREVER = "1000000000"  # steps
@@ -63,7 +63,7 @@ def _small(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
         compiled = [] if args.compile is None else ["--compile", str(args.compile).lower()]
         yield "train_fast.py", Contestant(job("train_fast.py", *compiled), "half")
     several = ["--processes_per_node", "2"] if device.type == "cpu" else []
-    if several and cores.available() < 2:
+    if several and available_cores() < 2:
         yield "train_ddp.py", "two processes would share the one core"
     else:
         yield "train_ddp.py", Contestant(job("train_ddp.py", *_PATIENT, *several), "float32")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from datasets.loaders.device import ToDevice
+from datasets.loaders.loader import ToDevice
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -25,8 +25,7 @@ from datasets.folders.cut import scaled
 from datasets.loaders import backends, measure
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.sampling.augment import center_crop, random_resized_crop
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.conftest import ROOT, finish, start
@@ -272,7 +271,7 @@ from datasets.loaders import backends
 from datasets.folders.cut import scaled
 from datasets.sampling.sampler import BatchSampler
 from datasets.sampling.augment import center_crop, random_resized_crop
-from datasets.sampling.plan import Plan
+from datasets.sampling.sampler import Plan
 from datasets.stores.files import FileStore
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ from PIL import Image
 
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
-from datasets.loaders.device import ToDevice
+from datasets.loaders.loader import ToDevice
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import BatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 
 pytestmark = [

@@ -26,8 +26,7 @@ from datasets.loaders.ray.engine import FolderCutter, RayEngine
 from datasets.loaders.ray.pool import Pool
 from datasets.loaders.ray.wire import pack, unpack
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import BatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 from tests.conftest import ROOT, environment
 from tests.support.ray_nodes import RayNodes, wait_until

@@ -12,8 +12,7 @@ from common.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.plan import Plan
-from datasets.sampling.sampler import BatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import files, object_store, tiers
 from tests.support import redis_server
 from tests.support.fault_proxy import FaultProxy

@@ -15,9 +15,8 @@ from common.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.plan import Plan
 from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import BatchSampler
+from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, local, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, leases, servers

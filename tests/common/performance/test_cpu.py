@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from common.performance.convolution import Conv2d, take_over
+from common.performance.cpu import Conv2d, take_over
 
 CASES = [  # inputs, outputs, kernel, stride, padding, height, width
     (8, 16, 3, 1, 1, 1, 1), (8, 16, 3, 2, 1, 2, 2), (8, 16, 3, 1, 1, 2, 2), (8, 16, 3, 2, 1, 3, 4),

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from common.performance import cores
+from common.platforms import available_cores
 
 OWN = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -25,7 +25,7 @@ def test_quota_of_the_control_group(files, expected, tmp_path):
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert cores.available(str(tmp_path)) == expected
+    assert available_cores(str(tmp_path)) == expected
 
 
 def test_affinity():
@@ -34,6 +34,6 @@ def test_affinity():
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
-        assert cores.available() == 1
+        assert available_cores() == 1
     finally:
         os.sched_setaffinity(0, before)

@@ -1,12 +1,14 @@
-"""Convolutions over small maps on the CPU, as matrix products over all images and places at once.
+"""What makes a training step on the CPU faster: other convolutions, and memory that is kept.
 
-oneDNN works image by image. Where a map has few places, every image is a short product, and for the weight
-gradient each reads and writes all of it: 512 channels of 4x4 take 36 ms of bfloat16 for 128 images, one
-product takes 8, patches included (torch 2.14, 2 cores with AMX). On other devices and larger maps this is
-torch.nn.Conv2d. Source: K. Chellapilla et al., "High Performance Convolutional Neural Networks for Document
-Processing", IWFHR 2006.
+Convolutions over small maps are matrix products over all images and places at once. oneDNN works image by
+image. Where a map has few places, every image is a short product, and for the weight gradient each reads and
+writes all of it: 512 channels of 4x4 take 36 ms of bfloat16 for 128 images, one product takes 8, patches
+included (torch 2.14, 2 cores with AMX). On other devices and larger maps this is torch.nn.Conv2d. Source: K.
+Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", IWFHR 2006.
 """
 
+import ctypes
+import os
 from typing import Any
 
 import torch
@@ -113,3 +115,29 @@ def _transposed(gradient: Tensor, images: Tensor, weight: Tensor, stride: _Pair,
     return torch.ops.aten.convolution_backward(
         gradient, images, weight, None, stride, padding, (1, 1), False, (0, 0), 1, (True, False, False)
     )[0]
+
+
+_SETTINGS = (  # (number in malloc.h, value)
+    (-4, 0),  # M_MMAP_MAX
+    (-1, -1),  # M_TRIM_THRESHOLD
+    # M_TOP_PAD: bytes by which the heap grows
+    (-2, 64 * 2**20),
+)
+
+
+def keep_memory() -> bool:
+    """Keep the memory that this process frees. Measured by tests/benchmarks/allocator.py.
+
+    glibc returns large blocks to the kernel at once. The activations of the next step are then new pages,
+    which the kernel zeroes one fault at a time. Three settings of glibc (mallopt(3)) keep the memory: no mmap
+    for large blocks, no trimming of the heap, and a heap that grows in large pieces. The process keeps its
+    peak memory. BOOTFILE_KEEP_MEMORY=0 leaves glibc's defaults.
+
+    Returns False if they were not changed: another C library, or BOOTFILE_KEEP_MEMORY=0.
+    """
+    if os.environ.get("BOOTFILE_KEEP_MEMORY", "1") == "0":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is None:
+        return False
+    return all(mallopt(*setting) for setting in _SETTINGS)
