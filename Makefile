@@ -76,13 +76,13 @@ $(VENV)/installed: requirements.txt tests/requirements.txt constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || sh tests/install_packages.sh required \
 	  $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt -c constraints.txt
+	$(RUN) tests/install.py -r tests/requirements.txt -c constraints.txt
 	@touch $@
 
 define COMPAT_RULE
 $(COMPAT)/$(notdir $(1))/installed: requirements.txt tests/requirements.txt tests/compat.txt
 	$(1) -m venv --clear $$(@D)
-	$$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt -c tests/compat.txt
+	$$(@D)/bin/python tests/install.py -r tests/requirements.txt -c tests/compat.txt
 	@touch $$@
 endef
 $(foreach python,$(COMPAT_PYTHON),$(eval $(call COMPAT_RULE,$(python))))
