@@ -29,6 +29,15 @@ _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}
 NAMELESS = "(a value without an option)"
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows what an option expects (`true|false`, `N`, `FOLDER`) if it has no metavar of its own."""
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        if action.dest in ("data_url", "output_dir"):
+            return "FOLDER|URL"
+        return _METAVARS.get(action.type, super()._get_default_metavar_for_optional(action))
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line (BadInput) and show no value of an unknown option. Options
     are never abbreviated; - and _ are the same in their names. A path after an option whose value may be left
@@ -37,7 +46,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, description: str | None):
         super().__init__(
             description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )
 
@@ -239,7 +248,6 @@ FLAG: dict[str, Any] = {
     "nargs": "?",
     "const": True,
     "default": False,
-    "metavar": "true|false",
 }
 
 
@@ -311,3 +319,15 @@ def interval(text: str) -> Interval:
             f"{text!r} is not a number of steps (200), seconds (90s) or epochs (1epoch), at most {_MOST:g}"
         )
     return Interval(count, unit)
+
+
+_METAVARS: dict[Any, str] = {
+    boolean: "true|false",
+    int: "N",
+    positive_int: "N",
+    seed: "N",
+    float: "NUMBER",
+    positive_float: "NUMBER",
+    non_negative_float: "NUMBER",
+    interval: "N|Ns|Nepochs",
+}

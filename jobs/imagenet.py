@@ -42,15 +42,14 @@ WARM_UP_BATCHES = 10  # of --prof
 
 def parse_args() -> argparse.Namespace:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
-    add, number = parser.add_argument, arguments.non_negative_float
-    # data: --data_url, --data_backend, --pack, --cache, --image_size, ...
-    image_folders.add_arguments(parser)
-    # model
+    number = arguments.non_negative_float
+    image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...
+    add = parser.add_argument_group("model").add_argument
     add("-a", "--arch", type=models.arch, default="resnet50", help="of torchvision.models (resnet50)")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
     add("--compile", type=boolean, default=False, help="true: torch.compile")
-    add("--ema", type=number, help="also average the weights, with this decay: 0.9999")
-    # optimization
+    add("--ema", type=number, metavar="DECAY", help="also average the weights: 0.9999")
+    add = parser.add_argument_group("optimization").add_argument
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     add("--epochs", type=positive_int, default=90, help="default: 90")
     add("-b", "--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
@@ -58,25 +57,24 @@ def parse_args() -> argparse.Namespace:
     add("--lr", type=arguments.positive_float, default=0.256, help="peak (default: 0.256)")
     schedules = "to 0, or step: a tenth after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
     add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
-    add("--warmup", type=number, default=8.0, help="epochs in which the rate rises (default: 8)")
+    add("--warmup", type=number, default=8.0, metavar="EPOCHS", help="in which the rate rises (default: 8)")
     add("--momentum", type=number, default=0.875, help="default: 0.875")
     add("--weight_decay", type=number, default=1 / 32768, help="default: 1/32768")
     add("--bn_weight_decay", **FLAG, help="true: BatchNorm and biases decay too")
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
-    add("--mixup", type=number, default=0.0, help="alpha, drawn by each process (default: 0, none)")
+    add("--mixup", type=number, default=0.0, metavar="ALPHA", help="drawn by each process (default: 0, none)")
     add("--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)")
+    add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
     add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
-    # what to do
+    add = parser.add_argument_group("what to do").add_argument
     help = "print images/s of N batches (default: 100) after 10, and stop"
     add("--prof", type=positive_int, nargs="?", const=100, metavar="N", help=help)
     add("--training_only", action="store_true", help="do not evaluate")
-    # output
+    add = parser.add_argument_group("output").add_argument
     add("--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)")
     add("-p", "--report_every", "--print_freq", type=positive_int, default=50, help="steps (default: 50)")
-    # other spellings, and the processes
     published.add_arguments(parser)
     process_group.add_arguments(parser)
-    add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
     args = parser.parse_args()
     published.merge(args)
     if args.evaluate and args.training_only:

@@ -46,20 +46,19 @@ def save_contact_sheet(path: str, blurry: torch.Tensor, sharp: torch.Tensor) -> 
 @entry
 def main() -> None:
     parser = arguments.JobParser(__doc__)
-    add = parser.add_argument
-    # data
+    add = parser.add_argument_group("data").add_argument
     add("--data_source", "--data_url", dest="data_url", help="folder of pairs (default: generated ones)")
     add("--custom_data", type=arguments.boolean, default=False, help="true: generated pairs instead")
     add("--split", choices=["train", "test"], default="train", help="default: train")
     add("--resize", type=paired_images.rows, default=0, help="rows, aspect kept (default: none)")
     add("--crop", type=positive_int, default=256, help="side of the squares, pixels (default: 256)")
-    # loading
+    add = parser.add_argument_group("loading").add_argument
     add("--batch_size", type=positive_int, default=12, help="pairs over all processes (default: 12)")
     add("--num_workers", type=positive_int, help="threads of a process (default: the cores)")
     add("--seed", type=arguments.seed, default=0, help="of order, crops and flips (default: 0)")
     add("--epochs", type=positive_int, default=1, help="default: 1")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
-    # output
+    add = parser.add_argument_group("output").add_argument
     add("--result_dir", "--output_dir", "--train_url", dest="output_dir", help="default: a new one")
     add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --result_dir)")
     add("--preview", metavar="FILE.png", help="the first batch (default: preview.png in --result_dir)")

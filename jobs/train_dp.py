@@ -28,20 +28,20 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
-    # data
-    parser.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
-    parser.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
-    parser.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
-    # output
-    parser.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
-    parser.add_argument("--report_every", type=positive_int, default=50, help="steps (default: 50)")
-    # optimization
-    parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
-    parser.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
-    parser.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
-    parser.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    parser.add_argument("--seed", type=seed, default=0, help="of weights, order and crops (default: 0)")
-    parser.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
+    data = parser.add_argument_group("data")
+    data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
+    data.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
+    data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    output = parser.add_argument_group("output")
+    output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
+    output.add_argument("--report_every", type=positive_int, default=50, help="steps (default: 50)")
+    optimization = parser.add_argument_group("optimization")
+    optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
+    optimization.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
+    optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
+    optimization.add_argument("--seed", type=seed, default=0, help="of weights, order and crops (default: 0)")
+    optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
     args = parser.parse_args()
 
     device = devices.select(args)

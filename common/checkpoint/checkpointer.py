@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -300,38 +301,29 @@ class TrainingParser(JobParser):
 
     def __init__(self, description: str | None):
         super().__init__(description)
-        _add_arguments(self)
         self.checks.append(check)
+
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        _add_arguments(self)  # after the job's own, as --help shows them
+        return super().parse_args(args, namespace)
 
 
 def _add_arguments(parser: JobParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument_group("checkpoints").add_argument
+    add(
         "--resume",
-        metavar="{auto,never,PATH}",
+        metavar="auto|never|FILE",
         help="checkpoint to continue from (default: auto, the newest in --output_dir; without one, never)",
     )
-    parser.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="initial weights: best.pth, epoch_<n>.pth, step_<n>.pt (default: none)",
-    )
-    parser.add_argument(
-        "--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume"
-    )
-    parser.add_argument(
-        "--save_every", type=interval, default="1epoch", help="200 (steps), 90s or 1epoch (default: 1epoch)"
-    )
-    parser.add_argument(
-        "--keep", type=positive_int, default=3, help="newest checkpoints to keep (default: 3)"
-    )
-    parser.add_argument(
-        "--grace", type=positive_float, default=25,
-        help="seconds from SIGTERM to the end at the latest (default: 25)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max_bad_steps", type=positive_int, default=20,
-        help="stop after N consecutive steps without a finite loss and gradient (default: 20)",
-    )  # fmt: skip
+    help = "initial weights: best.pth, epoch_<n>.pth, step_<n>.pt (default: none)"
+    add("--weights", metavar="FILE", help=help)
+    add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
+    add("--save_every", type=interval, default="1epoch", help="200 (steps), 90s or 1epoch (default: 1epoch)")
+    add("--keep", type=positive_int, default=3, help="newest checkpoints to keep (default: 3)")
+    help = "from SIGTERM to the end at the latest (default: 25)"
+    add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
+    help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
+    add("--max_bad_steps", type=positive_int, default=20, help=help)
 
 
 def check(args: argparse.Namespace) -> None:

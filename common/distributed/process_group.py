@@ -30,15 +30,14 @@ _COMMUNICATION = re.compile(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that platforms inject. --rank and --world_size count nodes."""
-    parser.add_argument("--init_method", help="tcp://host:port of the first node")
-    parser.add_argument("--rank", type=int, help="index of this node")
-    parser.add_argument("--world_size", type=int, help="number of nodes")
-    parser.add_argument("--local-rank", "--local_rank", type=int, help="of torch.distributed.launch")
-    parser.add_argument("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
-    parser.add_argument(
-        "--rank_level", choices=["node", "process"], help="what a bare RANK counts, if it is unclear"
-    )
-    parser.add_argument("--timeout", type=positive_float, default=300, help="seconds (default: 300)")
+    add = parser.add_argument_group("processes").add_argument
+    add("--init_method", metavar="ADDRESS", help="tcp://host:port of the first node")
+    add("--rank", type=int, help="index of this node")
+    add("--world_size", type=int, help="number of nodes")
+    add("--local-rank", "--local_rank", type=int, help="of torch.distributed.launch")
+    add("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
+    add("--rank_level", choices=["node", "process"], help="what a bare RANK counts, if it is unclear")
+    add("--timeout", type=positive_float, default=300, metavar="SECONDS", help="default: 300")
 
 
 def get_topology(args: argparse.Namespace) -> Topology:

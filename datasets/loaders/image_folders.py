@@ -24,7 +24,7 @@ _SYNTHETIC = {"train": 1_281_167, "val": 50_000}  # images of ImageNet
 
 def add_arguments(parser: JobParser) -> None:
     """Add the options of open_loaders()."""
-    add = parser.add_argument
+    add = parser.add_argument_group("data").add_argument
     add("--data_url", help="folder with train/<class>/* and val/<class>/*")
     add(
         "--val_share",
@@ -35,7 +35,8 @@ def add_arguments(parser: JobParser) -> None:
     )
     add("--stage", type=boolean, default=True, help="false: read an s3:// --data_url as it is needed")
     add("--custom_data", type=boolean, default=False, help="true: generated images instead")
-    add("--data_backend", default="auto", help=f"auto (default): measured; {', '.join(backends.BACKENDS)}")
+    names = ", ".join(backends.BACKENDS)
+    add("--data_backend", default="auto", metavar="NAME", help=f"auto (default): measured; {names}")
     add("-j", "--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
     add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
     add("--pack", metavar="FOLDER", help="keep decoded images there, made once, and read them")

@@ -13,7 +13,7 @@ from datasets.loaders.backends import SPELLINGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add = parser.add_argument_group("other spellings").add_argument
     flag: dict[str, Any] = FLAG | {"default": None}
     add("data", nargs="?", metavar="DIR", help="the same as --data_url DIR")
     add("--fp16", **flag, help="the same as --amp")
