@@ -70,7 +70,8 @@ class Log:
         """
         self._end_lap("data loading")
         self._class_names = getattr(train_set, "class_names", ())
-        self.info(f"data train={len(train_set)} test={len(test_set)} source={train_set.source}")
+        source = getattr(train_set, "source", type(train_set).__name__)
+        self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
 
     def is_due(self, step: int) -> bool:
         """Return whether step() has something to report: every --report_every steps, and after an epoch."""

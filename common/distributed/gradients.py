@@ -2,6 +2,7 @@
 in every step of every start."""
 
 import re
+from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -34,15 +35,15 @@ def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind:
     forward.register_comm_hook(None, default_hooks.bf16_compress_hook)
 
 
-def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, images: torch.Tensor) -> None:
+def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: Any) -> None:
     """Run backward passes that leave no trace, before training and on every process.
 
     After its first backward pass DistributedDataParallel puts the gradients into other buckets, in the order
     in which they became ready. Three or more processes then add them in another order, which rounds
     differently: without this, the first step after a restart would not be that of the uninterrupted run. With
     static_graph the first pass only counts how often each gradient comes; the second one finds the order.
-    Weights, buffers and random state are as before. images: at least two, [n, C, H, W], any values.
+    Weights, buffers and random state are as before. inputs: a batch of at least two samples, any values.
     """
     if torch.distributed.get_world_size() < 3:
         return
-    backward_without_trace(forward, forward, images, 2 if forward.static_graph else 1)
+    backward_without_trace(forward, forward, inputs, 2 if forward.static_graph else 1)

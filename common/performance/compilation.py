@@ -1,29 +1,37 @@
 """Compile a model before training, not in its first step: the time is known, and no rank waits for it."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 _PASSES = 3  # CUDA graphs are recorded in the second, and the third replays them
 
 
-def backward_without_trace(
-    forward: Callable, module: torch.nn.Module, images: torch.Tensor, passes: int
-) -> None:
+def backward_without_trace(forward: Callable, module: torch.nn.Module, inputs: Any, passes: int) -> None:
     """Run forward and backward passes that leave weights, buffers, gradients (none) and random state as they
     were, also if a pass fails.
 
-    forward: the function to call, which calls module. images: [n, C, H, W], any values, n >= 2 for BatchNorm.
+    forward: the function to call, which calls module. inputs: a tensor [n, ...] or a nest of them, any
+    values, n >= 2 for BatchNorm.
     """
     parameter = next(module.parameters())
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(parameter) if tensor.is_floating_point() else tensor.to(parameter.device)
+
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         with torch.random.fork_rng([parameter.device] if parameter.is_cuda else []):
             for _ in range(passes):
                 module.zero_grad()
-                output = forward(images.to(parameter))  # alive until after backward(), as in training: CUDA
-                output.sum().backward()  # graphs are recorded again where that differs
+                output = forward(tree_map_only(torch.Tensor, move, inputs))  # alive until after backward(),
+                # as in training: CUDA graphs are recorded again where that differs
+                parts = [
+                    each for each in tree_flatten(output)[0] if torch.is_tensor(each) and each.requires_grad
+                ]
+                torch.stack([each.sum() for each in parts]).sum().backward()
     finally:
         module.zero_grad()
         with torch.no_grad():

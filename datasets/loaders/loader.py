@@ -75,9 +75,14 @@ class ToDevice:
         self._row: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # width -> shift, scale [width * C]
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.end(self.begin(images, labels))
+        return self.end(self.move(images, labels))
 
-    def begin(self, images: torch.Tensor, labels: torch.Tensor) -> Copy:
+    def begin(self, batch: Batch, images: torch.Tensor) -> Copy:
+        """Start the way of a batch with its images [n, H, W, C] to the device, as move() does."""
+        labels = torch.tensor(batch.labels)  # a copy: the caller may change it
+        return self.move(images.permute(0, 3, 1, 2), labels)
+
+    def move(self, images: torch.Tensor, labels: torch.Tensor) -> Copy:
         """Start the way to the device. The images given must stay as they are until wait()."""
         if self._stream is None:
             return Copy(self._on_host(images), labels)
@@ -157,7 +162,8 @@ class Loader:
     """Iterates (images [n, C, H, W] channels_last and normalised, labels int64 [n]) on `device`.
 
     plan: may be replaced between two epochs. mean, std: of pixels / 255. dtype, pinned: see ToDevice. On a
-    GPU one batch is copied and normalised while the previous one is used.
+    GPU one batch is copied and normalised while the previous one is used. to_device: another last stage, for
+    an engine that delivers no images (map_style.MoveToDevice).
 
     waited: seconds that iterating has cost the caller so far. receipt: the digest of the batches that were
     yielded (datasets/sampling/receipt.py). len: steps of an epoch.
@@ -172,9 +178,10 @@ class Loader:
         std: tuple[float, ...] = STD,
         dtype: torch.dtype | None = None,
         pinned: bool = True,
+        to_device: Any = None,
     ):
         self.engine, self.plan = engine, plan
-        self.to_device = ToDevice(device, mean, std, dtype, pinned)
+        self.to_device = to_device or ToDevice(device, mean, std, dtype, pinned)
         self.waited, self.receipt = 0.0, Receipt(plan.index.fingerprint)
         self._ahead = 1 if device.type == "cuda" else 0  # on the CPU it would only take memory
 
@@ -195,8 +202,10 @@ class Loader:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
         self.receipt.commit(step, len(self), folder, self.to_device.device)
 
-    def example(self, count: int) -> torch.Tensor:
-        """Return a batch of `count` images as a step gets them, all zeros, without reading data."""
+    def example(self, count: int) -> Any:
+        """Return the inputs of `count` samples as a step gets them. Images are zeros: no data are read."""
+        if example := getattr(self.engine, "example", None):
+            return example(count)
         size = self.plan.size
         channels, height, width = getattr(self.plan.index, "image_shape", (3, size, size))
         images = torch.zeros(count, height, width, channels, device=self.to_device.device)
@@ -221,8 +230,7 @@ class Loader:
         begun: collections.deque[tuple[Batch, Copy]] = collections.deque()
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, images in batches:
-                labels = torch.tensor(batch.labels)  # a copy: the caller may change it
-                begun.append((batch, self.to_device.begin(images.permute(0, 3, 1, 2), labels)))
+                begun.append((batch, self.to_device.begin(batch, images)))
                 del images
                 if len(begun) > self._ahead:
                     yield begun.popleft()

@@ -24,6 +24,7 @@ class Operation(IntEnum):
     CROP_FLIP = 1
     RESIZED_CROP = 2
     SQUARE_CROP = 3
+    ITEM = 4
 
 
 def philox4x32(counter: Iterable, key: int) -> np.ndarray:

@@ -4,23 +4,18 @@ It differs from the usual in what it is told: ids with their boxes instead of id
 random numbers.
 """
 
-import functools
 import io
-import multiprocessing
-import os
-import signal
-import weakref
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional
 
-from common.distributed import preemption
 from common.exits import BadInput
 from datasets.folders.cut import scaled
+from datasets.loaders.engines.workers import Workers
 from datasets.loaders.loader import Images
 from datasets.sampling.augment import Crop
 from datasets.sampling.sampler import Batch, Plan
@@ -33,45 +28,22 @@ class Processes:
     reuses_memory = False
 
     def __init__(self, store: Store, workers: int, pinned: bool = False, antialias: bool = True):
-        self.store, self.workers, self.pinned, self.antialias = store, workers, pinned, antialias
-        self._loader: DataLoader | None = None
-        self._plan: Plan | None = None
-        self._closing = multiprocessing.Value("b", 0, lock=False)
-        weakref.finalize(self, _close, self._closing)
+        self.store, self.antialias = store, antialias
+        self._workers = Workers(workers, pinned)
+        self._rows: _Rows | None = None
 
     def run(self, plan: Plan) -> Images:
-        if self._loader is None or plan is not self._plan:
-            self._plan = plan
-            self._loader = DataLoader(
-                _Images(self.store, plan.size, self.antialias),
-                batch_sampler=_Rows(plan),
-                collate_fn=_collate,
-                num_workers=self.workers,
-                pin_memory=self.pinned,
-                persistent_workers=self.workers > 0,
-                worker_init_fn=functools.partial(_begin, self._closing),
-                generator=torch.Generator(),  # its seed is not to be drawn from the job's random numbers
-            )
-        for rows, images in self._loader:
+        if self._rows is None or plan is not self._rows.plan:
+            self._rows = _Rows(plan)
+        images_of = _Images(self.store, plan.size, self.antialias)
+        for rows, images in self._workers.load(images_of, self._rows, _collate):
             if isinstance(images, BadInput):
                 raise images
             ids, labels, top, left, height, width, flip = rows
             yield Batch(ids, labels, Crop(top, left, height, width, flip.astype(bool))), images
 
     def close(self) -> None:
-        _close(self._closing)
-        self._loader = self._plan = None  # its workers end with it
-
-
-def _begin(closing: Any, worker: int) -> None:
-    """In a worker: not to die of a platform's SIGTERM before the job has saved, but of its parent's at the
-    end."""
-    preemption.ignore()
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if closing.value else None)
-
-
-def _close(closing: Any) -> None:
-    closing.value = 1
+        self._workers.close()
 
 
 class _Rows:

@@ -16,6 +16,7 @@ import torch
 from common.exits import BadInput
 from datasets.folders.cut import cut
 from datasets.folders.image_folder import ImageFolderIndex
+from datasets.loaders.engines.map_style import Fetcher, make_loader, restored_generators
 from datasets.loaders.engines.memory import Windows, corners, plan_of
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray.pool import Pool
@@ -30,7 +31,8 @@ _MISSING = "the nodes of the Ray cluster must see the images under the same path
 
 
 class RayEngine:
-    """An engine for Loader. cutter: makes the images on the workers. Other arguments are those of Pool."""
+    """An engine for Loader. cutter: makes the images on the workers; its method join(batch, parts), if it has
+    one, makes a batch of their results here. Other arguments are those of Pool."""
 
     reuses_memory = False
 
@@ -42,11 +44,13 @@ class RayEngine:
         address: str = "auto",
         log: Callable[[str], None] | None = None,
     ):
-        self._workers = workers
+        self._workers, self._join = workers, getattr(cutter, "join", _join_images)
+        if hasattr(cutter, "example"):
+            self.example = cutter.example
         self._pool = Pool(cutter, workers, address, cpus, log)
 
-    def run(self, plan: Plan) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-        """Yield each batch with its images, uint8 [n, H, W, C]. Raises BadInput."""
+    def run(self, plan: Plan) -> Generator[tuple[Batch, Any], None, None]:
+        """Yield each batch with its images, uint8 [n, H, W, C], or what the cutter joins. Raises BadInput."""
         batches: collections.deque = collections.deque()  # (batch, its tasks), oldest first
 
         def tasks() -> Iterator[tuple]:
@@ -59,11 +63,9 @@ class RayEngine:
 
         results = self._pool.map(tasks(), _AHEAD * self._workers)
         try:
-            for images in results:
+            for first in results:
                 batch, count = batches.popleft()
-                if count > 1:
-                    images = np.concatenate([images, *itertools.islice(results, count - 1)])
-                yield batch, torch.from_numpy(images)
+                yield self._join(batch, [first, *itertools.islice(results, count - 1)])
         except BadInput as error:
             raise BadInput(f"{error}; {_MISSING}" if "No such file" in str(error) else str(error)) from error
         finally:
@@ -72,6 +74,10 @@ class RayEngine:
     def close(self) -> None:
         """End the workers."""
         self._pool.close()
+
+
+def _join_images(batch: Batch, parts: list[np.ndarray]) -> tuple[Batch, torch.Tensor]:
+    return batch, torch.from_numpy(np.concatenate(parts) if len(parts) > 1 else parts[0])
 
 
 class FolderCutter:
@@ -123,6 +129,51 @@ class WindowCutter:
     def __call__(self, task: tuple) -> np.ndarray:
         _, ids, crops = task
         return self._windows(ids, corners(Batch(ids, ids, crops)))
+
+
+class ItemReader:
+    """Reads items of any Dataset. The workers must reach what it reads."""
+
+    def __init__(self, fetcher: Fetcher):
+        self.fetcher = fetcher
+
+    def begin(self, worker: int, workers: int) -> None:
+        """Let torch use one thread: a worker has one CPU."""
+        torch.set_num_threads(1)
+
+    def __call__(self, task: tuple) -> list:
+        _, ids, crops = task
+        with restored_generators():  # in this process, if no worker is left
+            return self.fetcher.items(ids, crops[0]) if len(ids) else []
+
+    def join(self, batch: Batch, parts: list[list]) -> tuple[Batch, Any]:
+        """Return the batch with its labels, and its (inputs, targets)."""
+        items = [item for part in parts for item in part]
+        with restored_generators():
+            labels, data = self.fetcher.collate(items, int(batch.crops[0][-1]))
+        return batch._replace(labels=labels), data
+
+    def example(self, count: int) -> Any:
+        """Return the inputs of the first `count` samples."""
+        return self.fetcher.example(count)
+
+
+def ray_map_style_loader(
+    dataset: Any,
+    sampler: Any,
+    device: torch.device,
+    *,
+    collate_fn: Callable[[list], Any] | None = None,
+    workers: int = 2,
+    address: str = "auto",
+    log: Callable[[str], None] | None = None,
+) -> Loader:
+    """Return a map_style_loader() whose items are read by workers of a Ray cluster.
+
+    workers, address, log: as Pool takes them. The dataset travels to the workers once, with its tensors.
+    """
+    fetcher = Fetcher(dataset, collate_fn)
+    return make_loader(RayEngine(ItemReader(fetcher), workers, 1.0, address, log), fetcher, sampler, device)
 
 
 def ray_memory_loader(

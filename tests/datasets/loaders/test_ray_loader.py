@@ -20,9 +20,10 @@ from common.exits import BadInput
 from datasets.compat.dpex import DpexDataLoader, RayDataLoader
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
+from datasets.loaders.engines.map_style import map_style_loader
 from datasets.loaders.engines.threads import Threads
 from datasets.loaders.loader import Loader
-from datasets.loaders.ray.engine import FolderCutter, RayEngine
+from datasets.loaders.ray.engine import FolderCutter, RayEngine, ray_map_style_loader
 from datasets.loaders.ray.pool import Pool
 from datasets.loaders.ray.wire import pack, unpack
 from datasets.sampling.augment import random_resized_crop
@@ -73,6 +74,13 @@ class Draws(Dataset):
         info = get_worker_info()
         drawn = torch.rand(1).item(), np.random.rand(), __import__("random").random()
         return id, info.id, info.num_workers, info.seed, *drawn
+
+
+class Noisy(Draws):
+    """The same as pairs of (input, target)."""
+
+    def __getitem__(self, id):
+        return torch.tensor([*torch.rand(2), np.random.rand(), __import__("random").random()]), id % 5
 
 
 class Count(IterableDataset):
@@ -463,3 +471,18 @@ next(iter(RayDataLoader([1, 2], True, "127.0.0.1:{head.getsockname()[1]}", num_w
             process.wait()
         assert not psutil.wait_procs([broker], 15)[1]
         connection.close()
+
+
+def test_any_dataset_draws_the_same_on_workers_of_ray(cluster):
+    def batches(make, **options):
+        sampler = BatchSampler(24, 6, seed=1, max_steps=5)
+        with make(Noisy(), sampler, torch.device("cpu"), **options) as loader:
+            found = [batch for _ in loader.epochs_from(0) for batch in loader]
+            return found, loader.receipt.take(), loader.example(2)
+
+    expected, sums, example = batches(map_style_loader)
+    found, ray_sums, ray_example = batches(ray_map_style_loader)
+    assert torch.equal(sums, ray_sums) and torch.equal(example, ray_example)
+    assert len(found) == 5
+    for one, other in zip(expected, found, strict=True):
+        assert all(map(torch.equal, one, other))

@@ -1,0 +1,121 @@
+"""Digests of data whose form is not known: which data set it is, and which target a sample has."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+_ITEMS = 64  # that are read, evenly spread
+_WHOLE = 1 << 28  # bytes of an array up to which all of it counts
+
+
+def fingerprint(dataset: Any, read: Callable[[np.ndarray], list]) -> str:
+    """Return a digest of a map-style dataset, 32 hex digits.
+
+    Its own `fingerprint` (any text) counts if it has one. Otherwise: its length; the tensors, arrays and
+    lists of numbers that are its attributes (of more than 256 MB: evenly spread rows); the names and labels
+    in torchvision's `samples`; and 64 items, evenly spread. read(ids): returns items, with the same random
+    transforms in every process. Not counted: where files are, and what changes in none of these.
+    """
+    digest = hashlib.sha256()
+    _add_dataset(digest, dataset)
+    ids = (
+        np.unique(np.linspace(0, len(dataset) - 1, _ITEMS).astype(np.int64))
+        if len(dataset)
+        else np.zeros(0, int)
+    )
+    if not isinstance(getattr(dataset, "fingerprint", None), str):
+        for item in read(ids):
+            _add(digest, item)
+    return digest.hexdigest()[:32]
+
+
+def hash_value(value: Any) -> int:
+    """Return the integer itself, or 63 bits of a digest of another value: a tensor, an array, text, or a nest
+    of them."""
+    if isinstance(value, int | np.integer) or (
+        isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0
+    ):
+        number = value.item() if isinstance(value, torch.Tensor | np.ndarray) else value
+        if isinstance(number, int) and abs(number) < 2**63:
+            return int(number)
+    digest = hashlib.blake2b(digest_size=8)
+    _add(digest, value)
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def hash_rows(values: Any) -> np.ndarray:
+    """Return hash_value() of each row, int64 [n]. values: a tensor [n, ...], or a list."""
+    if isinstance(values, torch.Tensor) and values.dtype != torch.bfloat16 and len(values):
+        rows = values.numpy()
+        if rows.ndim == 1 and rows.dtype.kind in "iub":
+            return rows.astype(np.int64)
+        return _hash_words(np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8))
+    return np.array([hash_value(value) for value in values], np.int64)
+
+
+def _hash_words(rows: np.ndarray) -> np.ndarray:
+    """Return 63 bits of each row of bytes, uint8 [n, m]. Every word is mixed with its place (SplitMix64)."""
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8))).view(np.uint64)
+    words = rows + np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+    return ((words ^ (words >> np.uint64(31))).sum(axis=1) >> np.uint64(1)).astype(np.int64)
+
+
+def _add_dataset(digest: Any, dataset: Any) -> None:
+    own = getattr(dataset, "fingerprint", None)
+    if isinstance(own, str):
+        _add(digest, own)
+    elif isinstance(dataset, Subset):
+        _add(digest, list(dataset.indices))
+        _add_dataset(digest, dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for each in dataset.datasets:
+            _add_dataset(digest, each)
+    else:
+        _add(digest, len(dataset))
+        for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+            if name == "samples" and hasattr(dataset, "root"):  # torchvision's folders: [(path, label)]
+                value = [(os.path.relpath(path, dataset.root), label) for path, label in value]
+                _add(digest, value)
+            elif _is_data(value):
+                _add(digest, name)
+                _add(digest, value)
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether an attribute holds numbers: no paths, which differ from node to node."""
+    if isinstance(value, list | tuple) and value:
+        return all(isinstance(each, int | float | torch.Tensor | np.ndarray) for each in value)
+    return isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "iufbc")
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Add a value, with its type and shape."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        digest.update(f"{value.dtype} {value.shape}".encode())
+        if value.nbytes > _WHOLE:
+            value = value[np.linspace(0, len(value) - 1, _ITEMS).astype(np.int64)]
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, dict):
+        for key in sorted(value, key=str):
+            _add(digest, key)
+            _add(digest, value[key])
+    elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
+        digest.update(f"list {len(value)}".encode())
+        for each in value:
+            _add(digest, each)
+    elif isinstance(value, str | bytes | int | float | complex | bool | np.generic | type(None)):
+        digest.update(repr(value).encode())
+    elif hasattr(value, "tobytes"):  # an image of Pillow
+        digest.update(value.tobytes())
+    else:
+        digest.update(type(value).__name__.encode())

@@ -1,0 +1,384 @@
+"""Batches of any map-style torch Dataset, the same at any number of workers and ranks and after any restart.
+
+Around each item the generators of torch, NumPy and `random`, and those that the dataset holds, are seeded by
+(seed, epoch, sample id). So what random transforms draw depends on the sample alone.
+"""
+
+import contextlib
+import functools
+import random
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+from common.exits import BadInput
+from datasets.fingerprint import fingerprint, hash_rows, hash_value
+from datasets.loaders.engines.workers import Workers
+from datasets.loaders.loader import Copy, Loader
+from datasets.sampling.philox import Operation, draw
+from datasets.sampling.sampler import Batch, Plan
+
+TARGETS = ("label", "labels", "target", "targets", "y")  # keys of a dictionary, the first that is there
+_PROBE = 0x5EED
+
+
+def map_style_loader(
+    dataset: Dataset,
+    sampler: Any,
+    device: torch.device,
+    *,
+    collate_fn: Callable[[list], Any] | None = None,
+    workers: int = 0,
+    pinned: bool = True,
+) -> Loader:
+    """Return a loader of (inputs, targets) on the device, of any map-style Dataset.
+
+    dataset: has __getitem__ and __len__; an item is (input, target), or a dictionary with one of TARGETS.
+    sampler: of datasets/sampling. collate_fn: takes a list of items and returns (inputs, targets), nested as
+    you like (default: torch's default_collate). workers: processes; 0 loads in this one. pinned: to a GPU,
+    copy from pinned memory while the model works. Raises BadInput, for an IterableDataset too.
+
+    The receipt covers ids, targets and the seed of each item, not the inputs. A `fingerprint` of the dataset
+    (any text) says which data it holds; without one it is computed (datasets/fingerprint.py).
+    """
+    fetcher = Fetcher(dataset, collate_fn)
+    engine = MapStyle(fetcher, workers, pinned and device.type == "cuda")
+    return make_loader(engine, fetcher, sampler, device)
+
+
+def make_loader(engine: Any, fetcher: "Fetcher", sampler: Any, device: torch.device) -> Loader:
+    """Return a Loader of an engine that delivers what the fetcher fetches."""
+    plan = Plan(Index(fetcher), sampler, draw_seeds)
+    return Loader(engine, plan, device, to_device=MoveToDevice(device))
+
+
+class Seeds(NamedTuple):
+    """What the generators are seeded with around an item. seed: int64 [n], at least 0."""
+
+    seed: np.ndarray
+
+
+def draw_seeds(index: Any, ids: np.ndarray, seed: int, epoch: int) -> Seeds:
+    """Return a seed for each sample, a function of (seed, epoch, sample id): a Plan's `augment`."""
+    low, high, *_ = draw(seed, epoch, ids, Operation.ITEM)
+    return Seeds((low | (high >> np.uint64(1)) << np.uint64(32)).astype(np.int64))
+
+
+class Index:
+    """The index of a Plan: how many samples there are, and which. Their labels are known once they are
+    read."""
+
+    def __init__(self, fetcher: "Fetcher"):
+        self.labels = np.broadcast_to(np.int64(0), len(fetcher.dataset))  # type: ignore[arg-type]
+        self.fingerprint = fetcher.fingerprint
+        names = getattr(fetcher.dataset, "class_names", getattr(fetcher.dataset, "classes", ()))
+        self.class_names = tuple(map(str, names))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Fetcher:
+    """Reads the items of a batch and collates them, each with generators of its own seed.
+
+    It can be pickled, and runs in any process. Other arguments are those of map_style_loader(). Raises
+    BadInput if the dataset cannot be read by number.
+    """
+
+    def __init__(self, dataset: Dataset, collate_fn: Callable[[list], Any] | None = None):
+        name = type(dataset).__name__
+        if isinstance(dataset, IterableDataset):
+            raise BadInput(
+                f"{name} is an IterableDataset: its samples have no numbers, so they cannot be shuffled, "
+                "divided among the ranks or found again after a restart. Write __getitem__ and __len__ "
+                "instead: for shards or files, an index of (file, position) of each sample is enough"
+            )
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise BadInput(f"{name} needs __getitem__ and __len__: it is no map-style Dataset")
+        self.dataset, self.collate_fn = dataset, collate_fn
+        self._table, self._rows = _table_of(dataset) if collate_fn is None else (None, None)
+        self._draws = False  # whether an item has used a generator
+        self._reseed: list[Callable[[int], object]] | None = None  # of the generators that the dataset holds
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of the samples and their targets."""
+        with restored_generators():
+            return fingerprint(self.dataset, lambda ids: self.items(ids, draw_seeds(None, ids, 0, 0).seed))
+
+    def batch(self, ids: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, tuple[Any, Any]]:
+        """Return (labels for the receipt, int64 [n]; (inputs, targets)) of samples, collated."""
+        if self._table:  # whole rows at once, and nothing is random
+            rows = torch.from_numpy(ids if self._rows is None else self._rows[ids])
+            inputs, targets = _pair(tuple(tensor[rows] for tensor in self._table.tensors))
+            return hash_rows(targets), (inputs, targets)
+        if not len(ids):
+            return self._empty()
+        return self.collate(self.items(ids, seeds), int(seeds[-1]))
+
+    def collate(self, items: list, seed: int) -> tuple[np.ndarray, tuple[Any, Any]]:
+        """Return what batch() returns, of items. seed: that of the last one, for a collate_fn that draws."""
+        _seed(seed)
+        inputs, targets = _pair((self.collate_fn or default_collate)(items))
+        if self.collate_fn is None and isinstance(targets, torch.Tensor):
+            return hash_rows(targets), (inputs, targets)
+        labels = [hash_value(_target(item)) for item in items]  # the batch may be padded: not its rows
+        return np.array(labels, np.int64), (inputs, targets)
+
+    def items(self, ids: np.ndarray, seeds: np.ndarray) -> list:
+        """Return the items of samples.
+
+        As long as no item has used a generator, they are seeded once a batch: seeding them for each item
+        costs 8 us. An item that draws is noticed, and its batch is read again.
+        """
+        if self._reseed is None:
+            self._reseed = find_generators(self.dataset)
+        if not self._draws and not self._reseed:
+            _seed(_PROBE)
+            before = _states()
+            items = [self.dataset[id] for id in ids.tolist()]
+            if _states() == before:
+                return items
+            self._draws = True
+        return [self._item(id, seed) for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True)]
+
+    def _item(self, id: int, seed: int) -> Any:
+        _seed(seed)
+        for reseed in self._reseed or ():
+            reseed(seed)
+        return self.dataset[id]
+
+    def _empty(self) -> tuple[np.ndarray, tuple[Any, Any]]:
+        """Return a batch without rows: a rank's part of a last batch may be empty."""
+        labels, batch = self.collate(self.items(np.zeros(1, np.int64), np.zeros(1, np.int64)), 0)
+        return labels[:0], tree_map_only(torch.Tensor, lambda tensor: tensor[:0], batch)
+
+    def example(self, count: int) -> Any:
+        """Return the inputs of the first `count` samples."""
+        ids = np.arange(count) % len(self.dataset)  # type: ignore[arg-type]
+        with restored_generators():
+            return self.batch(ids, ids)[1][0]
+
+    def __getstate__(self) -> dict:
+        return {"dataset": self.dataset, "collate_fn": self.collate_fn}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(**state)  # type: ignore[misc]  # finds the generators of the copy
+
+
+class MapStyle:
+    """An engine for Loader. workers, pinned: those of Workers."""
+
+    reuses_memory = False
+
+    def __init__(self, fetcher: Fetcher, workers: int, pinned: bool):
+        self._batches, self._workers = _Batches(fetcher), Workers(workers, pinned)
+        self.example = fetcher.example
+        self._keys: _Keys | None = None
+
+    def run(self, plan: Plan) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
+        """Yield each batch with its (inputs, targets). Its labels are digests of the targets."""
+        if self._keys is None or plan is not self._keys.plan:
+            self._keys = _Keys(plan)
+        for ids, seeds, labels, batch in self._workers.load(self._batches, self._keys, _only):
+            if isinstance(batch, BadInput):
+                raise batch
+            yield Batch(ids, labels, Seeds(seeds)), batch
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+class MoveToDevice:
+    """The last stage of a loader of any Dataset: tensors, nested as they are, move to the device."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def begin(self, batch: Batch, data: tuple[Any, Any]) -> Copy:
+        """Start the way to the device."""
+        if self._stream is None:
+            return Copy(self._move(data[0]), self._move(data[1]))
+        with torch.cuda.stream(self._stream):
+            inputs, targets = self._move(data[0]), self._move(data[1])
+            ready = torch.cuda.Event()
+            ready.record()
+        return Copy(inputs, targets, ready)
+
+    def end(self, copy: Copy) -> tuple[Any, Any]:
+        """Return (inputs, targets), for the caller's stream."""
+        if copy.ready:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copy.ready)
+            tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), copy[:2])
+        return copy.images, copy.labels
+
+    def wait(self) -> None:
+        """Do nothing: no memory is used again."""
+
+    def _move(self, data: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), data)
+
+
+def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
+    """Return the TensorDataset that a dataset is, or is a part of, and which rows (None: all)."""
+    rows = None
+    while type(dataset) is Subset:
+        indices = np.asarray(dataset.indices, np.int64)
+        dataset, rows = dataset.dataset, indices if rows is None else indices[rows]
+    return (dataset, rows) if type(dataset) is TensorDataset else (None, None)
+
+
+def find_generators(dataset: Any) -> list[Callable[[int], object]]:
+    """Return functions that seed the generators which a dataset holds.
+
+    torch.Generator, numpy.random.Generator and RandomState, random.Random, and what has a method
+    set_random_seed(), as Albumentations' pipelines do: in attributes, in lists and dictionaries of them, and
+    in what the functions among them and __getitem__ refer to.
+    """
+    found: list[Callable[[int], object]] = []
+    seen: set[int] = set()
+    waiting: list[tuple[Any, int]] = [(dataset, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if id(value) in seen or depth > _DEPTH:
+            continue
+        seen.add(id(value))
+        if isinstance(value, types.ModuleType | type | np.ndarray | torch.Tensor | str | bytes):
+            continue
+        if isinstance(value, torch.Generator):
+            found.append(value.manual_seed)
+        elif isinstance(value, random.Random):
+            found.append(value.seed)
+        elif isinstance(value, np.random.Generator):
+            found.append(functools.partial(_seed_bits, value.bit_generator))
+        elif isinstance(value, np.random.RandomState):
+            found.append(functools.partial(_seed_short, value.seed))
+        elif callable(getattr(value, "set_random_seed", None)):
+            found.append(functools.partial(_seed_short, value.set_random_seed))
+        else:
+            waiting += [(each, depth + 1) for each in _parts(value)]
+    return found
+
+
+_DEPTH = 6
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Return what a value refers to, if a generator may be there."""
+    if isinstance(value, list | tuple | set):
+        return list(value) if len(value) < 100 else []  # longer ones are data
+    if isinstance(value, dict):
+        return list(value.values()) if len(value) < 100 else []
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        named = [value.__globals__.get(name) for name in value.__code__.co_names]
+        return cells + named
+    parts = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return [*parts, *(getattr(type(value), name, None) for name in ("__getitem__", "__call__"))]
+
+
+def _seed_bits(generator: Any, seed: int) -> None:
+    generator.state = type(generator)(seed).state
+
+
+def _seed_short(function: Callable[[int], object], seed: int) -> None:
+    function(seed & 0xFFFFFFFF)
+
+
+def _seed(seed: int) -> None:
+    """Seed the three generators that belong to no object."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
+def _states() -> tuple:
+    """Return the states of the three generators, to be compared."""
+    words = np.random.get_bit_generator().state["state"]  # type: ignore[attr-defined]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), words["pos"], words["key"].tobytes()
+
+
+@contextlib.contextmanager
+def restored_generators() -> Iterator[None]:
+    """A context after which the three generators are as before."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
+
+
+class _Keys:
+    """(ids, seeds) of each step."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[list[np.ndarray]]:
+        for batch in self.plan:
+            yield [batch.ids, batch.crops[0]]
+
+
+class _Batches(Dataset):
+    """Whole batches by their keys."""
+
+    def __init__(self, fetcher: Fetcher):
+        self.fetcher = fetcher
+
+    def __getitems__(self, keys: list[np.ndarray]) -> list[tuple]:
+        """Return [(ids, seeds, labels, batch)]; a BadInput instead of the batch, because it would become the
+        text of a traceback."""
+        ids, seeds = keys
+        try:
+            if torch.utils.data.get_worker_info() is None:
+                with restored_generators():  # dropout draws from them
+                    return [(ids, seeds, *self.fetcher.batch(ids, seeds))]
+            return [(ids, seeds, *self.fetcher.batch(ids, seeds))]
+        except BadInput as error:
+            return [(ids, seeds, ids, error)]
+
+
+def _only(batches: list[tuple]) -> tuple:
+    return batches[0]
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """Return (inputs, targets) of a collated batch. Raises BadInput."""
+    if isinstance(batch, dict):
+        key = next((key for key in TARGETS if key in batch), None)
+        if key is not None:
+            return {name: value for name, value in batch.items() if name != key}, batch[key]
+        kind = f"a dictionary of {', '.join(map(str, batch))}"
+    elif isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    else:
+        kind = (
+            f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+        )
+    raise BadInput(
+        f"a batch of this dataset is {kind}: let an item be (input, target), or a dictionary with one of "
+        f"{', '.join(TARGETS)}, or give map_style_loader a collate_fn that returns (inputs, targets)"
+    )
+
+
+def _target(item: Any) -> Any:
+    """Return the target of an item; the whole item if it is not to be told apart."""
+    if isinstance(item, dict):
+        return next((item[key] for key in TARGETS if key in item), item)
+    return item[1] if isinstance(item, list | tuple) and len(item) == 2 else item

@@ -1,0 +1,223 @@
+"""Any map-style Dataset: the same tensors and receipts for all workers and ranks, after any restart."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torchvision.transforms import v2
+
+from common.exits import BadInput
+from datasets.loaders.engines.map_style import Fetcher, draw_seeds, map_style_loader
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler
+
+SIZE, BATCH, STEPS = 50, 12, 8  # two epochs of four steps
+CPU = torch.device("cpu")
+
+
+class Photographs(Dataset):
+    """Random in every way: global generators, own ones, torchvision's and Albumentations' transforms."""
+
+    def __init__(self):
+        self.crop = v2.Compose([v2.RandomCrop(8), v2.RandomHorizontalFlip(), v2.ColorJitter(0.5)])
+        self.own = np.random.default_rng()
+        self.other = torch.Generator()
+        self.dropout = None
+        try:
+            import albumentations
+
+            self.dropout = albumentations.Compose([albumentations.CoarseDropout(p=1.0)])
+        except ImportError:
+            pass
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, id):
+        pixels = np.full((12, 12, 3), id, np.uint8) + np.arange(12, dtype=np.uint8)[:, None]
+        if self.dropout:
+            pixels = self.dropout(image=pixels)["image"]
+        image = self.crop(torch.from_numpy(pixels).permute(2, 0, 1)).float()
+        noise = [random.random(), np.random.rand(), self.own.random()]
+        noise += [float(torch.rand(())), float(torch.rand((), generator=self.other))]
+        return {"image": image, "noise": torch.tensor(noise), "label": id % 7}
+
+
+class Words(Dataset):
+    """Texts of different lengths, without anything random."""
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, id):
+        return torch.arange(id % 9 + 1), torch.tensor([id % 2, id % 3])
+
+
+def pad(items):
+    texts, targets = zip(*items, strict=True)
+    return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=-1), torch.stack(targets)
+
+
+def sampler():
+    return BatchSampler(SIZE, BATCH, seed=3, max_steps=STEPS)
+
+
+def batches(dataset, start=0, ranks=1, **options):
+    """([the inputs and targets of each step, in the order of ranks], receipt sums over the ranks)."""
+    steps, sums = [[] for _ in range(STEPS - start)], 0
+    for rank in range(ranks):
+        part = sampler().shard(rank, ranks) if ranks > 1 else sampler()
+        loader = map_style_loader(dataset, part, CPU, **options)
+        place = 0
+        for _ in loader.epochs_from(start):
+            for inputs, targets in loader:
+                steps[place].append((inputs, targets))
+                place += 1
+        assert place == len(steps)
+        sums = sums + loader.receipt.take()
+        loader.close()
+    return steps, sums
+
+
+def joined(step):
+    """The images, noise and labels of a step over all ranks."""
+    inputs, labels = zip(*step, strict=True)
+    return [torch.cat([each[name] for each in inputs]) for name in ("image", "noise")] + [torch.cat(labels)]
+
+
+@pytest.mark.parametrize("workers, ranks", [(1, 1), (4, 1), (0, 2), (1, 4)])
+def test_tensors_and_receipts_are_equal_for_all_workers_and_ranks(workers, ranks):
+    expected, expected_sums = batches(Photographs())
+    random.seed(workers)
+    np.random.seed(workers)
+    found, sums = batches(Photographs(), workers=workers, ranks=ranks)
+    assert torch.equal(sums, expected_sums)
+    for one, other in zip(expected, found, strict=True):
+        assert all(map(torch.equal, joined(one), joined(other)))
+
+
+def test_a_restart_in_the_middle_of_an_epoch_continues_with_the_same_tensors():
+    whole, sums = batches(Photographs())
+    rest, rest_sums = batches(Photographs(), start=3, workers=1)
+    assert torch.equal(sums[3:], rest_sums)
+    for one, other in zip(whole[3:], rest, strict=True):
+        assert all(map(torch.equal, joined(one), joined(other)))
+    noise = torch.cat([joined(step)[1] for step in whole])
+    assert len(noise.unique(dim=0)) == len(noise)  # other numbers for each sample and epoch
+
+
+def test_a_padded_batch_has_the_same_receipt_on_any_number_of_ranks():
+    _, alone = batches(Words(), collate_fn=pad)
+    _, shared = batches(Words(), collate_fn=pad, ranks=4)
+    assert torch.equal(alone, shared)
+
+
+def test_the_generators_of_the_job_are_not_touched():
+    for dataset in (Photographs(), Words()):
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        batches(dataset, **({"collate_fn": pad} if isinstance(dataset, Words) else {}))
+        Fetcher(dataset).example(2) if isinstance(dataset, Photographs) else None
+        after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+
+def test_an_item_that_draws_only_sometimes_is_noticed():
+    class Rare(Dataset):
+        def __len__(self):
+            return SIZE
+
+        def __getitem__(self, id):
+            return id, random.random() if id == 17 else 0.5
+
+    alone, sums = batches(Rare())
+    shared, shared_sums = batches(Rare(), ranks=4)
+    assert torch.equal(sums, shared_sums)
+    for one, other in zip(alone, shared, strict=True):
+        assert torch.equal(torch.cat([t for _, t in one]), torch.cat([t for _, t in other]))
+
+
+def test_rows_of_a_table_are_taken_at_once_and_are_those_of_its_items():
+    class Rows(Dataset):
+        def __init__(self, table):
+            self.table = table
+
+        def __len__(self):
+            return len(self.table)
+
+        def __getitem__(self, id):
+            return self.table[id]
+
+    table = TensorDataset(torch.randn(SIZE + 5, 3), torch.randn(SIZE + 5))
+    part = Subset(Subset(table, list(range(SIZE + 4, 2, -1))), list(range(SIZE)))
+    fast, sums = batches(part)
+    slow, slow_sums = batches(Rows(part))
+    assert torch.equal(sums, slow_sums)
+    for [(inputs, targets)], [(others, other_targets)] in zip(fast, slow, strict=True):
+        assert torch.equal(inputs, others) and torch.equal(targets, other_targets)
+
+
+def test_the_samples_and_targets_are_the_identity_of_the_data():
+    inputs, targets = torch.randn(500, 3), torch.arange(500)
+    changed = targets.clone()
+    changed[123] = 0
+
+    class Rows(Dataset):
+        def __init__(self, inputs, targets):
+            self.inputs, self.targets = inputs, targets
+
+        def __len__(self):
+            return len(self.inputs)
+
+        def __getitem__(self, id):
+            return self.inputs[id] + torch.rand(3), self.targets[id]
+
+    class Named(Rows):
+        fingerprint = "version 1"
+
+    for make in (TensorDataset, Rows, lambda *data: Subset(Rows(*data), range(400))):
+        one, same, other = (
+            Fetcher(make(inputs, each)).fingerprint for each in (targets, targets.clone(), changed)
+        )
+        assert one == same != other
+    assert Fetcher(Named(inputs, targets)).fingerprint == Fetcher(Named(inputs, changed)).fingerprint
+
+
+@pytest.mark.parametrize("count", [1, 13])
+def test_an_evaluation_takes_each_sample_once_on_every_rank(count):
+    dataset, seen = TensorDataset(torch.arange(count), torch.arange(count)), []
+    for rank in range(4):
+        for kind in (
+            SequentialBatchSampler(count, 3).shard(rank, 4),
+            WholeBatchSampler(count, 8, 0, 1, rank=rank, world_size=4),
+        ):
+            seen += [
+                (kind.__class__, id)
+                for inputs, _ in map_style_loader(dataset, kind, CPU)
+                for id in inputs.tolist()
+            ]
+    assert len(seen) == 2 * count == len(set(seen))
+
+
+def test_what_cannot_be_read_by_number_is_refused_with_the_way_out():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(9))
+
+    class Triples(Dataset):
+        def __len__(self):
+            return SIZE
+
+        def __getitem__(self, id):
+            return id, id, id
+
+    with pytest.raises(BadInput, match=r"Stream is an IterableDataset.*Write __getitem__ and __len__"):
+        map_style_loader(Stream(), sampler(), CPU)
+    with pytest.raises(BadInput, match="needs __getitem__ and __len__"):
+        map_style_loader(object(), sampler(), CPU)
+    for workers in (0, 1):
+        with pytest.raises(BadInput, match=r"list of 3.*collate_fn") as refused:
+            next(iter(map_style_loader(Triples(), sampler(), CPU, workers=workers)))
+        assert "Traceback" not in str(refused.value)
+    assert draw_seeds(None, np.arange(5), 1, 1).seed.min() >= 0
+    assert default_collate([(1, 2)])
