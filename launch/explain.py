@@ -52,6 +52,14 @@ def explain_exit_code(code: int) -> str:
     return f"{name.name}: {_SIGNALS[name]}" if name in _SIGNALS else name.name
 
 
+def explain_end(code: int, error: str) -> str:
+    """Return one line on an exit code, with the error that the log names ("" if it names none)."""
+    meaning = explain_exit_code(code)
+    if not error or normalize(code) not in _CODES or code in (0, TIME_LIMIT):
+        return meaning
+    return f"{meaning.partition(':')[0]}: {error}"
+
+
 def human_size(size: float) -> str:
     """Return a number of bytes in powers of 1000: "1.2 MB"."""
     if size < 1000:

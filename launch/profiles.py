@@ -145,6 +145,12 @@ PROFILES: dict[str, _Profile] = {
 }  # fmt: skip
 
 
+def get_arguments(name: str) -> list[str]:
+    """Return the options that platform `name` (of PROFILES) passes to a script by itself."""
+    found = PROFILES[name]
+    return [text.partition("=")[0] for text in (*found.arguments, *found.between_nodes)]
+
+
 def make_starts(
     name: str,
     node: int,

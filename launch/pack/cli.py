@@ -63,13 +63,21 @@ def main(argv: list[str]) -> int:
         "--allow_secret", action="append", default=[], metavar="PATH",
         help="file, as the error names it, in which nothing is a secret; repeatable",
     )  # fmt: skip
+    add("--code_dir", metavar="FOLDER", help="pack this folder above the script (default: the script's own)")
     add("--keep_torch", action="store_true", help="keep torch and nvidia-* in pip-requirements.txt")
     args = parser.parse_args(argv)
     signal.signal(
         signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
     )  # removes the temporary folder
     packed = pack(
-        args.job, args.to, args.single_file, args.extra, args.allow_secret, args.keep_torch, verbose=True
+        args.job,
+        args.to,
+        args.single_file,
+        args.extra,
+        args.allow_secret,
+        args.keep_torch,
+        verbose=True,
+        code_dir=args.code_dir,
     )
     git = packed.manifest["git"] or {"commit": None, "dirty": None}
     print(
@@ -87,12 +95,13 @@ def pack(
     allowed: Sequence[str] = (),
     keep_torch: bool = False,
     verbose: bool = False,
+    code_dir: str | None = None,
 ) -> Packed:
     """Make the snapshot of a job in the folder `to`. The arguments are those of the command. verbose: print
     what is kept and skipped. Raises BadInput, and writes nothing then."""
     if not os.path.isfile(job) or not job.endswith(".py"):
         raise BadInput(f"{job} is not a .py file, as a boot file must be")
-    code = CodeFolder(job, extra, without=to)
+    code = CodeFolder(job, extra, to, code_dir)
     if os.path.realpath(to) == os.path.realpath(code.root):
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
     contents = [Content(file.path, file.source) for file in code.files]

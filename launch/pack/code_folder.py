@@ -44,17 +44,29 @@ class CodeFolder:
     launch/pack/ignore.py apply.
 
     extra: more files and folders to keep against the rules (which still apply inside such a folder).
-    without: a folder that is left out. name: the last component of the folder's path. job_path: path of the
-    script in it, with /.
+    without: a folder that is left out. code_dir: take this folder, whole, instead. name: the last component
+    of the folder's path. job_path: path of the script in it, with /. is_repository: whether it is a Bootfile
+    repository.
     """
 
-    def __init__(self, job: str, extra: Sequence[str] = (), without: str | None = None):
+    def __init__(
+        self,
+        job: str,
+        extra: Sequence[str] = (),
+        without: str | None = None,
+        code_dir: str | None = None,
+    ):
         self._job = os.path.abspath(job)
         folder = os.path.dirname(self._job)
         while not _is_repository(folder) and folder != os.path.dirname(folder):
             folder = os.path.dirname(folder)
         self.root, self._parts = os.path.dirname(self._job), set[str]()
-        if _is_repository(folder):
+        self.is_repository = _is_repository(folder)
+        if code_dir is not None:
+            self.root = os.path.abspath(code_dir)
+            if not os.path.isdir(self.root) or os.path.commonpath([self.root, self._job]) != self.root:
+                raise BadInput(f"--code_dir {code_dir} is not a folder above {job}")
+        elif self.is_repository:
             self.root, self._parts = folder, {*_PARTS, os.path.relpath(self._job, folder).split(os.sep)[0]}
         self.name = os.path.basename(self.root) or "code"
         self.job_path = _slashes(os.path.relpath(self._job, self.root))
@@ -66,6 +78,16 @@ class CodeFolder:
         parts = [os.path.join(self.root, part) for part in self._parts or ["."]]
         parts = [os.path.normpath(part) for part in parts]
         return any(os.path.commonpath([part, os.path.abspath(path)]) == part for part in parts)
+
+    def find_above(self, module: str) -> str | None:
+        """Return the nearest folder above the code folder that holds a Python module of this name."""
+        folder = os.path.dirname(self.root)
+        while folder != os.path.dirname(folder):
+            path = os.path.join(folder, module)
+            if os.path.isfile(f"{path}.py") or os.path.isdir(path):
+                return folder
+            folder = os.path.dirname(folder)
+        return None
 
     def job_in(self, folder: str) -> str:
         """Return the path of the script in a copy."""

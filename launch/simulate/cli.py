@@ -7,7 +7,8 @@ Every node gets folders of its own: user-job-dir/<name of the repository> with t
 in which the job is started; inputs/data_url_0, a link to the --data_url of the job's arguments;
 outputs/train_url_0, which is passed as --train_url unless the job's arguments name another; cache, its
 scratch disk (BOOTFILE_SCRATCH); logs. URLs among the job's arguments are not changed. The job uses the GPUs
-if there is one for every process, else the CPU, with --processes_per_node if the job cannot know it.
+if there is one for every process, else the CPU, with --processes_per_node if the job cannot know it. A script
+outside a Bootfile repository gets only the arguments that the platform itself passes (launch/own_script.md).
 
 --fault may be repeated; a step that is not given is drawn from --seed and printed:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
@@ -88,13 +89,14 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--fault", action="append", default=[], help="a fault, see above")
     add("--seed", type=int, default=0, help="draws steps that are not given (default: 0)")
     add("--network-namespaces", action="store_true", help="give every node its own network; needs root")
+    add("--code_dir", metavar="FOLDER", help="the uploaded folder of a script (default: the script's own)")
     add("--keep", help="keep the nodes' folders in this empty or new folder (default: temporary)")
     add("--limit", type=positive_float, help="end everything after so many seconds (default: never)")
     args = parser.parse_args(argv[:split])
     args.job_arguments = argv[split + 1 :]
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
-    args.code = CodeFolder(args.job)
+    args.code = CodeFolder(args.job, code_dir=args.code_dir)
     if min(args.nodes, args.processes) < 1:
         raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at least 1 of each")
     if args.nodes * args.processes > _MOST_PROCESSES:

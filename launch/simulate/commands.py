@@ -26,10 +26,12 @@ _PREFIXES = (
 
 
 class Commands:
-    """The commands of every node. args: those of `simulate`. device: "cuda" or "cpu"."""
+    """The commands of every node. args: those of `simulate`. code: what is uploaded. device: "cuda" or
+    "cpu"."""
 
     def __init__(self, args: argparse.Namespace, network: Network | None):
         self._args, self._network = args, network
+        self.code, self.platform = args.code, args.platform
         gpus = [] if get_option(args.job_arguments, "--enable_gpu") == "false" else _visible_gpus()
         self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
         self.device = "cuda" if self._gpus else "cpu"
@@ -84,10 +86,13 @@ class Commands:
         return "://" in (get_option(self._args.job_arguments, name) or "")
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
-        """Return the user's arguments on a node, and those that replace what is missing there."""
+        """Return the user's arguments on a node. A job of a Bootfile repository also gets those that replace
+        what is missing there."""
         args, given = self._args, list(self._args.job_arguments)
         if args.data is not None:
             given = [*_without(given, "--data_url"), f"--data_url={os.path.join(node.folders.inputs, INPUT)}"]
+        if not args.code.is_repository:  # a script of another kind may not accept them
+            return given
         if get_option([*given, *platforms], "--train_url", "--output_dir") is None:
             given.append(f"--train_url={node.output}")
         if tell_processes and args.processes > 1 and get_option(given, "--processes_per_node") is None:

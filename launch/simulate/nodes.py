@@ -30,12 +30,14 @@ class _Process(NamedTuple):
 @dataclass
 class Run:
     """One run of a node's command. began, ended: seconds of time.monotonic(). code: that of the first process
-    that failed, 0 when all are done, None before. note: why it ended, if the simulation knows."""
+    that failed, 0 when all are done, None before. note: why it ended, if the simulation knows. error: the
+    last line of its log that names an error."""
 
     began: float
     ended: float = 0.0
     code: int | None = None
     note: str = ""
+    error: str = ""
 
 
 class Node:

@@ -9,7 +9,8 @@ import sys
 import tempfile
 import time
 
-from launch.explain import NEVER_FIRED, TIME_LIMIT, explain_exit_code
+from launch.explain import NEVER_FIRED, TIME_LIMIT, explain_end
+from launch.simulate.advice import advise, find_error
 from launch.simulate.commands import Commands
 from launch.simulate.faults import NOT_GIVEN, Fault
 from launch.simulate.network import Network
@@ -111,6 +112,7 @@ class Simulation:
             print(f"[node {node.label}] {line}")
             if match := _STEP.match(line):
                 self._step = int(match[1])
+            node.runs[-1].error = find_error(line) or node.runs[-1].error
         if lines:
             sys.stdout.flush()
 
@@ -243,16 +245,24 @@ class Simulation:
         for node in self._nodes:
             for number, run in enumerate(node.runs, start=1):
                 label = node.label if len(node.runs) == 1 else f"{node.label} run {number}"
-                meaning = run.note or explain_exit_code(run.code or 0)
+                meaning = run.note or explain_end(run.code or 0, run.error)
                 print(f"{label:<16}{run.code:>9}{run.ended - run.began:>10.1f}  {meaning}")
             if not node.runs:
                 print(f"{node.label:<16}{'-':>9}{'-':>10}  not started")
         print(flush=True)
         for node in self._nodes:
             log(f"node {node.label}: outputs={node.output} log={node.log}")
+        for line in dict.fromkeys(self._advice()):
+            log(line)
         for fault in self._pending:
             log(f"fault {fault.text} never fired: the last step seen is {self._step}")
         if code is None:
             last = sorted((node.runs[-1] for node in self._nodes if node.runs), key=lambda run: run.ended)
             code = next((run.code for run in last if run.code), NEVER_FIRED if self._pending else 0)
         return code
+
+    def _advice(self) -> list[str]:
+        """Return what to change for each error of a node that has a known cause."""
+        runs = [run for node in self._nodes for run in node.runs if run.code]
+        found = [advise(run.error, self._commands.code, self._commands.platform) for run in runs]
+        return [line for line in found if line]

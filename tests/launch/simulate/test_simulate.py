@@ -159,7 +159,7 @@ def test_a_killed_rank_and_a_node_that_is_missing():
 def test_the_jobs_exit_code_is_explained():
     result = simulate("jobs/train_ddp.py", "--", "--max_steps=0", code=2)
     assert "[node 0] error: argument --max_steps: '0' is not" in result.stdout
-    assert rows(result.stdout)["0"].meaning == "bad input: the log has one line `error: ...` with the value"
+    assert rows(result.stdout)["0"].meaning.startswith("bad input: error: argument --max_steps: '0' is")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_link_that_is_cut(seconds, code, script):
     result = simulate("--nodes=2", "--network-namespaces", "--fault", fault, script(PING), code=code)
     assert fired(result.stdout, fault)
     assert ("the link is up again" in result.stdout) == (code == 0)
-    assert (result.stdout.count("TimeoutError: timed out") == 2) == (code == 1)
+    assert (result.stdout.count("] TimeoutError: timed out") == 2) == (code == 1)
     assert _interfaces() == before
 
 
@@ -247,10 +247,7 @@ def test_what_a_node_gets(script, tmp_path):
     assert {"MY_OWN", "PYTHONUNBUFFERED"} <= {*names}
     assert not {"RANK", "SLURM_PROCID", "MASTER_ADDR", "MA_NUM_GPUS", "PYTHONPATH"} & {*names}
     node = kept / "node-0"
-    assert (
-        f"] arguments --lr=1 --data_url={node}/inputs/data_url_0 --train_url={node}/outputs/train_url_0 "
-        "--processes_per_node=2\n" in result.stdout
-    )
+    assert f"] arguments --lr=1 --data_url={node}/inputs/data_url_0\n" in result.stdout
     assert (
         "] data sample.bin\n" in result.stdout and f"] path None {node}/user-job-dir/mine\n" in result.stdout
     )

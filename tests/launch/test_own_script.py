@@ -1,0 +1,93 @@
+"""Scripts that know nothing of Bootfile: launch/own_script.md says how they are rehearsed and shipped."""
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT, run
+from tests.support.packed import listed, tree
+from tests.support.simulated import rows, simulate
+
+PAGE = (ROOT / "launch" / "own_script.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^python -m (launch .*)$", PAGE, re.MULTILINE)
+BOOT = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+STRICT = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+args = parser.parse_args()
+"""
+DDP = """
+import argparse, os, torch, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--train_url", default=".")
+args, _ = parser.parse_known_args()
+dist.init_process_group("gloo", init_method="env://")
+ranks = torch.tensor([1])
+dist.all_reduce(ranks)
+print("ranks", int(ranks), flush=True)
+if dist.get_rank() == 0:
+    torch.save(ranks, os.path.join(args.train_url, "ranks.pth"))
+dist.destroy_process_group()
+"""
+TOOL = "import mylib.net\nprint(mylib.net.NAME)\n"
+
+
+@pytest.fixture
+def project(tmp_path):
+    return tree(
+        tmp_path / "project",
+        {
+            "main.py": STRICT.replace("args =", "args, _ =").replace("parse_args", "parse_known_args"),
+            "strict/main.py": STRICT,
+            "ddp/train.py": DDP,
+            "ddp/boot.py": BOOT,
+            "mylib/net.py": "NAME = 'a net'\n",
+            "tools/run.py": "import os, sys\nsys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))\n"
+            + TOOL,
+            "requirements.txt": "torch>=2.1\neinops\n",
+        },
+    )
+
+
+def test_what_a_platform_passes_or_leaves_out_is_explained(project):
+    result = simulate(project / "strict" / "main.py", "--", "--lr=1", code=2)
+    assert rows(result.stdout)["0"].meaning.startswith("bad input: main.py: error: unrecognized arguments: ")
+    assert "modelarts passes --data_url --train_url --num_gpus by itself" in result.stdout
+    assert simulate("--platform=pai-dlc", project / "strict" / "main.py").returncode == 0
+    result = simulate(project / "ddp" / "train.py", code=1)
+    assert "an error in the program: ValueError: " in rows(result.stdout)["0"].meaning
+    assert "sets other variables than torchrun" in result.stdout
+
+
+def test_modules_above_the_script_need_the_code_folder(project):
+    tool = project / "tools" / "run.py"
+    result = simulate(tool, code=1)
+    assert f"--code_dir {project}\n" in result.stdout
+    assert "[node 0] a net\n" in simulate("--code_dir", project, tool).stdout
+    errors = run("-m", "launch", "pack", tool, "--code_dir", project / "ddp", "--to", project, code=2).stderr
+    assert "is not a folder above" in errors
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "submit" not in command])
+def test_command_of_the_page_runs(command, project, tmp_path):
+    words = command.replace("PROJECT", str(project)).replace("--to packed", f"--to {tmp_path}/to").split()
+    output = run("-m", *words).stdout
+    if "ddp" in command:
+        assert output.count("ranks 4\n") == 4
+    if " pack " in command:
+        (folder,) = (tmp_path / "to").iterdir()
+        assert {"mylib/net.py", "tools/run.py", "pip-requirements.txt"} <= {*listed(folder)}
+        assert (folder / "pip-requirements.txt").read_text() == "einops\n"
+
+
+def test_submit_of_the_page_shows_the_request(project, tmp_path):
+    run("-m", "launch", "pack", project / "main.py", "--to", tmp_path / "to")
+    (folder,) = (tmp_path / "to").iterdir()
+    example = (ROOT / "launch" / "job.example.toml").read_text()
+    (tmp_path / "job.toml").write_text(example.replace("bootfile-0123456789ab", folder.name))
+    (command,) = [command for command in COMMANDS if "submit" in command]
+    words = command.replace("job.toml", str(tmp_path / "job.toml")).replace("SNAPSHOT", str(folder)).split()
+    output = run("-m", *words).stdout
+    assert f'"boot_file": "/bucket/code/{folder.name}/main.py"' in output
+    assert f"/user-job-dir/{folder.name}/main.py --dataset=cifar10 " in output
