@@ -19,7 +19,7 @@ from common import evaluation, metrics, models
 from common.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.distributed import devices
-from datasets.loaders.engines.memory import memory_loader
+from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
@@ -52,8 +52,8 @@ def main() -> None:
     log.print_data(train_set, test_set)
     train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
     test_sampler = SequentialBatchSampler(len(test_set), 1000)
-    train_loader = memory_loader(train_set, train_sampler, device, augment=True)
-    test_loader = memory_loader(test_set, test_sampler, device)
+    train_loader = make_loader(train_set, train_sampler, device, augment=True)
+    test_loader = make_loader(test_set, test_sampler, device)
 
     model = models.resnet18(train_set.channels, train_set.classes)
     model = model.to(device).to(memory_format=torch.channels_last)

@@ -23,7 +23,7 @@ from common import evaluation, metrics, models
 from common.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.distributed import devices
-from datasets.loaders.engines.memory import memory_loader
+from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
@@ -76,8 +76,8 @@ def main() -> None:
     train_sampler = train_sampler.shard(rank, world_size)
     test_sampler = test_sampler.shard(rank, world_size)  # every test sample once: no padding
     ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
-    train_loader = memory_loader(train_set, train_sampler, device, augment=True)
-    test_loader = memory_loader(test_set, test_sampler, device)
+    train_loader = make_loader(train_set, train_sampler, device, augment=True)
+    test_loader = make_loader(test_set, test_sampler, device)
 
     model = models.resnet18(train_set.channels, train_set.classes)
     model = model.to(device).to(memory_format=torch.channels_last)

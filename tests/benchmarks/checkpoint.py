@@ -18,7 +18,7 @@ import torch
 from common import models
 from common.checkpoint import files as checkpoint
 from common.checkpoint.saver import BackgroundWriter, size_of
-from datasets.loaders.engines.memory import memory_loader
+from datasets.loaders.engines.memory import make_loader
 from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
@@ -33,7 +33,7 @@ def main():
     model = models.resnet18(3, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     data, _ = cifar10.load(None, True)
-    loader = memory_loader(data, BatchSampler(len(data), 128, 0), torch.device("cpu"), augment=True)
+    loader = make_loader(data, BatchSampler(len(data), 128, 0), torch.device("cpu"), augment=True)
     loss_function = torch.nn.CrossEntropyLoss()
 
     steps, receipts = [], []

@@ -379,7 +379,7 @@ class Memory(Row):
     """A set of CIFAR's shape, padded, cropped and mirrored by our loader."""
 
     def __init__(self, folder: str, count: int):
-        from datasets.loaders.engines.memory import memory_loader
+        from datasets.loaders.engines.memory import make_loader
         from datasets.memory.image_set import ImageSet
         from datasets.sampling.sampler import BatchSampler
 
@@ -388,7 +388,7 @@ class Memory(Row):
         labels = torch.arange(self.count) % CLASSES
         data = ImageSet(images, labels, CLASSES, CIFAR_MEAN, CIFAR_STD, padding=4, flip=True, source="random")
         order = BatchSampler(self.count, MEMORY_BATCH, 0)
-        self.loader = memory_loader(data, order, torch.device("cpu"), augment=True)
+        self.loader = make_loader(data, order, torch.device("cpu"), augment=True)
         self.epoch = 0
 
     def batches(self):

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from datasets.loaders.engines.memory import memory_loader
+from datasets.loaders.engines.memory import make_loader
 from datasets.loaders.engines.resident import resident_loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import BatchSampler
@@ -34,7 +34,7 @@ def main():
     data = ImageSet(images, labels, 10, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26), 4, True, "generated")
     loaders = {
         kind.__name__: kind(data, BatchSampler(_COUNT, options.batch_size, 0), device, augment=True)
-        for kind in (memory_loader, resident_loader)
+        for kind in (make_loader, resident_loader)
     }
     print(f"{datetime.date.today()}, {describe()}", flush=True)
     rates = {name: [] for name in loaders}

@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.models import resnet18
-from datasets.loaders.engines.memory import memory_loader
+from datasets.loaders.engines.memory import make_loader
 from datasets.memory import digits
 from datasets.sampling.sampler import SequentialBatchSampler
 from tests.conftest import free_port, records, run, start
@@ -30,7 +30,7 @@ def test_accuracy_is_that_of_scikit_learn(tmp_path):
     model.eval()
     _, test_set = digits.load(None, custom_data=False)
     sampler = SequentialBatchSampler(359, 359)
-    (images, labels), = memory_loader(test_set, sampler, torch.device("cpu"))  # fmt: skip
+    (images, labels), = make_loader(test_set, sampler, torch.device("cpu"))  # fmt: skip
     with torch.no_grad():
         logits = model(images)
     reported = records(tmp_path)[-1]

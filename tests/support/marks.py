@@ -5,7 +5,7 @@
 
 A block opens with `### tag k/n, reason ###` and closes with the same line. The blank line before it
 belongs to it; the first block of a suite has none. A line `# - code` in a block is a line of the base that
-the block replaces.
+the block replaces; `# -` alone is a blank line of the base.
 """
 
 import ast
@@ -64,9 +64,7 @@ def strip(text: str, tag: str) -> str:
             opening = None
         else:
             inside += 1
-            indent, replaced, code = line.partition("# - ")
-            if replaced and not indent.strip():
-                kept.append(indent + code)
+            kept += _replaced(line)
     if opening is not None:
         raise MarksError(f"line {blocks[-1][0]}: the block is never closed")
     for position, (number, k, n) in enumerate(blocks, start=1):
@@ -75,6 +73,14 @@ def strip(text: str, tag: str) -> str:
     if not blocks:
         raise MarksError("no blocks")
     return "\n".join(kept)
+
+
+def _replaced(line: str) -> list[str]:
+    """The line of the base that a line `# - code` of a block stands for."""
+    indent, sign, code = line.partition("# - ")
+    if sign and not indent.strip():
+        return [indent + code]
+    return [""] if line.strip() == "# -" else []
 
 
 def without_block(text: str, k: int) -> str:
@@ -86,11 +92,7 @@ def without_block(text: str, k: int) -> str:
         raise MarksError(f"there are {len(places) // 2} blocks, no block {k}")
     first, last = places[2 * k - 2], places[2 * k - 1]
     begin = first if lines[first - 1].strip() else first - 1  # with the blank line before it
-    replaced = [
-        indent + code
-        for indent, sign, code in (line.partition("# - ") for line in lines[first + 1 : last])
-        if sign and not indent.strip()
-    ]
+    replaced = [each for line in lines[first + 1 : last] for each in _replaced(line)]
     return "\n".join(lines[:begin] + replaced + lines[last + 1 :])
 
 
@@ -117,26 +119,33 @@ def check(variant: str, base: str, tag: str) -> None:
 
 def combine(base: str, *variants: str) -> str:
     """The base with the blocks of several of its variants, each where its file has it; at one place in the
-    order of the variants. Blocks that replace lines of the base cannot be combined. Raises MarksError."""
+    order of the variants. Raises MarksError."""
     docstring, lines = base.removesuffix(without_docstring(base)), without_docstring(base).split("\n")
     inserted: dict[int, list[str]] = {}  # the lines of the base before it -> blocks
+    dropped: set[int] = set()  # lines of the base that blocks replace
     for variant in variants:
-        kept, opening = 0, None
+        kept, place, opening = 0, 0, None
         text = without_docstring(variant).split("\n")
         for line, following in zip(text, [*text[1:], ""], strict=True):
-            if "# - " in line and opening:
-                raise MarksError(f"the block replaces a line: {line}")
             if opening is None and "###" not in line and (line.strip() or "###" not in following):
                 if kept == len(lines) or line != lines[kept]:
                     raise MarksError(f"not a line of the base: {line}")
                 kept += 1
                 continue
-            inserted.setdefault(kept, []).append(line)
             if "###" in line:
-                opening = None if opening else line
+                opening, place = (None, place) if opening else (line, kept)
+            replaced = _replaced(line) if opening else []
+            if replaced != lines[kept : kept + len(replaced)]:
+                raise MarksError(f"not a line of the base: {line}")
+            dropped |= set(range(kept, kept + len(replaced)))
+            kept += len(replaced)
+            inserted.setdefault(place if opening or "###" in line else kept, []).append(line)
         if kept != len(lines):
             raise MarksError(f"{len(lines) - kept} lines of the base are missing")
-    parts = [inserted.get(place, []) + lines[place : place + 1] for place in range(len(lines) + 1)]
+    parts = [
+        inserted.get(place, []) + ([] if place in dropped else lines[place : place + 1])
+        for place in range(len(lines) + 1)
+    ]
     return docstring + "\n".join(line for part in parts for line in part)
 
 

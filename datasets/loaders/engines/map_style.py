@@ -31,6 +31,7 @@ def map_style_loader(
     dataset: Dataset,
     sampler: Any,
     device: torch.device,
+    augment: bool = False,
     *,
     collate_fn: Callable[[list], Any] | None = None,
     workers: int = 0,
@@ -39,19 +40,20 @@ def map_style_loader(
     """Return a loader of (inputs, targets) on the device, of any map-style Dataset.
 
     dataset: has __getitem__ and __len__; an item is (input, target), or a dictionary with one of TARGETS.
-    sampler: of datasets/sampling. collate_fn: takes a list of items and returns (inputs, targets), nested as
-    you like (default: torch's default_collate). workers: processes; 0 loads in this one. pinned: to a GPU,
-    copy from pinned memory while the model works. Raises BadInput, for an IterableDataset too.
+    sampler: of datasets/sampling. augment: not used, since items transform themselves. collate_fn: takes a
+    list of items and returns (inputs, targets), nested as you like (default: torch's default_collate).
+    workers: processes; 0 loads in this one. pinned: to a GPU, copy from pinned memory while the model works.
+    Raises BadInput, for an IterableDataset too.
 
     The receipt covers ids, targets and the seed of each item, not the inputs. A `fingerprint` of the dataset
     (any text) says which data it holds; without one it is computed (datasets/fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
     engine = MapStyle(fetcher, workers, pinned and device.type == "cuda")
-    return make_loader(engine, fetcher, sampler, device)
+    return build_loader(engine, fetcher, sampler, device)
 
 
-def make_loader(engine: Any, fetcher: "Fetcher", sampler: Any, device: torch.device) -> Loader:
+def build_loader(engine: Any, fetcher: "Fetcher", sampler: Any, device: torch.device) -> Loader:
     """Return a Loader of an engine that delivers what the fetcher fetches."""
     plan = Plan(Index(fetcher), sampler, draw_seeds)
     return Loader(engine, plan, device, to_device=MoveToDevice(device))

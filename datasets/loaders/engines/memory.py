@@ -14,8 +14,16 @@ from datasets.sampling.sampler import Batch, Plan
 cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 
 
-def memory_loader(data: ImageSet, sampler: Any, device: torch.device, augment: bool = False) -> Loader:
-    """Return a loader of an ImageSet. sampler: of datasets/sampling. augment: random crops and flips."""
+def make_loader(data: Any, sampler: Any, device: torch.device, augment: bool = False) -> Loader:
+    """Return a loader of an ImageSet, or of any map-style Dataset (map_style.py).
+
+    sampler: of datasets/sampling. augment: random crops and flips; other data sets transform their items
+    themselves.
+    """
+    if not isinstance(data, ImageSet):
+        from datasets.loaders.engines.map_style import map_style_loader
+
+        return map_style_loader(data, sampler, device)
     return Loader(Memory(data, augment), plan_of(data, sampler, augment), device, data.mean, data.std)
 
 

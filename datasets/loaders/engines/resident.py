@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from datasets.loaders.engines.memory import corners, memory_loader, plan_of
+from datasets.loaders.engines.memory import corners, make_loader, plan_of
 from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import Plan
@@ -15,12 +15,12 @@ _CHUNK = 4096  # images, at least a batch, gathered at a time: fewer copies and 
 
 
 def resident_loader(data: ImageSet, sampler: Any, device: torch.device, augment: bool = False) -> Loader:
-    """Return a loader whose images stay on the device: the same batches as memory_loader(), bit for bit.
+    """Return a loader whose images stay on the device: the same batches as make_loader(), bit for bit.
 
-    It takes the memory of the padded uint8 images: 240 MB for CIFAR-10. On the CPU it is a memory_loader().
+    It takes the memory of the padded uint8 images: 240 MB for CIFAR-10. On the CPU it is a make_loader().
     """
     if device.type == "cpu":
-        return memory_loader(data, sampler, device, augment)
+        return make_loader(data, sampler, device, augment)
     plan = plan_of(data, sampler, augment)
     return Loader(Resident(data, augment, device), plan, device, data.mean, data.std)
 

@@ -16,7 +16,7 @@ import torch
 from common.exits import BadInput
 from datasets.folders.cut import cut
 from datasets.folders.image_folder import ImageFolderIndex
-from datasets.loaders.engines.map_style import Fetcher, make_loader, restored_generators
+from datasets.loaders.engines.map_style import Fetcher, build_loader, restored_generators
 from datasets.loaders.engines.memory import Windows, corners, plan_of
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray.pool import Pool
@@ -173,7 +173,7 @@ def ray_map_style_loader(
     workers, address, log: as Pool takes them. The dataset travels to the workers once, with its tensors.
     """
     fetcher = Fetcher(dataset, collate_fn)
-    return make_loader(RayEngine(ItemReader(fetcher), workers, 1.0, address, log), fetcher, sampler, device)
+    return build_loader(RayEngine(ItemReader(fetcher), workers, 1.0, address, log), fetcher, sampler, device)
 
 
 def ray_memory_loader(
@@ -185,7 +185,7 @@ def ray_memory_loader(
     address: str = "auto",
     log: Callable[[str], None] | None = None,
 ) -> Loader:
-    """Return a memory_loader() whose crops and flips are made by workers of a Ray cluster.
+    """Return a make_loader() whose crops and flips are made by workers of a Ray cluster.
 
     workers, address, log: as Pool takes them. Images that fit in memory are cut faster in this process: this
     shows the change, and that the data are the same.

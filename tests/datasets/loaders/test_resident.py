@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.loaders.engines.memory import Windows, memory_loader, plan_of
+from datasets.loaders.engines.memory import Windows, make_loader, plan_of
 from datasets.loaders.engines.resident import Gather, Resident, resident_loader
 from datasets.loaders.loader import Loader
 from datasets.memory.image_set import ImageSet
@@ -16,7 +16,7 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 
 def _on_any_device(data, sampler, device, augment):
-    """Gathers on the CPU, too, where a resident_loader() is a memory_loader()."""
+    """Gathers on the CPU, too, where a resident_loader() is a make_loader()."""
     return Loader(
         Resident(data, augment, device), plan_of(data, sampler, augment), device, data.mean, data.std
     )
@@ -73,7 +73,7 @@ def test_the_same_loader_whatever_holds_the_images(kind, device):
     data = _set(count=5000)
     cases = [(BatchSampler(len(data), 48, 9), True), (SequentialBatchSampler(len(data), 999), False)]
     for order, augment in cases:
-        theirs = memory_loader(data, order, torch.device("cpu"), augment)
+        theirs = make_loader(data, order, torch.device("cpu"), augment)
         found = []
         for loader in (theirs, kind(data, order, torch.device(device), augment)):
             if augment:
@@ -91,7 +91,7 @@ def test_the_same_loader_whatever_holds_the_images(kind, device):
 def test_only_what_was_delivered_is_in_the_receipt():
     """Batches are planned many at a time; a training that ends in between has not seen the others."""
     data = _set()
-    loader = memory_loader(data, BatchSampler(len(data), 10, 0), torch.device("cpu"), augment=True)
+    loader = make_loader(data, BatchSampler(len(data), 10, 0), torch.device("cpu"), augment=True)
     loader.seek(0)
     for _ in itertools.islice(loader, 3):
         pass

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.exits import BadInput
-from datasets.loaders.engines.memory import memory_loader
+from datasets.loaders.engines.memory import make_loader
 from datasets.memory.digits import load
 from datasets.sampling import receipt
 from datasets.sampling.augment import crop_flip
@@ -20,7 +20,7 @@ def _run(folder, world_size=1, steps=9, seed=0, stop=None, epoch=1):
     folder.mkdir(exist_ok=True)
     data, _ = load(None, False)
     loaders = [
-        memory_loader(
+        make_loader(
             data,
             BatchSampler(len(data), 48, seed, rank=rank, world_size=world_size),
             torch.device("cpu"),

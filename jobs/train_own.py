@@ -1,0 +1,124 @@
+"""Train your own model on your own data, with your loss and metrics: train.py plus three fenced blocks.
+
+    python jobs/train_own.py --epochs 100 --batch_size 32 --lr 0.01       442 patients, seconds on a CPU
+
+Copy this file and change what stands in the blocks: a Dataset of images, texts or dictionaries, its
+collate_fn and workers, any torch.nn.Module, any loss. What it promises stays: a restart continues bit for
+bit, and the receipts are equal for any number of workers and processes. train_ddp.py's blocks go on top:
+`python -m launch new FOLDER --ddp` writes both. Table: B. Efron et al., "Least Angle Regression", 2004.
+"""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
+from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+
+# isort: split
+import torch
+
+from common import evaluation, metrics, models
+from common.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
+from common.checkpoint.checkpointer import Checkpointer, TrainingParser
+from common.distributed import devices
+from datasets.loaders.engines.memory import make_loader
+from datasets.memory import image_set
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
+
+
+@entry  # bad input ends the job with one line `error: ...` and exit code 2
+def main() -> None:
+    parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
+    data = parser.add_argument_group("data")
+    data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
+    data.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
+    data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    output = parser.add_argument_group("output")
+    output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
+    output.add_argument("--report_every", type=positive_int, default=50, help="steps (default: 50)")
+    optimization = parser.add_argument_group("optimization")
+    optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
+    optimization.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
+    optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
+    optimization.add_argument("--seed", type=seed, default=0, help="of weights, order and crops (default: 0)")
+    optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
+    args = parser.parse_args()
+
+    device = devices.select(args)
+    log = metrics.Log(args)
+    torch.manual_seed(args.seed)
+
+    # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
+
+    ### 新增 (new) 1/3, your data: any map-style Dataset; random transforms are seeded for each sample ###
+    import functools
+
+    from sklearn.datasets import load_diabetes
+
+    from datasets.loaders.engines.map_style import map_style_loader
+
+    # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
+    table, progression = (torch.from_numpy(each).float() for each in load_diabetes(return_X_y=True))
+    table, progression = table / table.std(0), (progression - 152) / 77  # about mean 0, deviation 1
+    patients = torch.utils.data.TensorDataset(table, progression)  # items are (input, target)
+    split = torch.Generator().manual_seed(0)
+    train_set, test_set = torch.utils.data.random_split(patients, [0.8, 0.2], split)
+    make_loader = functools.partial(map_style_loader, workers=0, collate_fn=None)  # as in DataLoader
+    ### 新增 (new) 1/3, your data: any map-style Dataset; random transforms are seeded for each sample ###
+    log.print_data(train_set, test_set)
+    train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    test_sampler = SequentialBatchSampler(len(test_set), 1000)
+    train_loader = make_loader(train_set, train_sampler, device, augment=True)
+    test_loader = make_loader(test_set, test_sampler, device)
+
+    ### 新增 (new) 2/3, your model: it takes the inputs of a batch, nested as they are ###
+    # -
+    # - model = models.resnet18(train_set.channels, train_set.classes)
+    layers = [torch.nn.Linear(10, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1), torch.nn.Flatten(0)]
+    model = torch.nn.Sequential(*layers)
+    ### 新增 (new) 2/3, your model: it takes the inputs of a batch, nested as they are ###
+    model = model.to(device).to(memory_format=torch.channels_last)
+    forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
+
+    total_steps = train_sampler.total_steps
+    recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
+    )
+
+    ### 新增 (new) 3/3, your loss: a mean over the batch ###
+    # - criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    criterion = torch.nn.MSELoss()
+    ### 新增 (new) 3/3, your loss: a mean over the batch ###
+    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+
+    checkpoint = Checkpointer(
+        args, log, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, loader=train_loader
+    )
+    step = checkpoint.resume(total_steps)  # 0, or the step of the newest checkpoint
+
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
+        model.train()
+        for images, labels in train_loader:
+            optimizer.zero_grad()
+            logits = forward(images)
+            loss = criterion(logits, labels)
+            loss.backward()
+            if checkpoint.is_finite(loss):  # and the gradients, on all ranks; else the step is skipped
+                running += evaluation.batch_sums(loss, logits, labels)
+                optimizer.step()
+            scheduler.step()
+            step += 1
+            if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
+                log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
+                checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
+        val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
+        checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
+        log.validation(step, val_sums)
+    # resume() has arranged the end: the last save and upload, and the TIME COST table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Jobs of one's own: train_own.py with other blocks, on one and two processes, killed and resumed."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from datasets.sampling import receipt
+from tests.conftest import ROOT, finish, processes_of, records, run, start
+from tests.jobs.test_resume import figures, same_weights, wait_for, weights
+from tests.support.marks import combine
+
+OPTIONS = ("--epochs=3", "--batch_size=48", "--lr=0.01", "--report_every=1", "--save_every=4")
+
+# The lines of each block: data, model, loss.
+TEXT = (
+    """
+    import functools
+
+    from datasets.loaders.engines.map_style import map_style_loader
+
+    # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
+    class Words(torch.utils.data.Dataset):  # does a word hold an "a"? Some letters are hidden at random
+        def __init__(self, count):
+            letters = torch.Generator().manual_seed(count)
+            self.words = [torch.randint(1, 9, (n % 7 + 1,), generator=letters) for n in range(count)]
+
+        def __len__(self):
+            return len(self.words)
+
+        def __getitem__(self, id):
+            word = self.words[id]
+            hidden = torch.rand(len(word)) < 0.1
+            return {"word": word.masked_fill(hidden, 9), "label": int((word == 1).any())}
+
+    def pad(items):
+        words = torch.nn.utils.rnn.pad_sequence([each["word"] for each in items], batch_first=True)
+        return words, torch.tensor([each["label"] for each in items])
+
+    train_set, test_set = Words(200), Words(50)
+    make_loader = functools.partial(map_style_loader, workers=1, collate_fn=pad)
+    """,
+    """
+    # -
+    # - model = models.resnet18(train_set.channels, train_set.classes)
+    class Reader(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.letters, self.head = torch.nn.Embedding(10, 8, padding_idx=0), torch.nn.Linear(8, 2)
+
+        def forward(self, words):
+            return self.head(self.letters(words).max(dim=1).values)
+
+    model = Reader()
+    """,
+    """
+    # - criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    criterion = torch.nn.CrossEntropyLoss()
+    """,
+)
+IMAGES = (
+    """
+    import functools
+
+    from sklearn.datasets import load_digits
+    from torchvision.transforms import v2
+
+    from datasets.loaders.engines.map_style import map_style_loader
+
+    # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
+    class Digits(torch.utils.data.Dataset):
+        def __init__(self, first, last):
+            self.digits = load_digits()
+            self.first, self.count = first, last - first
+            self.transform = v2.Compose([v2.RandomCrop(8, padding=1), v2.RandomErasing(p=0.5)])
+
+        def __len__(self):
+            return self.count
+
+        def __getitem__(self, id):
+            pixels = torch.from_numpy(self.digits.images[self.first + id]).float() / 16
+            return self.transform(pixels[None]), int(self.digits.target[self.first + id])
+
+    train_set, test_set = Digits(0, 200), Digits(200, 260)
+    make_loader = functools.partial(map_style_loader, workers=2)
+    """,
+    """
+    # -
+    # - model = models.resnet18(train_set.channels, train_set.classes)
+    convolution = torch.nn.Conv2d(1, 8, 3)
+    model = torch.nn.Sequential(convolution, torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten())
+    model.append(torch.nn.Dropout(0.1)).append(torch.nn.Linear(288, 10))
+    """,
+    """
+    # - criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    """,
+)
+
+
+def write_job(folder: Path, blocks: tuple | None, distributed: bool) -> Path:
+    """Write train_own.py with these lines in its blocks, and train_ddp.py's blocks if it is distributed."""
+    jobs = ROOT / "jobs"
+    parts = re.split(
+        r"(?m)^( *### 新增 \(new\) .* ###)\n", (jobs / "train_own.py").read_text(encoding="utf-8")
+    )
+    for number, lines in enumerate(blocks or ()):  # text, opening, block, closing, text, opening, ...
+        parts[4 * number + 2] = lines.strip("\n").removesuffix("    ")
+    text = "".join(f"{part}\n" if "### 新增" in part else part for part in parts)
+    if distributed:
+        base, ddp = ((jobs / name).read_text(encoding="utf-8") for name in ("train.py", "train_ddp.py"))
+        text = combine(base, ddp, text)
+    (folder / "jobs").mkdir(parents=True)
+    for name in ("common", "datasets"):
+        (folder / name).symlink_to(ROOT / name)
+    job = folder / "jobs" / "job.py"
+    job.write_text(text, encoding="utf-8")
+    return job
+
+
+CASES = [
+    pytest.param(None, 2, id="table-2"),
+    pytest.param(None, 1, id="table-1", marks=pytest.mark.faults),
+    pytest.param(TEXT, 1, id="text-1", marks=pytest.mark.faults),
+    pytest.param(TEXT, 2, id="text-2", marks=pytest.mark.faults),
+    pytest.param(IMAGES, 1, id="images-1", marks=pytest.mark.faults),
+    pytest.param(IMAGES, 2, id="images-2", marks=pytest.mark.faults),
+]
+
+
+@pytest.mark.parametrize("blocks, ranks", CASES)
+def test_a_job_of_ones_own_continues_exactly(blocks, ranks, tmp_path):
+    alone = write_job(tmp_path / "alone", blocks, distributed=False)
+    job = write_job(tmp_path / "shared", blocks, distributed=True) if ranks > 1 else alone
+    shared = (f"--processes_per_node={ranks}",) if ranks > 1 else ()
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(job, *OPTIONS, *shared, f"--output_dir={whole}")
+    process = start(job, *OPTIONS, *shared, f"--output_dir={killed}")
+    wait_for(process, r"^epoch=2 step=\d+ loss")
+    os.kill(processes_of(process)[-1] if ranks > 1 else process.pid, signal.SIGKILL)
+    finish(process, None)
+    printed = run(job, *OPTIONS, *shared, f"--output_dir={killed}").stdout
+    assert re.search(r"resumed from .* step \d+ of \d+", printed)
+
+    assert figures(killed) == figures(whole)
+    assert same_weights(weights(killed), weights(whole))
+    assert (killed / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
+    if ranks > 1:
+        run(alone, *OPTIONS, f"--output_dir={tmp_path / 'one'}")
+        assert (tmp_path / "one" / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
+        ends = [
+            [line for line in records(tmp_path / name) if "val_loss" in line][-1] for name in ("one", "whole")
+        ]
+        assert ends[0]["val_count"] == ends[1]["val_count"]
+        assert ends[0]["val_loss"] == pytest.approx(ends[1]["val_loss"], rel=1e-3)
+
+
+@pytest.mark.faults
+def test_other_data_do_not_resume(tmp_path):
+    job = write_job(tmp_path / "job", None, distributed=False)
+    run(job, *OPTIONS, "--max_steps=4", f"--output_dir={tmp_path / 'output'}")
+    text = job.read_text(encoding="utf-8")
+    job.write_text(text.replace("(progression - 152)", "(152 - progression)"), encoding="utf-8")
+    refused = run(job, *OPTIONS, f"--output_dir={tmp_path / 'output'}", code=2)
+    assert "its training data is" in refused.stderr and refused.stderr.count("\n") == 1
