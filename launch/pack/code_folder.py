@@ -158,7 +158,12 @@ class CodeFolder:
             return "pack writes its own"
         if self._parts and top not in self._parts:
             return _OTHER
-        if self._scripts and top == "jobs" and rest.endswith(".py") and absolute not in self._scripts:
+        if (
+            self._scripts
+            and top == "jobs"
+            and rest.endswith((".py", ".ipynb"))
+            and absolute not in self._scripts
+        ):
             return _OTHER
         return self._rules.find(path, is_folder)
 
