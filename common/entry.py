@@ -1,7 +1,7 @@
 """The main() of a job: every end is one line and an exit code, Ctrl-C included.
 
 A job imports this module before torch: importing torch takes seconds, and a Ctrl-C there would print a
-traceback of torch's own files.
+traceback of torch's own files. With --help it arranges that torch is not imported (stand_ins.py).
 """
 
 import contextlib
@@ -24,6 +24,10 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
+        if _wants_help():
+            from common.command_line import stand_ins
+
+            stand_ins.run(main)
         try:
             preemption.end_on_interrupt()
             with _batch_of_one():
@@ -78,3 +82,16 @@ def _end(number: int, frame: object) -> None:
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell starts background jobs without
     signal.signal(signal.SIGINT, _end)
+
+
+def _wants_help() -> bool:
+    """Return whether --help is on the command line (what follows -- does not count), or a shell asks for
+    completions."""
+    words = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    return not {"-h", "--help"}.isdisjoint(words) or "_ARGCOMPLETE" in os.environ
+
+
+if _wants_help():
+    from common.command_line import stand_ins
+
+    stand_ins.install()  # before the job imports torch

@@ -36,7 +36,7 @@ def main() -> None:
     verb, *arguments = sys.argv[1:] or [""]
     if verb in ("-h", "--help"):
         print(USAGE)
-        return
+        sys.exit()
     if verb not in VERBS:
         print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
         sys.exit(exits.BAD_INPUT)
