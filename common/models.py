@@ -1,6 +1,7 @@
 """Networks: the ResNet-18 of the small jobs, and torchvision's classifiers by name."""
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def check(name: str, image_size: int, batch: int | None) -> None:
 
 
 def _trial(name: str, image_size: int, batch: int | None) -> None:
-    model = _made(name, 10, image_size)
+    model = build(name, 10, image_size)
     if batch != 1:
         return
     try:
@@ -70,10 +71,12 @@ def classifier(name: str, classes: int, image_size: int) -> nn.Module:
     """
     if not torch.cuda.is_available():
         keep_memory()  # a step then reuses the memory of the last one
-    return take_over(_made(name, classes, image_size).train())  # faster convolutions on a CPU
+    return take_over(build(name, classes, image_size).train())  # faster convolutions on a CPU
 
 
-def _made(name: str, classes: int, image_size: int) -> nn.Module:
+def build(name: str, classes: int, image_size: int) -> nn.Module:
+    """Return torchvision's network of this name in torch's own layers, untrained and in evaluation mode.
+    Raises BadInput as classifier() does."""
     import torchvision
 
     extra: dict[str, Any] = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
@@ -87,6 +90,25 @@ def _made(name: str, classes: int, image_size: int) -> nn.Module:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"--arch {name} cannot take images of --image_size {image_size}: {reason}") from error
     return model
+
+
+def head(make: Callable[[int], nn.Module]) -> dict[str, int]:
+    """Return the tensors of a network whose shape depends on the number of classes, in order: its head.
+
+    make: takes the number of classes and returns the network. The values are the dimensions that count the
+    classes.
+    """
+    try:
+        with torch.device("meta"):  # no memory, no arithmetic
+            few, more = make(2).state_dict(), make(3).state_dict()
+    except (BadInput, RuntimeError):  # some networks cannot be made there
+        few, more = make(2).state_dict(), make(3).state_dict()
+    pairs = {name: list(zip(few[name].shape, more[name].shape, strict=True)) for name in few}
+    return {
+        name: next(place for place, (one, other) in enumerate(pair) if one != other)
+        for name, pair in pairs.items()
+        if any(one != other for one, other in pair)
+    }
 
 
 class _ResNet(nn.Module):

@@ -35,6 +35,7 @@ from common.arguments import FLAG, boolean, positive_int
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.distributed import gradients, process_group, ranks
 from common.exits import BadInput
+from common.performance import precision
 from datasets.loaders import image_folders, measure, published
 
 WARM_UP_BATCHES = 10  # of --prof
@@ -146,14 +147,7 @@ def main() -> None:
     no_sync = ddp.no_sync if isinstance(ddp, DistributedDataParallel) else contextlib.nullcontext
     forward = torch.compile(ddp) if args.compile else ddp
 
-    amp = device.type == "cuda" if args.amp is None else args.amp
-    amp_dtype = torch.bfloat16
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        amp_dtype = torch.float16
-    autocast = torch.autocast(device.type, dtype=amp_dtype, enabled=amp)
-    scalers = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # before torch 2.3
-    scaler = scalers.GradScaler(enabled=amp and amp_dtype == torch.float16)
-
+    autocast, scaler = precision.choose(device, args.amp)
     steps_per_epoch, total_steps = len(train_loader), train_loader.total_steps
     decay = [each for each in model.parameters() if each.ndim > 1 or args.bn_weight_decay]
     no_decay = [each for each in model.parameters() if each.ndim <= 1 and not args.bn_weight_decay]

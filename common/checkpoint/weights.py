@@ -35,7 +35,7 @@ def load(path: str, model: torch.nn.Module, complete: bool = False) -> str:
     found, error = ranks.broadcast_object((found, error))
     if error:
         raise BadInput(error)
-    return _fill(path, model, found, complete)
+    return fill(path, model, found, complete)
 
 
 def read(path: str) -> dict[str, torch.Tensor]:
@@ -82,7 +82,8 @@ def _bare(name: str) -> str:
     return name
 
 
-def _fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], complete: bool) -> str:
+def fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], complete: bool = False) -> str:
+    """Load the tensors that read() found in a file into a model, as load() does, in this process only."""
     own = model.state_dict()
     names = {_bare(name): name for name in own}
     shapes = {name: tuple(own[names[name]].shape) for name in names}
@@ -115,22 +116,31 @@ def _some(names: list[str], between: str = ", ") -> str:
     return between.join(names[:_SHOWN]) + more
 
 
+def run_folder(path: str) -> str:
+    """Return the output folder of the run that a file of weights belongs to."""
+    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    return os.path.dirname(folder) if os.path.basename(folder) == "checkpoints" else folder
+
+
+def read_class_names(path: str) -> list[str]:
+    """Return the names of the classes beside a file of weights, [] if there are none."""
+    try:
+        with open(os.path.join(run_folder(path), CLASSES), encoding="utf-8") as file:
+            names = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return []
+    return names if isinstance(names, list) else []
+
+
 def compare_class_names(path: str, names: tuple[str, ...]) -> str:
     """Return a line if the names of the classes beside a file of weights are not these, else ""."""
-    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-    if os.path.basename(folder) == "checkpoints":
-        folder = os.path.dirname(folder)
-    try:
-        with open(os.path.join(folder, CLASSES), encoding="utf-8") as file:
-            theirs = json.load(file)
-    except (OSError, ValueError, RecursionError):
-        theirs = None
-    if not names or not isinstance(theirs, list) or theirs == list(names):
+    theirs = read_class_names(path)
+    if not names or not theirs or theirs == list(names):
         return ""
     if len(theirs) != len(names):
         return f"the weights know {len(theirs)} classes, the data set has {len(names)}"
     label = next(label for label, name in enumerate(names) if theirs[label] != name)
     return (
         f"warning: the weights were learned with other classes: label {label} is {theirs[label]!r:.80} in "
-        f"{os.path.join(folder, CLASSES)} and {names[label]!r:.80} in the data set"
+        f"{os.path.join(run_folder(path), CLASSES)} and {names[label]!r:.80} in the data set"
     )

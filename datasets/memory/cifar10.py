@@ -26,6 +26,7 @@ from common.exits import BadInput
 from datasets.files import check_md5, download, local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_images
 
+SIDE, MEAN, STD = 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # pixels; of pixels / 255
 TRAIN_FILES = [f"data_batch_{number}" for number in range(1, 6)]
 TEST_FILES = ["test_batch"]
 MD5 = {  # https://www.cs.toronto.edu/~kriz/cifar.html and torchvision's table of the same files
@@ -239,5 +240,4 @@ def _image_set(
     images: torch.Tensor, labels: torch.Tensor, source: str, class_names: tuple[str, ...] = CLASSES
 ) -> ImageSet:
     # One normalisation for every source, generated images included: a checkpoint means the same everywhere.
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    return ImageSet(images, labels, 10, mean, std, 4, True, source, class_names)
+    return ImageSet(images, labels, 10, MEAN, STD, 4, True, source, class_names)

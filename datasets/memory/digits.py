@@ -9,6 +9,8 @@ import torch
 from common.exits import import_optional
 from datasets.memory.image_set import ImageSet, generate_images
 
+SIDE, MEAN, STD = 8, (0.3047,), (0.3756,)  # pixels; of pixels / 255
+
 
 def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     """Return (training set [1438, 1, 8, 8], test set [359, 1, 8, 8]), uint8: every fifth of each digit.
@@ -36,6 +38,6 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
 def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
     # A mirrored digit is another digit, or none.
     return ImageSet(
-        images, labels, 10, mean=(0.3047,), std=(0.3756,), padding=1, flip=False, source=source,
+        images, labels, 10, MEAN, STD, padding=1, flip=False, source=source,
         class_names=tuple(map(str, range(10))),
     )  # fmt: skip

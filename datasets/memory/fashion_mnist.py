@@ -14,6 +14,8 @@ from common.exits import BadInput
 from datasets.files import local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_images
 
+SIDE, MEAN, STD = 28, (0.2860,), (0.3530,)  # pixels; of pixels / 255
+
 MD5 = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
@@ -73,6 +75,6 @@ def _read(folder: str, part: str, kind: str) -> np.ndarray:
 
 def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
     return ImageSet(
-        images, labels, 10, mean=(0.2860,), std=(0.3530,), padding=2, flip=True, source=source,
+        images, labels, 10, MEAN, STD, padding=2, flip=True, source=source,
         class_names=CLASSES,
     )  # fmt: skip

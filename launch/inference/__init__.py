@@ -1,0 +1,1 @@
+"""Use the weights of a run: predict the classes of images, export the network."""

@@ -1,0 +1,143 @@
+"""Export the network of a run for programs that do not have this repository.
+
+    python -m launch export OUT/best.pth --to model.onnx         ONNX: onnxruntime, TensorRT, OpenVINO, ...
+    python -m launch export OUT/best.pth --to model.pt2          torch.export
+    python -m launch export OUT/best.pth --to model.ts           TorchScript (also .torchscript)
+
+Input float32 [N, channels, size, size], any N, pixels / 255 normalised by mean and std; output logits [N,
+classes]. What a program must know beside it is inside the file, as JSON: network, size, mean, std, classes
+(`bootfile.json`: metadata of ONNX, an extra file of the others). The exported network is loaded again and must
+give the logits of the original to 1e-4, for other batch sizes than the exported one, before FILE is written.
+"""
+
+import io
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from common.arguments import FLAG, Parser
+from common.exits import BadInput, import_optional
+from common.files import write_atomic
+from launch.inference import trained
+from launch.inference.trained import Trained
+
+NOTE = "bootfile.json"  # the name of the facts inside the file
+BATCH, OTHERS, TOLERANCE = 2, (1, 5), 1e-4
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+
+
+def main(arguments: list[str]) -> int:
+    """Export and return 0. Raises BadInput."""
+    parser = Parser(__doc__)
+    parser.prog = "python -m launch export"
+    trained.add_arguments(parser)
+    parser.add_argument("--to", metavar="FILE", required=True, help=f"a name that ends in {', '.join(FORMS)}")
+    parser.add_argument("--force", **FLAG, help="replace FILE")
+    args = parser.parse_args(arguments)
+    ending = os.path.splitext(args.to)[1].lower()
+    if ending not in FORMS:
+        raise BadInput(f"--to {args.to}: expected a name that ends in {', '.join(FORMS)}")
+    if os.path.lexists(args.to) and not args.force:
+        raise BadInput(f"--to {args.to} exists: name another file, or add --force")
+    network = trained.load(args.weights, args.arch, args.image_size)
+    try:
+        content, run = FORMS[ending](network)
+    except BadInput:
+        raise
+    except Exception as error:  # what an exporter raises for a network that it does not know
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise BadInput(
+            f"torch {torch.__version__} cannot export {network.name} to {ending}: {reason}"
+        ) from error
+    difference = compare(network, run)
+    if not difference <= TOLERANCE:
+        raise BadInput(
+            f"{args.to} is not written: its logits differ from those of the network by {difference:.2g} of the "
+            f"largest, expected at most {TOLERANCE:g}"
+        )
+    try:
+        write_atomic(args.to, content)
+    except OSError as error:
+        raise BadInput(f"cannot write --to {args.to}: {error.strerror}") from error
+    shape = f"float32 [N, {network.channels}, {network.size}, {network.size}]"
+    print(
+        f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape} -> [N, {len(network.classes)}], "
+        f"logits equal to {difference:.1g}"
+    )
+    return 0
+
+
+@torch.no_grad()
+def compare(network: Trained, run: Run) -> float:
+    """Return the largest difference of the logits of `run` from the network's, as a share of the largest logit
+    (at least 1), over batches of BATCH and OTHERS images of noise."""
+    generator, found = torch.Generator().manual_seed(0), []
+    for count in (BATCH, *OTHERS):
+        batch = torch.randn(count, network.channels, network.size, network.size, generator=generator)
+        expected, given = network.model(batch), run(batch)
+        if given.shape != expected.shape:
+            return float("inf")
+        found.append(float((given - expected).abs().max() / expected.abs().max().clamp(min=1)))
+    return max(found)
+
+
+def facts(network: Trained) -> str:
+    """Return what a program must know of the network, as JSON."""
+    names = ("name", "channels", "size", "mean", "std", "classes")
+    return json.dumps({name: getattr(network, name) for name in names})
+
+
+def _example(network: Trained) -> torch.Tensor:
+    return torch.zeros(BATCH, network.channels, network.size, network.size)
+
+
+def _onnx(network: Trained) -> tuple[bytes, Run]:
+    onnx = import_optional("onnx", "--to .onnx needs onnx")
+    import_optional("onnxscript", "--to .onnx needs onnxscript")
+    runtime = import_optional("onnxruntime", "--to .onnx is checked with onnxruntime")
+    if not hasattr(torch.export, "Dim"):
+        raise BadInput(
+            f"--to .onnx needs torch 2.5 or later, this is {torch.__version__}: --to model.ts works"
+        )
+    batch = torch.export.Dim("batch")
+    program = torch.onnx.export(
+        network.model, (_example(network),), dynamo=True, verbose=False, input_names=["images"],
+        output_names=["logits"], dynamic_shapes=({0: batch},),
+    )  # fmt: skip
+    model = program.model_proto
+    onnx.helper.set_model_props(model, {NOTE: facts(network)})
+    content = model.SerializeToString()
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return content, lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+
+def _torch_export(network: Trained) -> tuple[bytes, Run]:
+    if not hasattr(torch, "export") or not hasattr(torch.export, "Dim"):
+        raise BadInput(
+            f"--to .pt2 needs torch 2.2 or later, this is {torch.__version__}: --to model.ts works"
+        )
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(network.model, (_example(network),), dynamic_shapes=({0: batch},))
+    target = io.BytesIO()
+    torch.export.save(program, target, extra_files={NOTE: facts(network)})
+    loaded = torch.export.load(io.BytesIO(target.getvalue())).module()
+    return target.getvalue(), loaded
+
+
+def _torchscript(network: Trained) -> tuple[bytes, Run]:
+    script = torch.jit.trace(network.model, _example(network), check_trace=False)
+    target = io.BytesIO()
+    torch.jit.save(script, target, _extra_files={NOTE: facts(network)})
+    return target.getvalue(), torch.jit.load(io.BytesIO(target.getvalue()))
+
+
+FORMS: dict[str, Callable[[Trained], tuple[bytes, Any]]] = {
+    ".onnx": _onnx,
+    ".pt2": _torch_export,
+    ".ts": _torchscript,
+    ".torchscript": _torchscript,
+}

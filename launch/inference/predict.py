@@ -1,0 +1,171 @@
+"""Predict the classes of the images in a folder.
+
+    python -m launch predict OUT/best.pth FOLDER
+    python -m launch predict OUT/best.pth FOLDER --to predictions.csv --batch_size 256
+
+WEIGHTS: a file that a job wrote. The names of the classes (classes.json), the network and the size of the
+images (starts.jsonl) are read beside it. FOLDER: images at any depth, or one image. Each is cut, resized and
+normalised as the evaluation of imagenet.py does, by its backend `threads`, and in the same precision.
+
+The CSV has a line for each image: path (relative to FOLDER), error, class_1, probability_1, ..., the most
+probable class first. An image that cannot be read has the reason in `error`, and no class. The file appears
+when it is complete. An earlier one is replaced, another file only with --force.
+"""
+
+import csv
+import io
+import os
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from common.arguments import FLAG, Parser, boolean, positive_int
+from common.distributed import devices
+from common.exits import BadInput, printable
+from common.files import open_atomic
+from common.performance import precision
+from datasets.files import local_folder
+from datasets.folders import images, listing
+from datasets.folders.cut import cut
+from datasets.loaders.backends import cores
+from datasets.loaders.loader import ToDevice
+from datasets.sampling import augment
+from launch import confirm
+from launch.inference import trained
+from launch.inference.trained import Trained
+
+TOP = 5  # classes of an image
+
+
+def main(arguments: list[str]) -> int:
+    """Write the predictions and return 0. Raises BadInput."""
+    parser = Parser(__doc__)
+    parser.prog = "python -m launch predict"
+    trained.add_arguments(parser)
+    parser.add_argument("folder", metavar="FOLDER", help="images at any depth, or one image")
+    parser.add_argument("--to", metavar="FILE", default="predictions.csv", help="default: predictions.csv")
+    parser.add_argument("--force", **FLAG, help="replace FILE even if it holds no predictions")
+    parser.add_argument("--batch_size", type=positive_int, default=64, help="images at a time (default: 64)")
+    parser.add_argument("-j", "--workers", type=positive_int, help="threads (default: the cores)")
+    parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    args = parser.parse_args(arguments)
+    confirm.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
+    device = torch.device("cuda" if devices.count_gpus(args) else "cpu")
+    network = trained.load(args.weights, args.arch, args.image_size)
+    root, paths = find_images(args.folder)
+    top = min(TOP, len(network.classes))
+    header = [
+        "path",
+        "error",
+        *(f"{each}_{rank + 1}" for rank in range(top) for each in ("class", "probability")),
+    ]
+    unreadable = 0
+    try:
+        with open_atomic(args.to) as file, listing.progress(len(paths), "predicting") as bar:
+            text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
+            rows = csv.writer(text)
+            rows.writerow(header)
+            for each, reasons, probabilities in predict(
+                network, root, paths, device, args.batch_size, args.workers or cores()
+            ):
+                values, labels = probabilities.topk(top)
+                for path, reason, best, chosen in zip(
+                    each, reasons, values.tolist(), labels.tolist(), strict=True
+                ):
+                    found = [
+                        field
+                        for value, label in zip(best, chosen, strict=True)
+                        for field in (network.classes[label], f"{value:.6f}")
+                    ]
+                    rows.writerow([path, printable(reason), *([""] * len(found) if reason else found)])
+                    unreadable += bool(reason)
+                bar.update(len(each))
+            text.detach()
+    except OSError as error:
+        raise BadInput(f"cannot write --to {args.to}: {error.strerror}") from error
+    bad = f", {unreadable} of them unreadable" * bool(unreadable)
+    print(f"{args.to}: {len(paths)} images{bad}; {network.name}, {len(network.classes)} classes")
+    return 0
+
+
+def find_images(folder: str) -> tuple[str, list[str]]:
+    """Return (root, the relative paths of the images below it, in order). folder: may be one image, or a URL.
+    Raises BadInput."""
+    if os.path.isfile(folder):
+        root, name = os.path.split(folder)
+        return root, [name]
+    root = local_folder(folder)
+    paths, _, _ = listing.walk(root)
+    if not paths:
+        raise BadInput(f"{folder} holds no image ({' '.join(images.EXTENSIONS)})")
+    return root, sorted(paths)
+
+
+@torch.no_grad()
+def predict(
+    network: Trained,
+    root: str,
+    paths: Sequence[str],
+    device: torch.device,
+    batch_size: int = 64,
+    workers: int = 1,
+) -> Iterator[tuple[Sequence[str], list[str], torch.Tensor]]:
+    """Yield (paths, why each cannot be read or "", probabilities float [n, classes]) of a batch at a time.
+
+    One batch is decoded while another is computed.
+    """
+    model = network.model.to(device).to(memory_format=torch.channels_last)
+    deliver = ToDevice(device, network.mean, network.std)
+    antialias = bool(network.settings.get("antialias", True))
+    autocast, _ = precision.choose(device, network.settings.get("amp"))
+    parts = [paths[first : first + batch_size] for first in range(0, len(paths), batch_size)]
+    with ThreadPoolExecutor(workers) as pool:
+
+        def begin(part: Sequence[str]) -> tuple[np.ndarray, list]:
+            memory = np.zeros((len(part), network.size, network.size, 3), np.uint8)
+            return memory, [
+                pool.submit(_fill, os.path.join(root, path), out, network.share, antialias)
+                for path, out in zip(part, memory, strict=True)
+            ]
+
+        begun = begin(parts[0])
+        for part, following in zip(parts, [*parts[1:], None], strict=True):
+            memory, tasks = begun
+            begun = begin(following) if following else begun
+            reasons = [task.result() for task in tasks]
+            pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
+            if network.channels == 1:
+                pixels = _grey(pixels)
+            batch, _ = deliver(pixels, torch.zeros(len(part), dtype=torch.int64))
+            with autocast:
+                logits = model(batch)
+            yield part, reasons, logits.float().softmax(1).cpu()
+
+
+def _fill(path: str, out: np.ndarray, share: float, antialias: bool) -> str:
+    """Put the centred square of an image into `out`, uint8 [size, size, 3]. Return why not, or ""."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+        pixels = images.decode(content, images.inspect(content, path).plain)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except images.BadImage as error:
+        return str(error)
+    height, width = pixels.shape[:2]
+    sizes = SimpleNamespace(widths=np.array([width]), heights=np.array([height]))
+    top, left, high, wide, flip = (
+        int(each[0]) for each in augment.center_crop(sizes, np.zeros(1, int), 0, 1, share)
+    )
+    cut(pixels, top, left, high, wide, flip, out, antialias=antialias)
+    return ""
+
+
+def _grey(pixels: torch.Tensor) -> torch.Tensor:
+    """uint8 [n, 3, H, W] -> uint8 [n, 1, H, W], by the weights of ITU-R BT.601."""
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    return (pixels * weights).sum(1, keepdim=True).round().to(torch.uint8)

@@ -1,0 +1,27 @@
+"""Two runs to predict and export with: generated images, and digits."""
+
+import pytest
+
+from datasets.folders import random_folder
+from tests.conftest import run
+
+
+@pytest.fixture(scope="package")
+def trained(tmp_path_factory):
+    """(output folder of imagenet.py, its images)."""
+    root = tmp_path_factory.mktemp("trained")
+    data = random_folder.make(str(root / "images"))
+    run(
+        "jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--data_backend=threads", "--batch_size=32",
+        "--lr=0.03", "--warmup=0", "--epochs=1", f"--data_url={data}", f"--output_dir={root / 'out'}",
+    )  # fmt: skip
+    return root / "out", root / "images"
+
+
+@pytest.fixture(scope="package")
+def digits(tmp_path_factory):
+    """The output folder of train.py."""
+    output = tmp_path_factory.mktemp("digits")
+    run("jobs/train.py", "--dataset=digits", "--epochs=1", "--batch_size=240", "--lr=0.02",
+        f"--output_dir={output}")  # fmt: skip
+    return output

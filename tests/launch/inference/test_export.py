@@ -1,0 +1,61 @@
+"""`python -m launch export`: the exported network gives the logits of the original, or nothing is written."""
+
+import json
+
+import pytest
+import torch
+
+from common.exits import BadInput
+from launch.inference import export
+from launch.inference.trained import load
+
+
+def _export(weights, target) -> str:
+    export.main([str(weights), "--to", str(target)])
+    return str(target)
+
+
+def _batch(network) -> torch.Tensor:
+    return torch.randn(7, network.channels, network.size, network.size)
+
+
+def test_onnx(digits, tmp_path):
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    network = load(str(digits))
+    batch, path = _batch(network), _export(digits, tmp_path / "model.onnx")
+    found = runtime.InferenceSession(path).run(None, {"images": batch.numpy()})[0]
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), network.model(batch), rtol=1e-4, atol=1e-4)
+    facts = {each.key: each.value for each in onnx.load(path).metadata_props}
+    assert json.loads(facts[export.NOTE])["classes"] == [*map(str, range(10))]
+
+
+@pytest.mark.parametrize("ending", ["ts", "pt2"])
+def test_torchs_own_forms(digits, tmp_path, ending):
+    if ending == "pt2" and not hasattr(torch.export, "Dim"):
+        pytest.skip("torch.export has no Dim before torch 2.2")
+    network, note = load(str(digits)), {export.NOTE: ""}
+    batch, path = _batch(network), _export(digits, tmp_path / f"model.{ending}")
+    if ending == "ts":
+        loaded = torch.jit.load(path, _extra_files=note)
+    else:
+        loaded = torch.export.load(path, extra_files=note).module()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(batch), network.model(batch), rtol=1e-4, atol=1e-4)
+    assert json.loads(note[export.NOTE])["size"] == 8
+
+
+def test_other_logits_are_not_written(digits, tmp_path, monkeypatch):
+    def wrong(network):
+        return b"content", lambda images: network.model(images) * 1.001
+
+    monkeypatch.setitem(export.FORMS, ".ts", wrong)
+    with pytest.raises(BadInput, match="is not written: its logits differ from those of the network by 0.00"):
+        _export(digits, tmp_path / "model.ts")
+    with pytest.raises(BadInput, match=r"expected a name that ends in \.onnx, \.pt2"):
+        _export(digits, tmp_path / "model.h5")
+    (tmp_path / "mine.ts").write_text("mine")
+    with pytest.raises(BadInput, match="exists"):
+        _export(digits, tmp_path / "mine.ts")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.ts"]
