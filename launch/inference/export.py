@@ -6,8 +6,9 @@
 
 Input float32 [N, channels, size, size], any N, pixels / 255 normalised by mean and std; output logits [N,
 classes]. What a program must know beside it is inside the file, as JSON: network, size, mean, std, classes
-(`bootfile.json`: metadata of ONNX, an extra file of the others). The exported network is loaded again and must
-give the logits of the original to 1e-4, for other batch sizes than the exported one, before FILE is written.
+(`bootfile.json`: metadata of ONNX, an extra file of the others). Before FILE is written, the network is
+loaded again and must give the logits of the original to 1e-4, also for batches of other sizes than the
+exported one.
 """
 
 import io
@@ -45,7 +46,8 @@ def main(arguments: list[str]) -> int:
         raise BadInput(f"--to {args.to} exists: name another file, or add --force")
     network = trained.load(args.weights, args.arch, args.image_size)
     try:
-        content, run = FORMS[ending](network)
+        with torch.no_grad():  # as in evaluation; with gradients the convolutions take other ways on a CPU
+            content, run = FORMS[ending](network)
     except BadInput:
         raise
     except Exception as error:  # what an exporter raises for a network that it does not know
@@ -56,8 +58,8 @@ def main(arguments: list[str]) -> int:
     difference = compare(network, run)
     if not difference <= TOLERANCE:
         raise BadInput(
-            f"{args.to} is not written: its logits differ from those of the network by {difference:.2g} of the "
-            f"largest, expected at most {TOLERANCE:g}"
+            f"{args.to} is not written: its logits differ from those of the network by {difference:.2g} of "
+            f"the largest, expected at most {TOLERANCE:g}"
         )
     try:
         write_atomic(args.to, content)
@@ -73,8 +75,8 @@ def main(arguments: list[str]) -> int:
 
 @torch.no_grad()
 def compare(network: Trained, run: Run) -> float:
-    """Return the largest difference of the logits of `run` from the network's, as a share of the largest logit
-    (at least 1), over batches of BATCH and OTHERS images of noise."""
+    """Return the largest difference of the logits of `run` from the network's, as a share of the largest
+    logit (at least 1), over batches of BATCH and OTHERS images of noise."""
     generator, found = torch.Generator().manual_seed(0), []
     for count in (BATCH, *OTHERS):
         batch = torch.randn(count, network.channels, network.size, network.size, generator=generator)
@@ -108,6 +110,7 @@ def _onnx(network: Trained) -> tuple[bytes, Run]:
         network.model, (_example(network),), dynamo=True, verbose=False, input_names=["images"],
         output_names=["logits"], dynamic_shapes=({0: batch},),
     )  # fmt: skip
+    assert program is not None  # dynamo=True
     model = program.model_proto
     onnx.helper.set_model_props(model, {NOTE: facts(network)})
     content = model.SerializeToString()

@@ -51,7 +51,9 @@ def test_other_logits_are_not_written(digits, tmp_path, monkeypatch):
         return b"content", lambda images: network.model(images) * 1.001
 
     monkeypatch.setitem(export.FORMS, ".ts", wrong)
-    with pytest.raises(BadInput, match="is not written: its logits differ from those of the network by 0.00"):
+    with pytest.raises(
+        BadInput, match=r"is not written: its logits differ from those of the network by 0\.00"
+    ):
         _export(digits, tmp_path / "model.ts")
     with pytest.raises(BadInput, match=r"expected a name that ends in \.onnx, \.pt2"):
         _export(digits, tmp_path / "model.h5")
