@@ -1,13 +1,14 @@
-"""Networks: the ResNet-18 of the small jobs, and torchvision's classifiers by name."""
+"""Networks: the ResNet-18 of the small jobs, torchvision's and timm's classifiers by name, their weights."""
 
 import argparse
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 from common.performance.cpu import Conv2d, keep_memory, take_over
 
 # torch.optim.SGD(..., **FUSED[device.type]): on a GPU one kernel updates all weights, and the host does not
@@ -16,6 +17,7 @@ FUSED: dict[str, dict[str, Any]] = {
     "cpu": {},
     "cuda": {"fused": True} if torch.__version__ >= "2.3" else {},
 }
+TIMM = "timm:"  # the name of a network of timm begins with this
 
 
 def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
@@ -31,7 +33,13 @@ def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
 
 
 def arch(text: str) -> str:
-    """The type of an argument: the name of a classifier. Raises ArgumentTypeError."""
+    """The type of an argument: the name of a classifier of torchvision, or timm:NAME. Raises
+    ArgumentTypeError, and MissingPackage without timm."""
+    if text.startswith(TIMM):
+        timm = import_timm()
+        if timm.is_model(text.removeprefix(TIMM)):
+            return text
+        raise argparse.ArgumentTypeError(f"{text} is no model of timm {timm.__version__}")
     import torchvision
 
     if text not in torchvision.models.list_models(module=torchvision.models):
@@ -64,7 +72,7 @@ def _trial(name: str, image_size: int, batch: int | None) -> None:
 
 
 def classifier(name: str, classes: int, image_size: int) -> nn.Module:
-    """torchvision's network of this name, untrained.
+    """The network of this name (arch()), untrained.
 
     Input float [N, 3, image_size, image_size], output logits [N, classes]. Raises BadInput where it
     cannot take images of that size.
@@ -75,21 +83,59 @@ def classifier(name: str, classes: int, image_size: int) -> nn.Module:
 
 
 def build(name: str, classes: int, image_size: int) -> nn.Module:
-    """Return torchvision's network of this name in torch's own layers, untrained and in evaluation mode.
+    """Return the network of this name (arch()) in torch's own layers, untrained and in evaluation mode.
     Raises BadInput as classifier() does."""
-    import torchvision
-
-    extra: dict[str, Any] = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
-    extra |= {"image_size": image_size} if name.startswith("vit_") else {}
-    extra |= {"input_size": (image_size, image_size)} if name.startswith("maxvit") else {}
     try:
-        model = torchvision.models.get_model(name, num_classes=classes, **extra).eval()
+        model = (_build_timm if name.startswith(TIMM) else _build_torchvision)(
+            name, classes, image_size
+        ).eval()
         with torch.no_grad():
             model(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"--arch {name} cannot take images of --image_size {image_size}: {reason}") from error
     return model
+
+
+def _build_torchvision(name: str, classes: int, image_size: int) -> nn.Module:
+    import torchvision
+
+    extra: dict[str, Any] = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+    extra |= {"image_size": image_size} if name.startswith("vit_") else {}
+    extra |= {"input_size": (image_size, image_size)} if name.startswith("maxvit") else {}
+    return torchvision.models.get_model(name, num_classes=classes, **extra)
+
+
+def _build_timm(name: str, classes: int, image_size: int) -> nn.Module:
+    create, name = import_timm().create_model, name.removeprefix(TIMM)
+    try:
+        return create(name, num_classes=classes, img_size=image_size)  # transformers need it
+    except TypeError:
+        return create(name, num_classes=classes)
+
+
+def import_timm() -> Any:
+    """Return the package timm. Raises MissingPackage."""
+    return import_optional("timm", "--arch timm:NAME needs timm")
+
+
+def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
+    return module
+
+
+def freeze(model: nn.Module, arch: str, image_size: int) -> None:
+    """Let only the head of a classifier learn. BatchNorm before it keeps its statistics in training mode.
+
+    The head: the tensors whose shape depends on the number of classes.
+    """
+    learned = head(lambda classes: build(arch, classes, image_size))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in learned)
+    for module in model.modules():
+        is_frozen = not any(parameter.requires_grad for parameter in module.parameters())
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and is_frozen:
+            module.eval()
+            module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
 
 
 def head(make: Callable[[int], nn.Module]) -> dict[str, int]:

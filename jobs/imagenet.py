@@ -32,9 +32,11 @@ from torchvision.transforms import v2
 
 from common import arguments, evaluation, metrics, models
 from common.arguments import FLAG, boolean, positive_int
+from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.distributed import gradients, process_group, ranks
 from common.exits import BadInput
+from common.optimization import optimizers
 from common.performance import precision
 from datasets.loaders import image_folders, measure, published
 
@@ -46,7 +48,8 @@ def parse_args() -> argparse.Namespace:
     number = arguments.non_negative_float
     image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...
     add = parser.add_argument_group("model").add_argument
-    add("-a", "--arch", type=models.arch, default="resnet50", help="of torchvision.models (resnet50)")
+    add("-a", "--arch", type=models.arch, default="resnet50", help="of torchvision, or timm:NAME (resnet50)")
+    add("--freeze", **FLAG, help="only the head learns; begin with --weights FILE or DEFAULT")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
     add("--compile", type=boolean, default=False, help="true: torch.compile")
     add("--ema", type=number, metavar="DECAY", help="also average the weights: 0.9999")
@@ -54,18 +57,18 @@ def parse_args() -> argparse.Namespace:
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     add("--epochs", type=positive_int, default=90, help="default: 90")
     add("-b", "--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
+    optimizers.add_arguments(add)
     add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
-    add("--lr", type=arguments.positive_float, default=0.256, help="peak (default: 0.256)")
     schedules = "to 0, or step: a tenth after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
     add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
     add("--warmup", type=number, default=8.0, metavar="EPOCHS", help="in which the rate rises (default: 8)")
-    add("--momentum", type=number, default=0.875, help="default: 0.875")
-    add("--weight_decay", type=number, default=1 / 32768, help="default: 1/32768")
-    add("--bn_weight_decay", **FLAG, help="true: BatchNorm and biases decay too")
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
     add("--mixup", type=number, default=0.0, metavar="ALPHA", help="drawn by each process (default: 0, none)")
     add("--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)")
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
+    add(
+        "--early_stopping", type=positive_int, metavar="EPOCHS", help="without a better score (default: none)"
+    )
     add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
     add = parser.add_argument_group("what to do").add_argument
     help = "print images/s of N batches (default: 100) after 10, and stop"
@@ -78,6 +81,7 @@ def parse_args() -> argparse.Namespace:
     process_group.add_arguments(parser)
     args = parser.parse_args()
     published.merge(args)
+    optimizers.set_defaults(args)
     if args.evaluate and args.training_only:
         raise BadInput("--evaluate and --training_only exclude each other")
     for name in ("ema", "momentum", "label_smoothing"):
@@ -131,13 +135,15 @@ def main() -> None:
     # What the arguments alone decide is checked first: the scan of the images may take hours.
     micro_batch = split_batch(args, world_size)
     models.check(args.arch, args.image_size, None if args.evaluate else micro_batch)
-    image_folders.check_paths(resume=args.resume, weights=args.weights)
+    image_folders.check_paths(resume=args.resume, weights=weights.file_of(args))
     train_loader, val_loader = image_folders.open_loaders(args, device, log, micro_batch)
     classes = len(train_loader.plan.index.classes)
 
     torch.manual_seed(args.seed)
     model = models.classifier(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
+    if args.freeze:
+        models.freeze(model, args.arch, args.image_size)
     ddp = model
     if world_size > 1:
         device_ids = [device.index] if device.type == "cuda" else None
@@ -149,10 +155,7 @@ def main() -> None:
 
     autocast, scaler = precision.choose(device, args.amp)
     steps_per_epoch, total_steps = len(train_loader), train_loader.total_steps
-    decay = [each for each in model.parameters() if each.ndim > 1 or args.bn_weight_decay]
-    no_decay = [each for each in model.parameters() if each.ndim <= 1 and not args.bn_weight_decay]
-    groups = [{"params": decay, "weight_decay": args.weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=args.lr, momentum=args.momentum, **models.FUSED[device.type])
+    optimizer = optimizers.build(args, model, device)
     scheduler = build_scheduler(args, optimizer, steps_per_epoch, total_steps)
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     mixup = v2.MixUp(alpha=args.mixup, num_classes=classes) if args.mixup else None
@@ -192,6 +195,7 @@ def main() -> None:
             scaler.unscale_(optimizer)
             if checkpoint.is_finite(loss):
                 running += evaluation.batch_sums(loss, torch.cat(logits), labels)
+                optimizers.clip(args, model)
                 scaler.step(optimizer)
                 if args.ema:
                     ema.update_parameters(model)
@@ -217,6 +221,8 @@ def main() -> None:
                 torch.distributed.all_reduce(val_sums)
             checkpoint.save_weights(epoch, step, val_sums, evaluated)
             log.validation(step, val_sums)
+            if checkpoint.stops_early(args.early_stopping):
+                break
     if args.prof:
         if len(times) <= WARM_UP_BATCHES:
             raise BadInput(f"--prof: {len(times)} batches in --epochs {args.epochs} are too few")

@@ -160,10 +160,13 @@ class Checkpointer:
             self._exit(step)
         if self._stop:
             self.save(step)  # and exit
-        if self.args.evaluate or not ranks.is_first():
+        if self.args.evaluate:
             return
         loss_sum, correct, count = val_sums.tolist()
         score = (-loss_sum if math.isnan(correct) else correct) / (count or math.nan)
+        self._state.note(score)
+        if not ranks.is_first():
+            return
 
         def keep_best(tensors: dict) -> None:
             if score > self._state.best:
@@ -171,6 +174,14 @@ class Checkpointer:
                 self._state.best = score  # once it is written
 
         self._saver.save_weights(f"epoch_{epoch}.pth", model or self.model, keep_best)
+
+    def stops_early(self, epochs: int | None) -> bool:
+        """Return, after save_weights() and on every rank alike, whether that many epochs in a row were not
+        better than the best before them. None: never. The count belongs to the checkpoint."""
+        if epochs is None or self._state.epochs_not_better < epochs:
+            return False
+        self.log.info(f"stopped early: {self._state.epochs_not_better} epochs without a better score")
+        return True
 
     def finish(self) -> None:
         """Wait for the last write and upload. resume() has it called at the end of the job. Raises
@@ -233,11 +244,14 @@ class Checkpointer:
         return state, None
 
     def _load_weights(self, path: str, complete: bool = False) -> None:
-        from common.checkpoint import weights  # only a run with --weights or --evaluate needs it
+        from common.checkpoint import published, weights  # only a run with --weights or --evaluate needs it
 
-        self.log.info(weights.load(path, self.model, complete))
+        arch = getattr(self.args, "arch", None)
+        self.log.info(weights.load(path, self.model, complete, arch))
         if "ema" in self.objects:  # the average begins at, or consists of, these weights
             self.objects["ema"].module.load_state_dict(self.model.state_dict())
+        if arch and published.is_name(arch, path):
+            return
         if line := weights.compare_class_names(path, self._class_names):
             self.log.info(line)
 

@@ -22,7 +22,7 @@ OPERATION = {
     "output_dir", "output_url", "resume", "save_every", "keep", "grace", "max_bad_steps", "report_every",
     "enable_gpu", "data_url", "stage", "cache_dir", "pack", "cache", "cache_mode", "workers",
     "data_backend", "ray_address", "init_method", "rank", "world_size", "local_rank", "processes_per_node",
-    "rank_level", "timeout", "weights", "evaluate",
+    "rank_level", "timeout", "weights", "evaluate", "early_stopping",
 }  # fmt: skip
 FORMAT = 2
 
@@ -40,6 +40,10 @@ class RunState:
         self.args, self.objects = args, objects
         self.run = uuid.uuid4().hex[:16]
         self.best = -math.inf  # score of best.pth
+        self.highest, self.epochs_not_better = (
+            -math.inf,
+            0,
+        )  # of all evaluations, and since then; on every rank
         self.bad_steps = self.bad_in_a_row = 0  # steps that were skipped
         self.initial_weights: str | None = getattr(args, "weights", None)
         self.identity = {f"--{name}": getattr(args, name) for name in IDENTITY if hasattr(args, name)}
@@ -66,6 +70,8 @@ class RunState:
             "bad_steps": self.bad_steps,
             "bad_in_a_row": self.bad_in_a_row,
             "best": self.best,
+            "highest": self.highest,
+            "epochs_not_better": self.epochs_not_better,
             "weights": self.initial_weights,
             "versions": {
                 "python": platform.python_version(),
@@ -104,6 +110,13 @@ class RunState:
             torch.cuda.set_rng_state(state["random"]["cuda"])
         self.bad_steps, self.bad_in_a_row = state["bad_steps"], state["bad_in_a_row"]
         self.best, self.initial_weights = state["best"], state.get("weights")
+        self.highest = state.get("highest", state["best"])
+        self.epochs_not_better = state.get("epochs_not_better", 0)
+
+    def note(self, score: float) -> None:
+        """Count an evaluation: of an epoch that is better than all before it, or of one that is not."""
+        self.epochs_not_better = 0 if score > self.highest else self.epochs_not_better + 1
+        self.highest = max(self.highest, score)
 
     def _objects(self) -> dict[str, dict]:
         states = {name: own.state_dict() for name, own in self.objects.items() if name != "scheduler"}

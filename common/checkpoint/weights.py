@@ -4,6 +4,7 @@ A file of weights is best.pth, epoch_<n>.pth, a checkpoint step_<n>.pt, or the s
 wrapped by DistributedDataParallel (module.) or torch.compile (_orig_mod.).
 """
 
+import argparse
 import json
 import os
 import zipfile
@@ -11,6 +12,7 @@ import zipfile
 import torch
 
 from common.checkpoint import files as checkpoint
+from common.checkpoint import published
 from common.distributed import ranks
 from common.exits import BadInput
 from common.metrics import CLASSES
@@ -19,9 +21,10 @@ _SHOWN = 3  # tensors named in a line
 _COUNTERS = "num_batches_tracked"  # BatchNorm's; files of old versions of torch do not have it
 
 
-def load(path: str, model: torch.nn.Module, complete: bool = False) -> str:
+def load(path: str, model: torch.nn.Module, complete: bool = False, arch: str | None = None) -> str:
     """Load the weights of a file, on every process; rank 0 reads it. Return a line on what was loaded.
 
+    arch: the path may also be the name of published weights of this network (published.py).
     complete: every tensor of the model must be in the file. Otherwise tensors that are missing or have
     another shape, such as those of a head for other classes, keep their values. Raises BadInput on every
     process if the file cannot be read, or if fewer than half of the model's weights are in it.
@@ -29,13 +32,23 @@ def load(path: str, model: torch.nn.Module, complete: bool = False) -> str:
     found, error = {}, None
     if ranks.is_first():
         try:
-            found = read(path)
+            found = published.read(arch, path) if arch and published.is_name(arch, path) else read(path)
         except BadInput as refusal:
             error = str(refusal)
     found, error = ranks.broadcast_object((found, error))
     if error:
         raise BadInput(error)
     return fill(path, model, found, complete)
+
+
+def file_of(args: argparse.Namespace) -> str | None:
+    """Return --weights if it is a file, None if it is a name of published weights of --arch, or is not given.
+    Raises BadInput for a name that is not published. args: weights, and arch if the job has it."""
+    arch = getattr(args, "arch", None)
+    if arch and args.weights and published.is_name(arch, args.weights):
+        published.check(arch, args.weights)
+        return None
+    return args.weights
 
 
 def read(path: str) -> dict[str, torch.Tensor]:

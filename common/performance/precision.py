@@ -1,4 +1,8 @@
-"""Mixed precision: the type that a device computes fastest in, and the scaler that float16 needs."""
+"""Mixed precision: the type that a device computes fastest in, and the scaler that float16 needs.
+
+bfloat16 has the range of float32, so its gradients need no scale. A training and a prediction that ask here
+compute in the same type.
+"""
 
 from typing import Any
 

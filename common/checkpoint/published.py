@@ -1,0 +1,64 @@
+"""Weights that torchvision and timm publish, by the name of a network and of the weights."""
+
+import os
+import re
+from typing import Any
+
+import torch
+
+from common.exits import BadInput
+from common.files import sha256_file
+from common.models import TIMM, import_timm
+
+DEFAULT = "DEFAULT"
+
+
+def is_name(arch: str | None, text: str | None) -> bool:
+    """Return whether --weights is a name of published weights (DEFAULT, IMAGENET1K_V1, a tag of timm)."""
+    is_word = text is not None and re.fullmatch(r"[A-Za-z]\w*", text) is not None
+    return arch is not None and is_word and not os.path.exists(str(text))
+
+
+def check(arch: str, name: str) -> None:
+    """Raise BadInput unless weights of this name are published for the network. Nothing is downloaded."""
+    if arch.startswith(TIMM):
+        model, names = arch.removeprefix(TIMM).partition(".")[0], [DEFAULT]
+        names += [each.partition(".")[2] for each in import_timm().list_pretrained(f"{model}.*")]
+    else:
+        names = [DEFAULT, *_weights_of(arch).__members__]
+    if name not in names:
+        raise BadInput(
+            f"--weights {name}: there is no such file; {arch} has {', '.join(dict.fromkeys(names))}"
+        )
+
+
+def read(arch: str, name: str) -> dict[str, torch.Tensor]:
+    """Return published weights by tensor: from torch's cache (TORCH_HOME), or downloaded. Raises BadInput."""
+    try:
+        if arch.startswith(TIMM):
+            model = arch.removeprefix(TIMM)
+            tagged = model if name == DEFAULT else f"{model.partition('.')[0]}.{name}"
+            return import_timm().create_model(tagged, pretrained=True).state_dict()
+        url = _weights_of(arch)[name].url
+        path = os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
+        digest = path.rpartition("-")[2].partition(".")[0]  # the beginning of its sha256
+        if not os.path.exists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            torch.hub.download_url_to_file(url, path, digest, progress=False)
+        if not sha256_file(path).startswith(digest):
+            raise BadInput(f"{path} is damaged: its sha256 does not begin with {digest}; delete it")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except BadInput:
+        raise
+    except Exception as error:  # of the network, the disk, or timm
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise BadInput(
+            f"--weights {name} of {arch} is not in the cache and cannot be downloaded ({reason}): download "
+            "it elsewhere, and pass the file"
+        ) from error
+
+
+def _weights_of(arch: str) -> Any:
+    import torchvision
+
+    return torchvision.models.get_model_weights(arch)

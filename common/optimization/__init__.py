@@ -1,0 +1,1 @@
+"""How weights learn: optimizers by name, and clipped gradients."""

@@ -1,0 +1,52 @@
+"""The optimizer of a job by its options: SGD or AdamW, decay where it helps, clipped gradients."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from common.arguments import FLAG, non_negative_float, positive_float
+from common.models import FUSED
+
+_DEFAULTS = {"sgd": {"lr": 0.256, "weight_decay": 1 / 32768}, "adamw": {"lr": 1e-3, "weight_decay": 0.05}}
+
+
+def add_arguments(add: Callable[..., Any]) -> None:
+    """Add the options of build() and clip(). add: add_argument of a parser or a group of one."""
+    add("--optimizer", choices=list(_DEFAULTS), default="sgd", help="default: sgd")
+    add("--lr", type=positive_float, help="peak (default: 0.256; adamw 0.001)")
+    add("--momentum", type=non_negative_float, default=0.875, help="of sgd (default: 0.875)")
+    add("--weight_decay", type=non_negative_float, help="default: 1/32768; adamw 0.05")
+    add("--bn_weight_decay", **FLAG, help="true: BatchNorm and biases decay too")
+    add(
+        "--clip_grad",
+        type=positive_float,
+        metavar="NORM",
+        help="largest norm of the gradients (default: none)",
+    )
+
+
+def set_defaults(args: argparse.Namespace) -> None:
+    """Set the options whose default depends on the optimizer."""
+    for name, value in _DEFAULTS[args.optimizer].items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+
+
+def build(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """Return the optimizer of the weights that learn. Weights of one dimension do not decay unless
+    --bn_weight_decay is given."""
+    learned = [each for each in model.parameters() if each.requires_grad]
+    decay = [each for each in learned if each.ndim > 1 or args.bn_weight_decay]
+    no_decay = [each for each in learned if each.ndim <= 1 and not args.bn_weight_decay]
+    groups = [{"params": decay, "weight_decay": args.weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
+    if args.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=args.lr, **FUSED[device.type])
+    return torch.optim.SGD(groups, lr=args.lr, momentum=args.momentum, **FUSED[device.type])
+
+
+def clip(args: argparse.Namespace, model: torch.nn.Module) -> None:
+    """Scale the gradients to the norm --clip_grad if theirs is larger; after a scaler's unscale_()."""
+    if args.clip_grad:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad)

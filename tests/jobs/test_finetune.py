@@ -1,0 +1,119 @@
+"""Fine-tuning in jobs/imagenet.py: other classes, a frozen backbone, AdamW, clipping, early stopping."""
+
+import hashlib
+import shutil
+import signal
+
+import pytest
+import torch
+
+from common import models
+from common.checkpoint import published
+from common.exits import BadInput
+from common.optimization import optimizers
+from datasets.folders import random_folder
+from tests.conftest import finish, records, run, start
+
+JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--data_backend=threads", "--warmup=0",
+       "--report_every=1", "--batch_size=64")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Three of the generated classes, 192 training images."""
+    root = tmp_path_factory.mktemp("data")
+    made = random_folder.make(str(root / "all"))
+    for split in ("train", "val"):
+        for label in (1, 4, 7):
+            shutil.copytree(f"{made}/{split}/class_{label}", root / "three" / split / f"class_{label}")
+    return root / "three"
+
+
+def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data, tmp_path):
+    """In two processes; with so small a rate no epoch is better than the first, so the fourth is the last."""
+    torch.save(models.build("resnet18", 10, 32).state_dict(), tmp_path / "ten.pth")
+    arguments = (
+        *JOB, f"--data_url={data}", f"--weights={tmp_path / 'ten.pth'}", "--freeze", "--optimizer=adamw",
+        "--lr=1e-9", "--clip_grad=0.5", "--accumulate=2", "--early_stopping=3", "--epochs=9",
+        "--processes_per_node=2",
+    )  # fmt: skip
+    printed = run(*arguments, f"--output_dir={tmp_path / 'whole'}").stdout
+    assert "another shape: fc.weight [10, 512] in the file, [3, 512] here" in printed
+    assert "stopped early: 3 epochs without a better score" in printed
+    killed = start(*arguments, f"--output_dir={tmp_path / 'killed'}", stderr=None)
+    for line in killed.stdout:
+        if line.startswith("epoch=3 step=8 "):
+            killed.send_signal(signal.SIGTERM)
+            break
+    finish(killed, 143)
+    run(*arguments, f"--output_dir={tmp_path / 'killed'}")
+    assert [line["step"] for line in records(tmp_path / "killed") if "val_acc" in line] == [3, 6, 9, 12]
+    one, other = (
+        torch.load(tmp_path / name / "epoch_4.pth", weights_only=True) for name in ("whole", "killed")
+    )
+    given = torch.load(tmp_path / "ten.pth", weights_only=True)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    changed = {name for name in one if name in given and not torch.equal(one[name], given[name])}
+    assert changed == {"fc.weight", "fc.bias"}
+
+
+def test_the_head_of_a_frozen_network_learns_and_its_statistics_stay():
+    model = models.classifier("resnet18", 3, 32)
+    models.freeze(model, "resnet18", 32)
+    assert {name for name, each in model.named_parameters() if each.requires_grad} == {"fc.weight", "fc.bias"}
+    average = torch.optim.swa_utils.AveragedModel(model)  # a deep copy
+    for network in (model.train(), average.train().module):
+        before = network.bn1.running_mean.clone()
+        network(torch.randn(4, 3, 32, 32)).sum().backward()
+        assert torch.equal(network.bn1.running_mean, before) and not network.bn1.training and network.training
+    assert model.conv1.weight.grad is None and model.fc.weight.grad is not None
+
+
+def test_gradients_are_clipped():
+    model = torch.nn.Linear(3, 2)
+    model(torch.full((4, 3), 100.0)).sum().backward()
+    args = type("Args", (), {"clip_grad": 0.5})
+    optimizers.clip(args, model)
+    norm = torch.stack([each.grad.norm() for each in model.parameters()]).norm()
+    assert float(norm) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_published_weights_come_from_the_cache_or_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    network = models.build("resnet18", 1000, 32)
+    cache = tmp_path / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    torch.save(network.state_dict(), cache / "new.pth")
+    digest = hashlib.sha256((cache / "new.pth").read_bytes()).hexdigest()[:8]
+    (cache / "new.pth").rename(cache / f"resnet18-{digest}.pth")
+    entry = type("Weights", (), {"url": f"http://127.0.0.1:9/resnet18-{digest}.pth"})
+    members = type("Members", (dict,), {"__members__": {"IMAGENET1K_V1": entry}})
+    monkeypatch.setattr(published, "_weights_of", lambda arch: members(DEFAULT=entry, IMAGENET1K_V1=entry))
+    assert torch.equal(published.read("resnet18", "DEFAULT")["fc.bias"], network.fc.bias)
+    assert published.is_name("resnet18", "DEFAULT") and not published.is_name(None, "DEFAULT")
+    assert not published.is_name("resnet18", "best.pth")
+    published.check("resnet18", "IMAGENET1K_V1")
+    with pytest.raises(
+        BadInput, match="--weights NONE: there is no such file; resnet18 has DEFAULT, IMAGENET"
+    ):
+        published.check("resnet18", "NONE")
+    with open(cache / f"resnet18-{digest}.pth", "ab") as file:
+        file.write(b"x")
+    with pytest.raises(BadInput, match="is damaged: its sha256 does not begin with"):
+        published.read("resnet18", "DEFAULT")
+    (cache / f"resnet18-{digest}.pth").unlink()
+    with pytest.raises(BadInput, match="is not in the cache and cannot be downloaded"):
+        published.read("resnet18", "DEFAULT")
+
+
+def test_networks_of_timm():
+    pytest.importorskip("timm")
+    assert models.arch("timm:resnet18") == "timm:resnet18"
+    assert models.classifier("timm:resnet18", 3, 32)(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+    assert models.classifier("timm:vit_tiny_patch16_224", 3, 64)(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+    assert models.head(lambda count: models.build("timm:resnet18", count, 32)) == {
+        "fc.weight": 0,
+        "fc.bias": 0,
+    }
+    with pytest.raises(Exception, match="is no model of timm"):
+        models.arch("timm:resnet19")
