@@ -10,6 +10,7 @@ from common import exits
 from common.entry import entry
 
 VERBS = {  # verb: (module of this package with main(arguments) -> exit code, what it does)
+    "new": ("new.cli", "write a project of your own: a job, a test, a job.toml"),
     "check": ("check", "check this node: GPUs, shared memory, disks, limits, network, versions"),
     "simulate": ("simulate.cli", "run a job on this machine as a platform would, with faults"),
     "pack": ("pack.cli", "make the code of a job ready for upload: a folder with a manifest, or one file"),

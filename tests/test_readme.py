@@ -29,6 +29,7 @@ def test_command_runs(command, tmp_path):
         "PAIRS": random_pairs.make(str(tmp_path / "pairs")),
         "/cache/imagenet": str(tmp_path / "pack"),
         "packed": str(tmp_path / "packed"),
+        "PROJECT": str(tmp_path / "project"),
     }
     program, *words = (places.get(word, word) for word in command.split())
     if program == "torchrun":
@@ -44,6 +45,9 @@ def test_command_runs(command, tmp_path):
         return
     if words[:3] == ["-m", "launch", "pack"]:
         assert "packed=" in run(*words).stdout
+        return
+    if words[:3] == ["-m", "launch", "new"]:  # tests/launch/test_new.py has the rest
+        assert "next: cd " in run(*words).stdout
         return
     if words[:3] == ["-m", "launch", "submit"]:
         assert '"boot_file"' in run(*words).stdout

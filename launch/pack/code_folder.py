@@ -13,6 +13,7 @@ from launch import manifests
 from launch.pack import ignore, limits
 
 _PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
+_LINKED = ("common", "datasets")  # may be links to those of another Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
 _OTHER = "the job does not need it"
 _COUNTED = 20000  # files of a skipped folder whose sizes are added up
@@ -172,6 +173,8 @@ class CodeFolder:
         target, shown = os.path.realpath(entry.path), os.readlink(entry.path)
         if not os.path.exists(target):
             raise BadInput(f"{path} is a symbolic link to {shown}, which does not exist; {_ADVICE}")
+        if path in _LINKED and os.path.basename(target) == path and _is_repository(os.path.dirname(target)):
+            return target  # a project that `launch new` wrote
         if os.path.commonpath([real[0], target]) != real[0]:
             raise BadInput(f"{path} is a symbolic link to {shown}, which is not in {self.root}; {_ADVICE}")
         if target in real:

@@ -20,8 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from launch.new.blocks import combine
 from tests.benchmarks.machine import describe
-from tests.support.marks import ROOT, combine
+from tests.support.marks import ROOT
 from tests.support.ray_nodes import RayNodes
 
 NETWORK = '''

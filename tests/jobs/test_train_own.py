@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from datasets.sampling import receipt
+from launch.new.blocks import combine
 from tests.conftest import ROOT, finish, processes_of, records, run, start
 from tests.jobs.test_resume import figures, same_weights, wait_for, weights
-from tests.support.marks import combine
 
 OPTIONS = ("--epochs=3", "--batch_size=48", "--lr=0.01", "--report_every=1", "--save_every=4")
 

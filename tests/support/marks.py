@@ -8,19 +8,16 @@ belongs to it; the first block of a suite has none. A line `# - code` in a block
 the block replaces; `# -` alone is a blank line of the base.
 """
 
-import ast
 import difflib
 import re
 import sys
 from pathlib import Path
 
+from launch.new.blocks import MarksError, replaced_lines, without_docstring
+
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTED, NEW = "分布式改造 (distributed)", "新增 (new)"
 _MARK = re.compile(r"( *)### (?P<tag>.+) (?P<k>\d+)/(?P<n>\d+), \S.* ###")
-
-
-class MarksError(Exception):
-    """A block is not as it should be. The message names the line."""
 
 
 def base_of(path: Path) -> Path | None:
@@ -64,7 +61,7 @@ def strip(text: str, tag: str) -> str:
             opening = None
         else:
             inside += 1
-            kept += _replaced(line)
+            kept += replaced_lines(line)
     if opening is not None:
         raise MarksError(f"line {blocks[-1][0]}: the block is never closed")
     for position, (number, k, n) in enumerate(blocks, start=1):
@@ -73,14 +70,6 @@ def strip(text: str, tag: str) -> str:
     if not blocks:
         raise MarksError("no blocks")
     return "\n".join(kept)
-
-
-def _replaced(line: str) -> list[str]:
-    """The line of the base that a line `# - code` of a block stands for."""
-    indent, sign, code = line.partition("# - ")
-    if sign and not indent.strip():
-        return [indent + code]
-    return [""] if line.strip() == "# -" else []
 
 
 def without_block(text: str, k: int) -> str:
@@ -92,19 +81,8 @@ def without_block(text: str, k: int) -> str:
         raise MarksError(f"there are {len(places) // 2} blocks, no block {k}")
     first, last = places[2 * k - 2], places[2 * k - 1]
     begin = first if lines[first - 1].strip() else first - 1  # with the blank line before it
-    replaced = [each for line in lines[first + 1 : last] for each in _replaced(line)]
+    replaced = [each for line in lines[first + 1 : last] for each in replaced_lines(line)]
     return "\n".join(lines[:begin] + replaced + lines[last + 1 :])
-
-
-def without_docstring(text: str) -> str:
-    """The text after its module docstring."""
-    try:
-        docstring = ast.parse(text).body[0]
-    except SyntaxError as error:
-        raise MarksError(f"line {error.lineno}: {error.msg}") from error
-    if not (isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)):
-        raise MarksError("no module docstring")
-    return "\n".join(text.split("\n")[docstring.end_lineno :])
 
 
 def check(variant: str, base: str, tag: str) -> None:
@@ -115,38 +93,6 @@ def check(variant: str, base: str, tag: str) -> None:
         before, after = expected.split("\n"), stripped.split("\n")
         difference = difflib.unified_diff(before, after, "base", "stripped", n=0, lineterm="")
         raise MarksError("\n".join(difference))
-
-
-def combine(base: str, *variants: str) -> str:
-    """The base with the blocks of several of its variants, each where its file has it; at one place in the
-    order of the variants. Raises MarksError."""
-    docstring, lines = base.removesuffix(without_docstring(base)), without_docstring(base).split("\n")
-    inserted: dict[int, list[str]] = {}  # the lines of the base before it -> blocks
-    dropped: set[int] = set()  # lines of the base that blocks replace
-    for variant in variants:
-        kept, place, opening = 0, 0, None
-        text = without_docstring(variant).split("\n")
-        for line, following in zip(text, [*text[1:], ""], strict=True):
-            if opening is None and "###" not in line and (line.strip() or "###" not in following):
-                if kept == len(lines) or line != lines[kept]:
-                    raise MarksError(f"not a line of the base: {line}")
-                kept += 1
-                continue
-            if "###" in line:
-                opening, place = (None, place) if opening else (line, kept)
-            replaced = _replaced(line) if opening else []
-            if replaced != lines[kept : kept + len(replaced)]:
-                raise MarksError(f"not a line of the base: {line}")
-            dropped |= set(range(kept, kept + len(replaced)))
-            kept += len(replaced)
-            inserted.setdefault(place if opening or "###" in line else kept, []).append(line)
-        if kept != len(lines):
-            raise MarksError(f"{len(lines) - kept} lines of the base are missing")
-    parts = [
-        inserted.get(place, []) + ([] if place in dropped else lines[place : place + 1])
-        for place in range(len(lines) + 1)
-    ]
-    return docstring + "\n".join(line for part in parts for line in part)
 
 
 def diff(variant: str, base: str) -> str:

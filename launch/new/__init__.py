@@ -1,0 +1,1 @@
+"""`launch new`: write a project of the user's own."""

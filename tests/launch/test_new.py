@@ -1,0 +1,68 @@
+"""`python -m launch new FOLDER`: its test passes at once, and the verbs work on it."""
+
+import json
+import os
+import re
+
+import pytest
+
+from common.exits import BadInput
+from launch.new.cli import main, make_job
+from tests.conftest import ROOT, environment, run
+from tests.support.packed import listed
+from tests.support.simulated import rows
+
+
+@pytest.mark.parametrize("options", [(), ("--ddp", "--amp", "--copy")], ids=" ".join)
+def test_a_new_project_works_at_once(options, tmp_path):
+    folder = tmp_path / "my project"
+    run("-m", "launch", "new", folder, *options)
+    assert (folder / "common").is_symlink() == ("--copy" not in options)
+    here = {"cwd": folder, "env": environment(OMP_NUM_THREADS="1")}
+    assert "1 passed" in run("-m", "pytest", "tests", timeout=300, **here).stdout
+    result = run("-m", "ruff", "check", "--isolated", "--select=F,E9", "jobs", "tests", **here)
+    assert "All checks passed" in result.stdout
+
+    ddp = "--ddp" in options
+    nodes = ("--nodes=2",) if ddp else ()
+    job = ("jobs/train.py", "--", "--max_steps=2", "--batch_size=32")
+    simulated = run("-m", "launch", "simulate", *nodes, *job, **here).stdout
+    assert {row.meaning for row in rows(simulated).values()} == {"done"} and len(rows(simulated)) == 1 + ddp
+
+    run("-m", "launch", "pack", "jobs/train.py", "--to", "packed", **here)
+    (packed,) = [path for path in (folder / "packed").iterdir() if path.is_dir()]
+    kept = {path for path in listed(packed) if not path.startswith("packed/")}
+    modules = {
+        path for room in ("common", "datasets") for path in listed(ROOT / room) if path.endswith(".py")
+    }
+    assert {path.partition("/")[2] for path in kept if path.startswith(("common/", "datasets/"))} == modules
+    assert {path for path in kept if not path.startswith(("common/", "datasets/"))} == {
+        "jobs/train.py", "manifest.json", "pip-requirements.txt",
+    }  # fmt: skip
+    assert not any(path.is_symlink() for path in packed.rglob("*"))
+    output = tmp_path / "output"
+    run("jobs/train.py", "--max_steps=1", "--batch_size=32", "--output_dir", output, cwd=packed)
+
+    submit = ("jobs/train.py", "--config", "job.toml", "--dry_run")
+    body = json.loads(run("-m", "launch", "submit", *submit, **here).stdout.split("\n\n")[0])
+    assert body["metadata"]["name"] == "my-project"
+    assert body["algorithm"]["boot_file"].endswith("/jobs/train.py")
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+@pytest.mark.parametrize("amp", [False, True])
+def test_the_blocks_are_numbered_and_the_job_explains_itself(ddp, amp):
+    job = make_job(ddp, amp)
+    marks = re.findall(r"^ *### (\S+) \(.*\) (\d+)/(\d+), ", job, re.MULTILINE)
+    for tag, blocks in (("新增", 3 + 6 * amp), ("分布式改造", 6 * ddp)):
+        numbers = [(int(k), int(n)) for own, k, n in marks if own == tag]
+        assert numbers == [(k, blocks) for k in range(1, blocks + 1) for _ in range(2)]
+    assert "# - " not in job and ("train_ddp.py" in job) == ddp and ("train_amp.py" in job) == amp
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for folder, reason in ((tmp_path, "is not empty"), (tmp_path / "file", "File exists")):
+        with pytest.raises(BadInput, match=reason):
+            main([str(folder)])
+    assert os.listdir(tmp_path) == ["file"]
