@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 from common import platforms
-from common.exits import BadInput
+from common.exits import BadInput, print_line, printable
+from common.files import ROOT
 from common.output import open_output
 
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
@@ -175,15 +176,45 @@ class JobParser(Parser):
         output_dir as an absolute path that can be written. Raises BadInput, also for unknown options that may
         not pass; nothing is left on the disk then.
         """
+        help = "options as NAME = VALUE; those of the command line come first"
+        self.add_argument("--config", metavar="FILE.toml", default=argparse.SUPPRESS, help=help)
         self.add_argument("--ignore_unknown", **FLAG, help="true: ignore unknown options")
-        found, unknown = self.parse_known_args(args, namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        found, unknown = self.parse_known_args(words, namespace)
+        if "config" in found:
+            words = self._read_config(found.config) + words
+            found, unknown = self.parse_known_args(words, namespace)
         found.ignored = self._let_pass(names(unknown), found.__dict__.pop("ignore_unknown"))
         if platforms.is_first_on_node():
             remind(found, print)
+            print_line(printable(f"settings {self._changed(found)}"))
         for check in self.checks:
             check(found)
         found.output = open_output(found)
         return found
+
+    def _read_config(self, path: str) -> list[str]:
+        """Return the settings of a TOML file as words of a command line. Raises BadInput, also for a key that
+        is not an option."""
+        from common.command_line import config
+
+        if not os.path.exists(path) and os.path.exists(os.path.join(ROOT, path)):
+            path = os.path.join(ROOT, path)  # a platform may start the job in another folder than the code's
+        options = {name: self._option_string_actions[option] for name, option in self._by_name().items()}
+        try:
+            words = config.to_words(config.read_toml(path), options)
+            _, unknown = self.parse_known_args(words)
+            if unknown:
+                self.error(self._unknown(names(unknown)))
+        except BadInput as error:
+            raise BadInput(f"--config {path}: {error}") from error.__cause__
+        return words
+
+    def _changed(self, found: argparse.Namespace) -> str:
+        """Return the settings that differ from their defaults, as name=value, without credentials."""
+        given = settings(found).items()
+        words = [f"{name}={value}" for name, value in given if str(value) != str(self.get_default(name))]
+        return " ".join(words) or "defaults"
 
     def _let_pass(self, unknown: list[str], everything: bool) -> list[str]:
         """Return the unknown options, all of which may pass: on a platform those that it injects and those

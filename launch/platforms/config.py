@@ -4,14 +4,14 @@ Every mistake is one line with the value and the form that is expected: an unkno
 missing key, a name outside the service's limits, what the platform sets itself, what looks like a secret.
 """
 
-import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from common import platforms
-from common.exits import BadInput, import_optional
+from common.command_line.config import read_toml
+from common.exits import BadInput
 from common.object_store import store as object_store
 from launch import secret_scan
 
@@ -162,30 +162,9 @@ class JobConfig:
 def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
     """Read a file for one of PLATFORMS. Raises BadInput."""
     try:
-        return _check(_read(path), job, platform)
+        return _check(read_toml(path), job, platform)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error.__cause__
-
-
-def _read(path: str) -> dict:
-    toml = _import_toml()
-    try:
-        with open(path, "rb") as file:
-            return toml.loads(file.read().decode())
-    except OSError as error:
-        raise BadInput(error.strerror) from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"is not UTF-8 at byte {error.start}") from error
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of 5000 digits, deep nesting
-        raise BadInput(f"is not TOML: {error}") from error
-
-
-def _import_toml():
-    """Return Python's own module (3.11 and later), or tomli, which has the same code, for 3.10."""
-    try:
-        return importlib.import_module("tomllib")
-    except ImportError:
-        return import_optional("tomli", "cannot be read: Python 3.10 has no TOML reader of its own")
 
 
 def _check(data: dict, job: str, platform: str) -> JobConfig:

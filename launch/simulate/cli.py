@@ -34,6 +34,7 @@ import tempfile
 from typing import NoReturn
 
 from common.arguments import Parser, positive_float
+from common.command_line import config
 from common.exits import BadInput
 from launch.pack.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
@@ -94,6 +95,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--limit", type=positive_float, help="end everything after so many seconds (default: never)")
     args = parser.parse_args(argv[:split])
     args.job_arguments = argv[split + 1 :]
+    args.job_options = [*_read_config(args.job_arguments), *args.job_arguments]
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     args.code = CodeFolder(args.job, code_dir=args.code_dir)
@@ -105,14 +107,14 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         )
     somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
-    max_steps = get_option(args.job_arguments, "--max_steps") or ""
+    max_steps = get_option(args.job_options, "--max_steps") or ""
     args.faults = faults.parse(
         args.fault, args.nodes, args.processes, args.seed, int(max_steps) if max_steps.isdecimal() else None
     )
     cuts = [fault.text for fault in args.faults if fault.kind == "cut"]
     if cuts and not args.network_namespaces:
         raise BadInput(f"--fault {cuts[0]} needs --network-namespaces: otherwise the nodes share one network")
-    args.data = get_option(args.job_arguments, "--data_url")
+    args.data = get_option(args.job_options, "--data_url")
     if args.data and "://" in args.data:  # the job itself fetches it
         args.data = None
     if args.data is not None and not os.path.isdir(args.data):
@@ -128,6 +130,15 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         except OSError as error:
             raise BadInput(f"--keep {args.keep}: {error.strerror}") from error
     return args
+
+
+def _read_config(arguments: list[str]) -> list[str]:
+    """Return the options in the job's --config as words; none if it is the file of another program, or one
+    that the job will refuse."""
+    try:
+        return config.to_words(config.read_toml(get_option(arguments, "--config") or ""), {})
+    except BadInput:
+        return []
 
 
 def _nodes(args: argparse.Namespace, folder: str) -> list[Node]:

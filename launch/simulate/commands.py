@@ -10,6 +10,7 @@ import sys
 
 from common.exits import BadInput
 from common.object_store.paths import SCRATCH
+from common.platforms import available_cores
 from launch.profiles import make_starts
 from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node
@@ -32,7 +33,7 @@ class Commands:
     def __init__(self, args: argparse.Namespace, network: Network | None):
         self._args, self._network = args, network
         self.code, self.platform = args.code, args.platform
-        gpus = [] if get_option(args.job_arguments, "--enable_gpu") == "false" else _visible_gpus()
+        gpus = [] if get_option(args.job_options, "--enable_gpu") == "false" else _visible_gpus()
         self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
         self.device = "cuda" if self._gpus else "cpu"
         self._hosts, self._port = _loopback(args.nodes), _free_port()
@@ -45,7 +46,7 @@ class Commands:
         }
         self._environment["PYTHONUNBUFFERED"] = "1"
         if not self._gpus:  # all nodes share the cores of this machine
-            threads = max(1, (os.cpu_count() or 1) // (args.nodes * args.processes))
+            threads = max(1, available_cores() // (args.nodes * args.processes))
             self._environment.setdefault("OMP_NUM_THREADS", str(threads))
 
     def make_folders(self, node: Node, outputs: str | None = None) -> None:
@@ -83,7 +84,7 @@ class Commands:
 
     def _is_url(self, name: str) -> bool:
         """Return whether a user's argument is a URL, for which a platform has no input or output."""
-        return "://" in (get_option(self._args.job_arguments, name) or "")
+        return "://" in (get_option(self._args.job_options, name) or "")
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
         """Return the user's arguments on a node. A job of a Bootfile repository also gets those that replace
@@ -93,11 +94,12 @@ class Commands:
             given = [*_without(given, "--data_url"), f"--data_url={os.path.join(node.folders.inputs, INPUT)}"]
         if not args.code.is_repository:  # a script of another kind may not accept them
             return given
-        if get_option([*given, *platforms], "--train_url", "--output_dir") is None:
+        options = [*args.job_options, *platforms]
+        if get_option(options, "--train_url", "--output_dir") is None:
             given.append(f"--train_url={node.output}")
-        if tell_processes and args.processes > 1 and get_option(given, "--processes_per_node") is None:
+        if tell_processes and args.processes > 1 and get_option(options, "--processes_per_node") is None:
             given.append(f"--processes_per_node={args.processes}")  # no GPUs that the job could count
-        if any(fault.step for fault in args.faults) and get_option(given, "--report_every") is None:
+        if any(fault.step for fault in args.faults) and get_option(options, "--report_every") is None:
             given.append("--report_every=1")
         return given
 

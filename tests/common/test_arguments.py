@@ -112,7 +112,7 @@ def test_on_a_platform_others_pass_by_name(words, ignored, how, parse, monkeypat
     ignored = list(dict.fromkeys(ignored + ["--num-gpus"] * (how == "arguments")))
     assert known == {"data": "/images"} | ({"lr": 2} if "--lr" in words else {})
     assert parse.ignored == ignored
-    assert capsys.readouterr().out == f"ignored arguments: {' '.join(ignored)}\n"
+    assert capsys.readouterr().out.startswith(f"ignored arguments: {' '.join(ignored)}\nsettings ")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,55 @@ def test_on_a_platform_what_resembles_an_option_is_an_error(words, parse, monkey
     with pytest.raises(BadInput, match="did you mean"):
         parse(*words)
     assert parse(*words, "--ignore_unknown") == {}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A function that writes a TOML file and returns the words that name it."""
+
+    def write(*lines):
+        (tmp_path / "run.toml").write_text("\n".join(lines))
+        return ["--config", str(tmp_path / "run.toml")]
+
+    return write
+
+
+def test_a_file_of_options_comes_after_the_command_line(config, parse, capsys):
+    words = config(
+        'title = "s3://me:testing@host/x"', "batch-size = 8", "lr = 1e-3", "amp = true", "prof = 7"
+    )
+    known = parse("--lr", "2", *words, "--batch_size=4")
+    expected = {"title": "s3://me:testing@host/x", "batch_size": 4, "lr": 2, "amp": True, "prof": 7}
+    assert known == expected | {"config": words[1]}
+    shown = f"settings batch_size=4 lr=2.0 title=s3://host/x prof=7 amp=True config={words[1]}\n"
+    assert capsys.readouterr().out == shown
+    parse("--amp", "false")
+    assert capsys.readouterr().out == "settings defaults\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("epoch = 1", "unknown option: --epoch (did you mean --epochs?)"),
+        ("hunter2 = 1", "unknown option: --hunter2"),
+        ('epochs = "many"', "--epochs: invalid int value"),
+        ("epochs = 1.5", "--epochs: invalid int value"),
+        ("lr = true", "'true' is not a number above 0"),
+        ("lr = [1]", "lr = a list: expected one text, number, true or false"),
+        ("title = 3", "title = 3: expected a text"),
+        ("[model]\nlr = 1", "model = a table: expected one"),
+        ('config = "other.toml"', "config is not an option of a file"),
+        ("lr = ", "is not TOML"),
+    ],
+)
+def test_a_file_of_options_with_a_mistake(line, said, config, parse, monkeypatch):
+    monkeypatch.setenv("MA_NUM_HOSTS", "1")  # on a platform, too: nothing but the job's user writes the file
+    words = config(line)
+    with pytest.raises(BadInput) as error:
+        parse(*words, "--ignore_unknown")
+    assert str(error.value).startswith(f"--config {words[1]}: ") and said in str(error.value)
+    with pytest.raises(BadInput, match=r"missing.toml: No such file or directory"):
+        parse("--config=missing.toml")
 
 
 def test_what_a_launcher_adds_is_always_known(parse, monkeypatch):

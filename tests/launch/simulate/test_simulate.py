@@ -232,14 +232,16 @@ def _interfaces() -> list[str]:
     return sorted([*os.listdir("/sys/class/net"), *namespaces.splitlines()])
 
 
-def test_what_a_node_gets(script, tmp_path):
+@pytest.mark.parametrize("words", [["--data_url", "data"], ["--config=run.toml"]], ids=["option", "config"])
+def test_what_a_node_gets(words, script, tmp_path):
+    (tmp_path / "run.toml").write_text('data-url = "data"')
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "sample.bin").write_text("0")
     outside = environment(
         RANK="5", SLURM_PROCID="1", MASTER_ADDR="h", MA_NUM_GPUS="8", MY_OWN="1", PYTHONPATH=str(Path.cwd())
     )
     kept = tmp_path / "kept"
-    command = ("--processes=2", "--keep", kept, script(SAY_ALL), "--", "--data_url", "data", "--lr=1")
+    command = ("--processes=2", "--keep", kept, script(SAY_ALL), "--", *words, "--lr=1")
     result = simulate(
         "--platform=plain", *command, env=outside | {"PYTHONPATH": str(Path.cwd())}, cwd=tmp_path
     )
@@ -247,7 +249,8 @@ def test_what_a_node_gets(script, tmp_path):
     assert {"MY_OWN", "PYTHONUNBUFFERED"} <= {*names}
     assert not {"RANK", "SLURM_PROCID", "MASTER_ADDR", "MA_NUM_GPUS", "PYTHONPATH"} & {*names}
     node = kept / "node-0"
-    assert f"] arguments --lr=1 --data_url={node}/inputs/data_url_0\n" in result.stdout
+    kept_words = "--config=run.toml --lr=1" if "--config=run.toml" in words else "--lr=1"
+    assert f"] arguments {kept_words} --data_url={node}/inputs/data_url_0\n" in result.stdout
     assert (
         "] data sample.bin\n" in result.stdout and f"] path None {node}/user-job-dir/mine\n" in result.stdout
     )

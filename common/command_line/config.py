@@ -1,0 +1,75 @@
+"""The options of a job in a TOML file: --config FILE.toml.
+
+    dataset = "digits"        # the option's name, with _ or -
+    epochs = 12
+    custom_data = false
+
+What stands on the command line comes first.
+"""
+
+import argparse
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from common.exits import BadInput, import_optional
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """Return the content of a TOML file. Raises BadInput, whose text does not name the file."""
+    toml = _import_toml()
+    try:
+        with open(path, "rb") as file:
+            return toml.loads(file.read().decode())
+    except OSError as error:
+        raise BadInput(error.strerror) from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"is not UTF-8 at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of 5000 digits, deep nesting
+        raise BadInput(f"is not TOML: {error}") from error
+
+
+def _import_toml():
+    """Return Python's own module (3.11 and later), or tomli, which has the same code, for 3.10."""
+    try:
+        return importlib.import_module("tomllib")
+    except ImportError:
+        return import_optional("tomli", "cannot be read: Python 3.10 has no TOML reader of its own")
+
+
+def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) -> list[str]:
+    """Return the settings of a file as words of a command line. A key without an option gives a word, too.
+
+    options: by name, with _ for -. Raises BadInput for a value of a wrong type.
+    """
+    words = []
+    for key, value in values.items():
+        if key == "config":
+            raise BadInput("config is not an option of a file")
+        action = options.get(key.replace("-", "_"))
+        expected = _expected(action, value)
+        if expected:
+            raise BadInput(f"{key} = {_shown(value)}: expected {expected}")
+        if action is None or action.nargs != 0:
+            words.append(f"--{key}={str(value).lower() if isinstance(value, bool) else value}")
+        elif value:
+            words.append(f"--{key}")  # an option without a value
+    return words
+
+
+def _expected(action: argparse.Action | None, value: object) -> str | None:
+    """Return what a value should be, if it is of another type. Texts may hold numbers, as platforms send
+    them."""
+    if not isinstance(value, bool | int | float | str):
+        return "one text, number, true or false"
+    if action is None:
+        return None
+    if action.nargs == 0:
+        return None if isinstance(value, bool) else "true or false"
+    if action.type is None and not isinstance(value, str):
+        return f"one of {', '.join(action.choices)}" if action.choices else "a text"
+    return None
+
+
+def _shown(value: object) -> str:
+    return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else f"{value!r}"
