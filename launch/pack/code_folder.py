@@ -250,4 +250,5 @@ def _slashes(path: str) -> str:
 
 
 def _is_repository(folder: str) -> bool:
-    return all(os.path.isdir(os.path.join(folder, part)) for part in ("common", "datasets"))
+    """Return whether it is Bootfile's: the names `common` and `datasets` alone are found elsewhere, too."""
+    return all(os.path.exists(os.path.join(folder, part)) for part in ("common/entry.py", "datasets"))

@@ -181,7 +181,10 @@ def _check(data: dict, job: str, platform: str) -> JobConfig:
         keys, required = _PLATFORM_KEYS[platform], _REQUIRED[platform]
         _check_required(f"platform.{platform}", tables.get(platform, {}), keys, required)
     if not re.fullmatch(r"(?!/)[A-Za-z0-9_./-]+\.py", job) or ".." in job.split("/"):
-        raise BadInput(f"JOB {job!r} is not the path of a .py file in the code, such as jobs/train_ddp.py")
+        raise BadInput(
+            f"JOB {job!r} is not the path of a .py file in the code, such as jobs/train_ddp.py or main.py: "
+            "name it as `pack` lists it"
+        )
     retries = data.get("retries", {})
     given = {name: value for name, value in data.items() if name not in ("retries", "auto_stop")}
     config = JobConfig(**given | {

@@ -69,6 +69,13 @@ def test_modules_above_the_script_need_the_code_folder(project):
     assert "is not a folder above" in errors
 
 
+def test_folders_called_common_and_datasets_are_the_scripts_own(project, tmp_path):
+    tree(project, {"common/a.py": "", "datasets/b.py": ""})
+    run("-m", "launch", "pack", project / "main.py", "--to", tmp_path / "to")
+    (folder,) = (tmp_path / "to").iterdir()
+    assert {"common/a.py", "datasets/b.py", "mylib/net.py"} <= {*listed(folder)}
+
+
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "submit" not in command])
 def test_command_of_the_page_runs(command, project, tmp_path):
     words = command.replace("PROJECT", str(project)).replace("--to packed", f"--to {tmp_path}/to").split()
