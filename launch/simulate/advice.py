@@ -1,5 +1,6 @@
 """Find the error in a node's log, and tell what to change in a script that was not written for a platform."""
 
+import os
 import re
 
 from launch.pack.code_folder import CodeFolder
@@ -13,6 +14,7 @@ _ERROR = re.compile(
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)")
 _NO_RANK = re.compile(r"environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_NO_FILE = re.compile(r"FileNotFoundError: .*No such file or directory: '([^']+)'")
 
 
 def find_error(line: str) -> str | None:
@@ -40,4 +42,12 @@ def advise(error: str, code: CodeFolder, platform: str) -> str | None:
         module = match[1].partition(".")[0]
         if folder := code.find_above(module):
             return f"{module} is in {folder}, and only {code.root} is uploaded: --code_dir {folder}"
+    if match := _NO_FILE.search(error):
+        name = f"/{os.path.normpath(match[1])}/"  # the script may put the folder of the node before it
+        for path, rule, *_ in code.skipped:
+            if f"/{path.rstrip('/')}/" in name:
+                return (
+                    f"{path} is not uploaded (rule: {rule}): pass data by --data_url, or add a line !{path} "
+                    "to .jobignore beside the code"
+                )
     return None

@@ -69,6 +69,14 @@ def test_modules_above_the_script_need_the_code_folder(project):
     assert "is not a folder above" in errors
 
 
+def test_a_data_folder_that_stays_behind_is_named(project):
+    tree(project, {"read.py": "print(open('data/a.csv').read())\n", "data/a.csv": "1,2"})
+    result = simulate(project / "read.py", code=1)
+    assert "data/ is not uploaded (rule: data/): pass data by --data_url" in result.stdout
+    (project / ".jobignore").write_text("!data/\n")
+    assert "[node 0] 1,2\n" in simulate(project / "read.py").stdout
+
+
 def test_folders_called_common_and_datasets_are_the_scripts_own(project, tmp_path):
     tree(project, {"common/a.py": "", "datasets/b.py": ""})
     run("-m", "launch", "pack", project / "main.py", "--to", tmp_path / "to")
