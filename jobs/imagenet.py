@@ -5,6 +5,7 @@
     torchrun --nproc-per-node=8 jobs/imagenet.py --data_url IMAGENET --batch_size 2048 --lr 2.048
     python jobs/imagenet.py --data_url IMAGENET --pack /cache/imagenet    decoded once, read by all
     python jobs/imagenet.py --data_url IMAGENET --cache redis://user@host    read once, for all nodes
+    python jobs/imagenet.py --data_url FOLDER --weights DEFAULT --freeze --optimizer adamw       fine-tune
     python jobs/imagenet.py --data_url IMAGENET --prof 100                       images/s, then stop
     python jobs/imagenet.py --fp16 --batch-size 512 --workers 10 --prof --use-dali IMAGENET    as published
 
@@ -28,7 +29,6 @@ from common.entry import entry  # before torch: importing it takes seconds, and 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
-from torchvision.transforms import v2
 
 from common import arguments, evaluation, metrics, models
 from common.arguments import FLAG, boolean, positive_int
@@ -63,7 +63,6 @@ def parse_args() -> argparse.Namespace:
     add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
     add("--warmup", type=number, default=8.0, metavar="EPOCHS", help="in which the rate rises (default: 8)")
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
-    add("--mixup", type=number, default=0.0, metavar="ALPHA", help="drawn by each process (default: 0, none)")
     add("--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)")
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
     add(
@@ -138,6 +137,7 @@ def main() -> None:
     image_folders.check_paths(resume=args.resume, weights=weights.file_of(args))
     train_loader, val_loader = image_folders.open_loaders(args, device, log, micro_batch)
     classes = len(train_loader.plan.index.classes)
+    # Your own augmentation: train_loader.transform = a function of (images uint8 [n, 3, H, W], labels).
 
     torch.manual_seed(args.seed)
     model = models.classifier(args.arch, classes, args.image_size)
@@ -158,7 +158,6 @@ def main() -> None:
     optimizer = optimizers.build(args, model, device)
     scheduler = build_scheduler(args, optimizer, steps_per_epoch, total_steps)
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    mixup = v2.MixUp(alpha=args.mixup, num_classes=classes) if args.mixup else None
     checkpoint = Checkpointer(
         args, log, model=model, forward=ddp, optimizer=optimizer, scheduler=scheduler, loader=train_loader
     )
@@ -175,11 +174,9 @@ def main() -> None:
     times = []  # of --prof
     for epoch in train_loader.epochs_from(step):
         model.train()
-        for images, labels in train_loader:
+        for images, targets in train_loader:  # [n], or [n, classes] with --mixup or --cutmix
             optimizer.zero_grad()
-            targets = labels
-            if mixup:
-                images, targets = mixup(images, labels)
+            labels = targets.argmax(1) if targets.ndim > 1 else targets
             loss = torch.zeros((), device=device)
             logits = []
             micro_batches = list(zip(images.split(micro_batch), targets.split(micro_batch), strict=True))

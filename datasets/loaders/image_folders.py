@@ -15,7 +15,7 @@ from datasets.loaders import backends, measure
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray import cluster as ray_cluster
-from datasets.sampling import augment
+from datasets.sampling import augment, effects
 from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import tiers
 
@@ -57,6 +57,7 @@ def add_arguments(parser: JobParser) -> None:
     )
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
     add("--image_size", type=positive_int, default=224, help="pixels (default: 224)")
+    effects.add_arguments(parser.add_argument_group("augmentation").add_argument)
 
 
 def open_loaders(
@@ -75,6 +76,7 @@ def open_loaders(
     for name in ("pack", "cache_dir"):
         check_folder(f"--{name}", getattr(args, name))
     rank, world_size = ranks.rank(), ranks.world_size()
+    chosen = effects.from_args(args, args.batch_size // world_size)
     if backend == "ray":
         ray_cluster.join(args.ray_address, ranks.broadcast_object, rank, world_size, log.info)
         exits.on_success(ray_cluster.leave)
@@ -101,6 +103,7 @@ def open_loaders(
     args.data_backend = backend
     train_loader = backends.build(backend, train_store, train_plan, device, args.workers, args.antialias)
     val_loader = backends.build(backend, val_store, val_plan, device, args.workers, args.antialias)
+    train_loader.effects = chosen
     for loader in (train_loader, val_loader):
         exits.on_success(loader.close)
     log.print_data(train_index, [] if val_index is train_index else val_index)

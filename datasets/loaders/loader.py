@@ -4,7 +4,7 @@ import collections
 import contextlib
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import Batch, Plan
 
 Images = Generator[tuple[Batch, torch.Tensor], None, None]  # what Engine.run() yields
+Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # of (images, labels)
 _KEPT = 4  # batches whose memory is used again
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
 
@@ -77,14 +78,19 @@ class ToDevice:
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.end(self.move(images, labels))
 
-    def begin(self, batch: Batch, images: torch.Tensor) -> Copy:
+    def begin(self, batch: Batch, images: torch.Tensor, change: Change | None = None) -> Copy:
         """Start the way of a batch with its images [n, H, W, C] to the device, as move() does."""
         labels = torch.tensor(batch.labels)  # a copy: the caller may change it
-        return self.move(images.permute(0, 3, 1, 2), labels)
+        return self.move(images.permute(0, 3, 1, 2), labels, change)
 
-    def move(self, images: torch.Tensor, labels: torch.Tensor) -> Copy:
-        """Start the way to the device. The images given must stay as they are until wait()."""
+    def move(self, images: torch.Tensor, labels: torch.Tensor, change: Change | None = None) -> Copy:
+        """Start the way to the device. The images given must stay as they are until wait().
+
+        change: applied on the device before the images are normalised.
+        """
         if self._stream is None:
+            if change:
+                images, labels = change(images, labels)
             return Copy(self._on_host(images), labels)
         if images.is_cuda:  # an engine on the GPU has put them there
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -94,6 +100,8 @@ class ToDevice:
             images, labels = self._move(images), self._move(labels)
             if on_host:
                 self._copied.record()
+            if change:
+                images, labels = change(images, labels)
             images = self._normalised(images)
             ready = torch.cuda.Event()
             ready.record()
@@ -165,6 +173,11 @@ class Loader:
     GPU one batch is copied and normalised while the previous one is used. to_device: another last stage, for
     an engine that delivers no images (map_style.MoveToDevice).
 
+    effects: an Effects (datasets/sampling/effects.py), applied after the engine; None by default. transform:
+    your own function before it, (images uint8 [n, C, H, W], labels int64 [n]) -> the same, on the device, in
+    new memory; None by default. torch's random numbers in it are a function of (seed, epoch, id of the first
+    sample).
+
     waited: seconds that iterating has cost the caller so far. receipt: the digest of the batches that were
     yielded (datasets/sampling/receipt.py). len: steps of an epoch.
     """
@@ -183,6 +196,9 @@ class Loader:
         self.engine, self.plan = engine, plan
         self.to_device = to_device or ToDevice(device, mean, std, dtype, pinned)
         self.waited, self.receipt = 0.0, Receipt(plan.index.fingerprint)
+        self._mean = mean
+        self.effects: Any = None
+        self.transform: Change | None = None
         self._ahead = 1 if device.type == "cuda" else 0  # on the CPU it would only take memory
 
     def seek(self, step: int) -> None:
@@ -230,7 +246,11 @@ class Loader:
         begun: collections.deque[tuple[Batch, Copy]] = collections.deque()
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, images in batches:
-                begun.append((batch, self.to_device.begin(batch, images)))
+                if self.effects or self.transform:
+                    batch, change = self._plan_change(batch)
+                    begun.append((batch, self.to_device.begin(batch, images, change)))
+                else:
+                    begun.append((batch, self.to_device.begin(batch, images)))
                 del images
                 if len(begun) > self._ahead:
                     yield begun.popleft()
@@ -238,6 +258,11 @@ class Loader:
                     self.to_device.wait()
             while begun:
                 yield begun.popleft()
+
+    def _plan_change(self, batch: Batch) -> tuple[Batch, Change]:
+        from datasets.loaders import pixels  # only a training with effects needs it
+
+        return pixels.plan_change(self.plan, batch, self.effects, self.transform, self._mean)
 
     def close(self) -> None:
         """End the engine's threads and processes."""

@@ -25,6 +25,11 @@ class Operation(IntEnum):
     RESIZED_CROP = 2
     SQUARE_CROP = 3
     ITEM = 4
+    TRIVIAL_AUGMENT = 5
+    COLOR_JITTER = 6
+    ERASE = 7
+    MIX = 8
+    TRANSFORM = 9
 
 
 def philox4x32(counter: Iterable, key: int) -> np.ndarray:

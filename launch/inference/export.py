@@ -11,9 +11,11 @@ loaded again and must give the logits of the original to 1e-4, also for batches 
 exported one.
 """
 
+import inspect
 import io
 import json
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -101,7 +103,7 @@ def _onnx(network: Trained) -> tuple[bytes, Run]:
     onnx = import_optional("onnx", "--to .onnx needs onnx")
     import_optional("onnxscript", "--to .onnx needs onnxscript")
     runtime = import_optional("onnxruntime", "--to .onnx is checked with onnxruntime")
-    if not hasattr(torch.export, "Dim"):
+    if "dynamo" not in inspect.signature(torch.onnx.export).parameters:
         raise BadInput(
             f"--to .onnx needs torch 2.5 or later, this is {torch.__version__}: --to model.ts works"
         )
@@ -120,9 +122,7 @@ def _onnx(network: Trained) -> tuple[bytes, Run]:
 
 def _torch_export(network: Trained) -> tuple[bytes, Run]:
     if not hasattr(torch, "export") or not hasattr(torch.export, "Dim"):
-        raise BadInput(
-            f"--to .pt2 needs torch 2.2 or later, this is {torch.__version__}: --to model.ts works"
-        )
+        raise BadInput(f"--to .pt2 needs torch 2.2, this is {torch.__version__}: --to model.ts works")
     batch = torch.export.Dim("batch")
     program = torch.export.export(network.model, (_example(network),), dynamic_shapes=({0: batch},))
     target = io.BytesIO()
@@ -132,10 +132,14 @@ def _torch_export(network: Trained) -> tuple[bytes, Run]:
 
 
 def _torchscript(network: Trained) -> tuple[bytes, Run]:
-    script = torch.jit.trace(network.model, _example(network), check_trace=False)
     target = io.BytesIO()
-    torch.jit.save(script, target, _extra_files={NOTE: facts(network)})
-    return target.getvalue(), torch.jit.load(io.BytesIO(target.getvalue()))
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # torch advises torch.export, and other programs still read TorchScript
+        script = torch.jit.trace(network.model, _example(network), check_trace=False)
+        torch.jit.save(script, target, _extra_files={NOTE: facts(network)})
+        return target.getvalue(), torch.jit.load(io.BytesIO(target.getvalue()))
 
 
 FORMS: dict[str, Callable[[Trained], tuple[bytes, Any]]] = {

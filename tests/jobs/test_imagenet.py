@@ -71,8 +71,9 @@ def test_every_backend_learns_the_same_from_real_images(tmp_path):
 
 
 def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_path):
-    """Stopped in the second epoch, gone on with, from a pack, in two processes: the same data."""
-    arguments = ("--epochs=2", "--lr=0.01")
+    """Stopped in the second epoch, gone on with, from a pack, in two processes: the same data and effects."""
+    arguments = ("--epochs=2", "--lr=0.01", "--trivial_augment", "--color_jitter=0.4", "--random_erasing=0.5",
+                 "--mixup=0.2", "--cutmix=1")  # fmt: skip
     run(*job(generated, tmp_path / "whole", *arguments, "--data_backend=threads"))
     stopped = start(*job(generated, tmp_path / "both", *arguments, "--data_backend=pytorch", "--workers=1"))
     for line in stopped.stdout:
@@ -93,7 +94,8 @@ def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_p
 @pytest.mark.faults
 def test_a_restart_is_exact(generated, tmp_path):
     """With everything that has a state: averaged weights, mixup, a warm-up, parts of a batch."""
-    arguments = ("--epochs=2", "--ema=0.9", "--mixup=0.2", "--warmup=1", "--accumulate=2", "--save_every=4",
+    arguments = ("--epochs=2", "--ema=0.9", "--mixup=0.2", "--cutmix=1", "--trivial_augment", "--warmup=1",
+                 "--accumulate=2", "--save_every=4", "--random_erasing=0.5", "--clip_grad=1",
                  "--data_backend=threads")  # fmt: skip
     run(*job(generated, tmp_path / "whole", *arguments))
     killed = start(*job(generated, tmp_path / "killed", *arguments))
@@ -161,6 +163,7 @@ def test_auto_measures_and_says_so(generated, tmp_path):
     (["--data_url=/does/not/exist"], "data_url /does/not/exist does not exist or is not a folder"),
     (["--batch_size=1", "--data_backend=threads"], "resnet18 cannot be trained on 1 image"),
     (["--ema=2", "--data_backend=threads"], "--ema 2.0 is not in 0..1"),
+    (["--cutmix=1", "--batch_size=63"], "samples of a step for each process, got 63"),
     (["--max_bad_images=2"], "'2' is not a share like 0.1%"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(generated, tmp_path, arguments, message):

@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 
 from datasets.folders import image_folder, random_folder
-from datasets.loaders import backends
+from datasets.loaders import backends, pixels
 from datasets.loaders.loader import ToDevice
 from datasets.sampling.augment import random_resized_crop
+from datasets.sampling.effects import Effects, draw_effects
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 
@@ -34,6 +35,16 @@ def _epoch(index, backend):
         loader.seek(0)
         batches = [(images.cpu(), labels.cpu()) for images, labels in loader]
         return batches, loader.receipt.take()
+
+
+def test_effects_give_the_same_pixels_as_on_the_cpu():
+    effects, ids = Effects(True, 0.4, 0.5, 0.4, 1.0), np.arange(64)
+    drawn = draw_effects(effects, ids, 7, 2, 40)
+    images, labels = torch.randint(0, 256, (64, 3, 40, 40), dtype=torch.uint8), torch.arange(64) % 5
+    expected = pixels.apply(effects, drawn, images, labels, 5, MEAN)
+    found = pixels.apply(effects, drawn, images.cuda(), labels.cuda(), 5, MEAN)
+    assert torch.equal(found[0].cpu(), expected[0])
+    torch.testing.assert_close(found[1].cpu(), expected[1])
 
 
 def test_the_same_numbers_as_on_the_cpu():

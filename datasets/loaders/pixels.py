@@ -1,0 +1,257 @@
+"""Change the pixels and labels of a batch by the parameters of datasets/sampling/effects.py.
+
+All arithmetic on pixels is that of integers: a sample becomes the same on every device and in every batch.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from datasets.sampling.effects import (
+    MIXUP,
+    ONE,
+    OPERATIONS,
+    STRONGEST,
+    Drawn,
+    Effects,
+    draw_effects,
+)
+from datasets.sampling.philox import Operation, draw
+from datasets.sampling.sampler import Batch, Plan, rows
+
+Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # of (images, labels)
+
+_GREY = (19595, 38470, 7471)  # ITU-R BT.601, in 1 / ONE
+_TOGETHER = 4  # images; even
+_BITS, _SHIFT = ONE.bit_length() - 1, 32  # of a factor; TrivialAugment's farthest translation, pixels
+
+
+def plan_change(
+    plan: Plan,
+    batch: Batch,
+    effects: Effects | None,
+    transform: Change | None,
+    mean: tuple[float, ...],
+) -> tuple[Batch, Change]:
+    """Return the batch, whose crops now have the parameters of its effects, and the function that changes its
+    images and labels: `transform`, then the effects."""
+    seed, epoch, ids = plan.sampler.seed, plan.sampler.epoch, batch.ids
+    drawn = draw_effects(effects, ids, seed, epoch, plan.size) if effects else None
+
+    def change(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if transform:
+            words = draw(seed, epoch, ids[:1], Operation.TRANSFORM)
+            with torch.random.fork_rng([images.device] if images.is_cuda else []):
+                torch.manual_seed(int(words[0, 0]))
+                images, labels = transform(images, labels)
+        if effects and drawn:
+            images, labels = apply(effects, drawn, images, labels, len(plan.index.classes), mean)
+        return images, labels
+
+    return batch._replace(crops=(*batch.crops, *(drawn or ()))), change
+
+
+def apply(
+    effects: Effects,
+    drawn: Drawn,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    classes: int,
+    mean: tuple[float, ...],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (images, labels) with the effects, in new memory.
+
+    images: uint8 [n, C, H, W]; those of a pair, 2k and 2k + 1, are mixed with each other. labels: int64 [n];
+    float [n, classes] if images are mixed. mean: of pixels / 255, what erased boxes are filled with.
+    """
+    if not images.is_cuda and len(images) > _TOGETHER:  # so few stay in the cache of a CPU
+        parts = [slice(first, first + _TOGETHER) for first in range(0, len(images), _TOGETHER)]
+        found = [
+            apply(
+                effects, Drawn(*rows(drawn, part.start, part.stop)), images[part], labels[part], classes, mean
+            )
+            for part in parts
+        ]
+        changed, targets = (torch.cat(each) for each in zip(*found, strict=True))
+        return changed, targets
+    if effects.trivial_augment:
+        images = _trivial_augment(drawn, images)
+    columns = torch.from_numpy(np.stack(drawn)).to(images.device)
+    on_device = dict(zip(Drawn._fields, columns, strict=True))
+    if effects.color_jitter:
+        images = _brightness(images, on_device["brightness"])
+        images = _contrast(images, on_device["contrast"])
+        images = _saturation(images, on_device["saturation"])
+    if effects.random_erasing:
+        box = (
+            on_device["erase_top"],
+            on_device["erase_left"],
+            on_device["erase_height"],
+            on_device["erase_width"],
+        )
+        fill = torch.tensor(mean, device=images.device).mul(255).round().to(torch.uint8)
+        images = torch.where(_inside(images, *box), fill.view(1, -1, 1, 1), images)
+    if effects.mixup or effects.cutmix:
+        images, labels = _mix(effects, on_device, images, labels, classes)
+    return images.contiguous(memory_format=torch.channels_last), labels
+
+
+def _mix(
+    effects: Effects, drawn: dict[str, torch.Tensor], images: torch.Tensor, labels: torch.Tensor, classes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    other = torch.arange(len(images), device=images.device) ^ 1
+    others = images[other]
+    cut = _inside(images, drawn["mix_top"], drawn["mix_left"], drawn["mix_height"], drawn["mix_width"])
+    if effects.mixup:
+        images = _blend(images, others, torch.where(drawn["mix"] == MIXUP, drawn["share"], ONE))
+    images = torch.where(cut, others, images)  # of mixup the boxes are empty
+    own = torch.nn.functional.one_hot(labels, classes).to(torch.get_default_dtype())
+    share = (drawn["share"] / ONE).to(own.dtype).view(-1, 1)
+    return images, own * share + own[other] * (1 - share)
+
+
+def _inside(
+    images: torch.Tensor,
+    top: torch.Tensor,
+    left: torch.Tensor,
+    height: torch.Tensor,
+    width: torch.Tensor,
+) -> torch.Tensor:
+    """Which pixels are in the box of each image: bool [n, 1, H, W]."""
+    rows = torch.arange(images.shape[2], device=images.device).view(1, 1, -1, 1)
+    columns = torch.arange(images.shape[3], device=images.device).view(1, 1, 1, -1)
+    below, right = rows - _column(top), columns - _column(left)
+    return (below >= 0) & (below < _column(height)) & (right >= 0) & (right < _column(width))
+
+
+def _column(values: torch.Tensor) -> torch.Tensor:
+    return values.view(-1, 1, 1, 1)
+
+
+def _blend(images: torch.Tensor, other: torch.Tensor | None, factor: torch.Tensor) -> torch.Tensor:
+    """images * factor + other * (1 - factor), uint8. other: None is 0. factor: int64 [n], 0..2 in 1 / ONE."""
+    own = _column(factor.to(torch.int32))
+    mixed = images * own  # int32
+    if other is not None:
+        mixed += other * (ONE - own)
+    mixed += ONE // 2
+    mixed >>= _BITS
+    return mixed.clamp_(0, 255).to(torch.uint8)
+
+
+def _grey(images: torch.Tensor) -> torch.Tensor:
+    """uint8 [n, 3, H, W] -> int32 [n, 1, H, W]; images of another number of channels are their own grey."""
+    if images.shape[1] != 3:
+        return images.int()
+    grey = images[:, :1].int().mul_(_GREY[0])
+    for channel in (1, 2):
+        grey += images[:, channel : channel + 1].int().mul_(_GREY[channel])
+    grey += ONE // 2
+    grey >>= _BITS
+    return grey
+
+
+def _brightness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return _blend(images, None, factor)
+
+
+def _contrast(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    grey = _grey(images).flatten(1)
+    middle = (grey.sum(1) + grey.shape[1] // 2) // grey.shape[1]
+    return _blend(images, _column(middle).int(), factor)
+
+
+def _saturation(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return _blend(images, _grey(images), factor)
+
+
+def _sharpness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Blend with the mean of 3x3 pixels, the middle one five times; the border stays."""
+    wide = images.int()
+    height, width = images.shape[2:]
+    total = 4 * wide[:, :, 1:-1, 1:-1]
+    for row in range(3):
+        for column in range(3):
+            total = total + wide[:, :, row : height - 2 + row, column : width - 2 + column]
+    smooth = wide.clone()
+    smooth[:, :, 1:-1, 1:-1] = (total + 6) // 13
+    return _blend(images, smooth, factor)
+
+
+_ENHANCE = {
+    "brightness": _brightness,
+    "contrast": _contrast,
+    "saturation": _saturation,
+    "sharpness": _sharpness,
+}
+
+
+def _trivial_augment(drawn: Drawn, images: torch.Tensor) -> torch.Tensor:
+    result = images.clone()
+    for number in np.unique(drawn.operation).tolist():
+        own = np.flatnonzero(drawn.operation == number)
+        places = torch.from_numpy(own).to(images.device)
+        result[places] = _operate(OPERATIONS[number], images[places], drawn.strength[own])
+    return result
+
+
+def _operate(name: str, images: torch.Tensor, strength: np.ndarray) -> torch.Tensor:
+    """One operation of TrivialAugment, with a strength for each image."""
+    share = strength / STRONGEST  # -1..1
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(values, np.int64)).to(images.device)
+
+    if name in _ENHANCE:
+        return _ENHANCE[name](images, tensor(np.rint((1 + 0.99 * share) * ONE)))
+    if name == "posterize":
+        lost = np.rint(np.abs(strength) / 5)  # bits
+        return images & _column(tensor(256 - 2**lost)).to(torch.uint8)
+    if name == "solarize":
+        threshold = _column(tensor(np.rint(255 * (1 - np.abs(share)))))
+        return torch.where(images >= threshold, 255 - images, images)
+    if name == "autocontrast":
+        low, high = images.int().amin((2, 3), keepdim=True), images.int().amax((2, 3), keepdim=True)
+        span = high - low
+        scaled = ((images.int() - low) * 255 + span // 2) // span.clamp(min=1)
+        return torch.where(span > 0, scaled, images.int()).to(torch.uint8)
+    if name == "equalize":
+        from torchvision.transforms.v2 import functional  # integers, for each image by itself
+
+        return functional.equalize(images)
+    if name == "identity":
+        return images
+    return _move(images, *map(tensor, _matrix(name, share, *images.shape[2:])))
+
+
+def _matrix(name: str, share: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return int64 [6, n]: the source of the pixel (x, y) of the result is (a x + b y + c, d x + e y + f), in
+    1 / ONE. Shears leave the upper or left edge where it is, rotations the middle."""
+    zero, one = np.zeros_like(share), np.ones_like(share)
+    if name == "rotate":
+        angle, x, y = np.radians(135 * share), (width - 1) / 2, (height - 1) / 2
+        cos, sin = np.cos(angle), np.sin(angle)
+        rows = [cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y]
+    else:
+        rows = {
+            "shear_x": [one, 0.99 * share, 0.99 * share / 2, zero, one, zero],
+            "shear_y": [one, zero, zero, 0.99 * share, one, 0.99 * share / 2],
+            "translate_x": [one, zero, _SHIFT * share, zero, one, zero],
+            "translate_y": [one, zero, zero, zero, one, _SHIFT * share],
+        }[name]
+    return np.rint(np.stack(rows) * ONE).astype(np.int64)
+
+
+def _move(images: torch.Tensor, *matrix: torch.Tensor) -> torch.Tensor:
+    """Take the nearest source pixel, black outside of the image."""
+    height, width = images.shape[2:]
+    a, b, c, d, e, f = (each.view(-1, 1, 1) for each in matrix)
+    y = torch.arange(height, device=images.device).view(1, -1, 1)
+    x = torch.arange(width, device=images.device).view(1, 1, -1)
+    source_x, source_y = (a * x + b * y + c + ONE // 2) >> _BITS, (d * x + e * y + f + ONE // 2) >> _BITS
+    is_inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
+    places = source_y.clamp(0, height - 1) * width + source_x.clamp(0, width - 1)
+    flat = images.reshape(*images.shape[:2], -1)
+    moved = flat.gather(2, places.view(len(images), 1, -1).expand_as(flat)).view(images.shape)
+    return moved * is_inside.unsqueeze(1)

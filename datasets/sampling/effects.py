@@ -1,0 +1,144 @@
+"""Parameters of what is done to pixels after the crop: pure functions of (seed, epoch, sample id).
+
+Every parameter is an integer, so the receipt covers it and every device computes the same pixels from it
+(datasets/loaders/pixels.py). Sources: TrivialAugment (Mueller and Hutter, ICCV 2021, arXiv:2103.10158, the
+"wide" space), Random Erasing (Zhong et al., arXiv:1708.04896), CutMix (Yun et al., arXiv:1905.04899), mixup
+(Zhang et al., arXiv:1710.09412).
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.arguments import FLAG, non_negative_float
+from common.exits import BadInput
+from datasets.sampling.philox import Operation, below, draw, uniform
+
+ONE = 2**16  # factors and shares are multiples of 1 / ONE
+STRONGEST = 30  # of TrivialAugment's strengths, in either direction
+OPERATIONS = (
+    "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "saturation",
+    "contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize",
+)  # fmt: skip
+NOTHING, MIXUP, CUTMIX = range(3)
+_ERASED, _RATIO = (0.02, 0.33), (0.3, 3.3)  # share of the area; height / width
+
+
+class Effects(NamedTuple):
+    """Which effects a training uses; 0 is none. mixup, cutmix: alpha of the Beta distribution; of both, each
+    sample gets one. random_erasing: probability. color_jitter: the factors of brightness, contrast and
+    saturation are in 1 - X..1 + X. trivial_augment: one random operation of OPERATIONS a sample."""
+
+    trivial_augment: bool = False
+    color_jitter: float = 0.0
+    random_erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+
+class Drawn(NamedTuple):
+    """Parameters of n samples, int64 [n] each.
+
+    operation: of OPERATIONS; strength: -STRONGEST..STRONGEST. brightness, contrast, saturation: factors, in
+    1 / ONE. erase_*: a box in pixels, of height 0 for none. mix: NOTHING, MIXUP or CUTMIX with the other
+    sample of the pair; share: of the sample itself in the result, in 1 / ONE; mix_*: the box that is taken
+    from the other.
+    """
+
+    operation: np.ndarray
+    strength: np.ndarray
+    brightness: np.ndarray
+    contrast: np.ndarray
+    saturation: np.ndarray
+    erase_top: np.ndarray
+    erase_left: np.ndarray
+    erase_height: np.ndarray
+    erase_width: np.ndarray
+    mix: np.ndarray
+    share: np.ndarray
+    mix_top: np.ndarray
+    mix_left: np.ndarray
+    mix_height: np.ndarray
+    mix_width: np.ndarray
+
+
+def add_arguments(add: Callable[..., Any]) -> None:
+    """Add the options of from_args(). add: add_argument of a parser or a group of one."""
+    number = {"type": non_negative_float, "default": 0.0}
+    add("--trivial_augment", **FLAG, help="one random operation for each image")
+    add("--color_jitter", **number, metavar="X", help="brightness and the like by 1-X..1+X (default: 0)")
+    add("--random_erasing", **number, metavar="P", help="probability of an erased box (default: 0)")
+    add("--mixup", **number, metavar="ALPHA", help="mix pairs of images (default: 0, none)")
+    add("--cutmix", **number, metavar="ALPHA", help="exchange boxes between pairs (default: 0, none)")
+
+
+def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
+    """Return the effects of a training, None without any. local_batch: samples of a step of one process.
+    Raises BadInput."""
+    effects = Effects(*(getattr(args, name) for name in Effects._fields))
+    for name in ("color_jitter", "random_erasing"):
+        if getattr(effects, name) > 1:
+            raise BadInput(f"--{name} {getattr(effects, name)} is not in 0..1")
+    if (effects.mixup or effects.cutmix) and local_batch % 2:
+        raise BadInput(
+            "--mixup and --cutmix mix pairs of images: expected an even number of samples of a step for each "
+            f"process, got {local_batch}"
+        )
+    return effects if any(effects) else None
+
+
+def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int, size: int) -> Drawn:
+    """Return the parameters of samples. ids: int64 [n]. size: side of the images, pixels."""
+    nothing = np.zeros(len(ids), np.int64)
+    found = dict.fromkeys(Drawn._fields, nothing)
+    found |= dict.fromkeys(("brightness", "contrast", "saturation", "share"), nothing + ONE)
+    if effects.trivial_augment:
+        words = draw(seed, epoch, ids, Operation.TRIVIAL_AUGMENT)
+        found["operation"] = below(words[0], len(OPERATIONS))
+        found["strength"] = below(words[1], STRONGEST + 1) * np.where(words[2] >= 2**31, -1, 1)
+    if effects.color_jitter:
+        words = draw(seed, epoch, ids, Operation.COLOR_JITTER)
+        low, high = 1 - effects.color_jitter, 1 + effects.color_jitter
+        for word, name in zip(words[:3], ("brightness", "contrast", "saturation"), strict=True):
+            found[name] = _parts(uniform(word, low, high))
+    if effects.random_erasing:
+        words = draw(seed, epoch, ids, Operation.ERASE)
+        more = draw(seed, epoch, ids, Operation.ERASE, block=1)
+        area = size * size * uniform(words[1], *_ERASED)
+        ratio = np.exp(uniform(words[2], math.log(_RATIO[0]), math.log(_RATIO[1])))
+        height = np.minimum(np.rint(np.sqrt(area * ratio)).astype(np.int64), size)
+        width = np.minimum(np.rint(np.sqrt(area / ratio)).astype(np.int64), size)
+        is_erased = uniform(words[0], 0, 1) < effects.random_erasing
+        found["erase_top"] = below(more[0], size - height + 1)
+        found["erase_left"] = below(more[1], size - width + 1)
+        found["erase_height"], found["erase_width"] = np.where(is_erased, height, 0), width
+    if effects.mixup or effects.cutmix:
+        found |= _draw_mix(effects, ids, seed, epoch, size)
+    return Drawn(**found)
+
+
+def _draw_mix(effects: Effects, ids: np.ndarray, seed: int, epoch: int, size: int) -> dict[str, np.ndarray]:
+    from scipy.special import betaincinv  # only these effects need it
+
+    words = draw(seed, epoch, ids, Operation.MIX)
+    is_cut = (
+        words[3] >= 2**31 if effects.mixup and effects.cutmix else np.full(len(ids), bool(effects.cutmix))
+    )
+    alpha = np.where(is_cut, effects.cutmix, effects.mixup)
+    share = betaincinv(alpha, alpha, (words[0] + 0.5) / 2**32)
+    side = np.rint(size * np.sqrt(1 - share)).astype(np.int64)
+    middle, centre = below(words[1], size), below(words[2], size)
+    top, left = np.maximum(middle - side // 2, 0), np.maximum(centre - side // 2, 0)
+    height = np.minimum(middle - side // 2 + side, size) - top
+    width = np.minimum(centre - side // 2 + side, size) - left
+    share = np.where(is_cut, 1 - height * width / size**2, share)
+    boxes = {"mix_top": top, "mix_left": left, "mix_height": height, "mix_width": width}
+    boxes = {name: np.where(is_cut, box, 0) for name, box in boxes.items()}
+    return {"mix": np.where(is_cut, CUTMIX, MIXUP), "share": _parts(share), **boxes}
+
+
+def _parts(values: np.ndarray) -> np.ndarray:
+    return np.rint(values * ONE).astype(np.int64)
