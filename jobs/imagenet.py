@@ -83,6 +83,8 @@ def parse_args() -> argparse.Namespace:
     optimizers.set_defaults(args)
     if args.evaluate and args.training_only:
         raise BadInput("--evaluate and --training_only exclude each other")
+    if args.freeze and not args.weights and args.resume in ("auto", "never"):
+        raise BadInput("--freeze needs --weights FILE or DEFAULT: the backbone would stay random")
     for name in ("ema", "momentum", "label_smoothing"):
         if (getattr(args, name) or 0) > 1:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")

@@ -180,6 +180,8 @@ def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
     (["--cache_dir={file}"], "--cache_dir {file} cannot be written: {file}"),
     (["--accumulate=5"], "--accumulate 5 does not divide the 64 samples"),
     (["--accumulate=64"], "cannot be trained on 1 image of --image_size 32 at a time"),
+    (["--freeze"], "--freeze needs --weights FILE or DEFAULT"),
+    (["--weights=NONE"], "--weights NONE: there is no such file; resnet18 has DEFAULT, IMAGENET1K_V1"),
     (["--arch=inception_v3"], "--arch inception_v3 cannot take images of --image_size 32"),
     (["--arch=vit_b_16", "--image_size=100"], "--arch vit_b_16 cannot take images of --image_size 100"),
     (["--data_backend=ray", "--ray_address=nowhere"], "--ray_address nowhere"),
