@@ -1,18 +1,26 @@
-"""Figures as sums: sums over processes, batches and steps add up exactly, means do not."""
+"""Figures as sums: sums over processes, batches and steps add up exactly, means do not.
 
+A job's own metrics are sums as well: class Metrics, and top(), absolute_error(), R2 and ConfusionMatrix.
+"""
+
+import math
 from collections.abc import Callable, Iterable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from common.exits import BadInput
 
+_EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
 
-def batch_sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+
+def batch_sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     """Return [loss_sum, correct, count] of one batch, float64 [3] on the batch's device, without
     synchronising: zeros if the loss is not finite.
 
     loss: mean over the batch (scalar). `correct` is NaN, and stays NaN in every sum, unless the job is a
-    classification: logits [N, classes], at least two classes, labels int64 [N]. count: len(labels).
+    classification: logits [N, classes], at least two classes, labels int64 [N]. count: the samples of the
+    labels, which may be any nesting of tensors.
     """
     found = _sums(loss, logits, labels)
     nothing = torch.zeros_like(found)
@@ -20,49 +28,239 @@ def batch_sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -
     return torch.where(torch.isfinite(loss.detach()), found, nothing)
 
 
-def _sums(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     if loss.ndim:
         raise BadInput(f"the criterion returned a tensor of shape {list(loss.shape)}: {_EXPECTED}")
-    count = torch.full((), len(labels), dtype=torch.float64, device=loss.device)
+    count = torch.full((), count_samples(labels), dtype=torch.float64, device=loss.device)
     correct = torch.full_like(count, torch.nan)
-    if logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1 and labels.dtype == torch.int64:
+    if _is_classification(logits, labels):
         correct = (logits.argmax(dim=1) == labels).sum()
     return torch.stack([loss.detach().double() * count, correct.double(), count])
 
 
-_EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
+def _is_classification(logits: Any, labels: Any) -> bool:
+    if not isinstance(logits, torch.Tensor) or not isinstance(labels, torch.Tensor):
+        return False
+    return logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1 and labels.dtype == torch.int64
+
+
+def count_samples(targets: Any) -> int:
+    """Return the samples of a batch: the length of its first tensor, or of a list of dictionaries or text."""
+    while isinstance(targets, dict | list | tuple) and targets:
+        first = next(iter(targets.values())) if isinstance(targets, dict) else targets[0]
+        if not isinstance(targets, dict) and not isinstance(first, torch.Tensor | list | tuple):
+            break
+        targets = first
+    return len(targets)
 
 
 @torch.no_grad()
 def evaluate(
     model: torch.nn.Module,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    batches: Iterable[tuple[Any, Any]],
+    criterion: Callable[[Any, Any], torch.Tensor],
+    metrics: "Metrics | None" = None,
     stop: Callable[[], bool] = lambda: False,
     mirrored: bool = False,
 ) -> torch.Tensor:
-    """Return [loss_sum, correct, count] over all batches as batch_sums() does, float64 [3] on the model's
-    device, and restore the model's mode.
+    """Return [loss_sum, correct, count] over all batches as batch_sums() does, and then the sums of the
+    metrics: float64 [3 + metrics.size] on the model's device. Restore the model's mode.
 
-    batches: iterable of (images float [N, C, H, W], labels [N, ...]) on the model's device; may be empty.
+    batches: iterable of (inputs, targets) on the model's device; may be empty. metrics: usually log.metrics.
     Pass the raw model: a DistributedDataParallel wrapper communicates in forward(), and ranks may have
     different numbers of batches. criterion(logits, labels): that of the training, mean over the batch.
     stop: called before each batch; if true, returns early with incomplete sums. mirrored: evaluate the mean
-    of the logits of each image and of its mirror image; twice the work. Raises BadInput for a criterion that
-    sums or does not reduce.
+    of the logits of each image [N, C, H, W] and of its mirror image; twice the work. Raises BadInput for a
+    criterion that sums or does not reduce, and for a metric that returns another shape.
     """
     reduction = getattr(criterion, "reduction", "mean")
     if reduction in ("sum", "none"):
         raise BadInput(f"the criterion has reduction={reduction!r}: {_EXPECTED}")
+    metrics = metrics or Metrics()
     training = model.training
     model.eval()
-    total = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
-    for images, labels in batches:
+    device = next(model.parameters(), torch.empty(0)).device
+    total = torch.zeros(3 + metrics.size, dtype=torch.float64, device=device)
+    for inputs, targets in batches:
         if stop():
             break
-        logits = model(images)
+        outputs = model(inputs)
         if mirrored:
-            logits = (logits + model(images.flip(3))) / 2
-        total += _sums(criterion(logits, labels), logits, labels)
+            outputs = (outputs + model(inputs.flip(3))) / 2
+        found = _sums(criterion(outputs, targets), outputs, targets)
+        total += torch.cat([found, *metrics.sums(outputs, targets)])
     model.train(training)
     return total
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """A metric that is not a mean over the samples. size: how many sums it needs."""
+
+    size: int
+
+    def sums(self, outputs: Any, targets: Any) -> torch.Tensor:
+        """Return float64 [size] for a batch: sums that add up over batches and ranks."""
+
+    def value(self, sums: torch.Tensor) -> float:
+        """Return the metric from the sums of all batches and ranks, float64 [size] on the CPU."""
+
+
+class Metrics:
+    """What an evaluation reports besides loss and accuracy, and the figure that chooses best.pth.
+
+    metrics: name -> a function(outputs, targets) -> [n], one number a sample, of which the mean is reported,
+    or a Metric. best: the name of one of them, "acc" or "loss"; None: the accuracy, or the loss if the job
+    has no accuracy. lowest: whether the lowest is the best (default: only of the loss). Raises BadInput.
+
+        log.metrics = evaluation.Metrics(mae=evaluation.absolute_error, best="mae", lowest=True)
+    """
+
+    def __init__(
+        self,
+        best: str | None = None,
+        lowest: bool | None = None,
+        **metrics: Callable[[Any, Any], torch.Tensor] | Metric,
+    ):
+        names = ["loss", "acc", *metrics]
+        if best is not None and best not in names:
+            raise BadInput(f"Metrics(best={best!r}): unknown metric, expected one of {', '.join(names)}")
+        if taken := metrics.keys() & {"loss", "acc", "count"}:
+            raise BadInput(f"a metric cannot have the name {taken.pop()!r}: every evaluation reports it")
+        self.metrics, self.best = metrics, best
+        self.lowest = best == "loss" if lowest is None else lowest
+        self._sizes = [getattr(each, "size", 1) for each in metrics.values()]
+        self.size = sum(self._sizes)
+
+    @property
+    def best_of(self) -> str:
+        """Return what best.pth is the best of, as a checkpoint stores it; "" for the default."""
+        return f"{'lowest' if self.lowest else 'highest'} {self.best}" if self.best else ""
+
+    def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
+        """Return the sums of each metric for a batch, float64 [its size]."""
+        found = []
+        for (name, metric), size in zip(self.metrics.items(), self._sizes, strict=True):
+            if isinstance(metric, Metric):
+                kind, expected, result = "its sums", size, metric.sums(outputs, targets)
+            else:
+                kind, expected = "one number a sample", count_samples(targets)
+                result = metric(outputs, targets)
+            if not isinstance(result, torch.Tensor) or result.shape != (expected,):
+                shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+                raise BadInput(f"metric {name}: expected a tensor [{expected}], {kind}, got {shape}")
+            found.append(result.double() if isinstance(metric, Metric) else result.double().sum()[None])
+        return found
+
+    def values(self, sums: torch.Tensor) -> dict[str, float]:
+        """Return the value of each metric. sums: of evaluate(), over all ranks. Raises BadInput."""
+        count = sums[2].item() or math.nan
+        return {
+            name: metric.value(part) if isinstance(metric, Metric) else part.item() / count
+            for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True)
+        }
+
+    def score(self, sums: torch.Tensor) -> float:
+        """Return what is higher the better the model is, NaN if it is unknown. sums: as for values()."""
+        loss_sum, correct, count = sums[:3].tolist()
+        figures = {"loss": loss_sum / (count or math.nan), "acc": correct / (count or math.nan)}
+        best = self.best or ("loss" if math.isnan(correct) else "acc")
+        figures |= self.values(sums) if best in self.metrics else {}
+        return -figures[best] if self.lowest or (self.best is None and best == "loss") else figures[best]
+
+    def confusion(self, sums: torch.Tensor) -> torch.Tensor | None:
+        """Return the matrix of the ConfusionMatrix among the metrics, int64 [classes, classes]; None without
+        one. sums: as for values()."""
+        for metric, part in zip(self.metrics.values(), self._split(sums), strict=True):
+            if isinstance(metric, ConfusionMatrix):
+                return part.view(metric.classes, metric.classes).long()
+        return None
+
+    def _split(self, sums: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if len(sums) != 3 + self.size:
+            raise BadInput(
+                f"log.metrics has {self.size} sums and the evaluation {len(sums) - 3}: expected "
+                "evaluation.evaluate(..., metrics=log.metrics)"
+            )
+        return sums[3:].cpu().split(self._sizes)
+
+
+def top(k: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a metric: whether the label is among the k highest logits.
+
+    logits [n, classes, ...], labels int64 [n, ...]; of several labels a sample (masks) the share.
+    """
+
+    def metric(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if k > outputs.shape[1]:
+            raise BadInput(f"top({k}): the model has {outputs.shape[1]} classes")
+        found = (outputs.topk(k, dim=1).indices == targets.unsqueeze(1)).any(dim=1)
+        return found.double().reshape(len(targets), -1).mean(dim=1)
+
+    return metric
+
+
+def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean absolute error of each sample, float64 [n]. outputs, targets: float [n] or [n, ...]."""
+    outputs, targets = _columns(outputs, targets, "absolute_error")
+    return (outputs - targets).abs().mean(dim=1)
+
+
+class R2:
+    """The coefficient of determination, as scikit-learn's r2_score: 1 if all outputs are exact.
+
+    outputs, targets: float [n] or [n, columns]; the mean of the columns' coefficients.
+    """
+
+    def __init__(self, columns: int = 1):
+        self.columns, self.size = columns, 4 * columns
+
+    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return [count, sum, sum of squares, squared error] of the targets of each column, float64."""
+        outputs, targets = _columns(outputs, targets, "R2")
+        if targets.shape[1] != self.columns:
+            raise BadInput(f"R2({self.columns}): the targets have {targets.shape[1]} columns")
+        parts = [torch.ones_like(targets), targets, targets**2, (outputs - targets) ** 2]
+        return torch.stack(parts).sum(dim=1).reshape(-1)
+
+    def value(self, sums: torch.Tensor) -> float:
+        """Return the coefficient; NaN if the targets of a column are all equal."""
+        count, total, squares, error = sums.view(4, self.columns)
+        variation = squares - total**2 / count
+        return (1 - error / torch.where(variation > 0, variation, torch.nan)).mean().item()
+
+
+class ConfusionMatrix:
+    """The confusion matrix, whose value is the mean of the classes' accuracies (balanced accuracy).
+
+    logits [n, classes, ...], labels int64 [n, ...]; labels outside of 0..classes-1 do not count. The log
+    writes the matrix to confusion.json.
+    """
+
+    def __init__(self, classes: int):
+        self.classes, self.size = classes, classes**2
+
+    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the matrix, rows by label, columns by prediction: float64 [classes * classes]."""
+        if outputs.shape[1] != self.classes:
+            raise BadInput(f"ConfusionMatrix({self.classes}): the model has {outputs.shape[1]} classes")
+        labels, predictions = targets.reshape(-1), outputs.argmax(dim=1).reshape(-1)
+        counted = (labels >= 0) & (labels < self.classes)
+        places = torch.where(counted, labels * self.classes + predictions, self.size)
+        matrix = torch.zeros(self.size + 1, dtype=torch.float64, device=places.device)
+        return matrix.scatter_add_(0, places, torch.ones_like(places, dtype=torch.float64))[:-1]
+
+    def value(self, sums: torch.Tensor) -> float:
+        """Return the mean accuracy of the classes that have labels; NaN without any."""
+        matrix = sums.view(self.classes, self.classes)
+        counts = matrix.sum(dim=1)
+        return (matrix.diagonal() / counts)[counts > 0].mean().item()
+
+
+def _columns(outputs: torch.Tensor, targets: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both as float64 [n, columns]. Raises BadInput if they differ in more than a dimension of 1."""
+    outputs, targets = (each.double().reshape(len(each), -1) for each in (outputs, targets))
+    if outputs.shape != targets.shape:
+        shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"
+        raise BadInput(f"metric {name}: expected outputs and targets of one shape, got {shapes}")
+    return outputs, targets

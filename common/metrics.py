@@ -19,11 +19,14 @@ from tqdm import tqdm
 
 from common import arguments, exits, starts
 from common.distributed import ranks
+from common.evaluation import Metrics
 from common.exits import MissingPackage, import_optional
 from common.files import opener, write_atomic
 from common.output import writes_nothing
 
 CLASSES = "classes.json"  # in a run's output folder: the names of the classes, in the order of the labels
+CONFUSION = "confusion.json"  # there: of the last evaluation, per class; and the matrix of so many classes
+_MOST_CLASSES = 100
 
 
 class Log:
@@ -32,10 +35,12 @@ class Log:
     args: those of a JobParser: `output` says where the files go (they are made with the first report),
     arguments.settings() what is written down of the others. Rank 0 prints and writes. Sums are those of
     evaluation.batch_sums() over all ranks; reading them here is the only synchronisation with the device.
+
+    metrics: what an evaluation reports besides loss and accuracy; a job may set it.
     """
 
     def __init__(self, args: argparse.Namespace):
-        self.args, self.output = args, args.output
+        self.args, self.output, self.metrics = args, args.output, Metrics()
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = _process_start()
         self._file: TextIO | None = None
@@ -113,22 +118,25 @@ class Log:
     def validation(self, step: int, val_sums: torch.Tensor) -> None:
         """Report an evaluation. The time since the last report counts as evaluating and saving.
 
-        val_sums: float64 [3], sums over all ranks. With --evaluate it is printed, and nothing is written.
+        val_sums: of evaluation.evaluate(), sums over all ranks. With --evaluate it is printed, and nothing is
+        written.
         """
         if not ranks.is_first():
             return
         self._trains = True
-        loss_sum, correct, count = val_sums.tolist()
+        loss_sum, correct, count = val_sums[:3].tolist()
         now = time.time()
         self._evaluating += now - self._since
         self._since = now
         loss, accuracy = loss_sum / (count or math.nan), _accuracy("val_acc", correct, count)
         self._result = f"test_accuracy={accuracy['val_acc']:.4f}" if accuracy else f"test_loss={loss:.6g}"
-        figures = {"val_loss": loss, **accuracy, "val_count": int(count)}
+        others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
+        figures = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
         if getattr(self.args, "evaluate", False):
             self.info(_line(figures))
         else:
             self._write(step, **figures)
+            self._write_confusion(step, self.metrics.confusion(val_sums))
 
     def epoch(self, step: int, **figures: float) -> None:
         """Report an epoch of a job that only loads data, on every rank: `figures`, and the receipt."""
@@ -212,6 +220,16 @@ class Log:
                     self._events.add_scalar(name, figures[name], step)
                 self._events.flush()  # the job may be stopped here
         self.info(_line(line))
+
+    def _write_confusion(self, step: int, matrix: torch.Tensor | None) -> None:
+        if matrix is None:
+            return
+        content: dict[str, Any] = {"step": step, "classes": self._class_names}
+        content |= {"count": matrix.sum(dim=1).tolist(), "correct": matrix.diagonal().tolist()}
+        if len(matrix) <= _MOST_CLASSES:
+            content["matrix"] = matrix.tolist()
+        with self._reported():
+            write_atomic(os.path.join(self.output.folder, CONFUSION), json.dumps(content) + "\n")
 
     def _open(self) -> None:
         """Open the files, again if they were removed."""

@@ -160,6 +160,8 @@ def main() -> None:
     optimizer = optimizers.build(args, model, device)
     scheduler = build_scheduler(args, optimizer, steps_per_epoch, total_steps)
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
+    top5: dict = {"top5": evaluation.top(5)} if classes > 5 else {}
+    log.metrics = evaluation.Metrics(**top5, class_acc=evaluation.ConfusionMatrix(classes))
     checkpoint = Checkpointer(
         args, log, model=model, forward=ddp, optimizer=optimizer, scheduler=scheduler, loader=train_loader
     )
@@ -214,7 +216,7 @@ def main() -> None:
             ranks.broadcast_buffers(evaluated)
             with autocast:
                 val_sums = evaluation.evaluate(
-                    evaluated, val_loader, criterion, stop=checkpoint.stop_requested
+                    evaluated, val_loader, criterion, metrics=log.metrics, stop=checkpoint.must_stop
                 )
             if world_size > 1:
                 torch.distributed.all_reduce(val_sums)

@@ -119,9 +119,9 @@ def main() -> None:
                 checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
 
         ### 新增 (new) 6/6, evaluate in the same precision ###
-        # - val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
+        # - val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         with autocast:
-            val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
+            val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         ### 新增 (new) 6/6, evaluate in the same precision ###
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)

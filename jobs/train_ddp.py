@@ -121,7 +121,7 @@ def main() -> None:
                 ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
                 log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
                 checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
-        val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
+        val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
 
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
         torch.distributed.all_reduce(val_sums)

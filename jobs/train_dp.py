@@ -94,7 +94,7 @@ def main() -> None:
             if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
                 log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
                 checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
-        val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
+        val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
     # resume() has arranged the end: the last save and upload, and the TIME COST table

@@ -124,10 +124,11 @@ def main() -> None:
                 checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
 
         ### 新增 (new) 6/6, also the mirror images: cross entropy 0.763 to 0.759, for twice the work ###
-        # - val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
-        mirrored, stop = train_set.flip, checkpoint.stop_requested
+        # - val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            val_sums = evaluation.evaluate(model, test_loader, criterion, stop=stop, mirrored=mirrored)
+            val_sums = evaluation.evaluate(
+                model, test_loader, criterion, log.metrics, checkpoint.must_stop, mirrored=train_set.flip
+            )
         ### 新增 (new) 6/6, also the mirror images: cross entropy 0.763 to 0.759, for twice the work ###
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)

@@ -88,10 +88,12 @@ def main() -> None:
         optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
     )
 
-    ### 新增 (new) 3/3, your loss: a mean over the batch ###
+    ### 新增 (new) 3/3, your loss: a mean over the batch; your metrics, and the one that chooses best.pth ###
     # - criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     criterion = torch.nn.MSELoss()
-    ### 新增 (new) 3/3, your loss: a mean over the batch ###
+    mae, r2 = evaluation.absolute_error, evaluation.R2()  # reported as val_mae and val_r2
+    log.metrics = evaluation.Metrics(mae=mae, r2=r2, best="mae", lowest=True)
+    ### 新增 (new) 3/3, your loss: a mean over the batch; your metrics, and the one that chooses best.pth ###
     running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
@@ -114,7 +116,7 @@ def main() -> None:
             if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
                 log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
                 checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
-        val_sums = evaluation.evaluate(model, test_loader, criterion, stop=checkpoint.stop_requested)
+        val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
     # resume() has arranged the end: the last save and upload, and the TIME COST table

@@ -141,7 +141,7 @@ class Checkpointer:
         if self._stop:
             self._exit(step)
 
-    def stop_requested(self) -> bool:
+    def must_stop(self) -> bool:
         """Return whether this process, or another one of the job, was asked to stop."""
         return preemption.asked()
 
@@ -149,10 +149,11 @@ class Checkpointer:
         self, epoch: int, step: int, val_sums: torch.Tensor, model: torch.nn.Module | None = None
     ) -> None:
         """Write epoch_<n>.pth, and best.pth if its accuracy is the highest so far; its loss the lowest if the
-        job has no accuracy. Call it on every rank after an evaluation: exits if the job was asked to stop.
+        job has no accuracy; or the metric that log.metrics names. Call it on every rank after an evaluation:
+        exits if the job was asked to stop.
 
-        val_sums: [loss_sum, correct, count] of the test set over all ranks. model: the model that was
-        evaluated, if not the one that is trained. With --evaluate nothing is written.
+        val_sums: of evaluation.evaluate(), over all ranks. model: the model that was evaluated, if not the
+        one that is trained. With --evaluate nothing is written.
         """
         device = next(self.model.parameters()).device
         self._stop = ranks.maximum(preemption.asked(), device) > 0
@@ -162,9 +163,8 @@ class Checkpointer:
             self.save(step)  # and exit
         if self.args.evaluate:
             return
-        loss_sum, correct, count = val_sums.tolist()
-        score = (-loss_sum if math.isnan(correct) else correct) / (count or math.nan)
-        self._state.note(score)
+        score = self.log.metrics.score(val_sums)
+        self._state.note(score, self.log.metrics.best_of)
         if not ranks.is_first():
             return
 

@@ -39,11 +39,8 @@ class RunState:
     def __init__(self, args: argparse.Namespace, objects: dict[str, Any]):
         self.args, self.objects = args, objects
         self.run = uuid.uuid4().hex[:16]
-        self.best = -math.inf  # score of best.pth
-        self.highest, self.epochs_not_better = (
-            -math.inf,
-            0,
-        )  # of all evaluations, and since then; on every rank
+        self.best, self.best_of = -math.inf, ""  # score of best.pth, and Metrics.best_of
+        self.highest, self.epochs_not_better = -math.inf, 0  # of all evaluations, and since; on every rank
         self.bad_steps = self.bad_in_a_row = 0  # steps that were skipped
         self.initial_weights: str | None = getattr(args, "weights", None)
         self.identity = {f"--{name}": getattr(args, name) for name in IDENTITY if hasattr(args, name)}
@@ -70,6 +67,7 @@ class RunState:
             "bad_steps": self.bad_steps,
             "bad_in_a_row": self.bad_in_a_row,
             "best": self.best,
+            "best_of": self.best_of,
             "highest": self.highest,
             "epochs_not_better": self.epochs_not_better,
             "weights": self.initial_weights,
@@ -110,11 +108,16 @@ class RunState:
             torch.cuda.set_rng_state(state["random"]["cuda"])
         self.bad_steps, self.bad_in_a_row = state["bad_steps"], state["bad_in_a_row"]
         self.best, self.initial_weights = state["best"], state.get("weights")
-        self.highest = state.get("highest", state["best"])
+        self.best_of, self.highest = state.get("best_of", ""), state.get("highest", state["best"])
         self.epochs_not_better = state.get("epochs_not_better", 0)
 
-    def note(self, score: float) -> None:
-        """Count an evaluation: of an epoch that is better than all before it, or of one that is not."""
+    def note(self, score: float, best_of: str) -> None:
+        """Count an evaluation: of an epoch that is better than all before it, or of one that is not.
+
+        best_of: Metrics.best_of; if the job named another metric before the restart, the best begins anew.
+        """
+        if best_of != self.best_of:
+            self.best, self.highest, self.best_of = -math.inf, -math.inf, best_of
         self.epochs_not_better = 0 if score > self.highest else self.epochs_not_better + 1
         self.highest = max(self.highest, score)
 

@@ -20,8 +20,8 @@ from common.exits import BadInput, import_optional
 from common.files import write_atomic
 from launch import confirm
 from launch.report import charts as svg
+from launch.report import classes, tables
 from launch.report import runs as report_runs
-from launch.report import tables
 from launch.report.charts import Curve, Mark, choose_unit
 from launch.report.runs import SPLIT, Run
 
@@ -112,6 +112,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         lstrip_blocks=True,
     )
     settings = [run.starts[-1].settings if run.starts else {} for run in runs]
+    by_class = [(run.name, found) for run in runs if (found := classes.read(run))]
     notes: dict[str, list[str]] = {}
     for run in runs:
         for note in run.notes:
@@ -126,6 +127,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         final=tables.make_final_rows(runs),
         charts=[chart for chart in [*_curves(runs), _progress(runs)] if chart["svg"]],
         splits=[chart for chart in map(_split, runs) if chart["svg"]],
+        classes=by_class,
         starts=tables.make_start_rows(runs),
         epochs=[tables.make_epoch_table(run, len(runs)) for run in runs],
         receipts=tables.compare_receipts(runs),

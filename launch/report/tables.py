@@ -26,8 +26,8 @@ class Row(NamedTuple):
 def make_final_rows(runs: list[Run]) -> list[Row]:
     """Return one row per figure with one cell per run. Rows without any value are left out."""
     columns = [_final(run) for run in runs]
-    names = list(columns[0])
-    rows = [Row(name, [column[name] for column in columns], False) for name in names]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [Row(name, [column.get(name, NONE) for column in columns], False) for name in names]
     return [row for row in rows if any(cell != NONE for cell in row.cells)]
 
 
@@ -48,6 +48,7 @@ def _final(run: Run) -> dict[str, str]:
         "validation accuracy": format_percent(run.last("val_acc")),
         "best validation accuracy": f"{format_percent(best[1])} in epoch {best[0]}" if best else NONE,
         "validation loss": format_number(run.last("val_loss")),
+        **{f"{name}, last": format_number(run.last(name)) for name in run.figures if _is_metric(name)},
         "training accuracy": format_percent(run.last("acc")),
         "training loss": format_number(run.last("loss")),
         "images per second, median": format_short(float(np.median(rates))) if len(rates) else NONE,
@@ -65,6 +66,11 @@ def _final(run: Run) -> dict[str, str]:
         "checkpoints": f"{len(saved)}, newest: step {max(saved):,}" if saved else NONE,
         "receipt": run.receipt or NONE,
     }
+
+
+def _is_metric(name: str) -> bool:
+    """Return whether a figure is one of the job's own metrics of an evaluation."""
+    return name.startswith("val_") and name not in ("val_loss", "val_acc")
 
 
 def _best(run: Run) -> tuple[int, float] | None:

@@ -2,11 +2,13 @@ import math
 
 import pytest
 import torch
+from sklearn import metrics as reference
 from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
-from common.evaluation import batch_sums, evaluate
+from common.evaluation import R2, ConfusionMatrix, Metrics, absolute_error, batch_sums, evaluate, top
 from common.exits import BadInput
+from datasets.sampling.sampler import SequentialBatchSampler
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -89,3 +91,82 @@ def test_a_loss_that_is_not_a_mean_is_refused(criterion, message):
     model, images, labels = nn.Linear(4, 3), torch.randn(6, 4), torch.randint(3, (6,))
     with pytest.raises(BadInput, match=rf"{message}.*the mean over the batch"):
         evaluate(model, [(images, labels)], criterion)
+
+
+def _over_ranks(metrics, outputs, targets, criterion, ranks, batch=7):
+    """Evaluate outputs that are given on each rank's part of them, and add up the ranks' sums."""
+    total = torch.zeros(3 + metrics.size, dtype=torch.float64)
+    for rank in range(ranks):
+        parts = SequentialBatchSampler(len(outputs), batch).shard(rank, ranks)
+        batches = ((outputs[ids], targets[ids]) for ids in parts)
+        total += evaluate(nn.Identity(), batches, criterion, metrics)
+    return total
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_metrics_are_those_of_the_whole_set(ranks):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(53, 7, generator=generator)
+    labels = torch.arange(53) % 6  # one class has no sample
+    metrics = Metrics(top3=top(3), per_class=ConfusionMatrix(7))
+    sums = _over_ranks(metrics, logits, labels, nn.CrossEntropyLoss(), ranks)
+    values = metrics.values(sums)
+    assert values["top3"] == reference.top_k_accuracy_score(labels, logits, k=3, labels=range(7))
+    assert values["per_class"] == reference.balanced_accuracy_score(labels, logits.argmax(1))
+    matrix = reference.confusion_matrix(labels, logits.argmax(1), labels=range(7))
+    assert metrics.confusion(sums).tolist() == matrix.tolist()
+    assert metrics.score(sums) == reference.accuracy_score(labels, logits.argmax(1))
+
+    targets = torch.randn(53, 2, generator=generator) + 1000
+    outputs = targets + torch.randn(53, 2, generator=generator)
+    metrics = Metrics("mae", True, mae=absolute_error, r2=R2(2))
+    sums = _over_ranks(metrics, outputs, targets, nn.MSELoss(), ranks)
+    values = metrics.values(sums)
+    exact = targets.double(), outputs.double()
+    assert values["mae"] == pytest.approx(reference.mean_absolute_error(*exact), rel=1e-14)
+    assert values["r2"] == pytest.approx(reference.r2_score(*exact), abs=1e-8)
+    assert metrics.score(sums) == -values["mae"]
+
+
+def test_metrics_of_masks_and_of_nested_data():
+    logits, masks = torch.randn(6, 4, 3, 3), torch.randint(4, (6, 3, 3))
+    masks[0, 0] = -100  # of no class
+    metrics = Metrics(classes=ConfusionMatrix(4), top4=top(4))
+    sums = evaluate(nn.Identity(), [(logits, masks)], nn.CrossEntropyLoss(), metrics)
+    assert metrics.confusion(sums).sum() == 6 * 9 - 3 and sums[2] == 6
+    assert metrics.values(sums)["top4"] == pytest.approx((6 * 9 - 3) / (6 * 9))
+
+    class Scores(nn.Module):
+        def forward(self, inputs):
+            return {"score": inputs["a"].sum(1), "of": inputs["b"]}
+
+    inputs = {"a": torch.ones(5, 3), "b": [torch.zeros(5)]}
+    targets = {"names": ["a", "b", "c", "d", "e"], "wanted": torch.zeros(5)}
+    metrics = Metrics("error", lowest=True, error=lambda outputs, targets: outputs["score"] - 1)
+    sums = evaluate(Scores(), [(inputs, targets)], lambda outputs, _: outputs["score"].mean(), metrics)
+    assert sums[2] == 5 and metrics.values(sums) == {"error": 2} and metrics.score(sums) == -2
+    boxes = [{"boxes": torch.zeros(7, 4)}, {"boxes": torch.zeros(2, 4)}]
+    assert batch_sums(torch.tensor(1.0), {}, boxes)[2] == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Metrics(best="mae"), "best='mae'.*expected one of loss, acc"),
+        (lambda: Metrics(acc=absolute_error), "'acc'"),
+        (lambda: Metrics(m=lambda outputs, targets: outputs), r"metric m: expected a tensor \[6\].*\[6, 3\]"),
+        (lambda: Metrics(m=lambda outputs, targets: 1.0), r"metric m: .*got float"),
+        (lambda: Metrics(m=absolute_error), r"absolute_error: .*\[6, 3\], targets \[6, 1\]"),
+        (lambda: Metrics(m=top(5)), "the model has 3 classes"),
+        (lambda: Metrics(m=ConfusionMatrix(4)), "the model has 3 classes"),
+    ],
+)
+def test_a_wrong_metric_is_refused(make, message):
+    logits, labels = torch.zeros(6, 3), torch.zeros(6, dtype=torch.int64)
+    with pytest.raises(BadInput, match=message):
+        evaluate(nn.Identity(), [(logits, labels)], nn.CrossEntropyLoss(), make())
+
+
+def test_an_evaluation_without_the_metrics_is_refused():
+    with pytest.raises(BadInput, match=r"metrics=log\.metrics"):
+        Metrics(mae=absolute_error).values(torch.zeros(3))

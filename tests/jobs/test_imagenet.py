@@ -120,10 +120,13 @@ def test_evaluation_alone_gives_the_figures_of_the_training(generated, tmp_path)
         *job(generated, tmp_path / "evaluated", "--epochs=1", "--data_backend=threads", "--evaluate",
              f"--resume={checkpoint}")
     ).stdout  # fmt: skip
-    found = re.search(r"\nval_loss=(\S+) val_acc=(\S+) val_count=160\n", printed)
+    found = re.search(r"\nval_loss=(\S+) val_acc=(\S+) .*val_count=160\n", printed)
     assert float(found[1]) == pytest.approx(said["val_loss"], rel=1e-3)
     assert float(found[2]) == pytest.approx(said["val_acc"], abs=1e-6)
     assert not (tmp_path / "evaluated" / "checkpoints").exists()
+    assert said["val_top5"] >= said["val_acc"] == pytest.approx(said["val_class_acc"])  # 16 images a class
+    by_class = json.loads((tmp_path / "trained" / "confusion.json").read_text())
+    assert by_class["count"] == [16] * 10 and sum(by_class["correct"]) == round(160 * said["val_acc"])
     assert (tmp_path / "trained" / "classes.json").read_text() == json.dumps(
         [f"class_{label}" for label in range(10)]
     ) + "\n"

@@ -9,6 +9,7 @@ import torch
 from common.arguments import Interval, interval
 from common.checkpoint import files as checkpoint
 from common.checkpoint import nonfinite, resume
+from common.evaluation import Metrics, absolute_error
 from common.exits import BadInput
 from tests.support.checkpointers import make
 
@@ -350,6 +351,22 @@ def test_best_is_the_highest_accuracy_or_the_lowest_loss(recovery, tmp_path, cor
         keeper.save_weights(epoch, epoch, torch.tensor([(0, 4.0, 5.0, 3.0)[epoch], correct[epoch - 1], 10.0]))
     keeper.finish()
     assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [best, best]
+
+
+def test_best_is_by_the_metric_that_the_job_names_also_after_a_restart(recovery, tmp_path):
+    errors = {1: 5.0, 2: 3.0, 3: 4.0}
+    for epochs in ((1, 2), (3,)):
+        keeper, model = recovery()
+        keeper.log.metrics = Metrics(mae=absolute_error, best="mae", lowest=True)
+        for epoch in epochs:
+            with torch.no_grad():
+                model[0].bias.fill_(epoch)
+            keeper.save_weights(epoch, 4 * epoch, torch.tensor([0.0, epoch, 10.0, 10 * errors[epoch]]))
+            keeper._saver.check(wait=True)
+            keeper.save(4 * epoch)
+        keeper.finish()
+        assert keeper._state.best == -3
+        assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [2, 2]
 
 
 def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, capsys):

@@ -308,6 +308,22 @@ def test_other_figures_have_charts_too(tmp_path):
     assert sum(tag == "svg" and attributes.get("role") == "img" for tag, attributes in page.tags) == 2
 
 
+def test_classes_and_what_they_are_taken_for(tmp_path):
+    folder = write_run(tmp_path / "run", some_lines(9))
+    content = {"step": 9, "classes": ["cat", HOSTILE, "dog"], "count": [4, 5, 0], "correct": [3, 2, 0]}
+    matrix = [[3, 1, 0], [1, 2, 2], [0, 0, 0]]
+    (folder / "confusion.json").write_text(json.dumps(content | {"matrix": matrix}))
+    page = made(tmp_path, folder)
+    assert page.tables["Classes of run"][1:] == [
+        [HOSTILE, "5", "40.00%", "dog (2)"], ["cat", "4", "75.00%", f"{HOSTILE} (1)"], ["dog", "0", "–", "–"],
+    ]  # fmt: skip
+    assert page.tables["Confusion matrix of run"][2] == [HOSTILE, "1", "2", "2"]
+    for damaged in ("{", "[]", json.dumps(content | {"matrix": [[1]]}), json.dumps(content | {"count": "x"})):
+        (folder / "confusion.json").write_text(damaged)
+        page = made(tmp_path, folder)
+        assert "confusion.json could not be read" in page.text and "Classes of run" not in page.tables
+
+
 def test_nothing_is_loaded_from_anywhere(tmp_path):
     page = made(tmp_path, write_run(tmp_path / "run", some_lines(9), [a_start(0, 1.7e9)]))
     assert {"script", "link", "img", "iframe", "object", "base", "a"}.isdisjoint(tag for tag, _ in page.tags)

@@ -1,0 +1,84 @@
+"""Read the accuracy of each class, and what it is taken for, from a run's confusion.json."""
+
+import json
+import math
+import os
+from typing import Any, NamedTuple
+
+from common.files import opener
+from common.metrics import CONFUSION
+from launch.report.runs import Run
+from launch.report.tables import NONE, format_percent
+
+_MOST_ROWS, _MOST_COLUMNS = 200, 40  # of the table of classes; of the matrix
+_MOST_BYTES = 50e6
+_STRONGEST = 40  # percent of colour in the background of a cell: text stays readable
+
+
+class Cell(NamedTuple):
+    """A number of the matrix, and how strong its background is, in percent."""
+
+    text: str
+    shade: int
+
+
+class Classes(NamedTuple):
+    """rows: class, samples, accuracy, most often taken for; the least accurate first, and `left_out` more.
+    names, matrix: rows by label, columns by prediction; empty if there is no matrix or it is too large."""
+
+    step: int
+    rows: list[list[str]]
+    left_out: int
+    names: list[str]
+    matrix: list[list[Cell]]
+
+
+def read(run: Run) -> Classes | None:
+    """Return the classes of a run's last evaluation; None without a readable file, which is noted."""
+    path = os.path.join(run.path, CONFUSION)
+    if not os.path.lexists(path):
+        return None
+    try:
+        if os.path.getsize(path) > _MOST_BYTES:
+            raise ValueError("it is too large")
+        with open(path, encoding="utf-8", opener=opener) as file:
+            return _parse(json.load(file))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        run.notes.append(f"{CONFUSION} could not be read")
+        return None
+
+
+def _parse(content: dict) -> Classes:
+    counts, correct = _numbers(content["count"]), _numbers(content["correct"])
+    names = [str(name) for name in content["classes"]] or [str(label) for label in range(len(counts))]
+    matrix = [_numbers(row) for row in content.get("matrix", [])]
+    lengths = {len(correct), len(names), *map(len, matrix), len(matrix or counts)}
+    if lengths != {len(counts)}:
+        raise ValueError("its parts do not have one length")
+    shares = [right / count if count else math.nan for right, count in zip(correct, counts, strict=True)]
+    labels = sorted(range(len(counts)), key=lambda label: (math.isnan(shares[label]), shares[label]))
+    rows = [
+        [names[each], f"{counts[each]:,}", format_percent(shares[each]), _taken_for(matrix, names, each)]
+        for each in labels[:_MOST_ROWS]
+    ]
+    small = matrix if len(names) <= _MOST_COLUMNS else []
+    cells = [
+        [Cell(str(number or ""), round(_STRONGEST * number / max(1, count))) for number in row]
+        for row, count in zip(small, counts, strict=False)
+    ]
+    return Classes(int(content["step"]), rows, len(labels) - len(rows), names if small else [], cells)
+
+
+def _taken_for(matrix: list[list[int]], names: list[str], label: int) -> str:
+    """Return the class that a class is most often taken for, with the number of times."""
+    others = (
+        [(number, other) for other, number in enumerate(matrix[label]) if other != label] if matrix else []
+    )
+    number, other = max(others, default=(0, 0))
+    return f"{names[other]} ({number:,})" if number else NONE
+
+
+def _numbers(values: Any) -> list[int]:
+    if not isinstance(values, list) or not all(type(each) is int and 0 <= each < 2**53 for each in values):
+        raise ValueError("not a list of counts")
+    return values
