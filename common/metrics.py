@@ -36,11 +36,14 @@ class Log:
     arguments.settings() what is written down of the others. Rank 0 prints and writes. Sums are those of
     evaluation.batch_sums() over all ranks; reading them here is the only synchronisation with the device.
 
-    metrics: what an evaluation reports besides loss and accuracy; a job may set it.
+    metrics: what an evaluation reports besides loss and accuracy; a job may set it. autocast: the context of
+    mixed precision, if the job has one. is_late: whether a report by time is due, as all ranks have agreed.
     """
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.output, self.metrics = args, args.output, Metrics()
+        self.autocast: Any = contextlib.nullcontext()
+        self.is_late = self._has_asked = False
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = _process_start()
         self._file: TextIO | None = None
@@ -53,11 +56,17 @@ class Log:
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("set-up")
 
-    def start(self, loader: Any, step: int, total_steps: int | None) -> None:
+    def start(
+        self,
+        loader: Any,
+        step: int,
+        total_steps: int | None,
+        model: torch.nn.Module | None = None,
+    ) -> None:
         """Begin to report a training, or continue after `step`. Call it on every rank before the first step.
 
-        loader: the training's. What an earlier start of the run reported after `step` is dropped from the
-        files: it will be reported again.
+        loader: the training's. model: print what is trained, and show a progress bar on a terminal. What an
+        earlier start of the run reported after `step` is dropped from the files: it will be reported again.
         """
         self._end_lap("model")
         self.output.begin()
@@ -66,6 +75,20 @@ class Log:
         self._start: dict[str, Any] = {"time": round(self._since, 3), "step": step, "steps": total_steps}
         self._start |= {"laps": {**self._laps}, "training data": loader.receipt.fingerprint}
         exits.on_success(self.finish)
+        if model is None or not ranks.is_first():
+            return
+        for line in starts.describe(self.args, model, self.autocast, total_steps, len(loader)):
+            self.info(line)
+        if sys.stderr.isatty() and not writes_nothing(self.args):
+            self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
+
+    def asks_to_report(self) -> bool:
+        """Return, on rank 0, whether --report_every counts seconds and they have passed; once a report."""
+        every = self.args.report_every
+        if self._has_asked or every.unit != "s" or time.time() - self._since < every.number:
+            return False
+        self._has_asked = True
+        return True
 
     def print_data(self, train_set: Any, test_set: Any) -> None:
         """Print the sizes of the data sets and their source.
@@ -79,8 +102,18 @@ class Log:
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
 
     def is_due(self, step: int) -> bool:
-        """Return whether step() has something to report: every --report_every steps, and after an epoch."""
-        return step % self.args.report_every == 0 or step % len(self._loader) == 0
+        """Return whether step() has something to report; the same on every rank.
+
+        It has every --report_every, and after an epoch; if that counts seconds, also after the first step.
+        """
+        if self._bar:
+            self._bar.update(step - self._bar.n)  # draws ten times a second at most
+        every = self.args.report_every
+        if every.unit == "s":
+            is_due = self.is_late or step == self._step + 1
+        else:
+            is_due = step % every.steps(len(self._loader)) == 0
+        return is_due or step % len(self._loader) == 0
 
     def step(self, step: int, running: torch.Tensor, scheduler: Any) -> None:
         """Report the steps since the last report, on every rank, and set `running` to zero.
@@ -89,6 +122,7 @@ class Log:
         scheduler: its learning rate is that of the next step. Commits the loader's receipt.
         """
         self._trains = True
+        self.is_late = self._has_asked = False
         self._commit(step)
         if not ranks.is_first():
             running.zero_()
@@ -98,9 +132,13 @@ class Log:
         now, waited = time.time(), self._loader.waited
         elapsed, data_time = now - self._since, waited - self._waited
         self._since, self._waited = now, waited
+        loss = loss_sum / (count or math.nan)  # no step was taken: all were skipped
+        if self._bar:
+            self._bar.set_postfix(loss=_short(loss), refresh=False)
+            self._bar.update(step - self._bar.n)
         self._write(
             step,
-            loss=loss_sum / (count or math.nan),  # no step was taken: all were skipped
+            loss=loss,
             **_accuracy("acc", correct, count),
             lr=_rate_of(scheduler),
             images_per_s=count / elapsed,
@@ -109,11 +147,6 @@ class Log:
             memory_mb=peak_memory(),
             receipt=str(self._loader.receipt),
         )
-        if sys.stderr.isatty():
-            self._bar = self._bar or tqdm(
-                total=self._total_steps, initial=self._step, unit="step", dynamic_ncols=True
-            )
-            self._bar.update(step - self._bar.n)
 
     def validation(self, step: int, val_sums: torch.Tensor) -> None:
         """Report an evaluation. The time since the last report counts as evaluating and saving.

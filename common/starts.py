@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import sys
 from typing import Any
 
@@ -23,10 +24,12 @@ import torch
 from common import arguments
 from common.distributed import ranks
 from common.files import opener
+from common.output import writes_nothing
 from common.platforms import available_cores
 
 FILE = "starts.jsonl"  # in a run's output folder
 _OBJECTS = ("settings", "environment")
+_SMALL_BATCH = 32  # samples of a GPU
 
 
 def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
@@ -51,6 +54,44 @@ def read(folder: str) -> list[dict]:
                 if isinstance(start, dict):
                     found.append(start)
     return [each for each in found if all(isinstance(each.get(name), dict) for name in _OBJECTS)]
+
+
+def describe(
+    args: argparse.Namespace,
+    model: torch.nn.Module,
+    autocast: Any,
+    total_steps: int | None,
+    steps_per_epoch: int,
+    device: torch.device | None = None,
+) -> list[str]:
+    """Return the lines that a training prints before its first step: what is trained, on what, where to.
+
+    autocast: the context of mixed precision, or another that does nothing. device: default, the model's.
+    """
+    weights = list(model.parameters())
+    device = device or weights[0].device
+    with autocast:
+        sample = torch.ones(1, 1, dtype=weights[0].dtype, device=weights[0].device)
+        precision = str((sample @ sample).dtype).removeprefix("torch.")
+    name = getattr(args, "arch", type(model).__name__.strip("_"))
+    count = sum(each.numel() for each in weights)
+    lines = [f"model {name}: {count:,} parameters, device {device.type}, precision {precision}"]
+    if batch := getattr(args, "batch_size", None):
+        world_size = ranks.world_size()
+        local = batch // world_size
+        processes = "1 process" if world_size == 1 else f"{world_size} processes"
+        in_all = f", {total_steps:,} in all" if total_steps else ""
+        lines += [f"global batch {batch} = {processes} x {local}; {steps_per_epoch:,} steps an epoch{in_all}"]
+        if device.type == "cuda" and local < _SMALL_BATCH:
+            lines += [
+                f"warning: {local} samples per GPU and step: most GPUs are faster from {_SMALL_BATCH} on; "
+                "raise --batch_size, and --lr with it"
+            ]
+    if not writes_nothing(args):
+        folder = shlex.quote(args.output.folder)
+        lines += [f"results in {args.output}"]
+        lines += [f"to watch: tensorboard --logdir {folder}   or: python -m launch report {folder}"]
+    return lines
 
 
 def job() -> str:

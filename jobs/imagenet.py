@@ -39,6 +39,7 @@ from common.exits import BadInput
 from common.optimization import optimizers
 from common.performance import precision
 from datasets.loaders import image_folders, measure, published
+from datasets.sampling import sampler
 
 WARM_UP_BATCHES = 10  # of --prof
 
@@ -75,7 +76,8 @@ def parse_args() -> argparse.Namespace:
     add("--training_only", action="store_true", help="do not evaluate")
     add = parser.add_argument_group("output").add_argument
     add("--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)")
-    add("-p", "--report_every", "--print_freq", type=positive_int, default=50, help="steps (default: 50)")
+    help = "10s, 50 (steps) or 1epoch (default: 10s)"
+    add("-p", "--report_every", "--print_freq", type=arguments.interval, default="10s", help=help)
     published.add_arguments(parser)
     process_group.add_arguments(parser)
     args = parser.parse_args()
@@ -95,9 +97,7 @@ def parse_args() -> argparse.Namespace:
 
 def split_batch(args: argparse.Namespace, world_size: int) -> int:
     """Return the images of a micro-batch: those of a step, divided by the processes and --accumulate."""
-    local_batch, rest = divmod(args.batch_size, world_size)
-    if rest:
-        raise BadInput(f"batch size {args.batch_size} is not divisible by {world_size} processes")
+    local_batch = sampler.split_batch(args.batch_size, world_size)
     if local_batch % args.accumulate:
         raise BadInput(
             f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a process"
@@ -156,9 +156,12 @@ def main() -> None:
     forward = torch.compile(ddp) if args.compile else ddp
 
     autocast, scaler = precision.choose(device, args.amp)
+    log.autocast = autocast  # its first lines name the precision
     steps_per_epoch, total_steps = len(train_loader), train_loader.total_steps
     optimizer = optimizers.build(args, model, device)
     scheduler = build_scheduler(args, optimizer, steps_per_epoch, total_steps)
+    if args.warmup * steps_per_epoch > total_steps and not (args.evaluate or args.prof):
+        log.info(f"warning: --warmup {args.warmup:g} epochs is longer than the run: the rate only rises")
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     top5: dict = {"top5": evaluation.top(5)} if classes > 5 else {}
     log.metrics = evaluation.Metrics(**top5, class_acc=evaluation.ConfusionMatrix(classes))

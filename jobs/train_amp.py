@@ -16,7 +16,7 @@ from common.entry import entry  # before torch: importing it takes seconds, and 
 import torch
 
 from common import evaluation, metrics, models
-from common.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
+from common.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.distributed import devices
 from datasets.loaders.engines.memory import make_loader
@@ -33,7 +33,7 @@ def main() -> None:
     data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
     output = parser.add_argument_group("output")
     output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
-    output.add_argument("--report_every", type=positive_int, default=50, help="steps (default: 50)")
+    output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
@@ -63,7 +63,7 @@ def main() -> None:
     amp_dtype = torch.bfloat16
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         amp_dtype = torch.float16
-    autocast = torch.autocast(device.type, dtype=amp_dtype)
+    log.autocast = autocast = torch.autocast(device.type, dtype=amp_dtype)  # the log names the precision
     amp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # before torch 2.3
     scaler = amp.GradScaler(enabled=amp_dtype == torch.float16)  # disabled, it does nothing
     ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###

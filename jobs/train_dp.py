@@ -17,7 +17,7 @@ from common.entry import entry  # before torch: importing it takes seconds, and 
 import torch
 
 from common import evaluation, metrics, models
-from common.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
+from common.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.distributed import devices
 from datasets.loaders.engines.memory import make_loader
@@ -34,7 +34,7 @@ def main() -> None:
     data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
     output = parser.add_argument_group("output")
     output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
-    output.add_argument("--report_every", type=positive_int, default=50, help="steps (default: 50)")
+    output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")

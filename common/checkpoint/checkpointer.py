@@ -2,7 +2,7 @@
 
 Checkpoints are in checkpoints/ below the output folder (files.py), weights next to it: epoch_<n>.pth after
 each epoch and best.pth after the best. Rank 0 reads and writes. All ranks agree before every optimizer step,
-in one all_reduce of three numbers, so all skip, save and stop at the same step.
+in one all_reduce of four numbers, so all skip, report, save and stop at the same step.
 """
 
 import argparse
@@ -101,7 +101,7 @@ class Checkpointer:
             exits.on_success(self.finish)
         if self._mirror:
             self._mirror.start(step if self.args.resume == "auto" else 0)
-        self.log.start(self.loader, step, total_steps)
+        self.log.start(self.loader, step, total_steps, self.model)
         return step
 
     def is_finite(self, loss: torch.Tensor) -> bool:
@@ -113,7 +113,8 @@ class Checkpointer:
         synchronisation with the device (nonfinite.py).
         """
         self._saver.check()
-        verdict = self._guard.check(loss, preemption.asked(), ranks.is_first() and self._is_late())
+        late, report = (ranks.is_first() and each() for each in (self._is_late, self.log.asks_to_report))
+        verdict = self._guard.check(loss, preemption.asked(), late, report)
         self._note(verdict)
         return self._guard.ahead or verdict is None or not verdict.bad
 
@@ -289,6 +290,7 @@ class Checkpointer:
         if verdict is None:
             return
         self._stop, self._save_late = self._stop or verdict.asked, verdict.late
+        self.log.is_late = verdict.report
         if self._skipped.note(verdict):
             self._saver.check(wait=True)
             durable = ranks.broadcast_object(self._saver.durable)  # all ranks end after rank 0 has saved

@@ -22,12 +22,13 @@ class Diverged(BadInput):
 
 
 class Verdict(NamedTuple):
-    """On one step, the same on every process. bad: it was, or must be, left out; asked, late: what any
-    process said; loss and norm (of the gradients): scalars of this process."""
+    """On one step, the same on every process. bad: it was, or must be, left out; asked, late, report: what
+    any process said; loss and norm (of the gradients): scalars of this process."""
 
     bad: bool
     asked: bool
     late: bool
+    report: bool
     loss: torch.Tensor
     norm: torch.Tensor
 
@@ -52,14 +53,14 @@ class Guard:
             self._buffers.setdefault(buffer.dtype, []).append(buffer)
         self._good = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
 
-    def check(self, loss: torch.Tensor, asked: bool, late: bool) -> Verdict | None:
+    def check(self, loss: torch.Tensor, asked: bool, late: bool, report: bool = False) -> Verdict | None:
         """After backward(), on every process: the verdict on this step; if `ahead`, that on the step before
         (None: there was none), and this one is taken or left out by the optimizer itself. loss: scalar."""
         before = self.settle()
         gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
         norm = torch.stack(torch._foreach_norm(gradients)).sum()
-        signs = torch.stack([~torch.isfinite(norm + loss.detach()), _flag(asked, norm), _flag(late, norm)])
-        signs = signs.float()
+        flags = [_flag(each, norm) for each in (asked, late, report)]
+        signs = torch.stack([~torch.isfinite(norm + loss.detach()), *flags]).float()
         if ranks.world_size() > 1:
             torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
         self._keep(signs[0] > 0)
@@ -90,8 +91,8 @@ class Guard:
         self._outstanding = None
         if heard:
             heard.synchronize()
-        bad, asked, late = (sign > 0 for sign in signs.tolist())
-        return Verdict(bad, asked, late, loss, norm)
+        bad, asked, late, report = (sign > 0 for sign in signs.tolist())
+        return Verdict(bad, asked, late, report, loss, norm)
 
     @torch.no_grad()
     def _keep(self, bad: torch.Tensor) -> None:

@@ -58,6 +58,18 @@ def _round(half: np.ndarray, number: int, seed: int, epoch: int) -> np.ndarray:
     return words[0] ^ (words[1] << np.uint64(31))  # 63 bits: the remainder is even to 2^-31, and the sum fits
 
 
+def split_batch(global_batch: int, world_size: int) -> int:
+    """Return the samples of each rank. Raises BadInput, with the nearest sizes that can be divided."""
+    local, rest = divmod(global_batch, world_size)
+    if rest:
+        sizes = [str(each * world_size) for each in (local, local + 1) if each]
+        raise BadInput(
+            f"batch size {global_batch} is not divisible by {world_size} processes; "
+            f"the nearest that {'are' if local else 'is'}: {' and '.join(sizes)}"
+        )
+    return local
+
+
 class BatchSampler:
     """A batch sampler whose k-th global batch is the same set of samples at any world size.
 
@@ -101,12 +113,10 @@ class BatchSampler:
         return part
 
     def _set_rank(self, rank: int, world_size: int) -> None:
-        if self.global_batch % world_size:
-            raise BadInput(f"batch size {self.global_batch} is not divisible by {world_size} processes")
+        self.largest = split_batch(self.global_batch, world_size)
         if not 0 <= rank < world_size:
             raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
         self.rank, self.world_size = rank, world_size
-        self.largest = self.global_batch // world_size
 
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, the number of steps done before.

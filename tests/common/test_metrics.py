@@ -1,5 +1,6 @@
 """What a job reports, without a job around it."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from common import starts
+from common.output import Output
 from launch.report import cli as report
 from launch.report import runs as report_data
 from tests.conftest import records
@@ -38,3 +41,42 @@ def test_figures_of_jobs_with_and_without_accuracy(tmp_path_factory, capsys, cor
         assert not any({"acc", "val_acc"} & line.keys() for line in lines) and "test_loss=1.5 " in printed
         assert not {"acc", "val_acc"} & scalars and "acc=" not in printed
         assert "accuracy" not in printed and "ccuracy" not in page
+
+
+def _reported(log, loader, seconds_of_a_step, steps, clock):
+    """Return the steps after which a run reports, on a clock of its own."""
+    reported = []
+    for step in range(1, steps + 1):
+        clock[0] += seconds_of_a_step
+        log.is_late = log.asks_to_report()  # all ranks hear of it in the same step
+        if log.is_due(step):
+            reported.append(step)
+            sums = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)
+            log.step(step, sums, SimpleNamespace(get_last_lr=lambda: [0.1]))
+    return reported
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [("10s", [1, 5, 9, 12, 16]), ("5", [5, 10, 12, 15]), ("1epoch", [12])],
+)
+def test_reports_are_due_by_time_and_by_steps(tmp_path, monkeypatch, every, expected):
+    clock = [1e9]
+    monkeypatch.setattr("common.metrics.time.time", lambda: clock[0])
+    log, loader = log_of(tmp_path, every), StubLoader(12)
+    log.start(loader, 0, 16)
+    loader.commit = lambda *_: None
+    assert _reported(log, loader, 2.5, 16, clock) == expected
+
+
+def test_the_first_lines_name_what_is_trained(tmp_path):
+    args = SimpleNamespace(arch="net", batch_size=16, output=Output(str(tmp_path)))
+    model = torch.nn.Linear(3, 2)
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16)
+    lines = starts.describe(args, model, autocast, 40, 10)
+    assert lines[0] == "model net: 8 parameters, device cpu, precision bfloat16"
+    assert lines[1] == "global batch 16 = 1 process x 16; 10 steps an epoch, 40 in all"
+    assert f"tensorboard --logdir {tmp_path}" in lines[3] and f"launch report {tmp_path}" in lines[3]
+    assert not any("warning" in line for line in lines)
+    lines = starts.describe(args, model, contextlib.nullcontext(), 40, 10, torch.device("cuda"))
+    assert "precision float32" in lines[0] and "warning: 16 samples per GPU" in lines[2]

@@ -101,5 +101,7 @@ def test_a_terminal_gets_a_progress_bar(tmp_path):
     )  # fmt: skip
     os.close(end)
     process.communicate(timeout=120)
-    assert "2/2" in os.read(terminal, 65536).decode()
+    shown = os.read(terminal, 65536).decode()
     os.close(terminal)
+    assert "0/2" in shown and "2/2" in shown, "from before the first step to the last"
+    assert "loss=" in shown

@@ -3,12 +3,13 @@
 import argparse
 from types import SimpleNamespace
 
+from common.arguments import Interval, interval
 from common.checkpoint.checkpointer import Checkpointer
 from common.metrics import Log
 from common.output import Output
 from datasets.sampling.receipt import Receipt
 
-DEFAULTS = {"weights": None, "evaluate": False, "report_every": 1_000_000, "ignored": ()}
+DEFAULTS = {"weights": None, "evaluate": False, "report_every": Interval(1_000_000, "step"), "ignored": ()}
 
 
 class StubLoader:
@@ -26,9 +27,11 @@ class StubLoader:
         self.receipt.commit(step, len(self), folder, "cpu")
 
 
-def log_of(folder, report_every: int = 1) -> Log:
+def log_of(folder, report_every: str = "1step") -> Log:
     """Return the Log of a job with this output folder."""
-    args = argparse.Namespace(**DEFAULTS | {"report_every": report_every, "output": Output(str(folder))})
+    args = argparse.Namespace(
+        **DEFAULTS | {"report_every": interval(report_every), "output": Output(str(folder))}
+    )
     return Log(args)
 
 

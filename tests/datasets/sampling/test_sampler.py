@@ -189,7 +189,10 @@ def test_whole_order_goes_on_in_the_middle():
             dict(size=100, global_batch=128, seed=0),
             "batch size 128 is larger than the data set (100 samples)",
         ),
-        (dict(size=1000, global_batch=100, seed=0, world_size=3), "100 is not divisible by 3 processes"),
+        (
+            dict(size=1000, global_batch=100, seed=0, world_size=3),
+            "by 3 processes; the nearest that are: 99 and 102",
+        ),
         (dict(size=1000, global_batch=100, seed=0, rank=2, world_size=2), "rank 2 is not in 0..1"),
         (dict(size=1000, global_batch=100, seed=-1), "seed -1"),
     ],
