@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from common.arguments import Interval
 from common.distributed import devices, process_group
 from common.exits import BadInput
 
@@ -54,7 +55,7 @@ def _nvidia(backend, folder="/imagenet"):
                 _nvidia(backend),
                 {
                     "data_url": "/imagenet", "data_backend": backend, "batch_size": 256, "workers": 5,
-                    "report_every": 100, "lr": 2.048, "lr_schedule": "cosine", "mixup": 0.0, "amp": True,
+                    "report_every": Interval(100, "step"), "lr": 2.048, "lr_schedule": "cosine", "mixup": 0.0, "amp": True,
                     "training_only": True, "keep": sys.maxsize, "epochs": 90,
                 },
             )
