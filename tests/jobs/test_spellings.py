@@ -55,8 +55,8 @@ def _nvidia(backend, folder="/imagenet"):
                 _nvidia(backend),
                 {
                     "data_url": "/imagenet", "data_backend": backend, "batch_size": 256, "workers": 5,
-                    "report_every": Interval(100, "step"), "lr": 2.048, "lr_schedule": "cosine", "mixup": 0.0, "amp": True,
-                    "training_only": True, "keep": sys.maxsize, "epochs": 90,
+                    "report_every": Interval(100, "step"), "lr": 2.048, "lr_schedule": "cosine", "mixup": 0.0,
+                    "amp": True, "training_only": True, "keep": sys.maxsize, "epochs": 90,
                 },
             )
             for backend in ("pytorch", "syntetic", "kspeed", "dali-kspeed", "dali")
