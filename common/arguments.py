@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 from common import platforms
-from common.exits import BadInput, print_line, printable
+from common.exits import BadInput, import_optional, print_line, printable
 from common.files import ROOT
 from common.output import open_output
 
@@ -179,6 +179,8 @@ class JobParser(Parser):
         help = "options as NAME = VALUE; those of the command line come first"
         self.add_argument("--config", metavar="FILE.toml", default=argparse.SUPPRESS, help=help)
         self.add_argument("--ignore_unknown", **FLAG, help="true: ignore unknown options")
+        if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: print them and exit
+            import_optional("argcomplete", "completion in a shell needs argcomplete").autocomplete(self)
         words = list(sys.argv[1:] if args is None else args)
         found, unknown = self.parse_known_args(words, namespace)
         if "config" in found:

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train a ResNet-50, or another torchvision classifier, on folders of images, on every GPU of any machines.
 
     python jobs/imagenet.py --custom_data=true --arch resnet18 --image_size 64 --epochs 2    try it anywhere

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Load pairs of images for restoration, timed: the baseline of loader_dali.py.
 
     python jobs/loader.py                                           try it anywhere, on generated pairs

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Load pairs of images with NVIDIA DALI, timed: loader.py plus the fenced blocks.
 
     pip install nvidia-dali-cuda120

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train a ResNet-18 on one device. The baseline that every variant is compared with.
 
     python jobs/train.py --dataset digits --epochs 12         real digits, no download, 30 s on two cores

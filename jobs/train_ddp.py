@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train a ResNet-18 on every GPU of one or many machines: train.py plus the fenced blocks.
 
     python jobs/train_ddp.py --dataset digits --processes_per_node 2    two processes on the CPU

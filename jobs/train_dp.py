@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train a ResNet-18 on all GPUs of one machine from a single process: train.py plus one fenced block.
 
     python jobs/train_dp.py --dataset cifar10

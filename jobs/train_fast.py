@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train a ResNet-18 with every speed-up: train.py plus one fenced block for each, with its measured gain.
 
     python jobs/train_fast.py --dataset digits --epochs 8 --batch_size 128 --lr 0.03    98 % in 7 s, 2 cores

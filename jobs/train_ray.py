@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train a ResNet-18 whose crops and flips are made on a Ray cluster: train.py plus the fenced blocks.
 
     python jobs/train_ray.py --dataset digits --epochs 12                        without a cluster: train.py

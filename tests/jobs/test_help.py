@@ -50,3 +50,12 @@ def test_a_job_that_computes_an_option_with_torch_starts_again(tmp_path):
     job.write_text(OWN_JOB.format(root=str(ROOT)))
     result = run(job, "--help")
     assert result.stdout.count("usage: ") == 1 and "default: 4.0" in result.stdout
+
+
+def test_completions_of_a_shell(tmp_path):
+    line, found = "python jobs/train.py --dataset d", tmp_path / "completions"
+    asked = {"_ARGCOMPLETE": "2", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    run("-c", WITHOUT, "jobs/train.py", env=environment(_ARGCOMPLETE_STDOUT_FILENAME=str(found), **asked))
+    assert found.read_text().split() == ["digits"]
+    for path in (ROOT / "jobs").glob("*.py"):
+        assert path.read_text().startswith("# PYTHON_ARGCOMPLETE_OK\n"), "the shell looks for this line"
