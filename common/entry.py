@@ -84,6 +84,13 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell sta
     signal.signal(signal.SIGINT, _end)
 
 
+# Threads of OpenMP wait for each other at the end of every operation, and by default libgomp (of PyTorch's
+# wheels for Linux) spins for milliseconds first. If other processes use the cores, that time is lost: a
+# thread that spins keeps the one that it waits for from running. It is read when torch is imported.
+if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+    os.environ["GOMP_SPINCOUNT"] = "1000"  # tens of microseconds; libgomp's own: 300,000
+
+
 def _wants_help() -> bool:
     """Return whether --help is on the command line (what follows -- does not count), or a shell asks for
     completions."""

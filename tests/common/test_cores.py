@@ -1,8 +1,12 @@
+"""How many cores a process takes for its own, and how it waits for its threads."""
+
 import os
 
 import pytest
 
 from common.platforms import available_cores
+from launch.simulate import cli, commands
+from tests.conftest import environment, run
 
 OWN = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -37,3 +41,23 @@ def test_affinity():
         assert available_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(("given", "spins"), [({}, "'1000'"), ({"GOMP_SPINCOUNT": "77"}, "'77'")])
+def test_threads_of_a_job_do_not_spin_for_long(given, spins):
+    """libgomp itself shows what it has read: the variable is set before torch is imported."""
+    env = environment(OMP_DISPLAY_ENV="verbose", **given)
+    shown = run("jobs/train.py", "--epochs=0", env=env, code=2).stderr
+    if "GOMP_SPINCOUNT" not in shown:
+        pytest.skip("torch does not use libgomp here")
+    assert f"GOMP_SPINCOUNT = {spins}" in shown
+
+
+def test_simulated_nodes_share_the_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(commands, "available_cores", lambda: 13)
+    threads = []
+    for layout in (["--nodes=3"], ["--nodes=3", "--processes=2"], ["--nodes=20"]):
+        args = cli._parse_args([*layout, "jobs/train_ddp.py", "--", "--enable_gpu=false"])
+        threads.append(commands.Commands(args, None)._environment["OMP_NUM_THREADS"])
+    assert threads == ["4", "2", "1"]
