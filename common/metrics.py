@@ -37,17 +37,20 @@ class Log:
     evaluation.batch_sums() over all ranks; reading them here is the only synchronisation with the device.
 
     metrics: what an evaluation reports besides loss and accuracy; a job may set it. autocast: the context of
-    mixed precision, if the job has one. is_late: whether a report by time is due, as all ranks have agreed.
+    mixed precision, if the job has one. run: an id that a restart keeps, for --tracker. is_late: whether a
+    report by time is due, as all ranks have agreed.
     """
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.output, self.metrics = args, args.output, Metrics()
         self.autocast: Any = contextlib.nullcontext()
+        self.run = ""
         self.is_late = self._has_asked = False
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = _process_start()
         self._file: TextIO | None = None
         self._events: Any = None  # TensorBoard's SummaryWriter
+        self._tracker: Any = None  # of --tracker
         self._bar: tqdm | None = None
         self._loader: Any = None
         self._warnings: set[str] = set()
@@ -205,6 +208,8 @@ class Log:
                 self._file.close()
             if self._events:
                 self._events.close()
+            if self._tracker:
+                self._tracker.finish()
 
     def info(self, line: str) -> None:
         """Print a line on rank 0, above the progress bar."""
@@ -248,10 +253,14 @@ class Log:
         with self._reported():
             if self._file:
                 self._file.write(json.dumps(line | {"time": round(time.time(), 3)}) + "\n")
+            scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
             if self._events:
-                for name in figures.keys() - {"val_count", "receipt"}:
-                    self._events.add_scalar(name, figures[name], step)
+                for name, value in scalars.items():
+                    self._events.add_scalar(name, value, step)
                 self._events.flush()  # the job may be stopped here
+        if self._tracker:
+            with self._reported():
+                self._tracker.log(scalars, step)
         self.info(_line(line))
 
     def _write_confusion(self, step: int, matrix: torch.Tensor | None) -> None:
@@ -278,10 +287,20 @@ class Log:
                 starts.write(folder, self.args, **self._start)
                 if self._class_names:
                     write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
+                self._open_tracker()
             self._file = open(path, "a", buffering=1, opener=opener)  # noqa: SIM115
             purged = self._step + 1 if self._step else 0
             events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
             self._events = self._events or events.SummaryWriter(folder, purge_step=purged)
+
+    def _open_tracker(self) -> None:
+        name = getattr(self.args, "tracker", None)
+        if name:
+            from common.reporting import trackers  # only a run with --tracker needs it
+
+            title = os.path.basename(str(self.output).rstrip("/"))
+            with self._reported():
+                self._tracker = trackers.open_tracker(name, self.run, title, arguments.settings(self.args))
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:

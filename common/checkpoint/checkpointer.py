@@ -101,6 +101,7 @@ class Checkpointer:
             exits.on_success(self.finish)
         if self._mirror:
             self._mirror.start(step if self.args.resume == "auto" else 0)
+        self.log.run = self._state.run
         self.log.start(self.loader, step, total_steps, self.model)
         return step
 
@@ -340,10 +341,15 @@ def _add_arguments(parser: JobParser) -> None:
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
     add("--max_bad_steps", type=positive_int, default=20, help=help)
+    add("--tracker", choices=("mlflow", "wandb"), help="also send settings and figures to it (default: none)")
 
 
 def check(args: argparse.Namespace) -> None:
     """Set the default of --resume, and raise BadInput for options that contradict each other."""
+    if args.tracker:
+        from common.reporting import trackers  # only a run with --tracker needs it
+
+        trackers.check(args.tracker)
     if args.resume is None:
         args.resume = "auto" if args.output_dir else "never"
     if args.evaluate and (args.resume not in ("auto", "never")) == bool(args.weights):

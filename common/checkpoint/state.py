@@ -22,7 +22,7 @@ OPERATION = {
     "output_dir", "output_url", "resume", "save_every", "keep", "grace", "max_bad_steps", "report_every",
     "enable_gpu", "data_url", "stage", "cache_dir", "pack", "cache", "cache_mode", "workers",
     "data_backend", "ray_address", "init_method", "rank", "world_size", "local_rank", "processes_per_node",
-    "rank_level", "timeout", "weights", "evaluate", "early_stopping",
+    "rank_level", "timeout", "weights", "evaluate", "tracker", "early_stopping",
 }  # fmt: skip
 FORMAT = 2
 

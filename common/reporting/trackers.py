@@ -1,0 +1,86 @@
+"""Send a run's settings and figures to MLflow or to Weights & Biases (--tracker).
+
+    MLFLOW_TRACKING_URI=http://host:5000 MLFLOW_EXPERIMENT_NAME=digits python jobs/train.py --tracker mlflow
+    WANDB_PROJECT=digits python jobs/train.py --tracker wandb
+
+The packages read their own environment variables. Their credentials are not options of a job.
+"""
+
+import importlib.util
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from common.exits import MissingPackage, import_optional
+
+_TAG = "bootfile.run"  # of an MLflow run: the id of the run that a checkpoint stores
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}  # a step waits
+
+
+class Tracker(Protocol):
+    """A run at a tracker."""
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Send figures after `step`."""
+
+    def finish(self) -> None:
+        """Mark the run as finished."""
+
+
+def check(name: str) -> None:
+    """Raise MissingPackage unless the package of a tracker is installed. It is not imported."""
+    if importlib.util.find_spec(name) is None:
+        raise MissingPackage(f"--tracker {name} needs a package: pip install {name}")
+
+
+def open_tracker(name: str, run: str, title: str, settings: Mapping[str, Any]) -> Tracker:
+    """Return the run with the id `run` at a tracker, "mlflow" or "wandb". The same id continues the same run.
+
+    title: what people see. settings: plain values. Raises MissingPackage, and the package's own errors.
+    """
+    return {"mlflow": MLflow, "wandb": WeightsAndBiases}[name](run, title, settings)
+
+
+class MLflow:
+    """A run at MLflow, found again by a tag."""
+
+    def __init__(self, run: str, title: str, settings: Mapping[str, Any]):
+        for variable, value in _PATIENCE.items():
+            os.environ.setdefault(variable, value)
+        mlflow = import_optional("mlflow", "--tracker mlflow needs MLflow")
+        self._entities = import_optional("mlflow.entities", "--tracker mlflow needs MLflow", "mlflow")
+        self._client = mlflow.MlflowClient()
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
+        found = self._client.get_experiment_by_name(experiment)
+        place = found.experiment_id if found else self._client.create_experiment(experiment)
+        known = self._client.search_runs([place], f"tags.`{_TAG}` = '{run}'", max_results=1)
+        if known:
+            self._id = known[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        self._id = self._client.create_run(place, tags={_TAG: run}, run_name=title).info.run_id
+        params = [self._entities.Param(key, str(value)) for key, value in settings.items()]
+        self._client.log_batch(self._id, params=params)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        now = int(1000 * time.time())
+        metrics = [self._entities.Metric(name, value, now, step) for name, value in figures.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def finish(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+class WeightsAndBiases:
+    """A run at Weights & Biases with our id. It ignores figures of steps that it has received before."""
+
+    def __init__(self, run: str, title: str, settings: Mapping[str, Any]):
+        wandb = import_optional("wandb", "--tracker wandb needs Weights & Biases")
+        self._run = wandb.init(id=run, resume="allow", name=title, config=dict(settings))
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def finish(self) -> None:
+        self._run.finish()
