@@ -13,7 +13,7 @@ def trained(tmp_path_factory):
     data = random_folder.make(str(root / "images"))
     run(
         "jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--data_backend=threads", "--batch_size=32",
-        "--lr=0.03", "--warmup=0", "--epochs=1", f"--data_url={data}", f"--output_dir={root / 'out'}",
+        "--lr=0.02", "--warmup=0", "--epochs=3", f"--data_url={data}", f"--output_dir={root / 'out'}",
     )  # fmt: skip
     return root / "out", root / "images"
 
