@@ -39,7 +39,8 @@ def open_tracker(name: str, run: str, title: str, settings: Mapping[str, Any]) -
 
     title: what people see. settings: plain values. Raises MissingPackage, and the package's own errors.
     """
-    return {"mlflow": MLflow, "wandb": WeightsAndBiases}[name](run, title, settings)
+    kinds: dict[str, type[MLflow] | type[WeightsAndBiases]] = {"mlflow": MLflow, "wandb": WeightsAndBiases}
+    return kinds[name](run, title, settings)
 
 
 class MLflow:
