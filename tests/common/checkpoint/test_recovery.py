@@ -369,6 +369,16 @@ def test_best_is_by_the_metric_that_the_job_names_also_after_a_restart(recovery,
         assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [2, 2]
 
 
+def test_a_report_by_time_is_asked_for_once_and_agreed_on_with_the_step(recovery):
+    keeper, model = recovery(report_every=Interval(10, "s"))
+    keeper.log._since -= 11
+    due = []
+    for step in (2, 3, 4):
+        _step(keeper, model)
+        due.append(keeper.is_due(step))
+    assert due == ([False, True] if keeper._guard.ahead else [True, False]) + [step % 4 == 0]
+
+
 def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, capsys):
     (tmp_path / "given").mkdir()
     given = str(tmp_path / "given" / "best.pth")
