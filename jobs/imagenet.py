@@ -1,7 +1,8 @@
 # PYTHON_ARGCOMPLETE_OK
 """Train a ResNet-50, or another torchvision classifier, on folders of images, on every GPU of any machines.
 
-    python jobs/imagenet.py --custom_data=true --arch resnet18 --image_size 64 --epochs 2    try it anywhere
+    python jobs/imagenet.py --custom_data=true --arch resnet18 --image_size 32 --epochs 4 --warmup 1 \\
+        --batch_size 32 --lr 0.02                                                try it anywhere
     python jobs/imagenet.py --data_url IMAGENET --output_dir OUT                 every GPU of this machine
     torchrun --nproc-per-node=8 jobs/imagenet.py --data_url IMAGENET --batch_size 2048 --lr 2.048
     python jobs/imagenet.py --data_url IMAGENET --pack /cache/imagenet    decoded once, read by all
