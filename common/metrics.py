@@ -96,11 +96,11 @@ class Log:
     def print_data(self, train_set: Any, test_set: Any) -> None:
         """Print the sizes of the data sets and their source.
 
-        The `class_names` of a data set (a tuple of text, in the order of labels) are written to classes.json.
+        Its class names, if it has any, are written to classes.json.
         The time until now counts as loading data.
         """
         self._end_lap("data loading")
-        self._class_names = getattr(train_set, "class_names", ())
+        self._class_names = class_names_of(train_set)
         source = getattr(train_set, "source", type(train_set).__name__)
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
 
@@ -316,6 +316,13 @@ class Log:
         if line not in self._warnings:
             self._warnings.add(line)
             self.info(line)
+
+
+def class_names_of(data: Any) -> tuple[str, ...]:
+    """Return the names of the classes in the order of labels: `class_names`, or torchvision's `classes`; ()
+    if the data set has neither."""
+    names = getattr(data, "class_names", getattr(data, "classes", ()))
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
 
 def _keep_lines(path: str, step: int) -> dict[str, float] | None:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from common.exits import BadInput
+from common.metrics import class_names_of
 from datasets.fingerprint import fingerprint, hash_rows, hash_value
 from datasets.loaders.engines.workers import Workers
 from datasets.loaders.loader import Copy, Loader
@@ -79,8 +80,7 @@ class Index:
     def __init__(self, fetcher: "Fetcher"):
         self.labels = np.broadcast_to(np.int64(0), len(fetcher.dataset))  # type: ignore[arg-type]
         self.fingerprint = fetcher.fingerprint
-        names = getattr(fetcher.dataset, "class_names", getattr(fetcher.dataset, "classes", ()))
-        self.class_names = tuple(map(str, names))
+        self.class_names = class_names_of(fetcher.dataset)
 
     def __len__(self) -> int:
         return len(self.labels)
