@@ -320,7 +320,9 @@ class Log:
 
 def class_names_of(data: Any) -> tuple[str, ...]:
     """Return the names of the classes in the order of labels: `class_names`, or torchvision's `classes`; ()
-    if the data set has neither."""
+    if the data set has neither. Those of a Subset are its data set's."""
+    while not hasattr(data, "class_names") and hasattr(data, "dataset"):
+        data = data.dataset
     names = getattr(data, "class_names", getattr(data, "classes", ()))
     return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 

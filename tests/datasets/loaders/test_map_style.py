@@ -203,7 +203,8 @@ def test_an_evaluation_takes_each_sample_once_on_every_rank(count):
 def test_torchvisions_classes_are_the_names(classes, expected):
     dataset = Words()
     dataset.classes = classes
-    assert map_style_loader(dataset, sampler(), CPU).plan.index.class_names == expected
+    for data in (dataset, Subset(dataset, range(SIZE))):
+        assert map_style_loader(data, sampler(), CPU).plan.index.class_names == expected
 
 
 def test_what_cannot_be_read_by_number_is_refused_with_the_way_out():
