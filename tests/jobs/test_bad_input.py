@@ -10,7 +10,7 @@ JOBS = ["train.py", "train_dp.py", "train_ddp.py", "train_amp.py"]
 
 
 def _refused(output_dir, *command, **options):
-    result = run(*command, "--output_dir", output_dir, code=2, timeout=60, **options)
+    result = run(*command, "--output_dir", output_dir, code=2, **options)
     line, = result.stderr.splitlines()  # fmt: skip
     assert line.startswith("error: ")
     assert not output_dir.exists()
