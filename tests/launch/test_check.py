@@ -264,6 +264,7 @@ def test_no_verb_or_an_unknown_one(verb, said):
     result = run("-c", script, *verb, code=2)
     assert result.stderr.startswith(said)
     assert re.findall(r"^  (\w+) +\S", result.stderr, re.MULTILINE) == [
+        "new",
         "check",
         "simulate",
         "pack",
@@ -277,6 +278,8 @@ def test_no_verb_or_an_unknown_one(verb, said):
         "report",
         "cache",
         "bench",
+        "predict",
+        "export",
         "receipt",
     ]
     assert result.stdout == "False\n", "a verb's module is imported when it is asked for"
