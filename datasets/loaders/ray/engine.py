@@ -150,6 +150,9 @@ class ItemReader:
         """Return the batch with its labels, and its (inputs, targets)."""
         items = [item for part in parts for item in part]
         with restored_generators():
+            if not items:  # a rank's part of a last batch may be empty
+                labels, data = self.fetcher.batch(batch.ids, batch.crops[0])
+                return batch._replace(labels=labels), data
             labels, data = self.fetcher.collate(items, int(batch.crops[0][-1]))
         return batch._replace(labels=labels), data
 
