@@ -380,7 +380,7 @@ def available_cores(cgroups: str = _CGROUPS) -> int:
 
 
 def _numbers(folder: str, *names: str) -> list[int] | None:
-    """Return (quota, period) in microseconds; None if there is no file or no limit."""
+    """Return (quota, period) in microseconds; None without a file or a limit."""
     try:
         words = []
         for name in names:

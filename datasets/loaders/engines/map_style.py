@@ -102,7 +102,7 @@ class Fetcher:
                 "instead: for shards or files, an index of (file, position) of each sample is enough"
             )
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            raise BadInput(f"{name} needs __getitem__ and __len__: it is no map-style Dataset")
+            raise BadInput(f"{name} needs __getitem__ and __len__, as every map-style Dataset has")
         self.dataset, self.collate_fn = dataset, collate_fn
         self._table, self._rows = _table_of(dataset) if collate_fn is None else (None, None)
         self._draws = False  # whether an item has used a generator
