@@ -59,7 +59,11 @@ def test_what_is_copied_trains(image, tmp_path):
     for words in re.findall(r"^COPY \S+ (.*)$", code, re.MULTILINE):
         image(words)
     planned = subprocess.run(
-        ["make", "-n", "train"], cwd=tmp_path, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "-n", "train"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     command = ".venv/bin/python jobs/train.py --dataset digits --epochs 12\n"
     assert planned == command, "nothing is installed again"
