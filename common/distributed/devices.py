@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import re
 import socket
+import warnings
 
 import torch
 
@@ -15,7 +17,8 @@ def select(args: argparse.Namespace) -> torch.device:
 
     args: enable_gpu (None: a GPU if there is one). Processes that outnumber the GPUs share them. A process
     that starts the others of its node does not touch the GPUs. Raises BadInput if a GPU was asked for, or
-    promised by the platform, and torch sees none, and for a job of one process that was started as several.
+    promised by the platform, and torch sees none, if torch cannot use it (open_gpu), and for a job of one
+    process that was started as several.
     """
     topology = find_topology(args)
     if topology.world_size > 1 and not is_distributed(args):
@@ -30,8 +33,50 @@ def select(args: argparse.Namespace) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", (topology.local_rank or 0) % gpus)
     if not topology.starts_processes:
-        torch.cuda.set_device(device)
+        open_gpu(device)
     return device
+
+
+def open_gpu(device: torch.device) -> None:
+    """Make a GPU the current device. Raises BadInput if the driver is too old for this torch, or if this
+    torch holds no code for the GPU: otherwise the first kernel would fail, after the set-up."""
+    wheel = f"torch {torch.__version__} (CUDA {torch.version.cuda})"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own about the same, in many lines
+        try:
+            torch.cuda.set_device(device)
+            capability = torch.cuda.get_device_capability(device)
+        except RuntimeError as error:
+            reason = next(iter(str(error).splitlines()), "no reason given")
+            raise BadInput(
+                f"{wheel} cannot use the GPU on {socket.gethostname()}: {reason}; install a torch that fits "
+                "the driver, or add --enable_gpu=false"
+            ) from error
+    built_for = torch.cuda.get_arch_list() if torch.version.cuda else []  # ROCm names no capabilities
+    if built_for and not any(_runs_on(capability, name) for name in built_for):
+        raise BadInput(
+            f"{wheel} has no code for {torch.cuda.get_device_name(device)} (compute capability "
+            f"{capability[0]}.{capability[1]}), only for {' '.join(built_for)}: install a torch that was "
+            "built for it, or add --enable_gpu=false"
+        )
+
+
+def _runs_on(capability: tuple[int, int], name: str) -> bool:
+    """Return whether a GPU runs code built for sm_XY (machine code) or compute_XY (PTX).
+
+    Machine code runs on the same major and a minor that is not lower, PTX on any later GPU too; with an "a"
+    (sm_90a) both run on exactly that one, with an "f" within the major (CUDA C++ Programming Guide). A name
+    of another form counts as code that runs.
+    """
+    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
+    if not found:
+        return True
+    built_for = int(found[2]), int(found[3])
+    if found[4] == "a":
+        return capability == built_for
+    if found[1] == "compute" and not found[4]:
+        return capability >= built_for
+    return capability[0] == built_for[0] and capability[1] >= built_for[1]
 
 
 def find_topology(args: argparse.Namespace) -> Topology:

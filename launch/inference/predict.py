@@ -54,7 +54,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     args = parser.parse_args(arguments)
     confirm.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
-    device = torch.device("cuda" if devices.count_gpus(args) else "cpu")
+    device = torch.device("cuda", 0) if devices.count_gpus(args) else torch.device("cpu")
+    if device.type == "cuda":
+        devices.open_gpu(device)
     network = trained.load(args.weights, args.arch, args.image_size)
     root, paths = find_images(args.folder)
     top = min(TOP, len(network.classes))
