@@ -38,7 +38,7 @@ from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.distributed import gradients, process_group, ranks
 from common.exits import BadInput
-from common.optimization import optimizers
+from common.optimization import averaging, optimizers
 from common.performance import precision
 from datasets.loaders import image_folders, measure, published
 from datasets.sampling import sampler
@@ -144,6 +144,7 @@ def main() -> None:
     # Your own augmentation: train_loader.transform = a function of (images uint8 [n, 3, H, W], labels).
 
     torch.manual_seed(args.seed)
+    torch.backends.cudnn.benchmark = True  # on a GPU: the fastest of the convolutions that cuDNN has
     model = models.classifier(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     if args.freeze:
@@ -173,8 +174,7 @@ def main() -> None:
     checkpoint.add(scaler=scaler)
     evaluated = model
     if args.ema:
-        average = torch.optim.swa_utils.get_ema_multi_avg_fn(args.ema)
-        ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+        ema = averaging.MovingAverage(model, args.ema)
         checkpoint.add(ema=ema)
         evaluated = ema.module
     running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
@@ -204,13 +204,13 @@ def main() -> None:
                 optimizers.clip(args, model)
                 scaler.step(optimizer)
                 if args.ema:
-                    ema.update_parameters(model)
+                    ema.update_parameters(model, checkpoint.found_inf)
             scaler.update()
             scheduler.step()
             step += 1
             if args.prof:
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
+                if device.type == "cuda" and step in (WARM_UP_BATCHES, total_steps):
+                    torch.cuda.synchronize()  # for the clock only: the steps between wait for nothing
                 times.append(time.perf_counter())
             elif checkpoint.is_due(step):
                 if world_size > 1:

@@ -119,6 +119,12 @@ class Checkpointer:
         self._note(verdict)
         return self._guard.ahead or verdict is None or not verdict.bad
 
+    @property
+    def found_inf(self) -> torch.Tensor | None:
+        """Return, after is_finite(), what the device knows of the step: float [], 1 if it skips it. None if
+        the optimizer is not fused: then the answer of is_finite() is final."""
+        return self._guard.found_inf
+
     def is_due(self, step: int) -> bool:
         """Return whether a report or a save is due after this step; the same on every rank."""
         return self._is_save_due(step) or self.log.is_due(step)

@@ -14,6 +14,8 @@ from common import exits
 from common.distributed import ranks
 from common.exits import BadInput
 
+_foreach_copy_ = getattr(torch, "_foreach_copy_", None)  # not in torch 2.1
+
 
 class Diverged(BadInput):
     """Too many consecutive steps whose loss or gradient was not finite."""
@@ -44,7 +46,7 @@ class Guard:
         self.model = model
         self.optimizer: Any = optimizer  # gets an attribute `found_inf`, as from torch's GradScaler
         self.ahead = _is_fused(optimizer)  # whether the host decides nothing, and hears one step later
-        self._found_inf: torch.Tensor | None = None  # of the step to come
+        self.found_inf: torch.Tensor | None = None  # of the step to come: float [], 1 if it is skipped
         if self.ahead:
             optimizer.register_step_pre_hook(self._keep_found_inf)
         self._outstanding: tuple | None = None
@@ -66,10 +68,10 @@ class Guard:
         self._keep(signs[0] > 0)
         heard = None
         if self.ahead:
-            self._found_inf = self.optimizer.found_inf = signs[0].clone()
+            self.found_inf = self.optimizer.found_inf = signs[0].clone()
             if signs.is_cuda:
                 signs = signs.to("cpu", non_blocking=True)
-                heard = torch.cuda.Event()
+                heard = torch.cuda.Event(blocking=True)  # the host sleeps: its core works for the loader
                 heard.record()
         self._outstanding = signs, heard, loss.detach(), norm
         return before if self.ahead else self.settle()
@@ -79,9 +81,9 @@ class Guard:
 
         A scaler sets `found_inf` by its own gradients, which do not tell of the loss or of another rank.
         """
-        if self._found_inf is not None:
+        if self.found_inf is not None:
             own = getattr(optimizer, "found_inf", None)
-            optimizer.found_inf = self._found_inf if own is None else torch.maximum(own, self._found_inf)
+            optimizer.found_inf = self.found_inf if own is None else torch.maximum(own, self.found_inf)
 
     def settle(self) -> Verdict | None:
         """The verdict on the last step where it is still outstanding; waits for it."""
@@ -101,8 +103,12 @@ class Guard:
         for dtype, buffers in self._buffers.items():
             self._good[dtype] = torch.where(bad, self._good[dtype], _flat(buffers))
             parts = self._good[dtype].split([buffer.numel() for buffer in buffers])
+            parts = [part.view_as(buffer) for buffer, part in zip(buffers, parts, strict=True)]
+            if _foreach_copy_:
+                _foreach_copy_(buffers, parts)
+                continue
             for buffer, part in zip(buffers, parts, strict=True):
-                buffer.copy_(part.view_as(buffer))
+                buffer.copy_(part)
 
 
 class SkippedSteps:

@@ -67,8 +67,11 @@ class ToDevice:
         pinned: bool = True,
     ):
         self.device, self.dtype, self.pinned = device, dtype or torch.get_default_dtype(), pinned
-        self._shift = 255 * torch.tensor(mean, device=device).view(1, -1, 1, 1)
-        self._scale = 1 / (255 * torch.tensor(std, device=device).view(1, -1, 1, 1))
+        # Computed on the host, which then waits for the copies: the stream of the batches reads them.
+        shift, scale = 255 * torch.tensor(mean), 1 / (255 * torch.tensor(std))
+        self._shift, self._scale = (
+            each.to(self.dtype).view(1, -1, 1, 1).to(device) for each in (shift, scale)
+        )
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
         self._results: list[np.ndarray] = []
@@ -96,14 +99,14 @@ class ToDevice:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             images.record_stream(self._stream)  # torch does not reuse its memory while the stream reads it
         with torch.cuda.stream(self._stream):
-            on_host, self._copied = not images.is_cuda, torch.cuda.Event()
+            on_host, self._copied = not images.is_cuda, torch.cuda.Event(blocking=True)
             images, labels = self._move(images), self._move(labels)
             if on_host:
                 self._copied.record()
             if change:
                 images, labels = change(images, labels)
             images = self._normalised(images)
-            ready = torch.cuda.Event()
+            ready = torch.cuda.Event(blocking=True)  # a host that waits for it sleeps
             ready.record()
             if not on_host:  # an engine's own memory is read until here
                 self._copied = ready
@@ -130,7 +133,7 @@ class ToDevice:
         return tensor.to(self.device, non_blocking=True)
 
     def _normalised(self, images: torch.Tensor) -> torch.Tensor:
-        images = images.to(self.dtype).sub_(self._shift).mul_(self._scale)
+        images = torch.sub(images, self._shift).mul_(self._scale)  # reads uint8: two kernels
         return images.contiguous(memory_format=torch.channels_last)
 
     def _on_host(self, images: torch.Tensor) -> torch.Tensor:
@@ -141,10 +144,7 @@ class ToDevice:
             return self._normalised(images)
         *_, width, channels = rows.shape
         if width not in self._row:
-            shift, scale = (
-                each.flatten().to(self.dtype).repeat(width) for each in (self._shift, self._scale)
-            )
-            self._row[width] = shift, scale
+            self._row[width] = self._shift.flatten().repeat(width), self._scale.flatten().repeat(width)
         shift, scale = self._row[width]
         result = torch.from_numpy(self._memory(rows.shape))
         numbers = result.view(-1, width * channels)
@@ -246,16 +246,18 @@ class Loader:
         begun: collections.deque[tuple[Batch, Copy]] = collections.deque()
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, images in batches:
-                if self.effects or self.transform:
-                    batch, change = self._plan_change(batch)
-                    begun.append((batch, self.to_device.begin(batch, images, change)))
-                else:
-                    begun.append((batch, self.to_device.begin(batch, images)))
-                del images
-                if len(begun) > self._ahead:
-                    yield begun.popleft()
-                if self.engine.reuses_memory:
-                    self.to_device.wait()
+                try:
+                    if self.effects or self.transform:
+                        batch, change = self._plan_change(batch)
+                        begun.append((batch, self.to_device.begin(batch, images, change)))
+                    else:
+                        begun.append((batch, self.to_device.begin(batch, images)))
+                    del images
+                    if len(begun) > self._ahead:
+                        yield begun.popleft()
+                finally:  # also if the epoch is left here: the engine then ends or uses its memory again
+                    if self.engine.reuses_memory:
+                        self.to_device.wait()
             while begun:
                 yield begun.popleft()
 

@@ -77,7 +77,7 @@ def apply(
         return changed, targets
     if effects.trivial_augment:
         images = _trivial_augment(drawn, images)
-    columns = torch.from_numpy(np.stack(drawn)).to(images.device)
+    columns = _send(torch.from_numpy(np.stack(drawn)), images.device)
     on_device = dict(zip(Drawn._fields, columns, strict=True))
     if effects.color_jitter:
         images = _brightness(images, on_device["brightness"])
@@ -90,11 +90,16 @@ def apply(
             on_device["erase_height"],
             on_device["erase_width"],
         )
-        fill = torch.tensor(mean, device=images.device).mul(255).round().to(torch.uint8)
+        fill = _send(torch.tensor(mean).mul(255).round().to(torch.uint8), images.device)
         images = torch.where(_inside(images, *box), fill.view(1, -1, 1, 1), images)
     if effects.mixup or effects.cutmix:
         images, labels = _mix(effects, on_device, images, labels, classes)
     return images.contiguous(memory_format=torch.channels_last), labels
+
+
+def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the host on the device; the host does not wait for the copy to a GPU."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _mix(
@@ -191,7 +196,7 @@ def _trivial_augment(drawn: Drawn, images: torch.Tensor) -> torch.Tensor:
     result = images.clone()
     for number in np.unique(drawn.operation).tolist():
         own = np.flatnonzero(drawn.operation == number)
-        places = torch.from_numpy(own).to(images.device)
+        places = _send(torch.from_numpy(own), images.device)
         result[places] = _operate(OPERATIONS[number], images[places], drawn.strength[own])
     return result
 
@@ -201,7 +206,7 @@ def _operate(name: str, images: torch.Tensor, strength: np.ndarray) -> torch.Ten
     share = strength / STRONGEST  # -1..1
 
     def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(values, np.int64)).to(images.device)
+        return _send(torch.from_numpy(np.asarray(values, np.int64)), images.device)
 
     if name in _ENHANCE:
         return _ENHANCE[name](images, tensor(np.rint((1 + 0.99 * share) * ONE)))

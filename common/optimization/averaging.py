@@ -1,0 +1,46 @@
+"""Average the weights of a training: the average often predicts better than the last weights."""
+
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+
+class MovingAverage(AveragedModel):
+    """The exponential moving average of a model's weights and buffers; the first step counts in full.
+
+    module: the average, a model. decay: share that the average keeps in a step, 0..1. state_dict() is that
+    of torch's AveragedModel.
+    """
+
+    def __init__(self, model: torch.nn.Module, decay: float):
+        super().__init__(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+        self.decay = decay
+        self.n_averaged = self.n_averaged.to(next(model.parameters()).device)
+
+    @torch.no_grad()
+    def update_parameters(self, model: torch.nn.Module, found_inf: torch.Tensor | None = None) -> None:
+        """Take in the weights after a step.
+
+        found_inf: of Checkpointer; float [] on the device: 1 if the step was skipped, which changes nothing.
+        The host does not wait for it: the average is then torch's up to rounding, and integers, which count
+        batches, are copied.
+        """
+        if found_inf is None:
+            super().update_parameters(model)
+            return
+        pairs = zip(
+            [*self.module.parameters(), *self.module.buffers()],
+            [*model.parameters(), *model.buffers()],
+            strict=True,
+        )
+        kinds: dict[bool, tuple[list[torch.Tensor], list[torch.Tensor]]] = {True: ([], []), False: ([], [])}
+        for average, current in pairs:
+            for tensors, each in zip(kinds[current.is_floating_point()], (average, current), strict=True):
+                tensors.append(each.detach())
+        averages, currents = kinds[True]
+        taken = 1 - found_inf
+        differences = torch._foreach_sub(currents, averages)
+        torch._foreach_mul_(differences, torch.where(self.n_averaged > 0, 1 - self.decay, 1.0) * taken)
+        torch._foreach_add_(averages, differences)
+        if kinds[False][0]:
+            torch._foreach_copy_(*kinds[False])
+        self.n_averaged += taken.to(self.n_averaged.dtype)

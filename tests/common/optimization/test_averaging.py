@@ -1,0 +1,55 @@
+"""The moving average of the weights does not count steps that were skipped, whoever skips them."""
+
+import pytest
+import torch
+
+from common.checkpoint.nonfinite import Guard
+from common.optimization.averaging import MovingAverage
+
+
+def _train(fused, skipped):
+    """Return the average and the model after eight steps. skipped: steps whose loss is not finite."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    guard, average = Guard(model, optimizer), MovingAverage(model, 0.9)
+    for step in range(8):
+        images = torch.full((4, 3), float("nan")) if step in skipped else torch.randn(4, 3)
+        loss = (model(images) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        verdict = guard.check(loss, asked=False, late=False)
+        if guard.ahead or not verdict.bad:
+            optimizer.step()
+            average.update_parameters(model, guard.found_inf)
+    return average, model
+
+
+@pytest.mark.skipif(torch.__version__ < "2.4", reason="no fused optimizer on the CPU before torch 2.4")
+@pytest.mark.parametrize("skipped", [(), (3,), (0, 5)])
+def test_a_skipped_step_is_not_averaged(skipped):
+    (ours, model), (theirs, _) = _train(True, skipped), _train(None, skipped)
+    assert ours.n_averaged == theirs.n_averaged == 8 - len(skipped)
+    counts = [name for name, tensor in ours.state_dict().items() if not tensor.is_floating_point()]
+    assert len(counts) == 2  # n_averaged and num_batches_tracked
+    for name, tensor in ours.state_dict().items():
+        if name not in counts:
+            torch.testing.assert_close(tensor, theirs.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
+    assert ours.module[1].num_batches_tracked == model[1].num_batches_tracked
+
+
+def test_where_the_host_decides_it_is_the_average_of_torch():
+    ours, _ = _train(None, ())
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    torch.optim.swa_utils.AveragedModel(model).load_state_dict(ours.state_dict())  # the same names
+    moved = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    theirs = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=moved, use_buffers=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(8):
+        loss = (model(torch.randn(4, 3)) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        theirs.update_parameters(model)
+    assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in theirs.state_dict().items())

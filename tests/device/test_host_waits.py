@@ -1,0 +1,101 @@
+"""No step of a job makes the host wait for the GPU, and a step launches few kernels.
+
+The steps are those of the jobs; tests/support/fake_gpu.py says what stands in for the GPU.
+"""
+
+import pytest
+import torch
+
+from common import evaluation
+from common.checkpoint import nonfinite
+from datasets.loaders import pixels
+from tests.support import fake_gpu
+
+pytestmark = pytest.mark.skipif(torch.__version__ < "2.14", reason="the stand-ins are for torch 2.14")
+AMPERE, VOLTA = (8, 0), (7, 0)
+EFFECTS = ("--color_jitter=0.4", "--random_erasing=0.5", "--mixup=0.2", "--cutmix=1", "--trivial_augment")
+
+
+def _imagenet(*options):
+    sizes = "--arch=resnet18", "--image_size=64", "--batch_size=16", "--warmup=1"
+    return "imagenet.py", "--data_backend=synthetic", *sizes, "--training_only", "--compile=false", *options
+
+
+# most launches of a step: loader, forward, loss, check, sums, optimizer and scheduler; not the backward pass
+JOBS = {
+    "train": (155, ("train.py", "--dataset=digits"), AMPERE),
+    "train_amp": (180, ("train_amp.py", "--dataset=digits"), AMPERE),
+    "train_amp, float16": (190, ("train_amp.py", "--dataset=digits"), VOLTA),
+    "train_fast": (180, ("train_fast.py", "--dataset=digits", "--batch_size=128", "--compile=false"), AMPERE),
+    "imagenet": (195, _imagenet("--ema=0.99"), AMPERE),
+    "imagenet, float16": (195, _imagenet(), VOLTA),
+    "imagenet, effects": (600, _imagenet("--optimizer=adamw", *EFFECTS), AMPERE),
+}
+
+
+def _launches(recorder):
+    return max(sum(step.values()) for step in recorder.steps[1:])
+
+
+def _waits(recorder):
+    """Return where the host waits, after the first step."""
+    return [text for step, text in recorder.waits if step]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_host_waits_for_nothing_and_launches_little(name, monkeypatch, tmp_path):
+    most, command, capability = JOBS[name]
+    recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=capability)
+    assert not _waits(recorder) and not recorder.races
+    assert most - 15 <= _launches(recorder) <= most or "effects" in name, recorder.steps[-1]
+
+
+def _new_tensor(loss, logits, labels):
+    correct = (logits.argmax(dim=1) == labels).sum()
+    return torch.stack([loss.detach().double(), correct.double(), loss.double().new_tensor(len(labels))])
+
+
+def _item(loss, logits, labels):
+    return torch.full((3,), loss.item(), dtype=torch.float64, device=loss.device)
+
+
+def _mask(loss, logits, labels):
+    right = labels[logits.argmax(dim=1) == labels]
+    return torch.full((3,), len(right), dtype=torch.float64, device=loss.device)
+
+
+def _unpinned(loss, logits, labels):
+    return torch.zeros(3, dtype=torch.float64).to(loss.device, non_blocking=True)
+
+
+def _nonzero(loss, logits, labels):
+    return torch.zeros(3, dtype=torch.float64, device=loss.device) + (labels == 0).nonzero().sum()
+
+
+@pytest.mark.parametrize("fault", [_new_tensor, _item, _unpinned])
+def test_a_wait_in_the_sums_is_found(fault, monkeypatch, tmp_path):
+    monkeypatch.setattr(evaluation, "batch_sums", fault)
+    recorder = fake_gpu.run_steps(monkeypatch, tmp_path, "train.py", "--dataset=digits")
+    found = _waits(recorder)
+    assert len(found) == 2 and all(f"in {fault.__name__}" in each for each in found)
+
+
+@pytest.mark.parametrize("fault", [_mask, _nonzero])
+def test_a_size_that_the_device_must_tell_is_found(fault, monkeypatch):
+    with fake_gpu.fake_gpu(monkeypatch) as recorder:
+        loss, labels = torch.zeros((), device="cuda"), torch.zeros(8, dtype=torch.int64, device="cuda")
+        with pytest.raises(Exception, match=r"[Dd]ata.dependent|DynamicOutputShape|nonzero"):
+            fault(loss, torch.zeros(8, 10, device="cuda"), labels)
+    assert len(recorder.waits) == 1
+
+
+def test_a_wait_in_the_loader_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(pixels, "_send", lambda tensor, device: tensor.to(device))
+    recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["imagenet, effects"][1])
+    assert len(_waits(recorder)) > 2 and all("not non_blocking" in each for each in _waits(recorder))
+
+
+def test_a_copy_for_each_buffer_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(nonfinite, "_foreach_copy_", None)
+    most, command, _ = JOBS["train"]
+    assert _launches(fake_gpu.run_steps(monkeypatch, tmp_path, *command)) > most + 40

@@ -1,0 +1,357 @@
+"""Run the code of a job on CUDA tensors without memory: where the host waits, what is launched, in which order.
+
+FakeTensorMode gives tensors that have a device and a shape and nothing else. A dispatch mode above it sees
+every operation. Streams and events are stand-ins with vector clocks (L. Lamport, "Time, clocks, and the
+ordering of events in a distributed system", 1978): two operations on one storage, one of which writes, must
+be ordered by a stream, an event or the host. Autograd cannot run on such tensors: backward() only makes
+gradients.
+"""
+
+import collections
+import contextlib
+import functools
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from common import exits, metrics, models, output, starts
+from common.checkpoint.checkpointer import Checkpointer
+from common.distributed import process_group
+from datasets.loaders import image_folders
+from datasets.loaders.engines import memory
+from tests.conftest import ROOT
+
+aten = torch.ops.aten
+DEVICE = torch.device("cuda", 0)
+_WAITS = {  # their result, or the size of it, is on the device
+    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten.bincount,
+    aten._unique2, aten.unique_dim, aten.unique_consecutive,
+}  # fmt: skip
+_MASKS = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}  # nonzero() of a boolean mask
+_NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.detach, aten.lift_fresh, aten.alias}
+Clock = collections.Counter  # of a stream or the host: how far it knows each of the streams to be
+
+
+class Stream:
+    """A stand-in for torch.cuda.Stream."""
+
+    current: "Stream"
+    order: "Recorder"
+
+    def __init__(self, *_, **__):
+        self.clock = Clock()
+
+    def wait_event(self, event):
+        self.clock |= event.clock
+
+    def wait_stream(self, stream):
+        self.clock |= stream.clock
+
+
+class Event:
+    """A stand-in for torch.cuda.Event. blocking: whether a host that waits for it sleeps."""
+
+    def __init__(self, *_, blocking=False, **__):
+        self.blocking, self.clock, self.step = blocking, Clock(), -1
+
+    def record(self, stream=None):
+        self.clock, self.step = Clock((stream or Stream.current).clock), len(Stream.order.steps)
+
+    def wait(self, stream=None):
+        (stream or Stream.current).wait_event(self)
+
+    def synchronize(self):
+        assert self.blocking, f"the host spins, it does not sleep: {_where()}"
+        Stream.order.host |= self.clock
+        if self.step == len(Stream.order.steps) and self.clock[Stream.order.main]:
+            Stream.order.wait("synchronize() of an event of this step")
+
+
+class Recorder(TorchDispatchMode):
+    """Records operations on CUDA tensors.
+
+    steps: kernels and copies launched in each step that has ended, by name; `now` of the step that runs.
+    waits: what makes the host wait for the device, of which step and where. races: storages that are used
+    without order.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.main = Stream()
+        self.host, self.now, self.steps = Clock(), collections.Counter(), []
+        self.waits, self.races, self._unrecorded = [], [], []
+        self.pinned: set[int] = set()
+        self._written: dict[int, tuple[Stream, int]] = {}
+        self._read: dict[int, Clock] = collections.defaultdict(Clock)
+        self._owner: dict[int, Stream] = {}  # the stream in whose pool a storage is
+        self._users: dict[int, set[Stream]] = collections.defaultdict(set)  # record_stream()
+        self._storages = {}  # their weak references: no storage gets the number of an earlier one
+
+    def end_step(self):
+        self.steps.append(self.now)
+        self.now = collections.Counter()
+        freed = [text for storage, text in self._unrecorded if self._storages[storage].expired()]
+        self.races += freed  # their pool may give that memory away while another stream uses it
+
+    def wait(self, what):
+        self.waits.append((len(self.steps), f"{what}: {_where()}"))
+
+    def number(self, tensor):
+        """Return the number of a tensor's storage."""
+        reference = StorageWeakRef(tensor.untyped_storage())
+        return self._storages.setdefault(reference.cdata, reference).cdata
+
+    def record_stream(self, tensor, stream):
+        self._users[self.number(tensor)].add(stream)
+
+    def write_on_host(self, tensor):
+        """Note that the host fills memory: nothing on the device may still use it."""
+        storage = self.number(tensor)
+        self._check(storage, self.host, "the host writes to memory that the device may still use")
+        self._written.pop(storage, None)
+        self._read.pop(storage, None)
+
+    def read_on_host(self, tensor):
+        """Note that the host reads what the device has written."""
+        self._check_written(self.number(tensor), self.host, "the host reads what may not be written yet")
+
+    def _check_written(self, storage, clock, text):
+        stream, time = self._written.get(storage, (None, 0))
+        if clock[stream] < time:
+            self.races.append(f"{text}: {_where()}")
+
+    def _check(self, storage, clock, text):
+        self._check_written(storage, clock, text)
+        if any(clock[stream] < time for stream, time in self._read[storage].items()):
+            self.races.append(f"{text}: {_where()}")
+
+    def _launch(self, name, func, args, kwargs, outputs):
+        stream = Stream.current
+        stream.clock |= self.host  # the host launches it after what it has waited for
+        stream.clock[stream] += 1
+        self.now[name] += 1
+        places = [*zip(func._schema.arguments, args, strict=False)]
+        places += [(each, kwargs[each.name]) for each in func._schema.arguments if each.name in kwargs]
+        for argument, value in places:
+            is_write = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in tree_leaves(value):
+                if isinstance(tensor, torch.Tensor):
+                    self._use(tensor, stream, is_write)
+        for tensor in outputs:
+            self._use(tensor, stream, is_write=True)
+
+    def _use(self, tensor, stream, is_write):
+        storage = self.number(tensor)
+        owner = self._owner.setdefault(storage, stream)
+        if tensor.is_cuda and stream not in (owner, *self._users[storage]):
+            self._unrecorded.append((storage, f"memory that is freed without record_stream(): {_where()}"))
+        if not is_write:
+            self._check_written(storage, stream.clock, "a stream reads what may not be written yet")
+            self._read[storage][stream] = stream.clock[stream]
+            return
+        self._check(storage, stream.clock, "a stream writes to what another one may still use")
+        self._written[storage] = stream, stream.clock[stream]
+
+    def _find_size(self, func, args, tensors):
+        """Return whether the host must learn from the device how large the result is, or what it is."""
+        if not any(each.is_cuda for each in tensors):
+            return False
+        if func.overloadpacket in _MASKS:
+            return any(each.dtype == torch.bool for each in tree_leaves(args[1]) if each is not None)
+        return func.overloadpacket in _WAITS
+
+    def _find_copy(self, func, args, kwargs, tensors, outputs):
+        """Return why the host waits for a copy between host and device; None if it does not."""
+        is_across = len({each.is_cuda for each in (*tensors, *outputs)}) == 2
+        if func.overloadpacket not in (aten._to_copy, aten.copy_) or not is_across:
+            return None
+        if not kwargs.get("non_blocking", len(args) > 2 and args[2]):
+            return "a copy between host and device that is not non_blocking"
+        source = tensors[-1]
+        if not source.is_cuda and self.number(source) not in self.pinned:
+            return "a copy from memory that is not pinned"
+        return None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.namespace != "aten":
+            return func(*args, **kwargs)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        if func is aten._local_scalar_dense.default:
+            if tensors[0].is_cuda:
+                self.wait("item()")
+                self.host |= Stream.current.clock
+            else:
+                self.read_on_host(tensors[0])
+            return False if tensors[0].dtype == torch.bool else 0
+        if self._find_size(func, args, tensors):
+            self.wait(func.overloadpacket.__name__)
+        is_fused = func.overloadpacket.__name__.startswith("_fused_")  # no fake of it: it is in place
+        result = None if is_fused else func(*args, **kwargs)
+        outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        if not any(each.is_cuda for each in (*tensors, *outputs)):
+            return result
+        if reason := self._find_copy(func, args, kwargs, tensors, outputs):
+            self.wait(reason)
+            self.host |= Stream.current.clock
+        if not func.is_view and func.overloadpacket not in _NO_KERNEL:
+            self._launch(func.overloadpacket.__name__, func, args, kwargs, outputs)
+        return result
+
+
+def _where():
+    """Return the line that is running, of the project and not of this file."""
+    for frame in reversed(traceback.extract_stack()):
+        path = Path(frame.filename)
+        if path.is_relative_to(ROOT) and path != Path(__file__) and "site-packages" not in path.parts:
+            return f"{path.relative_to(ROOT)}:{frame.lineno} in {frame.name}: {frame.line}"
+    return "?"
+
+
+@contextlib.contextmanager
+def fake_gpu(monkeypatch, capability=(9, 0)):
+    """Give this process a GPU without memory or kernels. Yields the Recorder."""
+    recorder = Recorder()
+    Stream.order, Stream.current = recorder, recorder.main
+
+    @contextlib.contextmanager
+    def stream(which):
+        before, Stream.current = Stream.current, which
+        yield
+        Stream.current = before
+
+    for name, value in {
+        "Stream": Stream, "Event": Event, "stream": stream, "current_stream": lambda *_: Stream.current,
+        "device_count": lambda: 1, "current_device": lambda: 0, "set_device": lambda *_: None,
+        "get_device_capability": lambda *_: capability, "is_bf16_supported": lambda *_, **__: True,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+
+    def pin_memory(tensor):
+        copy = tensor.clone()
+        recorder.pinned.add(recorder.number(copy))
+        return copy
+
+    real_from_numpy, real_numpy = torch.from_numpy, on_host(torch.Tensor.numpy)
+
+    def from_numpy(array):
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+            return real_from_numpy(array)
+        return torch.empty(array.shape, dtype=getattr(torch, str(array.dtype)))
+
+    def numpy(tensor):
+        if not isinstance(tensor, FakeTensor):
+            return real_numpy(tensor)
+        assert not tensor.is_cuda
+        recorder.read_on_host(tensor)
+        return np.zeros(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+    tensor = torch.Tensor
+    monkeypatch.setattr(tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(tensor, "is_pinned", lambda tensor: recorder.number(tensor) in recorder.pinned)
+    monkeypatch.setattr(tensor, "record_stream", lambda *each: recorder.record_stream(*each))
+    monkeypatch.setattr(torch, "from_numpy", from_numpy)
+    monkeypatch.setattr(tensor, "numpy", numpy)
+    monkeypatch.setattr(torch.nn.Module, "to", _move)
+    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+        yield recorder
+
+
+def _move(module, device=None, memory_format=None):
+    """Module.to(), with new parameters: torch cannot exchange fake ones."""
+    for each in module.modules():
+        for tensors in (each._parameters, each._buffers):
+            for name, old in tensors.items():
+                if old is None:
+                    continue
+                new = torch.empty_strided(
+                    old.size(), old.stride(), dtype=old.dtype, device=device or old.device
+                )
+                if memory_format and new.ndim == 4:
+                    new = new.contiguous(memory_format=memory_format)
+                if isinstance(old, torch.nn.Parameter):
+                    new = torch.nn.Parameter(new, old.requires_grad)
+                tensors[name] = new
+    return module
+
+
+def on_host(function):
+    """Return the function without fake tensors: it computes on the CPU."""
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+class _Ended(Exception):
+    pass
+
+
+def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)):
+    """Run main() of a job up to its first steps on a GPU without kernels. Return the Recorder.
+
+    Its data sets and models are made on the CPU. Nothing is written, and no process group is made.
+    """
+    path = os.path.join(ROOT, "jobs", job)
+    spec = importlib.util.spec_from_file_location(f"fake_{job[:-3]}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    common = ["--resume=never", "--output_dir", str(tmp_path), "--report_every=1000000"]
+    monkeypatch.setattr(sys, "argv", [path, *arguments, *common])
+    monkeypatch.setenv("BOOTFILE_KEEP_MEMORY", "0")
+    for place in (output, metrics, starts):
+        monkeypatch.setattr(place, "writes_nothing", lambda _: True)
+    for hooks in ("_on_success", "_on_failure", "_before_leaving"):
+        monkeypatch.setattr(exits, hooks, [])
+    for place, name in (
+        (memory.Windows, "__init__"), (memory.Windows, "__call__"), (models, "resnet18"),
+        (models, "classifier"), (image_folders, "_open_indexes"),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, on_host(getattr(place, name)))
+    monkeypatch.setattr(process_group, "join", lambda _: (DEVICE, 0, 1))
+    if hasattr(module, "image_set"):
+        load = module.image_set.load
+
+        @on_host
+        def load_real(*args):
+            found = load(*args)
+            for each in found:
+                assert each.fingerprint
+                object.__setattr__(each, "images", each.images.clone())  # in torch's own memory
+            return found
+
+        monkeypatch.setattr(module.image_set, "load", load_real)
+    trained = []
+    resume = Checkpointer.resume
+    monkeypatch.setattr(Checkpointer, "resume", lambda self, n: trained.append(self.model) or resume(self, n))
+    with fake_gpu(monkeypatch, capability) as recorder:
+
+        def backward(*_):
+            for parameter in trained[0].parameters():
+                parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+
+        def is_due(_, step):
+            recorder.end_step()
+            if step == steps:
+                raise _Ended
+            return False
+
+        monkeypatch.setattr(torch.Tensor, "backward", backward)
+        monkeypatch.setattr(Checkpointer, "is_due", is_due)
+        with contextlib.suppress(_Ended):
+            module.main.__wrapped__()
+    assert len(recorder.steps) == steps
+    return recorder
