@@ -1,4 +1,4 @@
-"""Run the code of a job on CUDA tensors without memory: where the host waits, what is launched, in which order.
+"""Run a job on CUDA tensors without memory: where the host waits, what is launched, in which order.
 
 FakeTensorMode gives tensors that have a device and a shape and nothing else. A dispatch mode above it sees
 every operation. Streams and events are stand-ins with vector clocks (L. Lamport, "Time, clocks, and the
