@@ -12,7 +12,7 @@ from datasets.loaders import pixels
 from tests.support import fake_gpu
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.14", reason="the stand-ins are for torch 2.14")
-AMPERE, VOLTA = (8, 0), (7, 0)
+AMPERE, TURING = (8, 0), (7, 5)
 EFFECTS = ("--color_jitter=0.4", "--random_erasing=0.5", "--mixup=0.2", "--cutmix=1", "--trivial_augment")
 
 
@@ -25,10 +25,10 @@ def _imagenet(*options):
 JOBS = {
     "train": (155, ("train.py", "--dataset=digits"), AMPERE),
     "train_amp": (180, ("train_amp.py", "--dataset=digits"), AMPERE),
-    "train_amp, float16": (190, ("train_amp.py", "--dataset=digits"), VOLTA),
+    "train_amp, float16": (190, ("train_amp.py", "--dataset=digits"), TURING),
     "train_fast": (180, ("train_fast.py", "--dataset=digits", "--batch_size=128", "--compile=false"), AMPERE),
     "imagenet": (195, _imagenet("--ema=0.99"), AMPERE),
-    "imagenet, float16": (195, _imagenet(), VOLTA),
+    "imagenet, float16": (195, _imagenet(), TURING),
     "imagenet, effects": (600, _imagenet("--optimizer=adamw", *EFFECTS), AMPERE),
 }
 
@@ -93,6 +93,12 @@ def test_a_wait_in_the_loader_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(pixels, "_send", lambda tensor, device: tensor.to(device))
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["imagenet, effects"][1])
     assert len(_waits(recorder)) > 2 and all("not non_blocking" in each for each in _waits(recorder))
+
+
+def test_a_verdict_that_is_read_before_its_event_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(fake_gpu.Event, "synchronize", lambda self: None)
+    races = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["train"][1]).races
+    assert races and all("the host reads" in each and "nonfinite.py" in each for each in races)
 
 
 def test_a_copy_for_each_buffer_is_found(monkeypatch, tmp_path):

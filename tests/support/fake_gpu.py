@@ -200,11 +200,11 @@ class Recorder(TorchDispatchMode):
         outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         if not any(each.is_cuda for each in (*tensors, *outputs)):
             return result
+        if not func.is_view and func.overloadpacket not in _NO_KERNEL:
+            self._launch(func.overloadpacket.__name__, func, args, kwargs, outputs)
         if reason := self._find_copy(func, args, kwargs, tensors, outputs):
             self.wait(reason)
             self.host |= Stream.current.clock
-        if not func.is_view and func.overloadpacket not in _NO_KERNEL:
-            self._launch(func.overloadpacket.__name__, func, args, kwargs, outputs)
         return result
 
 

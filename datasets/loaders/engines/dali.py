@@ -25,6 +25,8 @@ _AHEAD = 3  # batches that are in work while one is used
 _IMAGES_PER_TASK = 8  # images that a thread reads in one task
 # nvJPEG's buffers for the largest image of ImageNet: without the padding they grow, and free, while training
 _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
+# Chroma is interpolated, as by every other decoder here; nvJPEG repeats it unless asked (from CUDA 12.1 on).
+NVJPEG = {"device": "mixed", "jpeg_fancy_upsampling": True}
 
 
 def missing() -> str | None:
@@ -187,7 +189,7 @@ class Dali:
             cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **box)
         elif gpu:
             cut = fn.decoders.image_slice(
-                contents, anchors, shapes, device="mixed", output_type=types.RGB,
+                contents, anchors, shapes, **NVJPEG, output_type=types.RGB,
                 device_memory_padding=_DEVICE_PADDING, host_memory_padding=_HOST_PADDING, **box,
             )  # fmt: skip
         else:

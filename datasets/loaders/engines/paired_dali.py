@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from common.exits import BadInput
-from datasets.loaders.engines.dali import Dali, load_dali, missing
+from datasets.loaders.engines.dali import NVJPEG, Dali, load_dali, missing
 from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import PairFiles
@@ -60,7 +60,7 @@ class PairedDali(Dali):
         contents, anchors, shapes, horizontal, vertical, ids, *sizes = fn.external_source(
             self._source, num_outputs=6 + resizes, no_copy=True
         )
-        decoder = {"device": "mixed" if self.device else "cpu", "output_type": types.RGB}
+        decoder = (NVJPEG if self.device else {"device": "cpu"}) | {"output_type": types.RGB}
         box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
         if resizes:
             images = fn.decoders.image(contents, **decoder)

@@ -1,0 +1,138 @@
+"""Memory is used again only after the event that frees it, and read only after the event that says it is
+written: the loaders on stand-ins for streams and events (tests/support/fake_gpu.py)."""
+
+import types
+
+import pytest
+import torch
+
+from datasets.loaders.engines.map_style import MoveToDevice
+from datasets.loaders.engines.synthetic import SyntheticIndex
+from datasets.loaders.engines.threads import Threads
+from datasets.loaders.loader import Loader, ToDevice
+from datasets.sampling.sampler import BatchSampler, Plan
+from tests.support import fake_gpu
+
+pytestmark = pytest.mark.skipif(torch.__version__ < "2.14", reason="the stand-ins are for torch 2.14")
+SIZE, BATCHES = 8, 9
+
+
+class _Ring(Threads):
+    """The engine `threads`, whose tasks fill memory at once."""
+
+    def __init__(self, recorder):
+        super().__init__(types.SimpleNamespace(is_remote=False), workers=1)
+        self.recorder = recorder
+
+    def _memory(self, count, size):
+        ring = super()._memory(count, size)
+        self.recorder.pinned |= {self.recorder.number(each) for each in ring}
+        return ring
+
+    def _submit(self, batch, images):
+        self.recorder.write_on_host(images)
+        return []
+
+
+class _OnGpu:
+    """An engine with one buffer on the GPU, as DALI: the host waits until it is filled; it is freed at the
+    end."""
+
+    reuses_memory = True
+
+    def __init__(self, recorder):
+        self.recorder, self.stream = recorder, fake_gpu.Stream()
+
+    def run(self, plan):
+        with torch.cuda.stream(self.stream):
+            buffer = torch.zeros((plan.largest, SIZE, SIZE, 3), dtype=torch.uint8, device="cuda")
+        try:
+            for batch in plan:
+                self._use(buffer)
+                yield batch, buffer[: len(batch.ids)]
+        finally:
+            self._use(buffer)
+
+    def _use(self, buffer):
+        with torch.cuda.stream(self.stream):
+            buffer.fill_(1)
+        self.recorder.host |= self.stream.clock
+
+    def close(self):
+        pass
+
+
+class _Gathered:
+    """An engine that computes on the stream of the training, as `resident`: fresh memory for each batch."""
+
+    reuses_memory = False
+
+    def __init__(self, recorder):
+        pass
+
+    def run(self, plan):
+        for batch in plan:
+            yield batch, torch.zeros((len(batch.ids), SIZE, SIZE, 3), dtype=torch.uint8, device="cuda")
+
+    def close(self):
+        pass
+
+
+class _Nested(_Gathered):
+    """An engine of any Dataset: fresh pinned memory for each batch."""
+
+    def run(self, plan):
+        for batch in plan:
+            yield batch, (torch.zeros(len(batch.ids), 5).pin_memory(), {"y": torch.zeros(3).pin_memory()})
+
+
+def _train(recorder, engine, steps=None):
+    """Iterate over an epoch, or leave it after some steps, and then over another."""
+    index = SyntheticIndex(BATCHES * 16, "train", 10)
+    plan = Plan(index, BatchSampler(len(index), 16, 0), None, SIZE)
+    to_device = MoveToDevice(fake_gpu.DEVICE) if engine is _Nested else None
+    weights = torch.zeros(1, device="cuda")
+    with Loader(engine(recorder), plan, fake_gpu.DEVICE, to_device=to_device) as loader:
+        for epoch in range(2):
+            loader.seek(epoch * BATCHES)
+            for step, (images, labels) in enumerate(loader, start=1):
+                weights += images.sum() + (labels["y"] if isinstance(labels, dict) else labels).sum()
+                recorder.end_step()
+                if step == steps:
+                    break
+    return recorder.races
+
+
+@pytest.mark.parametrize("steps", [None, 1, 3])
+@pytest.mark.parametrize("engine", [_Ring, _OnGpu, _Gathered, _Nested])
+def test_memory_is_used_in_order(engine, steps, monkeypatch):
+    with fake_gpu.fake_gpu(monkeypatch) as recorder:
+        assert not _train(recorder, engine, steps)
+    assert len(recorder.steps) == 2 * (steps or BATCHES)
+
+
+FAULTS = {  # what is left out -> what is found
+    "wait": (ToDevice, lambda self: None, {_Ring: "the host writes", _OnGpu: "a stream writes"}),
+    "wait_event": (
+        fake_gpu.Stream,
+        lambda *_: None,
+        dict.fromkeys((_Ring, _Gathered, _Nested), "stream reads"),
+    ),
+    "wait_stream": (fake_gpu.Stream, lambda *_: None, {_Gathered: "stream reads"}),
+    "record_stream": (
+        fake_gpu.Recorder,
+        lambda *_: None,
+        dict.fromkeys((_Ring, _Gathered, _Nested), "freed"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "fault, engine", [(fault, engine) for fault, (*_, engines) in FAULTS.items() for engine in engines]
+)
+def test_an_order_that_is_missing_is_found(fault, engine, monkeypatch):
+    place, nothing, found = FAULTS[fault]
+    monkeypatch.setattr(place, fault, nothing)
+    with fake_gpu.fake_gpu(monkeypatch) as recorder:
+        races = _train(recorder, engine)
+    assert races and all(found[engine] in each for each in races)
