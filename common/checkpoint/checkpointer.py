@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from common import exits, output
-from common.arguments import JobParser, interval, positive_float, positive_int
+from common.arguments import JobParser, boolean, interval, positive_float, positive_int
 from common.checkpoint import resume
 from common.checkpoint.files import write_weights
 from common.checkpoint.nonfinite import Guard, SkippedSteps, Verdict
@@ -161,7 +161,7 @@ class Checkpointer:
         exits if the job was asked to stop.
 
         val_sums: of evaluation.evaluate(), over all ranks. model: the model that was evaluated, if not the
-        one that is trained. With --evaluate nothing is written.
+        one that is trained. With --evaluate, and with --epoch_weights false, nothing is written.
         """
         device = next(self.model.parameters()).device
         self._stop = ranks.maximum(preemption.asked(), device) > 0
@@ -173,7 +173,7 @@ class Checkpointer:
             return
         score = self.log.metrics.score(val_sums)
         self._state.note(score, self.log.metrics.best_of)
-        if not ranks.is_first():
+        if not ranks.is_first() or not self.args.epoch_weights:
             return
 
         def keep_best(tensors: dict) -> None:
@@ -343,6 +343,8 @@ def _add_arguments(parser: JobParser) -> None:
     add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
     add("--save_every", type=interval, default="1epoch", help="200 (steps), 90s or 1epoch (default: 1epoch)")
     add("--keep", type=positive_int, default=3, help="newest checkpoints to keep (default: 3)")
+    help = "false: no epoch_<n>.pth and no best.pth; the last checkpoint has the weights (default: true)"
+    add("--epoch_weights", type=boolean, default=True, help=help)
     help = "from SIGTERM to the end at the latest (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"

@@ -1,8 +1,10 @@
 """Find the largest batch that fits on this GPU, for every way in which images arrive there.
 
-    python -m launch bench batch-size --arch resnet18 [--data_url DIR] [--json]
+    python -m launch bench batch-size --arch resnet18 [--data_url DIR] [--minutes 4.5] [--json]
 
-Each try is a process of its own that trains and validates for some batches. "resident": the validation
+Each try is a process of its own that trains and validates for some batches. The next size to try follows from
+the memory that earlier tries used. A search whose time is over gives the largest size that was seen to fit,
+as ">=". "resident": the validation
 pipeline stays during training; "released": Dataset.prep_for_val() builds it for a validation, and it is
 released after that. The table has the figures of the article "Diving into DALI: how to boost PyTorch data
 loading" (ResNet-18 in fp16 on a V100 of 16 GB), before and after its own change to DALI's example. Without
@@ -12,9 +14,11 @@ a GPU, --memory GB limits what a process may allocate on the host: that shows th
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -22,18 +26,22 @@ import torch
 from common import arguments, models
 from common.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
-from datasets.folders import image_folder, random_folder
+from datasets.folders import image_folder
 from datasets.loaders import backends
+from launch.bench import generated
 from launch.bench.output import log, make_parser, tail
 
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
 _STEPS = 3  # of training, and batches of validation: all buffers exist then
 _NO_ROOM = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memoryerror",
-    "can't start new thread", "resource temporarily unavailable",
+    "can't start new thread", "resource temporarily unavailable", "cudnn_status", "unable to find an engine",
+    "cublas_status_alloc_failed", "allocator_failure",
 )  # fmt: skip
 _TIMEOUT = 600  # seconds a try
-_COPIES = 8  # links to each generated image, so that a batch may be larger than what is generated
+_MINUTES = 4.5  # of all searches, on a GPU
+_USED = "memory:"  # begins a line of a try: the share of the GPU's memory that it held
+_FULL = 0.97  # share of the memory that a try aims at
 
 
 def main(argv: list[str]) -> int:
@@ -42,17 +50,23 @@ def main(argv: list[str]) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not args.memory:
         raise BadInput("no GPU here, whose memory limits the batch: --memory GB tries it on the host")
-    args.data_url = args.data_url or _generated(args.cache_dir)
+    args.data_url = args.data_url or generated.image_folder(args.cache_dir)
     images = image_folder.load(args.data_url, "train", args.cache_dir, log=log)
     most = len(images) // args.step * args.step
-    rows = {}
-    for backend in backends.parse_list(args.backends, device, log):
-        if backend not in ARTICLE:
-            continue
-        rows[backend] = {
-            name: _largest(args, backend, name == "resident", most) for name in ("resident", "released")
-        }
-    found = {"machine": _machine(device, args), "arch": args.arch, "most": most, "batch_sizes": rows}
+    minutes = args.minutes or (_MINUTES if device.type == "cuda" else math.inf)
+    end = time.monotonic() + 60 * minutes
+    names = [each for each in backends.parse_list(args.backends, device, log) if each in ARTICLE]
+    searches = list(itertools.product(names, ("resident", "released")))
+    rows: dict[str, dict[str, int]] = {backend: {} for backend in names}
+    unfinished = []
+    for number, (backend, way) in enumerate(searches):
+        share = (end - time.monotonic()) / (len(searches) - number)
+        rows[backend][way], is_done = _largest(args, backend, way, most, time.monotonic() + share)
+        unfinished += [] if is_done else [f"{backend}, {way}"]
+    found = {
+        "machine": _machine(device, args), "arch": args.arch, "most": most, "batch_sizes": rows,
+        "unfinished": unfinished,
+    }  # fmt: skip
     print(json.dumps(found, indent=2) if args.json else _table(found))
     return 0
 
@@ -66,6 +80,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--workers", type=count, default=4, help="default: 4")
     add("--backends", help="names, separated by commas (default: torchvision and DALI's)")
     add("--step", type=count, default=16, help="sizes are multiples of it (default: 16)")
+    add("--minutes", type=arguments.positive_float, help="of all searches (default: 4.5; no GPU: no limit)")
     add("--memory", type=arguments.positive_float, metavar="GB", help="without a GPU: limit the process")
     return parser.parse_args(argv)
 
@@ -76,51 +91,67 @@ def _machine(device: torch.device, args: argparse.Namespace) -> str:
     return f"{torch.cuda.get_device_name()}, {torch.cuda.get_device_properties(0).total_memory / 1e9:.1f} GB"
 
 
-def _generated(cache: str) -> str:
-    """Return a folder of generated images, each under several names."""
-    source = random_folder.make(os.path.join(os.path.abspath(cache), "generated"))
+def _largest(
+    args: argparse.Namespace, backend: str, way: str, most: int, deadline: float
+) -> tuple[int, bool]:
+    """Return (largest batch up to `most` that is known to fit, whether the search came to its end).
 
-    def write(folder: str) -> None:
-        for parent, _, names in os.walk(source):
-            target = os.path.join(folder, os.path.relpath(parent, source))
-            os.makedirs(target, exist_ok=True)
-            for name, copy in itertools.product(names, range(_COPIES)):
-                os.link(os.path.join(parent, name), os.path.join(target, f"{copy}-{name}"))
-
-    return random_folder.make(os.path.join(os.path.abspath(cache), f"generated-{_COPIES}"), write)
-
-
-def _largest(args: argparse.Namespace, backend: str, resident: bool, most: int) -> int:
-    """Return the largest batch up to `most` that fits, a multiple of --step; 0 if none does."""
+    The batch is a multiple of --step, 0 if none fits. way: resident or released. deadline: time.monotonic().
+    """
     fits, fails = 0, None
-    while True:
-        batch = fits + max(args.step, fits) if fails is None else (fits + fails) // 2
-        batch = min(batch, most) // args.step * args.step
-        if batch <= fits:
-            return fits
-        room = _try(args, backend, resident, batch)
-        way = "resident" if resident else "released"
+    used: dict[int, float] = {}  # batch that fits -> share of the GPU's memory
+    while batch := _choose_next(fits, fails, used, args.step, most):
+        room, share = _try(args, backend, way == "resident", batch, deadline - time.monotonic())
+        if room is None:
+            log(f"{backend}, {way}: the time is over")
+            return fits, False
         log(f"{backend}, {way}: {batch} {'fits' if room else 'does not fit'}")
         if room:
             fits = batch
+            if share is not None:
+                used[batch] = share
         else:
             fails = batch
+    return fits, True
 
 
-def _try(args: argparse.Namespace, backend: str, resident: bool, batch: int) -> bool:
+def _choose_next(fits: int, fails: int | None, used: dict[int, float], step: int, most: int) -> int:
+    """Return the batch to try next, 0 at the end of the search. Memory is taken to grow linearly."""
+    limit = most + step if fails is None else fails  # exclusive
+    guess = 2 * fits if fails is None else (fits + fails) // 2
+    if len(used) > 1:
+        low, high = min(used), max(used)  # neighbours would give a poor slope
+        growth = (used[high] - used[low]) / (high - low)
+        predicted = fits + int((_FULL - used[high]) / growth) if growth > 0 else limit
+        if predicted < limit or fails is None:
+            guess = predicted
+    first, last = fits + step, limit - step
+    return max(first, min(guess // step * step, last)) if first <= last else 0
+
+
+def _try(
+    args: argparse.Namespace, backend: str, resident: bool, batch: int, seconds: float
+) -> tuple[bool | None, float | None]:
+    """Return (whether the batch fits, None after so many seconds; the share of the GPU's memory in use)."""
     case = {
         "backend": backend, "resident": resident, "batch": batch, "arch": args.arch, "memory": args.memory,
         "folder": args.data_url, "cache": args.cache_dir, "size": args.image_size, "workers": args.workers,
     }  # fmt: skip
-    result = subprocess.run(
-        [sys.executable, "-m", "launch.bench.batch_size", json.dumps(case)],
-        capture_output=True, text=True, timeout=_TIMEOUT, check=False,
-    )  # fmt: skip
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "launch.bench.batch_size", json.dumps(case)], check=False,
+            capture_output=True, text=True, timeout=max(0.0, min(seconds, _TIMEOUT)),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        if seconds > _TIMEOUT:
+            raise BadInput(f"{backend} with {batch} samples took more than {_TIMEOUT} s") from None
+        return None, None
     if result.returncode == 0:
-        return True
+        shares = [line.split()[1] for line in result.stdout.splitlines() if line.startswith(_USED)]
+        return True, float(shares[-1]) if shares else None
     errors = result.stderr.lower()
     if result.returncode < 0 or any(sign in errors for sign in _NO_ROOM):
-        return False
+        return False, None
     raise BadInput(f"{backend} with {batch} samples failed: {tail(result.stderr)}")
 
 
@@ -159,6 +190,8 @@ def _trial(case: dict) -> None:
             model(images)
     if cuda:
         torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()  # torch keeps what it once had
+        print(f"{_USED} {1 - free / total:.4f}")
     sys.stdout.flush()
     os._exit(0)  # without waiting for the loaders
 
@@ -173,10 +206,10 @@ def _table(found: dict) -> str:
     lines.append(f"{'':<12}{'resident':>10}{'released':>10}{'article: before':>18}{'after':>8}")
     for backend, sizes in found["batch_sizes"].items():
         before, after = ARTICLE[backend]
-        here = "".join(
-            f"{'>=' if size == found['most'] else ''}{size}".rjust(10)
-            for size in (sizes["resident"], sizes["released"])
-        )
+        here = ""
+        for way, size in sizes.items():
+            is_open = size == found["most"] or f"{backend}, {way}" in found["unfinished"]
+            here += f"{'>=' if is_open else ''}{size}".rjust(10)
         lines.append(f"{backend:<12}{here}{before or '':>18}{after:>8}")
     return "\n".join(lines)
 

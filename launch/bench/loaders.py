@@ -30,7 +30,7 @@ from datasets.stores.files import FileStore
 from datasets.stores.store import Store
 from launch.bench.output import log, make_parser, now, plot_bars
 
-_COMPUTE_BATCHES = 4  # of the model, after one to warm up
+_COMPUTE_BATCHES = {"cpu": (1, 4), "cuda": (10, 50)}  # of the model: to warm up, and timed
 
 
 def main(argv: list[str]) -> int:
@@ -179,16 +179,17 @@ def compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -
     images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(args.batch_size, dtype=torch.int64, device=device)
+    warm_up, timed = _COMPUTE_BATCHES[device.type]
     begin = 0.0
-    for step in range(1 + _COMPUTE_BATCHES):
-        if step == 1:
+    for step in range(warm_up + timed):
+        if step == warm_up:
             begin = now(device)
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-    return _COMPUTE_BATCHES * args.batch_size / (now(device) - begin)
+    return timed * args.batch_size / (now(device) - begin)
 
 
 def _wait(rate: float, compute: float, device: torch.device) -> float:

@@ -21,6 +21,7 @@ from common import arguments, models
 from common.exits import BadInput
 from common.files import ROOT
 from datasets.loaders import backends, measure
+from launch.bench import generated
 from launch.bench.output import log, make_parser, tail
 
 _JOB = os.path.join(ROOT, "jobs", "imagenet.py")
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
     args, extra = _parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = backends.parse_list(args.backends, device, log)
+    args.data_url = args.data_url or generated.image_folder(args.cache_dir)
     rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(args.rounds):
         for name in names:
@@ -60,10 +62,9 @@ def _parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _rate(args: argparse.Namespace, backend: str, extra: list[str]) -> float:
-    data = ["--data_url", args.data_url] if args.data_url else ["--custom_data=true"]
     command = [
-        sys.executable, _JOB, *data, "--data_backend", backend, "--arch", args.arch, "--batch_size",
-        str(args.batch_size), "--prof", str(args.prof), "--cache_dir", args.cache_dir, *extra,
+        sys.executable, _JOB, "--data_url", args.data_url, "--data_backend", backend, "--arch", args.arch,
+        "--batch_size", str(args.batch_size), "--prof", str(args.prof), "--cache_dir", args.cache_dir, *extra,
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     match = re.search(r"prof: ([\d.]+) images/s", result.stdout)

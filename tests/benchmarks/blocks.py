@@ -15,6 +15,9 @@ import statistics
 import sys
 import tempfile
 
+import torch
+
+from launch.bench import generated
 from launch.bench.train import turns
 from launch.bench.train.turns import Runner
 from tests.benchmarks.machine import describe
@@ -22,7 +25,8 @@ from tests.support.marks import ROOT, without_block
 
 JOB = "train_fast.py"
 _START, _TURN = 900, 600  # seconds at most
-_REPORT = 2  # steps
+_GPU = torch.cuda.is_available()
+_REPORT = 50 if _GPU else 2  # steps: a report waits for the device, and writes files
 
 
 def main():
@@ -77,11 +81,16 @@ def _texts(blocks: list[int]):
 
 def _arguments(options: argparse.Namespace) -> list[str]:
     found = [
-        "--custom_data=true",
         f"--dataset={options.dataset}",
         "--epochs=100000",
         f"--report_every={_REPORT}",
+        "--save_every=1000000000",
+        "--epoch_weights=false",
     ]
+    if options.dataset == "cifar10" and _GPU:  # 50,000 images: epochs that are longer than a turn
+        found += [f"--data_url={generated.cifar_folder(os.path.join(ROOT, 'output_dir', 'index'))}"]
+    else:
+        found += ["--custom_data=true"]
     found += [f"--batch_size={options.batch_size}"] if options.batch_size else []
     return [*found, f"--compile={options.compile}"]  # those who do not know it say so and go on
 

@@ -41,6 +41,15 @@ def test_accuracy_is_that_of_scikit_learn(tmp_path):
     )
 
 
+def test_a_run_without_the_weights_of_epochs(tmp_path):
+    run(
+        "jobs/train.py", "--dataset=digits", "--epochs=2", "--batch_size=256", "--max_steps=7",
+        "--save_every=2epoch", "--epoch_weights=false", "--output_dir", tmp_path,
+    )  # fmt: skip
+    assert not list(tmp_path.glob("*.pth")) and len(records(tmp_path)) > 2
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == ["step_7.pt"]
+
+
 def test_files_lines_and_table(tmp_path):
     result = run(
         "jobs/train.py", "--dataset=digits", "--epochs=2", "--batch_size=256", "--report_every=3",

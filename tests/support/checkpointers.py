@@ -9,7 +9,10 @@ from common.metrics import Log
 from common.output import Output
 from datasets.sampling.receipt import Receipt
 
-DEFAULTS = {"weights": None, "evaluate": False, "report_every": Interval(1_000_000, "step"), "ignored": ()}
+DEFAULTS = {
+    "weights": None, "evaluate": False, "epoch_weights": True, "report_every": Interval(1_000_000, "step"),
+    "ignored": (),
+}  # fmt: skip
 
 
 class StubLoader:

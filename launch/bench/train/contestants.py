@@ -11,12 +11,13 @@ import torch
 from common.exits import BadInput
 from common.files import ROOT
 from common.platforms import available_cores
+from launch.bench import generated
 
 SAMPLE = "seed loop"
 _FOREVER = "1000000000"  # steps
 _ENDLESS = ["--epochs", "10000", "--seed", "0"]
-# Checkpoints are not timed; the generated sets have short epochs, each of which would end with one.
-_JOB = [*_ENDLESS, "--resume", "never", "--save_every", _FOREVER]
+# Saves are not timed.
+_JOB = [*_ENDLESS, "--resume", "never", "--save_every", _FOREVER, "--epoch_weights", "false"]
 _PATIENT = ["--timeout", "864000"]  # seconds: a stopped peer is not lost
 
 
@@ -45,7 +46,9 @@ def choose(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Co
 
 
 def _small(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str, Contestant | str]]:
-    data = ["--data_url", os.path.abspath(args.data_url)] if args.data_url else ["--custom_data", "true"]
+    data = ["--custom_data", "true"]  # 5,000 images: on a GPU an epoch of them is shorter than a turn
+    if args.data_url or device.type == "cuda":
+        data = ["--data_url", os.path.abspath(args.data_url or generated.cifar_folder(args.cache_dir))]
     shared = [*_shared(args, device), *data, "--dataset", "cifar10"]
 
     def job(name: str, *extra: str) -> list[str]:
@@ -65,6 +68,8 @@ def _small(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
     several = ["--processes_per_node", "2"] if device.type == "cpu" else []
     if several and available_cores() < 2:
         yield "train_ddp.py", "two processes would share the one core"
+    elif device.type == "cuda" and torch.cuda.device_count() > 1:
+        yield "train_ddp.py", "a kernel of nccl that waits for a stopped process would slow the others down"
     else:
         yield "train_ddp.py", Contestant(job("train_ddp.py", *_PATIENT, *several), "float32")
 
@@ -79,6 +84,8 @@ def _large(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
     ]
     job += ["--arch", args.arch, "--image_size", str(args.image_size), "--training_only"]
     job += ["--cache_dir", os.path.abspath(args.cache_dir)]
+    if device.type == "cuda":  # as train_ddp.py: no kernel of nccl may wait for a stopped process
+        job += ["--processes_per_node", "1"]
     synthetic, mixed = [*job, "--data_backend", "synthetic"], ["--amp", "true"]
     yield "float32", Contestant([*synthetic, "--amp", "false"], "float32")
     yield "mixed", Contestant([*synthetic, *mixed], "half")
@@ -86,7 +93,8 @@ def _large(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
         yield "mixed compiled", Contestant([*synthetic, *mixed, "--compile", "true"], "half", compiled=True)
     else:
         yield "mixed compiled", "--compile true includes it, and costs about a minute here"
-    data = ["--data_url", os.path.abspath(args.data_url)] if args.data_url else ["--custom_data", "true"]
+    folder = args.data_url or generated.image_folder(args.cache_dir)  # several steps an epoch
+    data = ["--data_url", os.path.abspath(folder)]
     yield "mixed from JPEG", Contestant([*job, *mixed, *data, "--data_backend", "threads"], "half")
 
 

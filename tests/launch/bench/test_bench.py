@@ -1,6 +1,8 @@
 """python -m launch bench: figures that can be believed, as a table, as JSON, as a picture."""
 
+import argparse
 import json
+import math
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ from PIL import Image
 
 from datasets.folders import random_folder
 from datasets.loaders import backends
+from datasets.memory import cifar10
+from launch.bench import batch_size, generated
 from tests.conftest import run
 
 BENCH = ("-m", "launch", "bench")
@@ -80,6 +84,36 @@ def test_the_largest_batch_that_a_limit_on_memory_allows(tmp_path):
     ).stdout)  # fmt: skip
     sizes = found["batch_sizes"]["pytorch"]
     assert found["most"] == 576 and all(192 <= sizes[name] < 576 for name in ("resident", "released"))
+
+
+@pytest.mark.parametrize("measured, tries", [(True, 10), (False, 18)])
+@pytest.mark.parametrize("largest", [0, 16, 1216, 3008, 5120])
+def test_few_tries_find_the_largest_batch(largest, measured, tries, monkeypatch):
+    """On a GPU a try reports the memory that it used: about linear in the batch."""
+    tried = []
+
+    def attempt(args, backend, resident, batch, seconds):
+        tried.append(batch)
+        used = 0.02 + 0.95 * batch * (1 + 0.005 * (batch % 7)) / (largest or 1)
+        return batch <= largest, used if measured and batch <= largest else None
+
+    monkeypatch.setattr(batch_size, "_try", attempt)
+    args = argparse.Namespace(step=16)
+    assert batch_size._largest(args, "dali", "resident", 5120, math.inf) == (largest, True)
+    assert len(tried) <= tries and len(set(tried)) == len(tried)
+
+
+def test_a_search_ends_in_time(monkeypatch):
+    sizes = iter([(True, None), (True, None), (None, None)])
+    monkeypatch.setattr(batch_size, "_try", lambda *args: next(sizes))
+    args = argparse.Namespace(step=16)
+    assert batch_size._largest(args, "dali", "resident", 5120, math.inf) == (32, False)
+
+
+def test_generated_images_of_cifar_10_are_read(tmp_path):
+    train, test = cifar10.load(generated.cifar_folder(str(tmp_path)), custom_data=False)
+    assert (len(train), len(test)) == (50_000, 10_000)
+    assert train.labels.bincount().tolist() == [5000] * 10
 
 
 def test_a_batch_size_without_a_gpu_needs_a_limit(folder, tmp_path):
