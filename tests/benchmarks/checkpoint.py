@@ -1,12 +1,13 @@
 """What a save and a receipt cost the training, as ratios in one run.
 
-python -m tests.benchmarks.checkpoint
+python -m tests.benchmarks.checkpoint [--device cuda] [--rounds 7]
 
 - Seconds for which a save of ResNet-18 with momentum blocks: torch.save and fsync, against the copy of
-  common/checkpoint/writer.py, whose thread then writes the same with its checksum.
-- Seconds of a receipt against those of a training step of 128 CIFAR-sized images, on this CPU.
+  common/checkpoint/saver.py, whose thread then writes the same with its checksum.
+- Seconds of a receipt against those of a training step of 128 CIFAR-sized images, on this device.
 """
 
+import argparse
 import datetime
 import os
 import statistics
@@ -23,28 +24,34 @@ from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
+from launch.bench.output import now
 from tests.benchmarks.machine import describe
-
-ROUNDS = 7
 
 
 def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cpu", help="default: cpu")
+    parser.add_argument("--rounds", type=int, default=7, help="default: 7")
+    options = parser.parse_args()
+    device, rounds = torch.device(options.device), options.rounds
     print(f"{datetime.date.today()}, {describe()}")
-    model = models.resnet18(3, 10)
+    model = models.resnet18(3, 10).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     data, _ = cifar10.load(None, True)
-    loader = make_loader(data, BatchSampler(len(data), 128, 0), torch.device("cpu"), augment=True)
+    loader = make_loader(data, BatchSampler(len(data), 128, 0), device, augment=True)
     loss_function = torch.nn.CrossEntropyLoss()
 
     steps, receipts = [], []
     batches, order = iter(loader), BatchSampler(len(data), 128, 0)
-    for number in range(ROUNDS + 1):
-        begin = time.perf_counter()
+    for number in range(rounds + 1):
+        begin = now(device)
         images, labels = next(batches)
         optimizer.zero_grad()
         loss_function(model(images), labels).backward()
         optimizer.step()
-        steps.append(time.perf_counter() - begin)
+        steps.append(now(device) - begin)
         ids = order.batch(number)
         parameters, labels = crop_flip(data, ids, 0, 0), data.labels[ids].numpy()
         receipt, begin = Receipt(), time.perf_counter()
@@ -54,9 +61,9 @@ def main():
     print(f"receipt: {statistics.median(receipts[1:]) * 1e6:.0f} us a step of 128, {share:.3%} of a step")
 
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    writer, ratios, blocked = BackgroundWriter(), [], []
+    writer, ratios, blocked, whole = BackgroundWriter(), [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(ROUNDS + 1):
+        for number in range(rounds + 1):
             begin = time.perf_counter()
             with open(os.path.join(folder, "plain.pt"), "wb") as file:
                 torch.save(state, file)
@@ -68,18 +75,22 @@ def main():
             writer.submit(state, lambda copy, path=path: checkpoint.write(path, copy))
             blocked.append(time.perf_counter() - begin)
             error = writer.wait()
-            whole = time.perf_counter() - begin
+            whole.append(time.perf_counter() - begin)
             assert error is None, error
             os.unlink(path)
             if number:  # the first takes its memory from the system
                 ratios.append(plain / blocked[-1])
                 print(
                     f"torch.save and fsync {plain * 1e3:.0f} ms, copy {blocked[-1] * 1e3:.1f} ms: "
-                    f"{ratios[-1]:.1f}x (on the disk after {whole * 1e3:.0f} ms)"
+                    f"{ratios[-1]:.1f}x (on the disk after {whole[-1] * 1e3:.0f} ms)"
                 )
+    print(
+        f"a save blocks {statistics.median(blocked[1:]) * 1e3:.1f} ms, on the disk after "
+        f"{statistics.median(whole[1:]) * 1e3:.1f} ms (medians)"
+    )
     spread = f"{min(ratios):.1f}-{max(ratios):.1f}"
     print(
-        f"{size_of(state) / 1e6:.0f} MB: blocked {statistics.median(ratios):.1f}x less, n={ROUNDS} ({spread})"
+        f"{size_of(state) / 1e6:.0f} MB: blocked {statistics.median(ratios):.1f}x less, n={rounds} ({spread})"
     )
     print(f"load average at the end {os.getloadavg()[0]:.2f}")
 

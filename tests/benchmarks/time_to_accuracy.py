@@ -6,9 +6,10 @@
 
 For each seed the contestants take turns, each alone. The clock is that of training: from the begin of the
 first step to the end of the evaluation that showed the accuracy, evaluating and saving included. Setting up
-and compiling, which every run does anew, come before it; where a job compiles, the time to the target is also
-given with compiling. A job whose learning rate follows a schedule runs to its end, or to --limit seconds of
-training; the sample's loop, whose learning rate is constant, until it has reached the target.
+and compiling come before it. Every run compiles anew, unless --keep_compiled true is given; where a job
+compiles, the time to the target is also given with compiling. A job whose learning rate follows a schedule
+runs to its end, or to --limit seconds of training; the sample's loop, whose learning rate is constant, until
+it has reached the target.
 
 A run that has not reached the target is censored: "> 150 s". The median is that of the times, the censored
 ones being longer than their limit: a number if more than half of the runs reached the target, else a lower
@@ -66,7 +67,7 @@ RECIPES = {
         curves.BASELINE: _ENDLESS,
         "train.py": "--epochs 30 --batch_size 128 --lr 0.1",
         "train_amp.py": "--epochs 30 --batch_size 128 --lr 0.1",
-        "train_fast.py": "--epochs 30 --batch_size 512 --lr 0.4",
+        "train_fast.py": "--epochs 30 --batch_size 512 --lr 0.4 --save_every 30epochs --epoch_weights false",
     }),
 }  # fmt: skip
 
@@ -104,6 +105,10 @@ def _parsed():
     parser.add_argument(
         "--jobs", help=f'as in "{curves.BASELINE},train.py" (default: all that the recipe has)'
     )
+    parser.add_argument(
+        "--keep_compiled", type=arguments.boolean, default=False,
+        help="true: only the first run of a job compiles (default: each compiles anew)",
+    )  # fmt: skip
     parser.add_argument("--plot", metavar="FILE.png", help="draw the learning curves")
     parser.add_argument(
         "--json", metavar="FILE", nargs="?", const="-", help="every curve, after each run (default: printed)"
@@ -149,7 +154,9 @@ def _measured(args) -> dict:
             # a constant learning rate: nothing is left for later
             enough = target if job == curves.BASELINE else None
             run = {"job": job, "seed": seed, "options": options}
-            run |= timed_run.run([*_program(job), *shlex.split(options), f"--seed={seed}"], limit, enough)
+            run |= timed_run.run(
+                [*_program(job), *shlex.split(options), f"--seed={seed}"], limit, enough, args.keep_compiled
+            )
             found["runs"].append(run)
             found["load_average"] = os.getloadavg()[0]
             if args.json and args.json != "-":

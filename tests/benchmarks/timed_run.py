@@ -27,17 +27,19 @@ _POLL = 0.25  # seconds
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
-def run(command: list[str], limit: float, enough: float | None) -> dict:
+def run(command: list[str], limit: float, enough: float | None, keep_compiled: bool = False) -> dict:
     """One run of `python *command --output_dir=FOLDER`: {"laps", "seconds", "ended", "curve"}.
 
     limit: seconds of training after which it is ended; enough: test accuracy at which it is. What it compiles
-    it does not find compiled by an earlier run. Raises BadInput where it fails.
+    it does not find compiled by an earlier run, unless keep_compiled. Raises BadInput where it fails.
     """
     with tempfile.TemporaryDirectory(prefix="time_to_accuracy_") as folder:
         output, log = os.path.join(folder, "output"), os.path.join(folder, "log")
         command = [sys.executable, *command, f"--output_dir={output}"]
         caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
         environment = os.environ | {name: os.path.join(folder, each) for name, each in caches.items()}
+        if keep_compiled:
+            environment = dict(os.environ)
         started = time.monotonic()
         with open(log, "wb") as file:
             process = subprocess.Popen(

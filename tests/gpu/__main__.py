@@ -1,0 +1,121 @@
+"""Prove and measure everything on this machine's GPU: `make gpu`.
+
+    python -m tests.gpu [--data_url FOLDER] [--stages tests,waits]
+    python -m tests.gpu --device cpu                     a rehearsal: every command, tiny, on the CPU
+
+Correctness first: tests, compiled against plain, SIGTERM and resume, receipts of the CPU and the GPU. Then
+where the host waits, and figures with their aims. It takes 8 minutes at most; 4 more for CIFAR-10 to 94 %,
+which needs its data set (--data_url), and 2 more for several GPUs. A stage that fails is a row with its
+reason, and the rest continues. gpu.json, gpu.md (a table) and logs/ are in --output_dir.
+
+Exit code: 0; 1 if a stage of correctness failed; 2 without a GPU.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+
+from common.entry import entry
+
+# isort: split
+import torch
+
+from common import arguments
+from common.exits import BadInput
+from common.files import ROOT
+from tests.gpu import checks, figures, report
+from tests.gpu.lab import Setting, Stage, run_stages
+
+_MINUTES, _MINUTES_OF_ACCURACY, _MINUTES_OF_SEVERAL = 8.0, 4.0, 2.0
+_MEMORY = "/dev/shm"  # outputs are written there: a disk is not what is measured
+_FAILED = 1
+
+
+@entry
+def main() -> None:
+    args = _parse_args()
+    is_small = args.device == "cpu"
+    if not is_small and not torch.cuda.is_available():
+        built = torch.version.cuda
+        reason = f"is built for CUDA {built} and sees none" if built else "is built without CUDA"
+        raise BadInput(f"no GPU: torch {torch.__version__} {reason}; --device cpu rehearses the stages")
+    gpus = 0 if is_small else torch.cuda.device_count()
+    stages, minutes = _choose(args, gpus)
+    logs = os.path.join(args.output_dir, "logs")
+    os.makedirs(logs, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    scratch = tempfile.mkdtemp(prefix="bootfile-gpu-", dir=parent)
+    machine = report.describe(is_small)
+
+    def show(results: list[dict]) -> None:
+        report.write(args.output_dir, machine, results)
+        last = results[-1]
+        print(
+            f"{last['stage']}: {last['failed'] or 'done'} ({last['seconds']:.0f} s)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    try:
+        setting = Setting(is_small, args.data_url, scratch, logs, _environment(scratch, is_small), gpus)
+        results = run_stages(stages, setting, minutes, show)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    print(report.format_table(machine, results))
+    if any(result["is_check"] and result["failed"] for result in results):
+        sys.exit(_FAILED)
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = arguments.Parser(__doc__)
+    parser.prog = "python -m tests.gpu"
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal (default: cuda)")
+    add("--data_url", metavar="FOLDER", help="folder with CIFAR-10 (default: that stage is left out)")
+    add("--stages", metavar="NAMES", help="separated by commas (default: all)")
+    add("--minutes", type=arguments.positive_float, help="of all stages (default: 8, 4 more with --data_url)")
+    add("--output_dir", default=os.path.join(ROOT, "output_dir", "gpu"), help="default: output_dir/gpu")
+    args = parser.parse_args()
+    args.output_dir = os.path.abspath(args.output_dir)
+    if args.data_url and not os.path.isdir(args.data_url):
+        raise BadInput(f"--data_url {args.data_url}: no such folder")
+    args.data_url = args.data_url and os.path.abspath(args.data_url)
+    return args
+
+
+def _choose(args: argparse.Namespace, gpus: int) -> tuple[list[Stage], float]:
+    """Return the stages and the minutes that they may take. Raises BadInput."""
+    is_small, minutes = args.device == "cpu", _MINUTES
+    stages = [*checks.STAGES, *figures.STAGES]
+    if gpus > 1 or is_small:
+        stages.append(figures.SEVERAL)
+        minutes += _MINUTES_OF_SEVERAL
+    if args.data_url or is_small:
+        stages.append(figures.ACCURACY)
+        minutes += _MINUTES_OF_ACCURACY
+    if is_small:  # two cores take longer
+        stages, minutes = [stage._replace(seconds=600) for stage in stages], 60
+    if args.stages:
+        names = args.stages.split(",")
+        if unknown := set(names) - {stage.name for stage in stages}:
+            known = ", ".join(stage.name for stage in stages)
+            raise BadInput(f"--stages {sorted(unknown)[0]}: expected one of {known}")
+        stages = [stage for stage in stages if stage.name in names]
+    return stages, args.minutes or minutes
+
+
+def _environment(scratch: str, is_small: bool) -> dict[str, str]:
+    """Return the environment of all commands, with one cache of what is compiled."""
+    env = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
+    env |= {
+        name: os.path.join(scratch, name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    }
+    return env | ({"CUDA_VISIBLE_DEVICES": ""} if is_small else {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The stages that decide the exit code of `make gpu`: is what a GPU computes right?"""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import torch
+
+from datasets.sampling import receipt
+from tests.gpu.lab import Failed, Run, Stage
+
+ROOT = Path(__file__).resolve().parents[2]
+_NOT_GRAPHS = re.compile(r"skipping cudagraphs|recompiling|re-record|not compiled", re.IGNORECASE)
+_LOGS = "recompiles,cudagraphs,perf_hints"  # of torch: they name what _NOT_GRAPHS looks for
+_FIRST, _APART = 10, 0.1  # steps whose losses are compared, and their largest difference
+_DIGITS = ("--dataset", "digits", "--report_every", "1", "--lr", "0.02")
+_NO_SAVES = ("--resume", "never", "--save_every", "1000000000")
+
+
+def run_tests(run: Run) -> None:
+    """The tests that are marked gpu."""
+    files = [
+        str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()
+    ]
+    options = ["-q", "-p", "no:cacheprovider", "-m", "gpu", "-n", "2" if run.is_small else "4"]
+    text = run.call("pytest", "-m", "pytest", *options, *files)
+    counts = {
+        name: int(count) for count, name in re.findall(r"(\d+) (passed|skipped)", text.splitlines()[-1])
+    }
+    run.note("tests that passed", counts.get("passed", 0), "")
+    run.note("tests that were skipped", counts.get("skipped", 0), "")
+    run.check("tests ran", run.is_small or "passed" in counts)
+
+
+def compare_compiled(run: Run) -> None:
+    """train_fast.py compiled, and so as CUDA graphs, against the same without."""
+    job = ["jobs/train_fast.py", *_DIGITS, *_NO_SAVES, "--batch_size", "128", "--epochs", "4"]
+    job += ["--max_steps", "12"] if run.is_small else []
+    outputs = {name: run.folder(name) for name in ("plain", "compiled")}
+    processes = {
+        name: run.start(
+            name, *job, "--compile", str(name == "compiled").lower(), "--output_dir", output, TORCH_LOGS=_LOGS
+        )
+        for name, output in outputs.items()
+    }
+    texts = {name: run.finish(process) for name, process in processes.items()}
+    losses = [read_losses(output) for output in outputs.values()]
+    apart = max(abs(one - other) for one, other in zip(*(each[:_FIRST] for each in losses), strict=True))
+    found = _NOT_GRAPHS.findall(texts["compiled"])
+    run.check("receipts are equal", read_receipt(outputs["plain"]) == read_receipt(outputs["compiled"]))
+    run.check("compiled once, as CUDA graphs", not found, ", ".join(sorted(set(found))))
+    detail = f"{apart:.4f} of the first {min(map(len, losses))} losses at most, expected {_APART}"
+    run.check("difference of the losses", len(losses[0]) == len(losses[1]) > 0 and apart <= _APART, detail)
+
+
+def compare_restart(run: Run) -> None:
+    """A run that is stopped by SIGTERM and started again, against two that are not stopped."""
+    epochs, batch = (3, "240") if run.is_small else (12, "32")
+    job = ["-m", "tests.gpu.deterministic", "jobs/train.py", *_DIGITS, "--save_every", "5"]
+    job += ["--epochs", str(epochs), "--batch_size", batch]
+    outputs = {name: run.folder(name) for name in ("whole", "again", "cut")}
+    processes = {name: run.start(name, *job, "--output_dir", output) for name, output in outputs.items()}
+    cut, metrics = processes["cut"], Path(outputs["cut"], "metrics.jsonl")
+    middle = f'"epoch": {1 + epochs // 3},'
+    run.wait_until(lambda: cut.poll() is not None or (metrics.exists() and middle in metrics.read_text()))
+    if cut.poll() is None:
+        os.kill(cut.pid, signal.SIGTERM)
+    run.finish(cut, 128 + signal.SIGTERM)
+    run.call("resumed", *job, "--output_dir", outputs["cut"])
+    for name in ("whole", "again"):
+        run.finish(processes[name])
+    weights = {name: read_weights(output, epochs) for name, output in outputs.items()}
+    noise, apart = (largest_difference(weights["whole"], weights[name]) for name in ("again", "cut"))
+    starts = Path(outputs["cut"], "starts.jsonl").read_text().splitlines()
+    resumed = json.loads(starts[-1])["step"]
+    run.check("resumed at a step", len(starts) == 2 and resumed > 0, f"step {resumed}")
+    detail = f"{apart:.3g} at most; two runs without a restart: {noise:.3g}"
+    run.check("difference of the weights", apart <= noise, detail)
+    run.check("receipts are equal", read_receipt(outputs["whole"]) == read_receipt(outputs["cut"]))
+
+
+def compare_receipts(run: Run) -> None:
+    """The receipts of a run on the CPU and of one on the GPU."""
+    steps = "6" if run.is_small else "40"
+    digits = ["jobs/train.py", *_DIGITS, *_NO_SAVES, "--batch_size", "64", "--max_steps", steps]
+    folder = ["jobs/imagenet.py", "--custom_data", "true", "--cache_dir", run.folder("index"), *_NO_SAVES]
+    folder += ["--arch", "resnet18", "--image_size", "64", "--batch_size", "32", "--max_steps", "6"]
+    folder += ["--data_backend", "threads", "--workers", "2", "--report_every", "1", "--training_only"]
+    devices = {"cpu": "false", "gpu": "false" if run.is_small else "true"}
+    for name, job in {"train.py": digits, "imagenet.py": folder}.items():
+        outputs = {device: run.folder(f"{name}-{device}") for device in devices}
+        processes = [
+            run.start(f"{name}-{device}", *job, "--enable_gpu", enable, "--output_dir", outputs[device])
+            for device, enable in devices.items()
+        ]
+        for process in processes:
+            run.finish(process)
+        first, second = (read_receipt(output) for output in outputs.values())
+        run.check(f"receipts of {name} on CPU and GPU are equal", len(first) > 0 and first == second)
+
+
+def read_receipt(output: str) -> bytes:
+    """Return the receipt of a run."""
+    return Path(output, receipt.FILE).read_bytes()
+
+
+def read_losses(output: str) -> list[float]:
+    """Return the losses that a run reported, in their order."""
+    lines = map(json.loads, Path(output, "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def read_weights(output: str, epoch: int) -> dict[str, torch.Tensor]:
+    """Return the weights of a run after an epoch."""
+    return torch.load(Path(output, f"epoch_{epoch}.pth"), weights_only=True)
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Return the largest difference of a weight. Raises Failed if they are not of one network."""
+    if one.keys() != other.keys():
+        raise Failed("the weights are those of different networks")
+    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
+
+
+STAGES = [
+    Stage("tests", 150, run_tests, is_check=True, is_beside=True),
+    Stage("compiled", 150, compare_compiled, is_check=True, is_beside=True),
+    Stage("restart", 150, compare_restart, is_check=True, is_beside=True),
+    Stage("receipts", 150, compare_receipts, is_check=True, is_beside=True),
+]

@@ -1,0 +1,194 @@
+"""Run stages, each within its time. A stage that fails is a result with its reason; the rest continues."""
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+from common.files import ROOT
+
+_GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+_POLL = 0.05  # seconds
+_TAIL = 40  # lines of a log that a result keeps of a stage that failed
+_LEAST = 5.0  # seconds with which a stage is begun
+
+
+class Failed(Exception):
+    """A stage cannot deliver its figures. The text is the reason."""
+
+
+class Stage(NamedTuple):
+    """name: of letters, digits and spaces. seconds: at most. is_check: decides the exit code.
+    is_beside: runs at the same time as the neighbours that have it, too: nothing is timed there."""
+
+    name: str
+    seconds: float
+    function: Callable[["Run"], object]
+    is_check: bool = False
+    is_beside: bool = False
+
+
+class Setting(NamedTuple):
+    """What all stages share. is_small: a rehearsal on the CPU. data: folder of CIFAR-10. scratch: folder of
+    outputs. logs: folder of logs. env: of all commands. gpus: how many there are."""
+
+    is_small: bool
+    data: str | None
+    scratch: str
+    logs: str
+    env: dict[str, str]
+    gpus: int
+
+
+class Run:
+    """A stage while it runs. It starts commands, waits for them, and notes rows."""
+
+    def __init__(self, stage: Stage, setting: Setting, end: float):
+        self.setting, self.is_small, self.rows = setting, setting.is_small, list[dict]()
+        self._name, self._begin = stage.name, time.monotonic()
+        self._deadline = min(self._begin + stage.seconds, end)
+        self._processes: list[subprocess.Popen] = []
+        self._logs: dict[subprocess.Popen, str] = {}
+        self._closed = threading.Event()
+
+    def folder(self, name: str) -> str:
+        """Return the path of an output folder of this stage."""
+        return os.path.join(self.setting.scratch, f"{self._name}-{name}".replace(" ", "-"))
+
+    def start(self, label: str, *command: str, **env: str) -> subprocess.Popen:
+        """Start `python *command` in the repository's root; its output goes to the log of this label."""
+        log = os.path.join(self.setting.logs, f"{self._name}-{label}.log".replace(" ", "-"))
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, *command], cwd=ROOT, env=self.setting.env | env, stdin=subprocess.DEVNULL,
+                stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self._processes.append(process)
+        self._logs[process] = log
+        if self._closed.is_set():
+            self.close()
+        return process
+
+    def finish(self, process: subprocess.Popen, code: int = 0) -> str:
+        """Wait and return what the process printed. Raises Failed for another exit code, and in time."""
+        self.wait_until(lambda: process.poll() is not None)
+        text = self._read(process)
+        if process.returncode != code:
+            lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
+            raise Failed(f"exit code {process.returncode}: {lines[-1][:200]}")
+        return text
+
+    def call(self, label: str, *command: str, **env: str) -> str:
+        """Start a command, wait, and return what it printed. Raises Failed."""
+        return self.finish(self.start(label, *command, **env))
+
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Raises Failed when the time of the stage is over."""
+        while not is_done():
+            if self._closed.is_set():
+                raise Failed("interrupted")
+            if time.monotonic() > self._deadline:
+                raise Failed(f"no end within {self._deadline - self._begin:.0f} s")
+            time.sleep(_POLL)
+
+    def note(
+        self, figure: str, value: float, unit: str, aim: float | None = None, at_most: bool = False
+    ) -> None:
+        """Note a figure. aim: what it should be at least, or at most. A rehearsal meets no aim."""
+        met = None
+        if aim is not None and not self.is_small:
+            met = value <= aim if at_most else value >= aim
+        self.rows.append(
+            {"figure": figure, "value": value, "unit": unit, "aim": aim, "at_most": at_most, "met": met}
+        )
+
+    def check(self, figure: str, is_right: bool, detail: str = "") -> None:
+        """Note whether something is as it must be. One that is not fails the stage at its end."""
+        self.rows.append(
+            {"figure": figure, "value": detail or ("yes" if is_right else "no"), "met": is_right}
+        )
+
+    def close(self) -> None:
+        """End all processes of the stage. May be called from another thread."""
+        self._closed.set()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self._processes:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
+            deadline = time.monotonic() + _GRACE
+            while number == signal.SIGTERM and time.monotonic() < deadline:
+                if all(process.poll() is not None for process in self._processes):
+                    break
+                time.sleep(_POLL)
+        for process in self._processes:
+            process.wait()
+
+    def tail(self) -> list[str]:
+        """Return the last lines of the logs."""
+        return [line for process in self._processes for line in self._read(process).splitlines()[-_TAIL:]]
+
+    def _read(self, process: subprocess.Popen) -> str:
+        with open(self._logs[process], encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+
+def run_stages(
+    stages: list[Stage], setting: Setting, minutes: float, report: Callable[[list[dict]], object]
+) -> list[dict]:
+    """Run all stages within so many minutes, and return a result for each.
+
+    A result: {"stage", "is_check", "seconds", "failed": the reason or "", "rows", "log": its end if the stage
+    failed}. report: is called with all results so far after each stage.
+    """
+    end = time.monotonic() + 60 * minutes
+    results: list[dict] = []
+    for is_beside, group in itertools.groupby(stages, key=lambda stage: stage.is_beside):
+        several = list(group)
+        for part in [several] if is_beside else [[stage] for stage in several]:
+            results += _run_together(part, setting, end)
+            report(results)
+    return results
+
+
+def _run_together(stages: list[Stage], setting: Setting, end: float) -> list[dict]:
+    runs = [Run(stage, setting, end) for stage in stages]
+    with ThreadPoolExecutor(len(stages)) as pool:
+        futures = [pool.submit(_run_one, stage, run, end) for stage, run in zip(stages, runs, strict=True)]
+        try:
+            wait(futures)
+        except BaseException:  # Ctrl-C, SIGTERM
+            for run in runs:
+                run.close()
+            raise
+    return [future.result() for future in futures]
+
+
+def _run_one(stage: Stage, run: Run, end: float) -> dict:
+    begin, failed = time.monotonic(), ""
+    try:
+        if begin + _LEAST > end:
+            raise Failed("left out: no time is left")
+        stage.function(run)
+        wrong = [
+            f"{row['figure']}: {row['value']}" for row in run.rows if "aim" not in row and not row["met"]
+        ]
+        failed = "; ".join(wrong)
+    except Failed as error:
+        failed = str(error)
+    except (
+        Exception
+    ) as error:  # a figure that is missing in an output: the other stages are independent of it
+        failed = f"{type(error).__name__}: {error}"
+    finally:
+        run.close()
+    return {
+        "stage": stage.name, "is_check": stage.is_check, "seconds": round(time.monotonic() - begin, 1),
+        "failed": failed, "rows": run.rows, "log": run.tail() if failed else [],
+    }  # fmt: skip
