@@ -51,14 +51,14 @@ def main() -> None:
     scratch = tempfile.mkdtemp(prefix="bootfile-gpu-", dir=parent)
     machine = report.describe(is_small)
 
+    shown: list[str] = []
+
     def show(results: list[dict]) -> None:
         report.write(args.output_dir, machine, results)
-        last = results[-1]
-        print(
-            f"{last['stage']}: {last['failed'] or 'done'} ({last['seconds']:.0f} s)",
-            file=sys.stderr,
-            flush=True,
-        )
+        for result in results[len(shown) :]:
+            line = f"{result['stage']}: {result['failed'] or 'done'} ({result['seconds']:.0f} s)"
+            print(line, file=sys.stderr, flush=True)
+            shown.append(result["stage"])
 
     try:
         setting = Setting(is_small, args.data_url, scratch, logs, _environment(scratch, is_small), gpus)

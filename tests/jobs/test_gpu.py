@@ -1,11 +1,14 @@
 """The jobs on a GPU, against the same jobs on the CPU. `make gpu` runs them."""
 
 import os
+import signal
 
 import pytest
 import torch
 
-from tests.conftest import environment, records, run
+from datasets.sampling import receipt
+from tests.conftest import environment, finish, records, run, start
+from tests.jobs.test_resume import wait_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,14 +18,33 @@ pytestmark = [
 SMALL = ("--dataset=digits", "--max_steps=3", "--batch_size=64", "--report_every=1", "--lr=0.02")
 
 
-def _losses(output_dir, job, *arguments, gpu=True):
+EFFECTS = ("--mixup=0.2", "--color_jitter=0.4", "--random_erasing=0.5")
+
+
+def _environment():
     env = environment()
     del env["CUDA_VISIBLE_DEVICES"]
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         env["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
-    enable = f"--enable_gpu={str(gpu).lower()}"
-    run(f"jobs/{job}", *SMALL, enable, *arguments, "--output_dir", output_dir, env=env, timeout=300)
+    return env
+
+
+def _enable(gpu=True):
+    return f"--enable_gpu={str(gpu).lower()}"
+
+
+def _read_losses(output_dir):
     return [record["loss"] for record in records(output_dir) if "loss" in record]
+
+
+def _losses(output_dir, job, *arguments, **device):
+    command = (f"jobs/{job}", *SMALL, _enable(**device), *arguments, "--output_dir", output_dir)
+    run(*command, env=_environment(), timeout=300)
+    return _read_losses(output_dir)
+
+
+def _receipt(output_dir):
+    return (output_dir / receipt.FILE).read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +70,40 @@ def test_two_processes_share_a_gpu_over_gloo(on_cpu, tmp_path):
     processes = 2 * torch.cuda.device_count()
     losses = _losses(tmp_path, "train_ddp.py", f"--processes_per_node={processes}")
     assert losses[0] == pytest.approx(on_cpu[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("job", ["train.py", "train_amp.py", "train_fast.py"])
+def test_a_restart(job, tmp_path):
+    """Losses need not be equal bit for bit on a GPU. train_fast.py records its CUDA graphs again."""
+    command = (
+        f"jobs/{job}", _enable(), "--dataset=digits", "--epochs=3", "--batch_size=240", "--lr=0.005",
+        "--report_every=1", "--save_every=2",
+    )  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(*command, f"--output_dir={whole}", env=_environment(), timeout=300)
+    stopped = start(*command, f"--output_dir={cut}", env=_environment())
+    assert "not compiled" not in "".join(wait_for(stopped, r"^epoch=2 step=6 "))
+    os.kill(stopped.pid, signal.SIGTERM)
+    finish(stopped, 143, timeout=300)
+    assert "resumed from " in run(*command, f"--output_dir={cut}", env=_environment(), timeout=300).stdout
+    assert _receipt(cut) == _receipt(whole)
+    assert len(_read_losses(whole)) == 15
+    assert _read_losses(cut) == pytest.approx(_read_losses(whole), abs=0.1)
+
+
+@pytest.mark.parametrize("options", [("--amp=false",), ("--accumulate=2", "--ema=0.9", "--compile=true")])
+def test_imagenet(options, tmp_path):
+    """The data, and the first loss, are those of the CPU."""
+    found = []
+    for name, device in {"cpu": {"gpu": False}, "gpu": {}}.items():
+        output = tmp_path / name
+        shared = options if device == {} else [each for each in options if "compile" not in each]
+        run(
+            "jobs/imagenet.py", _enable(**device), "--custom_data=true", f"--cache_dir={tmp_path / 'cache'}",
+            "--arch=resnet18", "--image_size=64", "--batch_size=32", "--max_steps=3", "--report_every=1",
+            "--lr=0.01", "--warmup=0", "--data_backend=threads", "--workers=2", *EFFECTS, *shared,
+            f"--output_dir={output}", env=_environment(), timeout=300,
+        )  # fmt: skip
+        found.append(_read_losses(output))
+    assert _receipt(tmp_path / "cpu") == _receipt(tmp_path / "gpu")
+    assert len(found[1]) == 3 and found[1][0] == pytest.approx(found[0][0], rel=2e-2)
