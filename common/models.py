@@ -47,26 +47,38 @@ def arch(text: str) -> str:
     return text
 
 
-def check(name: str, image_size: int, batch: int | None) -> None:
-    """Raise BadInput if torchvision's network cannot take images of that size, or cannot be trained on
-    `batch` images at a time; None: it is not trained."""
+def check(name: str, image_size: int, batch: int | None, first_image_size: int | None = None) -> None:
+    """Raise BadInput if the network of this name (arch()) cannot take images of that size.
+
+    batch: images at a time on which it is also trained; None: it is not trained. first_image_size: a smaller
+    size that the same network is also trained on.
+    """
     try:
         with torch.device("meta"):  # no memory, no arithmetic
-            _trial(name, image_size, batch)
+            _trial(name, image_size, batch, first_image_size)
     except (BadInput, RuntimeError):  # some networks cannot be made there
-        _trial(name, image_size, batch)
+        _trial(name, image_size, batch, first_image_size)
 
 
-def _trial(name: str, image_size: int, batch: int | None) -> None:
-    model = build(name, 10, image_size)
+def _trial(name: str, image_size: int, batch: int | None, first_image_size: int | None) -> None:
+    model, size = build(name, 10, image_size), first_image_size or image_size
+    if first_image_size:
+        try:
+            with torch.no_grad():
+                model(torch.zeros(1, 3, size, size))
+        except (RuntimeError, AssertionError, ValueError) as error:
+            raise BadInput(
+                f"--arch {name} cannot take images of --first_image_size {size}: "
+                f"{' '.join(str(error).split())[:200]}"
+            ) from error
     if batch != 1:
         return
     try:
         with torch.no_grad():
-            model.train()(torch.zeros(1, 3, image_size, image_size))
+            model.train()(torch.zeros(1, 3, size, size))
     except ValueError as error:
         raise BadInput(
-            f"--arch {name} cannot be trained on 1 image of --image_size {image_size} at a time: {error}. "
+            f"--arch {name} cannot be trained on 1 image of --image_size {size} at a time: {error}. "
             "Raise --batch_size, or lower --accumulate"
         ) from error
 

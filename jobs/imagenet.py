@@ -89,6 +89,8 @@ def parse_args() -> argparse.Namespace:
         raise BadInput("--evaluate and --training_only exclude each other")
     if args.freeze and not args.weights and args.resume in ("auto", "never"):
         raise BadInput("--freeze needs --weights FILE or DEFAULT: the backbone would stay random")
+    if (args.first_image_size or 0) > args.image_size:
+        raise BadInput(f"--first_image_size {args.first_image_size} exceeds --image_size {args.image_size}")
     for name in ("ema", "momentum", "label_smoothing"):
         if (getattr(args, name) or 0) > 1:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
@@ -137,7 +139,7 @@ def main() -> None:
     log = metrics.Log(args)
     # What the arguments alone decide is checked first: the scan of the images may take hours.
     micro_batch = split_batch(args, world_size)
-    models.check(args.arch, args.image_size, None if args.evaluate else micro_batch)
+    models.check(args.arch, args.image_size, None if args.evaluate else micro_batch, args.first_image_size)
     image_folders.check_paths(resume=args.resume, weights=weights.file_of(args))
     train_loader, val_loader = image_folders.open_loaders(args, device, log, micro_batch)
     classes = len(train_loader.plan.index.classes)

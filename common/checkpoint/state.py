@@ -15,7 +15,8 @@ from common.checkpoint.schedules import ScheduleState, plain
 
 # options that decide what is learned
 IDENTITY = (
-    "dataset", "custom_data", "image_size", "arch", "batch_size", "bn_weight_decay", "seed",
+    "dataset", "custom_data", "image_size", "first_image_size", "arch", "batch_size", "bn_weight_decay",
+    "seed",
 )  # fmt: skip
 # options that decide where and how, and not what is learned
 OPERATION = {

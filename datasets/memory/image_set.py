@@ -17,7 +17,8 @@ class ImageSet:
     255.
 
     padding (pixels) and flip: which random crops and mirror images still show the same class. source: where
-    the images come from, for people. class_names: by label, if the classes have names.
+    the images come from, for people. class_names: by label, if the classes have names. reflect: whether the
+    padding mirrors the image at its border instead of being black.
     """
 
     images: torch.Tensor
@@ -29,6 +30,7 @@ class ImageSet:
     flip: bool
     source: str
     class_names: tuple[str, ...] = ()
+    reflect: bool = False
 
     def __len__(self) -> int:
         return len(self.images)
@@ -50,7 +52,7 @@ class ImageSet:
         digest = hashlib.sha256(images.data)
         digest.update(labels.data)
         facts = (images.shape, self.classes, self.mean, self.std, self.padding, self.flip)
-        digest.update(repr(facts).encode())
+        digest.update(repr(facts).encode() + b"reflect" * self.reflect)
         return digest.hexdigest()[:32]
 
 

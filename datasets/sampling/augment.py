@@ -35,6 +35,20 @@ def crop_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
     return CropFlip(below(words[0], places), below(words[1], places), mirrored)
 
 
+def alternating_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
+    """Return the windows of crop_flip(), mirrored in every second epoch: chance decides only whether an image
+    begins with the odd or the even ones.
+
+    Two epochs in a row so show both mirror images of every sample. Source: K. Jordan, "94% on CIFAR-10 in
+    3.29 Seconds on a Single GPU", arXiv:2404.00498.
+    """
+    crops = crop_flip(index, ids, seed, epoch)
+    if not index.flip:
+        return crops
+    begins_with_odd = draw(seed, 0, ids, Operation.CROP_FLIP)[2] >= 2**31  # epochs count from 1
+    return crops._replace(flip=begins_with_odd == (epoch % 2 == 1))
+
+
 class Crop(NamedTuple):
     """A box in the image, in pixels (int64 [n]), and whether its content is mirrored.
 

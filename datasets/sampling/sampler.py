@@ -242,8 +242,9 @@ class Plan:
     index: has `labels` (integers, by id), `fingerprint` and what `augment` needs: an ImageFolderIndex, an
     ImageSet, a PairIndex. sampler: a batch sampler of datasets/sampling/sampler.py. augment(index, ids, seed,
     epoch): a function of datasets/sampling/augment.py, or another one that returns a NamedTuple of arrays
-    [n]. size: side of the square images that engines deliver, pixels; ignored by those that deliver whole
-    images. views: images of a sample; those of sample k have the ids k, len(index) + k and so on.
+    [n]. size: side of the square images that engines deliver, pixels, or a function of the epoch that returns
+    it; ignored by engines that deliver whole images. views: images of a sample; those of sample k have the
+    ids k, len(index) + k and so on.
 
     largest: the number of images in the largest batch.
     """
@@ -253,16 +254,22 @@ class Plan:
         index: Any,
         sampler: Any,
         augment: Callable[[Any, np.ndarray, int, int], tuple] | None = None,
-        size: int = 224,
+        size: int | Callable[[int], int] = 224,
         views: int = 1,
     ):
-        self.index, self.sampler, self.augment, self.size, self.views = index, sampler, augment, size, views
+        self.index, self.sampler, self.augment, self.views = index, sampler, augment, views
+        self._size = size
         self.largest = views * sampler.largest
         self._labels = np.asarray(index.labels)
 
     def __len__(self) -> int:
         """Return the number of steps of a whole epoch."""
         return len(self.sampler)
+
+    @property
+    def size(self) -> int:
+        """Return the side of the images of this epoch, pixels."""
+        return self._size(self.sampler.epoch) if callable(self._size) else self._size
 
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, counted from 0."""

@@ -73,7 +73,7 @@ def test_every_backend_learns_the_same_from_real_images(tmp_path):
 def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_path):
     """Stopped in the second epoch, gone on with, from a pack, in two processes: the same data and effects."""
     arguments = ("--epochs=2", "--lr=0.01", "--trivial_augment", "--color_jitter=0.4", "--random_erasing=0.5",
-                 "--mixup=0.2", "--cutmix=1")  # fmt: skip
+                 "--mixup=0.2", "--cutmix=1", "--first_image_size=16")  # fmt: skip
     run(*job(generated, tmp_path / "whole", *arguments, "--data_backend=threads"))
     stopped = start(*job(generated, tmp_path / "both", *arguments, "--data_backend=pytorch", "--workers=1"))
     for line in stopped.stdout:
@@ -96,7 +96,7 @@ def test_a_restart_is_exact(generated, tmp_path):
     """With everything that has a state: averaged weights, mixup, a warm-up, parts of a batch."""
     arguments = ("--epochs=2", "--ema=0.9", "--mixup=0.2", "--cutmix=1", "--trivial_augment", "--warmup=1",
                  "--accumulate=2", "--save_every=4", "--random_erasing=0.5", "--clip_grad=1",
-                 "--data_backend=threads")  # fmt: skip
+                 "--data_backend=threads", "--first_image_size=16")  # fmt: skip
     run(*job(generated, tmp_path / "whole", *arguments))
     killed = start(*job(generated, tmp_path / "killed", *arguments))
     for line in killed.stdout:
@@ -182,6 +182,8 @@ def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
     (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs is a URL"),
     (["--cache_dir={file}"], "--cache_dir {file} cannot be written: {file}"),
     (["--accumulate=5"], "--accumulate 5 does not divide the 64 samples"),
+    (["--first_image_size=64"], "--first_image_size 64 exceeds --image_size 32"),
+    (["--first_image_size=16", "--arch=vit_b_16"], "cannot take images of --first_image_size 16"),
     (["--accumulate=64"], "cannot be trained on 1 image of --image_size 32 at a time"),
     (["--freeze"], "--freeze needs --weights FILE or DEFAULT"),
     (["--weights=NONE"], "--weights NONE: there is no such file; resnet18 has DEFAULT, IMAGENET1K_V1"),

@@ -68,3 +68,12 @@ def test_compiled_it_learns_the_same(whole, tmp_path):
         [record["loss"] for record in records(output) if "loss" in record] for output in (tmp_path, whole)
     ]
     assert losses[0] == pytest.approx(losses[1], abs=0.2)
+
+
+def test_the_short_recipe_is_another_run(tmp_path):
+    """Its padding changes the training data: a restart without it is refused."""
+    arguments = (*FAST, f"--output_dir={tmp_path}", "--save_every=1")
+    run(*arguments, "--max_steps=1", "--short_recipe=true")
+    assert "its training data is" in run(*arguments, "--max_steps=2", code=2).stderr
+    run(*arguments, "--max_steps=2", "--short_recipe=true")
+    assert [record["step"] for record in records(tmp_path) if "loss" in record][-1] == 2

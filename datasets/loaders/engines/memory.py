@@ -47,7 +47,7 @@ class Memory:
     reuses_memory = False
 
     def __init__(self, data: ImageSet, augment: bool):
-        self._windows = Windows(data.images, data.padding if augment else 0)
+        self._windows = Windows(data.images, data.padding if augment else 0, data.reflect)
 
     def run(self, plan: Plan) -> Images:
         for batch in plan:
@@ -57,18 +57,38 @@ class Memory:
         pass
 
 
-class Windows:
-    """Cuts windows out of images that are kept padded with black.
+def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device) -> torch.Tensor:
+    """Return the images with `padding` pixels around them, uint8 [N, H + 2 padding, W + 2 padding, C].
 
-    images: uint8 [N, C, H, W] on the host. Takes the memory of the padded images.
+    images: uint8 [N, C, H, W]. reflect: the padding mirrors the image without repeating its border; else it
+    is black.
+    """
+    count, channels, height, width = images.shape
+    shape = (count, height + 2 * padding, width + 2 * padding, channels)
+    # Filled on the device: the host never holds the padded images as well.
+    padded = torch.zeros(shape, dtype=torch.uint8, device=device)
+    bottom, right = padding + height - 1, padding + width - 1
+    padded[:, padding : bottom + 1, padding : right + 1] = images.to(device).permute(0, 2, 3, 1)
+    for distance in range(1, padding + 1) if reflect else ():
+        padded[:, padding - distance] = padded[:, padding + distance]
+        padded[:, bottom + distance] = padded[:, bottom - distance]
+    for distance in range(1, padding + 1) if reflect else ():  # columns after rows: the corners too
+        padded[:, :, padding - distance] = padded[:, :, padding + distance]
+        padded[:, :, right + distance] = padded[:, :, right - distance]
+    return padded
+
+
+class Windows:
+    """Cuts windows out of images that are kept padded.
+
+    images, padding, reflect: as for pad(), on the host. Takes the memory of the padded images.
     """
 
-    def __init__(self, images: torch.Tensor, padding: int):
+    def __init__(self, images: torch.Tensor, padding: int, reflect: bool = False):
         count, channels, height, width = images.shape
-        self._channels, side = channels, 2 * padding
-        padded = np.zeros((count, height + side, width + side, channels), np.uint8)
-        padded[:, padding : padding + height, padding : padding + width] = images.permute(0, 2, 3, 1).numpy()
-        lines = padded.reshape(count, height + side, -1)
+        self._channels = channels
+        padded = pad(images, padding, reflect, torch.device("cpu")).numpy()
+        lines = padded.reshape(count, height + 2 * padding, -1)
         self._windows = np.lib.stride_tricks.sliding_window_view(
             lines, (height, width * channels), axis=(1, 2)
         )

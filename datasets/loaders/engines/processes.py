@@ -35,11 +35,11 @@ class Processes:
     def run(self, plan: Plan) -> Images:
         if self._rows is None or plan is not self._rows.plan:
             self._rows = _Rows(plan)
-        images_of = _Images(self.store, plan.size, self.antialias)
+        images_of = _Images(self.store, self.antialias)
         for rows, images in self._workers.load(images_of, self._rows, _collate):
             if isinstance(images, BadInput):
                 raise images
-            ids, labels, top, left, height, width, flip = rows
+            ids, labels, top, left, height, width, flip, _ = rows
             yield Batch(ids, labels, Crop(top, left, height, width, flip.astype(bool))), images
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Processes:
 
 
 class _Rows:
-    """Lists of (id, label, top, left, height, width, flip), a list a step."""
+    """Lists of (id, label, top, left, height, width, flip, size), a list a step."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -57,12 +57,13 @@ class _Rows:
 
     def __iter__(self):
         for batch in self.plan:
-            yield np.stack([batch.ids, batch.labels, *batch.crops], axis=1).tolist()
+            size = np.full(len(batch.ids), self.plan.size)
+            yield np.stack([batch.ids, batch.labels, *batch.crops, size], axis=1).tolist()
 
 
 class _Images(Dataset):
-    def __init__(self, store: Store, size: int, antialias: bool):
-        self.store, self.size, self.antialias = store, size, antialias
+    def __init__(self, store: Store, antialias: bool):
+        self.store, self.antialias = store, antialias
 
     def __getitems__(self, rows: list[list[int]]) -> list[tuple[list[int], torch.Tensor | BadInput]]:
         """Return the items of a batch, or its error: raised, it would become the text of a traceback."""
@@ -73,11 +74,11 @@ class _Images(Dataset):
             return [(row, error) for row in rows]
 
     def _item(self, row: list[int], content: bytes | np.ndarray) -> tuple[list[int], torch.Tensor]:
-        id, _, top, left, height, width, flip = row
+        id, _, top, left, height, width, flip, size = row
         image = self._open(id, content)
         scale = image.height / int(self.store.index.heights[id])
         box = scaled(top, left, height, width, scale, image.height, image.width)
-        image = functional.resized_crop(image, *box, [self.size, self.size], antialias=self.antialias)
+        image = functional.resized_crop(image, *box, [size, size], antialias=self.antialias)
         image = functional.horizontal_flip(image) if flip else image
         return row, torch.from_numpy(np.array(image))
 

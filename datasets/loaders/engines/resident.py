@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from datasets.loaders.engines.memory import corners, make_loader, plan_of
+from datasets.loaders.engines.memory import corners, make_loader, pad, plan_of
 from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import Plan
@@ -31,7 +31,7 @@ class Resident:
     reuses_memory = False
 
     def __init__(self, data: ImageSet, augment: bool, device: torch.device):
-        self._gather = Gather(data.images, data.padding if augment else 0, device)
+        self._gather = Gather(data.images, data.padding if augment else 0, device, data.reflect)
 
     def run(self, plan: Plan) -> Images:
         batches = iter(plan)
@@ -45,17 +45,12 @@ class Resident:
 
 
 class Gather:
-    """Images uint8 [N, C, H, W], kept on `device` with `padding` black pixels around."""
+    """Gathers windows from images that are kept on `device`, padded as memory.pad() does it."""
 
-    def __init__(self, images: torch.Tensor, padding: int, device: torch.device):
-        count, channels, self.height, self.width = images.shape
+    def __init__(self, images: torch.Tensor, padding: int, device: torch.device, reflect: bool = False):
+        _, channels, self.height, self.width = images.shape
         self.stride = self.width + 2 * padding
-        # Filled on the device: the host never holds the padded images as well.
-        padded = torch.zeros(
-            (count, self.height + 2 * padding, self.stride, channels), dtype=torch.uint8, device=device
-        )
-        inside = slice(padding, padding + self.height), slice(padding, padding + self.width)
-        padded[:, inside[0], inside[1]] = images.to(device).permute(0, 2, 3, 1)
+        padded = pad(images, padding, reflect, device)
         self.image = padded.shape[1] * padded.shape[2]  # pixels
         self.pixels = padded.view(-1, channels)
         self.rows = torch.arange(self.height, device=device).view(1, -1, 1)

@@ -33,9 +33,9 @@ class Synthetic:
 
     def run(self, plan: Plan) -> Images:
         for batch in plan:
-            if self._images is None or len(self._images) < len(batch.ids):
+            shape = (len(batch.ids), plan.size, plan.size, 3)
+            if self._images is None or len(self._images) < shape[0] or self._images.shape[1] != plan.size:
                 generator = torch.Generator().manual_seed(0)
-                shape = (len(batch.ids), plan.size, plan.size, 3)
                 images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
                 self._images = images.to(self.device)
             yield batch._replace(crops=()), self._images[: len(batch.ids)]

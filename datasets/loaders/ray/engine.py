@@ -121,10 +121,12 @@ class WindowCutter:
 
     def __init__(self, data: ImageSet, augment: bool):
         self.images, self.padding = data.images.numpy(), data.padding if augment else 0
+        self.reflect = data.reflect
 
     def begin(self, worker: int, workers: int) -> None:
         """Lay the images out."""
-        self._windows = Windows(torch.from_numpy(np.array(self.images)), self.padding)
+        images = torch.from_numpy(np.array(self.images))
+        self._windows = Windows(images, self.padding, self.reflect)
 
     def __call__(self, task: tuple) -> np.ndarray:
         _, ids, crops = task

@@ -1,6 +1,7 @@
 """Every engine and store: the same samples and boxes, nearly the same pixels, nothing left behind."""
 
 import errno
+import functools
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from datasets.folders import image_folder
 from datasets.folders.cut import scaled
 from datasets.loaders import backends, measure
 from datasets.loaders.engines.synthetic import SyntheticIndex
+from datasets.loaders.image_folders import progressive_size
 from datasets.sampling.augment import center_crop, random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import pack
@@ -216,6 +218,21 @@ def test_every_sample_once_in_an_evaluation_that_does_not_divide(backend, folder
             assert [len(each) for each in batches] == ([4, 4, 2] if rank == 0 else [4, 4, 3])
             seen += torch.cat(batches).tolist()
     assert seen == val.labels.tolist()
+
+
+def test_images_grow_with_the_epochs(index, packs):
+    sizes = functools.partial(progressive_size, 10, 32, 96)
+    assert [sizes(epoch) for epoch in range(1, 11)] == [32] * 7 + [64, 96, 96]
+    assert progressive_size(90, None, 224, 1) == 224
+    ffcv = [progressive_size(16, 160, 192, epoch) for epoch in (1, 11, 12, 13, 14, 16)]
+    assert ffcv == [160, 160, 160, 192, 192, 192]
+    for backend in ("pytorch", "threads", "dali", "synthetic"):
+        if backends.reasons(CPU)[backend]:
+            continue
+        with backends.build(backend, packs["decoded"], plan_of(index, size=sizes), CPU, 2) as loader:
+            for epoch in (9, 8, 1):
+                (images, _), *_ = epoch_of(loader, epoch, steps=1)[0]
+                assert images.shape[2:] == (sizes(epoch),) * 2, backend
 
 
 def test_abandoned_epochs_leave_no_batch_for_the_next(index, packs, reference):

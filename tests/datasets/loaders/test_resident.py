@@ -29,17 +29,19 @@ def _set(channels=3, height=12, width=9, count=300, padding=2, flip=True):
     return ImageSet(images, labels, 7, (0.5,) * channels, (0.25,) * channels, padding, flip, "generated")
 
 
-@pytest.mark.parametrize("padding, flip", [(0, False), (2, False), (4, True)])
+@pytest.mark.parametrize(
+    "padding, flip, reflect", [(0, False, False), (2, False, False), (4, True, False), (4, True, True)]
+)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_gathered_on_a_device_as_cut_on_the_host(channels, padding, flip):
+def test_gathered_on_a_device_as_cut_on_the_host(channels, padding, flip, reflect):
     """On the CPU as a device: the operations are those of any."""
     data = _set(channels, padding=padding, flip=flip)
     ids = np.random.default_rng(0).integers(0, len(data), 151)
     crops = crop_flip(data, ids, 3, 5)
-    gather = Gather(data.images, padding, torch.device("cpu"))
+    gather = Gather(data.images, padding, torch.device("cpu"), reflect)
     images = gather(np.stack([ids, *crops]))
     assert images.dtype == torch.uint8 and images.is_contiguous()
-    assert np.array_equal(images, Windows(data.images, padding)(ids, crops))
+    assert np.array_equal(images, Windows(data.images, padding, reflect)(ids, crops))
     other = CropFlip(crops.top, crops.left, ~crops.flip)
     assert not torch.equal(gather(np.stack([ids, *other])), images)
 

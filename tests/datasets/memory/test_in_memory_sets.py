@@ -103,6 +103,6 @@ def test_a_fingerprint_is_that_of_samples_labels_and_normalisation():
     pixel[3, 2, 1, 1] ^= 1
     label[3] = 1
     others = [{"images": pixel}, {"labels": label}, {"images": images.view(4, 3, 1, 4)}, {"flip": False}]
-    others += [{"images": images[:3], "labels": labels[:3]}, {"mean": (0.4,) * 3}]
+    others += [{"images": images[:3], "labels": labels[:3]}, {"mean": (0.4,) * 3}, {"reflect": True}]
     prints |= {dataclasses.replace(first, **change).fingerprint for change in others}
     assert len(prints) == 1 + len(others)

@@ -9,6 +9,7 @@ from torchvision.transforms.v2 import RandomResizedCrop
 from datasets.loaders.engines.memory import Windows
 from datasets.sampling.augment import (  # fmt: skip
     CropFlip,
+    alternating_flip,
     center_crop,
     center_square,
     crop_flip,
@@ -52,21 +53,35 @@ def test_windows_are_uniform_and_flips_are_fair_and_independent():
     assert ((counts - 1000) ** 2 / 1000).sum() < 162 + 5 * np.sqrt(2 * 162)
 
 
+def test_alternating_flip_shows_both_mirror_images_in_two_epochs():
+    ids = np.arange(10_000)
+    flips = [alternating_flip(PADDED, ids, 7, epoch).flip for epoch in range(1, 5)]
+    assert abs(flips[0].mean() - 0.5) < 0.02
+    assert np.array_equal(flips[0], ~flips[1]) and np.array_equal(flips[0], flips[2])
+    assert not np.array_equal(flips[0], alternating_flip(PADDED, ids, 8, 1).flip)
+    some = alternating_flip(PADDED, ids[::-1][:10], 7, 3)
+    windows = crop_flip(PADDED, ids, 7, 3)
+    assert np.array_equal(some.flip, flips[2][::-1][:10]) and np.array_equal(some.top, windows.top[::-1][:10])
+    assert not alternating_flip(SimpleNamespace(padding=4, flip=False), ids, 7, 1).flip.any()
+
+
 def test_no_flip_and_no_padding_leave_the_image():
     parameters = crop_flip(SimpleNamespace(padding=0, flip=False), np.arange(100), 0, 0)
     images = torch.randint(256, (100, 3, 9, 7), dtype=torch.uint8)
     assert np.array_equal(Windows(images, 0)(np.arange(100), parameters), images.permute(0, 2, 3, 1))
 
 
-def test_windows_are_cut_as_torchvision_cuts_them():
+@pytest.mark.parametrize("reflect", [False, True])
+def test_windows_are_cut_as_torchvision_cuts_them(reflect):
     from torchvision.transforms.functional import crop, hflip, pad
 
     images = torch.randint(256, (200, 3, 12, 10), dtype=torch.uint8)
     parameters = crop_flip(SimpleNamespace(padding=3, flip=True), np.arange(200), 1, 2)
-    cut = torch.from_numpy(Windows(images, 3)(np.arange(200), parameters)).permute(0, 3, 1, 2)
+    cut = torch.from_numpy(Windows(images, 3, reflect)(np.arange(200), parameters)).permute(0, 3, 1, 2)
+    mode = "reflect" if reflect else "constant"
     assert cut.dtype == torch.uint8 and cut.shape == images.shape
     for image, result, top, left, flip in zip(images, cut, *parameters, strict=True):
-        expected = crop(pad(image, [3, 3]), int(top), int(left), 12, 10)
+        expected = crop(pad(image, [3, 3], padding_mode=mode), int(top), int(left), 12, 10)
         assert torch.equal(result, hflip(expected) if flip else expected)
 
 
