@@ -64,7 +64,9 @@ def watch_jobs(run: Run) -> None:
         for place, count in found["places"].items():
             run.note(f"{name}: waits at {place}", count, "")
         run.note(f"{name}: GPU busy", 100 * found["busy"], "%")
-        run.note(f"{name}: a step", found["ms_per_step"], f"ms, {found['kernels_per_step']:.0f} kernels")
+        run.note(
+            f"{name}: a step, profiled", found["ms_per_step"], f"ms, {found['kernels_per_step']:.0f} kernels"
+        )
 
 
 def measure_resnet18(run: Run) -> None:
