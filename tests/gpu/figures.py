@@ -126,8 +126,8 @@ def measure_resident(run: Run) -> None:
 
 def measure_checkpoint(run: Run) -> None:
     """What a checkpoint of ResNet-18 costs the training."""
-    device = "cpu" if run.is_small else "cuda"
-    text = run.call("checkpoint", "-m", "tests.benchmarks.checkpoint", "--device", device, "--rounds", "3")
+    options = ["--device", "cpu", "--rounds", "1"] if run.is_small else ["--device", "cuda"]
+    text = run.call("checkpoint", "-m", "tests.benchmarks.checkpoint", *options)
     blocked, whole = re.findall(
         r"^a save blocks ([\d.]+) ms, on the disk after ([\d.]+) ms", text, re.MULTILINE
     )[0]
