@@ -23,7 +23,7 @@ _RATE = re.compile(r"prof: ([\d.]+) images/s")
 def compile_ahead(run: Run) -> None:
     """Compile what the figures need: later stages find it in the compiler's cache."""
     jobs = [_fast(run, 512, "--max_steps", "2"), _fast(run, 128, "--max_steps", "2")]
-    jobs += [[*_resnet50(run), "--compile", "true", "--prof", "1"]]
+    jobs += [[*_resnet50(run), "--compile", _compile(run), "--prof", "1"]]
     processes = [
         run.start(str(number), *job, "--output_dir", run.folder(str(number)))
         for number, job in enumerate(jobs)
@@ -45,15 +45,8 @@ def watch_jobs(run: Run) -> None:
     ]
     jobs = {name: [f"jobs/{name}", *small] for name in ("train.py", "train_amp.py")}
     jobs["train_fast.py"] = [*_fast(run, 128), "--report_every", _FOREVER]
-    jobs["imagenet.py"] = [
-        *_resnet50(run),
-        "--compile",
-        "true",
-        "--training_only",
-        "--report_every",
-        _FOREVER,
-    ]
-    jobs["imagenet.py"] += _QUIET
+    jobs["imagenet.py"] = [*_resnet50(run), "--compile", _compile(run), "--training_only", *_QUIET]
+    jobs["imagenet.py"] += ["--report_every", _FOREVER]
     for name, job in jobs.items():
         output = run.folder(name)
         text = run.call(
@@ -96,12 +89,12 @@ def _aim(name: str, aim: float) -> float | None:
 def measure_resnet50(run: Run) -> None:
     """images/s of ResNet-50 in bfloat16: synthetic images, eager and compiled, and a pack of JPEG files."""
     job, rates = [*_resnet50(run), "--prof", "2" if run.is_small else "50"], {}
-    for name, compile in {"eager": "false", "compiled": "true"}.items():
+    for name, compile in {"eager": "false", "compiled": _compile(run)}.items():
         rates[name] = _prof(run, name, *job, "--compile", compile)
         run.note(f"synthetic, {name}", rates[name], "images/s", 4500 if name == "compiled" else None)
     copies = 1 if run.is_small else _COPIES
     data = ["--data_url", generated.image_folder(_cache(run), copies), "--cache_dir", _cache(run)]
-    data += ["--pack", run.folder("pack"), "--data_backend", "threads", "--compile", "true"]
+    data += ["--pack", run.folder("pack"), "--data_backend", "threads", "--compile", _compile(run)]
     rate = _prof(run, "pack", *job, *data)
     run.note("from a pack, compiled", rate, "images/s")
     run.note("from a pack, of synthetic", rate / rates["compiled"], "x", 0.97)
@@ -140,14 +133,8 @@ def measure_accuracy(run: Run) -> None:
     options += ["--data_url", run.setting.data or ""]
     if run.is_small:
         options = ["--dataset", "digits", "--target", "0.05", "--seeds", "1", "--limit", "20"]
-    command = [
-        "-m",
-        "tests.benchmarks.time_to_accuracy",
-        "--jobs",
-        "train_fast.py",
-        "--keep_compiled",
-        "true",
-    ]
+    command = ["-m", "tests.benchmarks.time_to_accuracy", "--jobs", "train_fast.py"]
+    command += ["--keep_compiled", "true"]
     try:
         run.call("curves", *command, *options, "--json", result)
     finally:
@@ -181,7 +168,7 @@ def measure_several(run: Run) -> None:
     run.check(f"receipts of 1 and {several} processes are equal", equal)
     rates = []
     for count in (1, several):
-        job = [*_resnet50(run, count), "--compile", "true", "--prof", "2" if run.is_small else "40"]
+        job = [*_resnet50(run, count), "--compile", _compile(run), "--prof", "2" if run.is_small else "40"]
         rates.append(_prof(run, f"scaling-{count}", *job))
     run.note(f"ResNet-50 on {several}", rates[1], "images/s")
     run.note("weak scaling, of ideal", rates[1] / rates[0] / several, "x")
@@ -189,6 +176,11 @@ def measure_several(run: Run) -> None:
 
 def _cache(run: Run) -> str:
     return os.path.join(run.setting.scratch, "index")
+
+
+def _compile(run: Run) -> str:
+    """Return the value of --compile; a rehearsal compiles in the stage `compiled` alone."""
+    return str(not run.is_small).lower()
 
 
 def _cifar(run: Run) -> list[str]:
@@ -200,7 +192,8 @@ def _cifar(run: Run) -> list[str]:
 def _fast(run: Run, batch: int, *options: str) -> list[str]:
     size = str(batch // 16 if run.is_small else batch)
     return [
-        "jobs/train_fast.py", *_cifar(run), "--batch_size", size, *_QUIET, "--compile", "true", *options,
+        "jobs/train_fast.py", *_cifar(run), "--batch_size", size, *_QUIET, "--compile", _compile(run),
+        *options,
     ]  # fmt: skip
 
 
