@@ -35,14 +35,8 @@ def compile_ahead(run: Run) -> None:
 def watch_jobs(run: Run) -> None:
     """How often the host waits in a step and where, and how busy the GPU is."""
     steps, most = ("1,2,3", "4") if run.is_small else ("10,40,60", "70")
-    small = [
-        *_cifar(run),
-        "--batch_size",
-        "8" if run.is_small else "128",
-        "--report_every",
-        _FOREVER,
-        *_QUIET,
-    ]
+    small = [*_cifar(run), "--batch_size", "8" if run.is_small else "128", *_QUIET]
+    small += ["--report_every", _FOREVER]
     jobs = {name: [f"jobs/{name}", *small] for name in ("train.py", "train_amp.py")}
     jobs["train_fast.py"] = [*_fast(run, 128), "--report_every", _FOREVER]
     jobs["imagenet.py"] = [*_resnet50(run), "--compile", _compile(run), "--training_only", *_QUIET]
@@ -52,7 +46,7 @@ def watch_jobs(run: Run) -> None:
         text = run.call(
             name, "-m", "tests.gpu.watch", steps, *job, "--max_steps", most, "--output_dir", output
         )
-        found = json.loads(text.splitlines()[-1])
+        found = json.loads(next(line for line in reversed(text.splitlines()) if line.startswith("{")))
         run.note(f"{name}: waits of the host in a step", found["waits_per_step"], "", 0, at_most=True)
         for place, count in found["places"].items():
             run.note(f"{name}: waits at {place}", count, "")

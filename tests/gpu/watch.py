@@ -85,7 +85,7 @@ def main() -> None:
         watch.count()
         return is_finite(self, loss)
 
-    Checkpointer.is_finite = counted  # type: ignore[method-assign]
+    Checkpointer.is_finite = counted
     sys.argv = sys.argv[2:]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
