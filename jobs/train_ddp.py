@@ -71,7 +71,7 @@ def main() -> None:
     train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     log.print_data(train_set, test_set)
     train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
-    test_sampler = SequentialBatchSampler(len(test_set), 1000)
+    test_sampler = SequentialBatchSampler(len(test_set), 250)
 
     ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
     train_sampler = train_sampler.shard(rank, world_size)

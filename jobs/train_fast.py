@@ -67,7 +67,7 @@ def main() -> None:
     train_set = dataclasses.replace(train_set, reflect=args.short_recipe)
     ### 新增 (new) 2/10, crops at the border show the image mirrored, not black: gain not measured ###
     train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
-    test_sampler = SequentialBatchSampler(len(test_set), 1000)
+    test_sampler = SequentialBatchSampler(len(test_set), 250)
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)
 

@@ -64,7 +64,7 @@ def main() -> None:
     train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     log.print_data(train_set, test_set)
     train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
-    test_sampler = SequentialBatchSampler(len(test_set), 1000)
+    test_sampler = SequentialBatchSampler(len(test_set), 250)
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)
 

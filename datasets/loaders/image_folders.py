@@ -138,7 +138,10 @@ def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tup
     if args.custom_data:
         args.data_url = random_folder.make(os.path.join(cache, "generated"))
     if is_synthetic and not args.data_url:
-        return tuple(SyntheticIndex(count, split) for split, count in _SYNTHETIC.items())
+        counts = dict(_SYNTHETIC)
+        if args.max_steps:  # a trial: its evaluation takes no longer than its training
+            counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
+        return tuple(SyntheticIndex(count, split) for split, count in counts.items())
 
     def load(split: str, classes: tuple[str, ...] | None):
         return image_folder.load(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 NAMES = ("cifar10", "digits", "fashion_mnist")  # modules of this folder, each with a function load()
-GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 1000
+GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 250
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def generate_images(
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
     """Return a training and a test set of ten learnable classes for smoke tests, always the same.
 
-    Each is (images uint8 [N, channels, side, side], labels int64 [N]), N = 5000 and 1000. A class is a smooth
+    Each is (images uint8 [N, channels, side, side], labels int64 [N]), N = 5000 and 250. A class is a smooth
     random pattern under noise of the same contrast.
     """
     generator = torch.Generator().manual_seed(2024)

@@ -25,14 +25,13 @@ def run_tests(run: Run) -> None:
     files = [
         str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()
     ]
-    options = ["-q", "-p", "no:cacheprovider", "-m", "gpu", "-n", "2" if run.is_small else "4"]
+    options = ["-p", "no:cacheprovider", "-m", "gpu", "-n", "2" if run.is_small else "4"]
     text = run.call("pytest", "-m", "pytest", *options, *files)
-    counts = {
-        name: int(count) for count, name in re.findall(r"(\d+) (passed|skipped)", text.splitlines()[-1])
-    }
+    last = text.rstrip().splitlines()[-1]  # 12 passed, 3 skipped in 45.67s
+    counts = {name: int(count) for count, name in re.findall(r"(\d+) (passed|skipped)", last)}
     run.note("tests that passed", counts.get("passed", 0), "")
     run.note("tests that were skipped", counts.get("skipped", 0), "")
-    run.check("tests ran", run.is_small or "passed" in counts)
+    run.check("tests ran", counts.get("skipped" if run.is_small else "passed", 0) > 0)
 
 
 def compare_compiled(run: Run) -> None:

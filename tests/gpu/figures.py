@@ -51,7 +51,9 @@ def watch_jobs(run: Run) -> None:
         for place, count in found["places"].items():
             run.note(f"{name}: waits at {place}", count, "")
         run.note(f"{name}: GPU busy", 100 * found["busy"], "%")
-        run.note(f"{name}: a step", found["ms_per_step"], f"ms, {found['kernels_per_step']:.0f} kernels")
+        run.note(
+            f"{name}: a step, profiled", found["ms_per_step"], f"ms, {found['kernels_per_step']:.0f} kernels"
+        )
 
 
 def measure_resnet18(run: Run) -> None:
@@ -111,8 +113,8 @@ def measure_resident(run: Run) -> None:
 
 def measure_checkpoint(run: Run) -> None:
     """What a checkpoint of ResNet-18 costs the training."""
-    device = "cpu" if run.is_small else "cuda"
-    text = run.call("checkpoint", "-m", "tests.benchmarks.checkpoint", "--device", device, "--rounds", "3")
+    options = ["--device", "cpu", "--rounds", "1"] if run.is_small else ["--device", "cuda"]
+    text = run.call("checkpoint", "-m", "tests.benchmarks.checkpoint", *options)
     blocked, whole = re.findall(
         r"^a save blocks ([\d.]+) ms, on the disk after ([\d.]+) ms", text, re.MULTILINE
     )[0]

@@ -18,10 +18,12 @@ JSON, TABLE = "gpu.json", "gpu.md"
 def describe(is_small: bool) -> dict:
     """Return what the figures must be read with: hardware, driver, versions, date."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    found = {
+    name, driver, memory = (_first_line(query).split(", ") + ["unknown"] * 2)[:3]
+    return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "rehearsal": is_small,
-        "hardware": _first_line(query) if not is_small else starts.environment()["device"],
+        "hardware": starts.environment()["device"] if is_small else f"{name}, {memory}",
+        "driver": "none" if is_small else driver,
         "gpus": torch.cuda.device_count(),
         "cores": available_cores(),
         "python": platform.python_version(),
@@ -32,7 +34,6 @@ def describe(is_small: bool) -> dict:
         "commit": _first_line(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]),
         "load_average": os.getloadavg()[0],
     }
-    return found
 
 
 def _first_line(command: list[str]) -> str:
@@ -57,9 +58,10 @@ def format_table(machine: dict, results: list[dict]) -> str:
         "**A rehearsal on a CPU: its figures say nothing about a GPU.**\n\n" if machine["rehearsal"] else ""
     )
     lines = [
-        f"{head}{machine['date']}, {machine['gpus']} x {machine['hardware']}, {machine['cores']} cores, "
-        f"Python {machine['python']}, torch {machine['torch']}, CUDA {machine['cuda']}, cuDNN "
-        f"{machine['cudnn']}, commit {machine['commit']}, load average {machine['load_average']:.2f}",
+        f"{head}{machine['date']}, {machine['gpus']} x {machine['hardware']}, driver {machine['driver']}, "
+        f"{machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}, "
+        f"CUDA {machine['cuda']}, cuDNN {machine['cudnn']}, "
+        f"commit {machine['commit']}, load average {machine['load_average']:.2f}",
         "",
         "| stage | figure | value | aim | met |",
         "|---|---|---|---|---|",

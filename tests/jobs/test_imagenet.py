@@ -243,6 +243,8 @@ def test_class_folders_alone_are_split_by_path(generated, tmp_path):
 
 
 def test_without_data_at_all(tmp_path):
-    printed = run(*JOB, "--data_backend=syntetic", "--max_steps=2", "--batch_size=4", "--training_only",
-                  f"--output_dir={tmp_path}").stdout  # fmt: skip
-    assert "data train=1281167 test=50000 source=synthetic\n" in printed
+    """And a trial of two steps does not evaluate 50,000 images."""
+    printed = run(
+        *JOB, "--data_backend=syntetic", "--max_steps=2", "--batch_size=4", f"--output_dir={tmp_path}"
+    ).stdout
+    assert "data train=1281167 test=8 source=synthetic\n" in printed and " val_count=8\n" in printed
