@@ -1,7 +1,8 @@
 """BatchNorm over the global batch: the statistics of one process, whatever the number of processes.
 
-torch.nn.SyncBatchNorm needs a GPU and nccl. This is the same over gloo, on any device, so that the
-mathematics of a job can be proven equal at any world size without a GPU.
+torch.nn.SyncBatchNorm needs a GPU and nccl, and the host waits for the GPU in each of its forward passes.
+Here it does not wait. Over gloo the same mathematics run on any device, so that a job can be proven equal at
+any world size without a GPU.
 """
 
 from typing import Any
@@ -13,16 +14,99 @@ from torch import nn
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
     """Return the model with every BatchNorm2d synchronised over the ranks; its state_dict does not change.
 
-    torch.nn.SyncBatchNorm.convert_sync_batchnorm() with nccl; with gloo the same mathematics in this module.
+    torch.nn.SyncBatchNorm.convert_sync_batchnorm() with nccl, but no forward pass waits for the device; with
+    gloo the same mathematics in this module. Every rank must have a sample in every step.
     """
     if torch.distributed.get_world_size() == 1:
         return model
     if torch.distributed.get_backend() == "nccl":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        for module in model.modules():
+            if (
+                type(module) is nn.SyncBatchNorm
+                and module.track_running_stats
+                and module.momentum is not None
+            ):
+                module.__class__ = _SyncBatchNorm
+        return model
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = _SyncBatchNorm2d
     return model
+
+
+class _SyncBatchNorm(nn.SyncBatchNorm):
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(features)
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        return _NormalizeOnGPU.apply(
+            features, self.weight, self.bias, self.running_mean, self.running_var, self.eps, self.momentum
+        )
+
+
+class _NormalizeOnGPU(torch.autograd.Function):
+    """torch.nn.SyncBatchNorm's operators. torch selects the ranks that have samples by a boolean mask, and
+    only the device knows the size of that selection (pytorch/pytorch#78549). Here every rank has samples."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running_mean: torch.Tensor,
+        running_var: torch.Tensor,
+        eps: float,
+        momentum: float,
+    ) -> torch.Tensor:
+        features = _dense(features)
+        mean, scale = torch.batch_norm_stats(features, eps)  # scale: 1 / sqrt(variance + eps)
+        channels, world_size = len(mean), torch.distributed.get_world_size()
+        local = torch.cat([mean, scale, mean.new_full((1,), features.numel() // channels)])
+        gathered = local.new_empty(world_size * len(local))
+        _gather(gathered, local)
+        means, scales, counts = gathered.view(world_size, -1).split([channels, channels, 1], dim=1)
+        counts = counts.flatten().to(running_mean.dtype)
+        mean, scale = torch.batch_norm_gather_stats_with_counts(
+            features, means, scales, running_mean, running_var, momentum, eps, counts
+        )
+        ctx.save_for_backward(features, weight, mean, scale, counts.to(torch.int32))
+        return torch.batch_norm_elemt(features, weight, bias, mean, scale, eps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        features, weight, mean, scale, counts = ctx.saved_tensors
+        gradient = _dense(gradient)
+        first, second, of_weight, of_bias = torch.batch_norm_backward_reduce(
+            gradient, features, mean, scale, weight, *ctx.needs_input_grad[:3]
+        )
+        of_features = None
+        if ctx.needs_input_grad[0]:
+            sums = torch.cat([first, second])
+            torch.distributed.all_reduce(sums)
+            first, second = sums.chunk(2)
+            weight = None if weight is None else weight.to(mean.dtype)
+            of_features = torch.batch_norm_backward_elemt(
+                gradient, features, mean, scale, weight, first, second, counts
+            )
+        return of_features, of_weight, of_bias, None, None, None, None
+
+
+def _gather(output: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Fill output [world_size * n] with the tensors [n] of all ranks."""
+    named = (
+        "all_gather_single" if hasattr(torch.distributed, "all_gather_single") else "all_gather_into_tensor"
+    )
+    getattr(torch.distributed, named)(output, tensor)  # the second name is deprecated since the first exists
+
+
+def _dense(features: torch.Tensor) -> torch.Tensor:
+    """Return the features in a memory format that the operators read."""
+    if features.is_contiguous(memory_format=torch.channels_last):
+        return features
+    return features.contiguous()
 
 
 class _SyncBatchNorm2d(nn.BatchNorm2d):
