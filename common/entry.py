@@ -16,7 +16,8 @@ from common.distributed import preemption
 from common.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
-_BATCH = ("batch_size", "accumulate", "processes_per_node", "world_size")  # options that decide a batch
+# options that decide a batch
+_BATCH = ("batch_size", "batch_size_per_gpu", "accumulate", "processes_per_node", "world_size")
 
 
 def entry(main: Callable[[], object]) -> Callable[[], None]:

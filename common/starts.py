@@ -79,9 +79,16 @@ def describe(
     if batch := getattr(args, "batch_size", None):
         world_size = ranks.world_size()
         local = batch // world_size
-        processes = "1 process" if world_size == 1 else f"{world_size} processes"
+        processes, hint = "1 process", ""
+        if world_size > 1:
+            owns_gpu = torch.distributed.get_backend() == "nccl"  # gloo: on the CPU, or several share a GPU
+            processes = f"{world_size} {'GPUs' if owns_gpu else 'processes'}"
+            if not getattr(args, "batch_size_per_gpu", None):
+                hint = f" (--batch_size_per_gpu {batch}: {batch} each)"
         in_all = f", {total_steps:,} in all" if total_steps else ""
-        lines += [f"global batch {batch} = {processes} x {local}; {steps_per_epoch:,} steps an epoch{in_all}"]
+        lines += [
+            f"global batch {batch} = {processes} x {local}{hint}; {steps_per_epoch:,} steps an epoch{in_all}"
+        ]
         if device.type == "cuda" and local < _SMALL_BATCH:
             lines += [
                 f"warning: {local} samples per GPU and step: most GPUs are faster from {_SMALL_BATCH} on; "

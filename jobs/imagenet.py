@@ -39,7 +39,7 @@ from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.distributed import gradients, process_group, ranks
 from common.exits import BadInput
 from common.optimization import averaging, optimizers
-from common.performance import precision
+from common.performance import compilation, precision
 from datasets.loaders import image_folders, measure, published
 from datasets.sampling import sampler
 
@@ -54,7 +54,7 @@ def parse_args() -> argparse.Namespace:
     add("-a", "--arch", type=models.arch, default="resnet50", help="of torchvision, or timm:NAME (resnet50)")
     add("--freeze", **FLAG, help="only the head learns; begin with --weights FILE or DEFAULT")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
-    add("--compile", type=boolean, default=False, help="true: torch.compile")
+    add("--compile", type=boolean, help="true: torch.compile (default: true on a GPU)")
     add("--ema", type=number, metavar="DECAY", help="also average the weights: 0.9999")
     add = parser.add_argument_group("optimization").add_argument
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
@@ -151,17 +151,20 @@ def main() -> None:
     model = model.to(device).to(memory_format=torch.channels_last)
     if args.freeze:
         models.freeze(model, args.arch, args.image_size)
-    ddp = model
+    autocast, scaler = precision.choose(device, args.amp)
+    log.autocast = autocast  # its first lines name the precision
+    forward = model
+    if (device.type == "cuda" if args.compile is None else args.compile) and not args.evaluate:
+        with log.timed("compilation"), autocast:
+            example = train_loader.example(micro_batch)
+            forward = compilation.compile_module(model, example, log.info, graphs=False)
     if world_size > 1:
         device_ids = [device.index] if device.type == "cuda" else None
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
-        ddp = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
-        gradients.compress_gradients(ddp, args.gradient_compression)
-    no_sync = ddp.no_sync if isinstance(ddp, DistributedDataParallel) else contextlib.nullcontext
-    forward = torch.compile(ddp) if args.compile else ddp
-
-    autocast, scaler = precision.choose(device, args.amp)
-    log.autocast = autocast  # its first lines name the precision
+        forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
+        forward.broadcast_buffers = False  # rank 0's are sent before an evaluation
+        gradients.compress_gradients(forward, args.gradient_compression)
+    no_sync = forward.no_sync if isinstance(forward, DistributedDataParallel) else contextlib.nullcontext
     steps_per_epoch, total_steps = len(train_loader), train_loader.total_steps
     optimizer = optimizers.build(args, model, device)
     scheduler = build_scheduler(args, optimizer, steps_per_epoch, total_steps)
@@ -171,7 +174,7 @@ def main() -> None:
     top5: dict = {"top5": evaluation.top(5)} if classes > 5 else {}
     log.metrics = evaluation.Metrics(**top5, class_acc=evaluation.ConfusionMatrix(classes))
     checkpoint = Checkpointer(
-        args, log, model=model, forward=ddp, optimizer=optimizer, scheduler=scheduler, loader=train_loader
+        args, log, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, loader=train_loader
     )
     checkpoint.add(scaler=scaler)
     evaluated = model

@@ -68,14 +68,15 @@ def main() -> None:
     ### 新增 (new) 2/10, crops at the border show the image mirrored, not black: gain not measured ###
     train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
     test_sampler = SequentialBatchSampler(len(test_set), 250)
-    train_loader = make_loader(train_set, train_sampler, device, augment=True)
-    test_loader = make_loader(test_set, test_sampler, device)
 
     ### 新增 (new) 3/10, the images stay on the device: 1.0x here; on a GPU nothing is copied ###
+    # - train_loader = make_loader(train_set, train_sampler, device, augment=True)
+    # - test_loader = make_loader(test_set, test_sampler, device)
     from datasets.loaders.engines.resident import resident_loader
 
-    train_loader = resident_loader(train_set, train_sampler, device, augment=True)
-    test_loader = resident_loader(test_set, test_sampler, device)
+    make = resident_loader if device.type == "cuda" else make_loader
+    train_loader = make(train_set, train_sampler, device, augment=True)
+    test_loader = make(test_set, test_sampler, device)
     ### 新增 (new) 3/10, the images stay on the device: 1.0x here; on a GPU nothing is copied ###
 
     ### 新增 (new) 4/10, every second epoch shows the other mirror image: gain not measured ###

@@ -327,8 +327,34 @@ class TrainingParser(JobParser):
         self.checks.append(check)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        _add_batch_size_per_gpu(self)
         _add_arguments(self)  # after the job's own, as --help shows them
         return super().parse_args(args, namespace)
+
+    def parse_known_args(
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        if "--batch_size_per_gpu" not in self._option_string_actions:
+            return super().parse_known_args(args, namespace)
+        found = namespace or argparse.Namespace()
+        found.batch_size = None  # argparse sets no default over it, so None stays if the option is not given
+        found, unknown = super().parse_known_args(args, found)
+        if found.batch_size and found.batch_size_per_gpu:
+            raise BadInput(
+                f"--batch_size {found.batch_size} and --batch_size_per_gpu {found.batch_size_per_gpu} exclude"
+                " each other: the first counts the samples of all processes, the second those of one"
+            )
+        found.batch_size = found.batch_size or self.get_default("batch_size")
+        return found, unknown
+
+
+def _add_batch_size_per_gpu(parser: JobParser) -> None:
+    """Add --batch_size_per_gpu next to --batch_size. devices.find_topology() multiplies it."""
+    batch_size = parser._option_string_actions.get("--batch_size")
+    for group in parser._action_groups:
+        if batch_size in group._group_actions:
+            help = "samples of one optimizer step in each process, in place of --batch_size"
+            group.add_argument("--batch_size_per_gpu", type=positive_int, help=help)
 
 
 def _add_arguments(parser: JobParser) -> None:

@@ -81,10 +81,14 @@ def _runs_on(capability: tuple[int, int], name: str) -> bool:
 
 def find_topology(args: argparse.Namespace) -> Topology:
     """Return which process this is. A node starts one process per GPU if nothing else is said: then
-    args.processes_per_node is set. Raises BadInput."""
+    args.processes_per_node is set. If args.batch_size_per_gpu is given, args.batch_size becomes that of all
+    processes. Raises BadInput."""
     if is_distributed(args):
         args.processes_per_node = args.processes_per_node or count_gpus(args) or None
-    return resolve(args, os.environ)
+    topology = resolve(args, os.environ)
+    if getattr(args, "batch_size_per_gpu", None):
+        args.batch_size = args.batch_size_per_gpu * topology.world_size
+    return topology
 
 
 def count_gpus(args: argparse.Namespace) -> int:
@@ -95,6 +99,16 @@ def count_gpus(args: argparse.Namespace) -> int:
             f"--enable_gpu=true, but torch {torch.__version__} sees no GPU on {socket.gethostname()}"
         )
     return 0 if args.enable_gpu is False else gpus
+
+
+def identify_gpu() -> str:
+    """Return a name of the current GPU: its UUID, or, before torch 2.4, the host and its place in
+    CUDA_VISIBLE_DEVICES. Processes that give the same name may share a GPU."""
+    index = torch.cuda.current_device()
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    place = visible[index] if index < len(visible) and visible[index] else str(index)
+    return str(uuid or f"{socket.gethostname()} {place.strip()}")
 
 
 def count_gpus_of_node(args: argparse.Namespace, topology: Topology) -> int:

@@ -1,6 +1,7 @@
 """How DistributedDataParallel's buckets of gradients travel, and the order in which they are added: the same
 in every step of every start."""
 
+import contextlib
 import re
 from typing import Any
 
@@ -46,4 +47,7 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
     """
     if torch.distributed.get_world_size() < 3:
         return
-    backward_without_trace(forward, forward, inputs, 2 if forward.static_graph else 1)
+    # A compiled model is not compiled for this batch, too: torch 2.6 and later can leave that out.
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    with set_stance("force_eager") if set_stance else contextlib.nullcontext():
+        backward_without_trace(forward, forward, inputs, 2 if forward.static_graph else 1)

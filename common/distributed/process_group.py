@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import datetime
+import inspect
 import os
 import re
 import socket
@@ -61,20 +62,29 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     Raises BadInput and NoRendezvous.
     """
     launcher.die_with_parent()
-    backend = "nccl" if topology.processes_per_node <= devices.count_gpus_of_node(args, topology) else "gloo"
+    gpus = devices.count_gpus_of_node(args, topology)
+    backend = "nccl" if topology.processes_per_node <= gpus else "nccl or gloo" if gpus else "gloo"
     store = rendezvous.meet(topology, args.timeout, backend)
-    if backend == "gloo":
-        _choose_interface(topology)
     if topology.world_size > 1:
         exits.on_failure(lambda error: _explain(error, topology))
+    if backend == "nccl or gloo":  # they share GPUs, or their launcher shows each of them its own only
+        gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
+        backend = "nccl" if gpus == topology.world_size else "gloo"
+    if backend == "gloo":
+        _choose_interface(topology)
+    if topology.world_size > 1 or backend == "nccl":  # nccl's destructor warns if the group was not left
         exits.on_success(_leave_group)
-    return {
+    options = {
         "backend": backend,
         "store": store,
         "rank": topology.rank,
         "world_size": topology.world_size,
         "timeout": datetime.timedelta(seconds=args.timeout),
     }
+    knows_device = "device_id" in inspect.signature(torch.distributed.init_process_group).parameters
+    if backend == "nccl" and knows_device:  # torch 2.3 and later: it connects at once, and barrier() knows it
+        options["device_id"] = torch.device("cuda", torch.cuda.current_device())
+    return options
 
 
 def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
@@ -127,7 +137,13 @@ def _leave_group() -> None:
     runs. gloo's group is not destroyed: that of torch 2.1 holds the interpreter's lock while it waits for a
     thread of its own, which may wait for the same lock."""
     if torch.distributed.get_backend() != "gloo":
-        ending = threading.Thread(target=torch.distributed.destroy_process_group, daemon=True)
+        device = torch.cuda.current_device()
+
+        def destroy() -> None:
+            torch.cuda.set_device(device)  # a new thread begins with GPU 0
+            torch.distributed.destroy_process_group()
+
+        ending = threading.Thread(target=destroy, daemon=True)
         ending.start()
         ending.join(_TEARDOWN)
     exits.leave(0)

@@ -40,15 +40,19 @@ def backward_without_trace(forward: Callable, module: torch.nn.Module, inputs: A
 
 
 def compile_module(
-    module: torch.nn.Module, images: torch.Tensor, log: Callable[[str], None]
+    module: torch.nn.Module,
+    images: torch.Tensor,
+    log: Callable[[str], None],
+    graphs: bool = True,
 ) -> torch.nn.Module:
     """Return the module compiled for batches of this shape; on a GPU, its kernels are a CUDA graph.
 
     If it cannot be compiled (no compiler, no Triton), the reason is logged and the module is returned. The
     module itself, its weights and its buffers are not changed. images: a batch as in training, float
-    [n, C, H, W]; other shapes are compiled again. Source: J. Ansel et al., "PyTorch 2", ASPLOS 2024.
+    [n, C, H, W]; other shapes are compiled again. graphs: False if outputs are read after the next call,
+    which overwrites those of a CUDA graph. Source: J. Ansel et al., "PyTorch 2", ASPLOS 2024.
     """
-    mode = "reduce-overhead" if images.is_cuda else None
+    mode = "reduce-overhead" if graphs and images.is_cuda else None
     try:
         # raises if Python is too new for torch
         fast = cast(torch.nn.Module, torch.compile(module, mode=mode, dynamic=False))

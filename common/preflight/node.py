@@ -138,7 +138,10 @@ def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: To
     elif args.enable_gpu and not gpus:
         errors.append(f"--enable_gpu=true, but torch {torch.__version__} sees no GPU")
     elif 0 < gpus < processes:
-        warnings.append(f"{processes} processes share {gpus} GPUs: gloo instead of nccl, and slower")
+        warnings.append(
+            f"{processes} processes share {gpus} GPUs, with gloo instead of nccl and slower, unless their "
+            "launcher shows each its own only"
+        )
     elif gpus > processes and is_distributed(args):  # one process may use all: train_dp.py
         warnings.append(f"{gpus - processes} of {gpus} GPUs stay idle: one process uses one GPU")
     return judge("accelerators", facts, errors, warnings)

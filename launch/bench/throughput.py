@@ -64,7 +64,8 @@ def _parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def _rate(args: argparse.Namespace, backend: str, extra: list[str]) -> float:
     command = [
         sys.executable, _JOB, "--data_url", args.data_url, "--data_backend", backend, "--arch", args.arch,
-        "--batch_size", str(args.batch_size), "--prof", str(args.prof), "--cache_dir", args.cache_dir, *extra,
+        "--batch_size", str(args.batch_size), "--prof", str(args.prof), "--cache_dir", args.cache_dir,
+        "--compile", "false", *extra,
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     match = re.search(r"prof: ([\d.]+) images/s", result.stdout)

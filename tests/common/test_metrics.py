@@ -9,6 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common import starts
+from common.distributed import ranks
 from common.output import Output
 from launch.report import cli as report
 from launch.report import runs as report_data
@@ -69,13 +70,19 @@ def test_reports_are_due_by_time_and_by_steps(tmp_path, monkeypatch, every, expe
     assert _reported(log, loader, 2.5, 16, clock) == expected
 
 
-def test_the_first_lines_name_what_is_trained(tmp_path):
+def test_the_first_lines_name_what_is_trained(tmp_path, monkeypatch):
     args = SimpleNamespace(arch="net", batch_size=16, output=Output(str(tmp_path)))
     model = torch.nn.Linear(3, 2)
     autocast = torch.autocast("cpu", dtype=torch.bfloat16)
     lines = starts.describe(args, model, autocast, 40, 10)
     assert lines[0] == "model net: 8 parameters, device cpu, precision bfloat16"
     assert lines[1] == "global batch 16 = 1 process x 16; 10 steps an epoch, 40 in all"
+    monkeypatch.setattr(ranks, "world_size", lambda: 4)
+    for backend, processes in (("gloo", "4 processes"), ("nccl", "4 GPUs")):
+        monkeypatch.setattr(torch.distributed, "get_backend", lambda backend=backend: backend)
+        of_several = starts.describe(args, model, autocast, 40, 10)[1]
+        assert f"batch 16 = {processes} x 4 (--batch_size_per_gpu 16: 16 each); 10 steps" in of_several
+    monkeypatch.undo()
     assert f"tensorboard --logdir {tmp_path}" in lines[3] and f"launch report {tmp_path}" in lines[3]
     assert not any("warning" in line for line in lines)
     lines = starts.describe(args, model, contextlib.nullcontext(), 40, 10, torch.device("cuda"))

@@ -8,6 +8,7 @@ import torch
 
 from common import evaluation
 from common.checkpoint import nonfinite
+from common.performance import compilation
 from datasets.loaders import pixels
 from tests.support import fake_gpu
 
@@ -48,6 +49,20 @@ def test_the_host_waits_for_nothing_and_launches_little(name, monkeypatch, tmp_p
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=capability)
     assert not _waits(recorder) and not recorder.races
     assert most - 15 <= _launches(recorder) <= most or "effects" in name, recorder.steps[-1]
+
+
+@pytest.mark.parametrize(("options", "compiles"), [([], True), (["--compile=false"], False)])
+def test_imagenet_compiles_on_a_gpu(options, compiles, monkeypatch, tmp_path):
+    asked = []
+
+    def compile_module(module, images, log, graphs):
+        asked.append((images.device.type, *images.shape, graphs))
+        return module
+
+    monkeypatch.setattr(compilation, "compile_module", compile_module)
+    command = [each for each in _imagenet() if not each.startswith("--compile")]
+    fake_gpu.run_steps(monkeypatch, tmp_path, *command, *options, steps=1)
+    assert asked == ([("cuda", 16, 3, 64, 64, False)] if compiles else [])
 
 
 def _new_tensor(loss, logits, labels):

@@ -32,6 +32,11 @@ def test_data_url_that_does_not_exist(job, tmp_path):
             ["--dataset=digits", "--batch_size=5000"],
             "batch size 5000 is larger than the data set (1438 samples)",
         ),
+        # also the default's own value, which argparse could not tell from no value
+        (
+            ["--dataset=digits", "--batch_size=128", "--batch_size_per_gpu=64"],
+            "128 and --batch_size_per_gpu 64",
+        ),
         (["--dataset=digits", "--lr=nan"], "'nan' is not a number above 0"),
         (["--dataset=digits", "--epochs=ten"], "'ten' is not a whole number"),
         (["--dataset=digits", "--epochs=1.5"], "'1.5' is not a whole number"),

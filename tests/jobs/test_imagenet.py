@@ -91,6 +91,34 @@ def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_p
     assert [line["step"] for line in records(tmp_path / "both") if "val_acc" in line] == [10, 20]
 
 
+NO_COMPILER = """
+import runpy, sys, torch
+def fail(*_, **__): raise RuntimeError("no compiler\\nhere")
+torch.compile = fail
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_what_cannot_be_compiled_trains_as_it_is(generated, tmp_path):
+    options = ("--max_steps=2", "--training_only", "--processes_per_node=2", "--data_backend=threads")
+    run(*job(generated, tmp_path / "plain", *options))
+    printed = run("-c", NO_COMPILER, *job(generated, tmp_path / "tried", *options, "--compile=true")).stdout
+    assert "not compiled: RuntimeError: no compiler here\n" in printed
+    assert losses(tmp_path / "tried") == losses(tmp_path / "plain")
+
+
+@pytest.mark.faults  # compiling takes a minute or more
+def test_compiled_it_learns_the_same(generated, tmp_path):
+    options = ("--max_steps=4", "--training_only", "--processes_per_node=2", "--data_backend=threads")
+    run(*job(generated, tmp_path / "plain", *options))
+    printed = run(*job(generated, tmp_path / "compiled", *options, "--compile=true"), timeout=900).stdout
+    assert "not compiled" not in printed and re.search(r"^compilation +\d", printed, re.MULTILINE)
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+    first, second = ((tmp_path / name / receipt.FILE).read_bytes() for name in ("plain", "compiled"))
+    assert first == second
+
+
 @pytest.mark.faults
 def test_a_restart_is_exact(generated, tmp_path):
     """With everything that has a state: averaged weights, mixup, a warm-up, parts of a batch."""

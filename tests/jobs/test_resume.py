@@ -129,6 +129,17 @@ def test_a_checkpoint_of_any_job_goes_on_in_any_job(whole, tmp_path):
     ]
 
 
+def test_a_batch_may_be_counted_by_process(tmp_path):
+    """With 2 processes --batch_size_per_gpu 16 is --batch_size 32: the same run, continued in one process."""
+    common = ("--dataset=digits", "--lr=0.01", f"--output_dir={tmp_path}", "--save_every=2")
+    first = run(
+        "jobs/train_ddp.py", *common, "--processes_per_node=2", "--batch_size_per_gpu=16", "--max_steps=2"
+    )
+    assert "global batch 32 = 2 processes x 16;" in first.stdout
+    second = run("jobs/train.py", *common, "--batch_size=32", "--max_steps=4").stdout
+    assert "step_2.pt: epoch 1, step 2 of 4" in second and "global batch 32 = 1 process x 32;" in second
+
+
 def test_the_files_of_a_run(whole):
     """The newest three, `latest`, the weights of every epoch and the best, without a wrapper's names."""
     names = sorted(os.listdir(whole[1] / "checkpoints"))

@@ -83,7 +83,7 @@ def _large(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
         *_shared(args, device),
     ]
     job += ["--arch", args.arch, "--image_size", str(args.image_size), "--training_only"]
-    job += ["--cache_dir", os.path.abspath(args.cache_dir)]
+    job += ["--cache_dir", os.path.abspath(args.cache_dir), "--compile", "false"]
     if device.type == "cuda":  # as train_ddp.py: no kernel of nccl may wait for a stopped process
         job += ["--processes_per_node", "1"]
     synthetic, mixed = [*job, "--data_backend", "synthetic"], ["--amp", "true"]

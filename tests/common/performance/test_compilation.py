@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from common.distributed.gradients import settle_buckets
 from common.performance.compilation import backward_without_trace, compile_module
 
 
@@ -44,6 +45,24 @@ def test_a_trial_leaves_no_trace(fails):
     except ValueError:
         assert fails
     _same(model, before, random)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="torch.compiler.set_stance came with torch 2.6")
+def test_settling_the_buckets_compiles_nothing(monkeypatch):
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    model = _Model(fails=False)
+    forward = torch.nn.Sequential(torch.compile(model, backend=backend))
+    forward.static_graph = False
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    settle_buckets(forward, torch.ones(2, 2, 3, 3))
+    assert not compiled
+    forward(torch.ones(2, 2, 3, 3))
+    assert compiled
 
 
 def test_what_cannot_be_compiled_stays_as_it_is():
