@@ -31,12 +31,12 @@ def advise(error: str, code: CodeFolder, platform: str) -> str | None:
         if own:
             return (
                 f"{platform} passes {' '.join(own)} by itself: accept unknown options, "
-                "`args, _ = parser.parse_known_args()`, or add these (launch/own_script.md)"
+                "`args, _ = parser.parse_known_args()`, or add these (guides/own_script.md)"
             )
     if _NO_RANK.search(error):
         return (
             f"{platform} starts the script once per node and sets other variables than torchrun: start it "
-            "through torchrun (launch/own_script.md has a boot file that does), or see --platform torchrun"
+            "through torchrun (guides/own_script.md has a boot file that does), or see --platform torchrun"
         )
     if match := _NO_MODULE.search(error):
         module = match[1].partition(".")[0]

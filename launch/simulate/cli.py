@@ -8,7 +8,7 @@ in which the job is started; inputs/data_url_0, a link to the --data_url of the 
 outputs/train_url_0, which is passed as --train_url unless the job's arguments name another; cache, its
 scratch disk (BOOTFILE_SCRATCH); logs. URLs among the job's arguments are not changed. The job uses the GPUs
 if there is one for every process, else the CPU, with --processes_per_node if the job cannot know it. A script
-outside a Bootfile repository gets only the arguments that the platform itself passes (launch/own_script.md).
+outside a Bootfile repository gets only the arguments that the platform itself passes (guides/own_script.md).
 
 --fault may be repeated; a step that is not given is drawn from --seed and printed:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of Bootfile: launch/own_script.md says how they are rehearsed and shipped."""
+"""Scripts that know nothing of Bootfile: guides/own_script.md says how they are rehearsed and shipped."""
 
 import re
 
@@ -8,7 +8,7 @@ from tests.conftest import ROOT, run
 from tests.support.packed import listed, tree
 from tests.support.simulated import rows, simulate
 
-PAGE = (ROOT / "launch" / "own_script.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "guides" / "own_script.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^python -m (launch .*)$", PAGE, re.MULTILINE)
 BOOT = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
 STRICT = """
