@@ -146,7 +146,7 @@ def main() -> None:
     # Your own augmentation: train_loader.transform = a function of (images uint8 [n, 3, H, W], labels).
 
     torch.manual_seed(args.seed)
-    torch.backends.cudnn.benchmark = True  # on a GPU: the fastest of the convolutions that cuDNN has
+    torch.backends.cudnn.benchmark = True  # a GPU tries cuDNN's algorithms for each convolution once
     model = models.classifier(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     if args.freeze:

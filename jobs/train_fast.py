@@ -119,6 +119,9 @@ def main() -> None:
     )
 
     ### 新增 (new) 8/10, fewer launches by CUDA graphs; a CPU gains 1.03x after 47 s, so not there ###
+    torch.backends.cudnn.benchmark = True  # a GPU tries cuDNN's algorithms for each convolution once
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        log.info("warning: this GPU has no units for bfloat16 (before Ampere): take jobs/train_amp.py")
     if args.compile if args.compile is not None else device.type == "cuda":
         from common.performance.compilation import compile_module
 

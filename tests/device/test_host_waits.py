@@ -46,8 +46,10 @@ def _waits(recorder):
 @pytest.mark.parametrize("name", JOBS)
 def test_the_host_waits_for_nothing_and_launches_little(name, monkeypatch, tmp_path):
     most, command, capability = JOBS[name]
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=capability)
     assert not _waits(recorder) and not recorder.races
+    assert torch.backends.cudnn.benchmark == ("train_fast" in name or "imagenet" in name)
     assert most - 15 <= _launches(recorder) <= most or "effects" in name, recorder.steps[-1]
 
 
@@ -63,6 +65,20 @@ def test_imagenet_compiles_on_a_gpu(options, compiles, monkeypatch, tmp_path):
     command = [each for each in _imagenet() if not each.startswith("--compile")]
     fake_gpu.run_steps(monkeypatch, tmp_path, *command, *options, steps=1)
     assert asked == ([("cuda", 16, 3, 64, 64, False)] if compiles else [])
+
+
+def test_prof_waits_only_when_its_clock_begins_and_ends(monkeypatch, tmp_path):
+    recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *_imagenet("--prof=2"), steps=20)
+    assert len(recorder.steps) == 12 and len(_waits(recorder)) == 2
+    assert [step for step, _ in recorder.waits if step] == [10, 12]
+
+
+def test_a_gpu_without_bfloat16_is_named(monkeypatch, tmp_path, capsys):
+    _, command, _ = JOBS["train_fast"]
+    recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=TURING)
+    assert not _waits(recorder) and "warning: this GPU has no units for bfloat16" in capsys.readouterr().out
+    fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=AMPERE)
+    assert "bfloat16 (" not in capsys.readouterr().out
 
 
 def _new_tensor(loss, logits, labels):

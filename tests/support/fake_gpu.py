@@ -232,6 +232,7 @@ def fake_gpu(monkeypatch, capability=(9, 0)):
     for name, value in {
         "Stream": Stream, "Event": Event, "stream": stream, "current_stream": lambda *_: Stream.current,
         "device_count": lambda: 1, "current_device": lambda: 0, "set_device": lambda *_: None,
+        "synchronize": lambda *_: recorder.wait("synchronize()"),
         "get_device_capability": lambda *_: capability, "is_bf16_supported": lambda *_, **__: True,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
@@ -301,9 +302,10 @@ class _Ended(Exception):
 
 
 def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)):
-    """Run main() of a job up to its first steps on a GPU without kernels. Return the Recorder.
+    """Run main() of a job for some steps on a GPU without kernels. Return the Recorder.
 
-    Its data sets and models are made on the CPU. Nothing is written, and no process group is made.
+    A step ends where backward() begins. Data sets and models are made on the CPU. Nothing is written, and
+    there is no process group.
     """
     path = os.path.join(ROOT, "jobs", job)
     spec = importlib.util.spec_from_file_location(f"fake_{job[:-3]}", path)
@@ -340,18 +342,14 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     with fake_gpu(monkeypatch, capability) as recorder:
 
         def backward(*_):
+            recorder.end_step()
+            if len(recorder.steps) == steps:
+                raise _Ended
             for parameter in trained[0].parameters():
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
 
-        def is_due(_, step):
-            recorder.end_step()
-            if step == steps:
-                raise _Ended
-            return False
-
         monkeypatch.setattr(torch.Tensor, "backward", backward)
-        monkeypatch.setattr(Checkpointer, "is_due", is_due)
+        monkeypatch.setattr(Checkpointer, "is_due", lambda *_: False)
         with contextlib.suppress(_Ended):
             module.main.__wrapped__()
-    assert len(recorder.steps) == steps
     return recorder
