@@ -63,7 +63,8 @@ def measure_resnet18(run: Run) -> None:
         options = ["--rounds", "1", "--batch_size", "8", "--report_every", "1", "--compile", "false"]
     jobs = "seed loop,train.py,train_amp.py,train_fast.py"
     text = run.call("bench", "-m", "launch", "bench", "train", *options, "--jobs", jobs, "--json")
-    rows = {row["name"]: row for row in json.loads(text[text.index("\n{") :])["rows"]}
+    found, _ = json.JSONDecoder().raw_decode(text, text.index("\n{") + 1)  # the log lines come before it
+    rows = {row["name"]: row for row in found["rows"]}
     for name, row in rows.items():
         run.note(f"{name}, batches of 128", row["images_per_s"][0], "images/s", _aim(name, 40_000))
     for name, row in rows.items():
