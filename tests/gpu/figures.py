@@ -146,8 +146,8 @@ def _note_curves(run: Run, found: dict) -> None:
     best = [max((accuracy for _, accuracy in each["curve"]), default=0.0) for each in runs]
     reached = sum(time[1] < math.inf for time in times)
     run.note(f"runs of {len(runs)} that reached {target:.0%}", reached, "")
-    if median < math.inf:
-        run.note(f"seconds to {target:.0%}, median of {len(runs)}", median, "s", 25, at_most=True)
+    figure = f"seconds to {target:.0%}, median of {len(runs)}"
+    run.note(figure, median if median < math.inf else "not reached", "s", 25, at_most=True)
     run.note("best test accuracy, median", 100 * statistics.median(best), "%", 100 * target)
 
 

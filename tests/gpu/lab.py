@@ -99,15 +99,15 @@ class Run:
             time.sleep(_POLL)
 
     def note(
-        self, figure: str, value: float, unit: str, aim: float | None = None, at_most: bool = False
+        self, figure: str, value: float | str, unit: str, aim: float | None = None, at_most: bool = False
     ) -> None:
-        """Note a figure. aim: what it should be at least, or at most. A rehearsal meets no aim."""
+        """Note a figure, or why there is none. aim: what it should be at least, or at most. A rehearsal meets
+        no aim."""
         met = None
         if aim is not None and not self.is_small:
-            met = value <= aim if at_most else value >= aim
-        self.rows.append(
-            {"figure": figure, "value": value, "unit": unit, "aim": aim, "at_most": at_most, "met": met}
-        )
+            met = not isinstance(value, str) and (value <= aim if at_most else value >= aim)
+        row = {"figure": figure, "value": value, "unit": unit, "aim": aim, "at_most": at_most, "met": met}
+        self.rows.append(row)
 
     def check(self, figure: str, is_right: bool, detail: str = "") -> None:
         """Note whether something is as it must be. One that is not fails the stage at its end."""
