@@ -41,8 +41,8 @@ class Skipped(NamedTuple):
 class CodeFolder:
     """The files that a job needs. In a Bootfile repository: all of common and datasets (some of their
     modules are imported by name, which no reading of imports finds), and from the job's folder the job,
-    what it imports there, and what is not a script. Else: the folder of the script. The rules of
-    launch/pack/ignore.py apply.
+    what it imports there, and what is neither a script nor a document (*.md). Else: the folder of the
+    script. The rules of launch/pack/ignore.py apply.
 
     extra: more files and folders to keep against the rules (which still apply inside such a folder).
     without: a folder that is left out. code_dir: take this folder, whole, instead. name: the last component
@@ -116,7 +116,8 @@ class CodeFolder:
     @functools.cached_property
     def _found(self) -> tuple[list[File], list[tuple[str, str, str]]]:
         """(files, (path, rule, absolute path) of what is skipped)."""
-        self._rules, self._scripts = ignore.Rules(self.root), set[str]()
+        documents = ("*.md",) if self._parts else ()
+        self._rules, self._scripts = ignore.Rules(self.root, documents), set[str]()
         if self._parts and self.job_path.startswith("jobs/"):
             self._scripts = _imported_beside(self._job)
         self._files: list[File] = []

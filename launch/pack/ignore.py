@@ -1,6 +1,7 @@
 """Decide which files of a code folder are skipped: built-in rules, and the user's own in .jobignore."""
 
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from common.exits import BadInput, import_optional
@@ -44,12 +45,13 @@ class _Rule(NamedTuple):
 
 
 class Rules:
-    """The rules of the code folder `root`. Raises BadInput for a .jobignore that cannot be read."""
+    """The rules of the code folder `root`. more: patterns besides the built-in ones. Raises BadInput for a
+    .jobignore that cannot be read."""
 
-    def __init__(self, root: str):
+    def __init__(self, root: str, more: Sequence[str] = ()):
         self._root = root
         self._rules = [
-            _Rule.parse(pattern, pattern, own=False) for pattern in (*_BUILT_IN, *_RESULTS, *_DATA)
+            _Rule.parse(pattern, pattern, own=False) for pattern in (*_BUILT_IN, *_RESULTS, *_DATA, *more)
         ]
         path = os.path.join(root, FILE)
         try:

@@ -35,7 +35,7 @@ def repository(tmp_path):
         "common/__init__.py": "", "datasets/__init__.py": "", "README.md": "read me", "tests/test_job.py": "",
         "jobs/job.py": "import json\nfrom common import a\n", "jobs/other.py": "", "jobs/settings.json": "{}",
         "common/a.py": "A = 1\n", "common/entry.py": "", "common/tests/test_a.py": "",
-        "common/__pycache__/a.pyc": "x",
+        "common/__pycache__/a.pyc": "x", "common/README.md": "read me", "jobs/options.md": "read me",
         "requirements.txt": "torch>=2.1\nnumpy\n", "output_dir/best.pth": "x", ".env": "PASSWORD=hunter22",
     }  # fmt: skip
     return tree(tmp_path / "repository", files)
@@ -115,6 +115,7 @@ def test_what_a_job_needs_is_kept(repository, tmp_path):
     ]  # fmt: skip
     skipped = {item.path: item.rule for item in code.skipped}
     assert skipped["common/__pycache__/"] == "__pycache__/" and skipped["common/tests/"] == "tests/"
+    assert skipped["common/README.md"] == skipped["jobs/options.md"] == "*.md"
     assert {"README.md", "tests/", "output_dir/", ".env", "jobs/other.py"} <= {*skipped}
     job = tree(repository, {"jobs/job.py": "def late():\n    import other\n"}) / "jobs/job.py"
     assert "jobs/other.py" in [file.path for file in CodeFolder(str(job)).files]

@@ -1,0 +1,135 @@
+"""Write the tables of options in the documents from the parsers.
+
+    python -m tests.support.options      rewrite all tables
+
+A table stands between `<!-- options: WHAT -->` and `<!-- end of options -->`. WHAT is
+
+    jobs/train.py                              all options of a job
+    jobs/train_ddp.py without jobs/train.py    those that the second has not, or describes otherwise
+    launch                                     a row for each verb of `python -m launch`
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = {
+    "cache": ("preload", "check", "ls", "stat", "rm"),
+    "bench": ("loaders", "train", "throughput", "batch-size", "ray"),
+}
+TABLE = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end of options -->)", re.DOTALL)
+
+Row = tuple[str, str, str]  # group, option with its value, help
+
+
+def documents() -> list[Path]:
+    """Return the documents of the repository that have a table of options."""
+    names = subprocess.check_output(["git", "ls-files", "*.md"], cwd=ROOT, text=True).split()
+    return [ROOT / name for name in names if TABLE.search((ROOT / name).read_text(encoding="utf-8"))]
+
+
+def read_parsers() -> dict[str, Any]:
+    """Return the rows of each job and of each command of launch, and under "verbs" what each verb does."""
+    command = [sys.executable, "-m", "tests.support.options", "--collect"]
+    return json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
+
+
+def rewrite(text: str, parsers: dict[str, Any]) -> str:
+    """Return the text with all its tables of options made anew."""
+    return TABLE.sub(lambda found: found[1] + render(found[2], parsers) + found[3], text)
+
+
+def render(what: str, parsers: dict[str, Any]) -> str:
+    """Return the table of WHAT, as Markdown."""
+    if what == "launch":
+        lines = ["| verb | what it does | arguments |", "|---|---|---|"]
+        for name in (name for name in parsers if not name.endswith(".py") and name != "verbs"):
+            options = " ".join(f"`{_cell(option)}`" for _, option, _ in parsers[name])
+            lines.append(f"| `{name}` | {_cell(parsers['verbs'].get(name, ''))} | {options} |")
+        return "\n".join(lines) + "\n"
+    job, _, base = what.partition(" without ")
+    known = {tuple(row[1:]) for row in parsers.get(base, ())}
+    lines, last = ["| option | meaning |", "|---|---|"], ""
+    for group, option, help in parsers[job]:
+        if (option, help) in known:
+            continue
+        if group != last:
+            lines.append(f"| *{group}* | |")
+        lines.append(f"| `{_cell(option)}` | {_text(help)} |")
+        last = group
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _text(help: str) -> str:
+    return re.sub(r"([*<|])", r"\\\1", help)
+
+
+def _rows(parser: argparse.ArgumentParser) -> list[Row]:
+    formatter: Any = parser._get_formatter()
+    rows = []
+    for group in parser._action_groups:
+        for action in group._group_actions:
+            if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
+                continue
+            named = bool(action.option_strings)
+            metavar = formatter._get_default_metavar_for_optional(action) if named else action.dest
+            value = "" if action.nargs == 0 else formatter._format_args(action, metavar)
+            words = [", ".join(action.option_strings), value]
+            rows.append((group.title or "", " ".join(filter(None, words)), formatter._expand_help(action)))
+    return rows
+
+
+def _collect() -> dict[str, Any]:
+    """Run the jobs and the verbs up to their help, in this process, without torch."""
+    found: dict[str, Any] = {}
+    now = ""
+
+    def note(parser: argparse.ArgumentParser, file: object = None) -> None:
+        found[now] = _rows(parser)
+
+    argparse.ArgumentParser.print_help = note  # type: ignore[method-assign, assignment]
+    sys.argv = ["", "--help"]  # before common.entry is imported: it then imports no large package
+    from launch.__main__ import VERBS
+
+    for job in sorted((ROOT / "jobs").glob("*.py")):
+        now = sys.argv[0] = f"jobs/{job.name}"
+        with contextlib.suppress(SystemExit):
+            runpy.run_path(str(job), run_name="__main__")
+    meanings = {verb: meaning for verb, (_, meaning) in VERBS.items()}
+    for verb, (module, _) in VERBS.items():
+        page = importlib.import_module(f"launch.{module}")
+        for now in [f"{verb} {part}" for part in PARTS.get(verb, ())] or [verb]:
+            with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+                page.main([*now.split()[1:], "--help"])
+            if verb in PARTS and (line := re.search(rf"launch {now} .*?  +(\S.*)", page.__doc__ or "")):
+                meanings[now] = line[1]
+    return found | {"verbs": meanings}
+
+
+def main(arguments: list[str]) -> None:
+    if arguments == ["--collect"]:
+        print(json.dumps(_collect()))
+        return
+    parsers = read_parsers()
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        if (new := rewrite(text, parsers)) != text:
+            path.write_text(new, encoding="utf-8")
+            print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
