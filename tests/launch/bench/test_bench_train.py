@@ -1,6 +1,7 @@
 """python -m launch bench train, and launch/bench/train/turns.py: jobs that take turns, and that are gone at
 the end."""
 
+import argparse
 import json
 import re
 import signal
@@ -9,9 +10,11 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from common.exits import BadInput
 from launch.bench.train import cli as bench_train
+from launch.bench.train import contestants
 from launch.bench.train.turns import Runner
 from tests.conftest import ROOT, environment, finish, run, start
 
@@ -170,6 +173,22 @@ def test_figures_of_the_jobs(tmp_path):
         assert row["start_s"] > 0 and row["compile_s"] is None
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert not list(temporary.glob("bootfile-*")) and none_left(temporary, 1)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_no_kernel_of_nccl_waits_for_a_stopped_process(gpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    found = {}
+    for arch in ("resnet18", "resnet50"):
+        args = argparse.Namespace(
+            arch=arch, jobs=None, data_url=str(tmp_path), cache_dir=str(tmp_path), compile=None,
+            batch_size=128, report_every=50, image_size=224,
+        )  # fmt: skip
+        present, left_out = contestants.choose(args, torch.device("cuda"))
+        found |= {name: each.command for name, each in present.items()}
+        assert left_out.keys() == ({"train_ddp.py"} if gpus > 1 and arch == "resnet18" else set())
+    for name in ("float32", "mixed", "mixed compiled", "mixed from JPEG"):
+        assert " --processes_per_node 1 " in f"{' '.join(found[name])} "
 
 
 def test_ctrl_c_ends_the_jobs(tmp_path):
