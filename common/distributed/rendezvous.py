@@ -62,14 +62,13 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
 def count_different(store: torch.distributed.Store, topology: Topology, name: str, timeout: float) -> int:
     """Return on every rank how many different names the processes have given. Call it on all of them after
     meet(). timeout: seconds. Raises NoRendezvous."""
-    key, rank = f"name/{name}", str(topology.rank)
-    if store.compare_set(key, "", rank).decode() == rank:
+    if store.add(f"name/{name}", 1) == 1:  # the first to give it
         store.add("names", 1)
     store.add("named", 1)
     deadline = time.monotonic() + timeout
     while store.add("named", 0) < topology.world_size:
         if time.monotonic() > deadline:
-            raise NoRendezvous(f"rank {rank}: another process ended after all had arrived; see its log")
+            raise NoRendezvous("a process ended after all had arrived: see its log")
         time.sleep(_POLL)
     return store.add("names", 0)
 
