@@ -1,7 +1,7 @@
 """Measure what is fast on this machine with these data, before GPUs are rented.
 
 python -m launch bench loaders --data_url DIR       images/s of every loader, and the predicted wait of a job
-python -m launch bench throughput --data_url DIR    images/s of the ImageNet job, and those of a published article
+python -m launch bench throughput --data_url DIR    images/s of the ImageNet job, and a published article
 python -m launch bench batch-size --arch resnet18   the largest batch that fits on this GPU
 python -m launch bench train                        images/s of the jobs, and those of a published loop
 python -m launch bench ray --ray_address start      whether workers on other machines would pay
