@@ -21,7 +21,7 @@ from typing import Any
 import numpy
 import torch
 
-from common import arguments
+from common import __version__, arguments
 from common.distributed import ranks
 from common.files import opener
 from common.output import writes_nothing
@@ -114,6 +114,7 @@ def environment() -> dict[str, str | int]:
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     found = {
         "job": job(),
+        "bootfile": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,

@@ -6,7 +6,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before any other `common`
-from common import exits
+from common import __version__, exits
 from common.entry import entry
 
 VERBS = {  # verb: (module of this package with main(arguments) -> exit code, what it does)
@@ -29,7 +29,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "receipt": ("receipt", "compare the data of two runs, and show the first step that differs"),
 }
 USAGE = "\n".join(
-    ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help says more)", ""]
+    ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help says more; --version)", ""]
     + [f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()]
 )
 
@@ -39,6 +39,9 @@ def main() -> None:
     verb, *arguments = sys.argv[1:] or [""]
     if verb in ("-h", "--help"):
         print(USAGE)
+        sys.exit()
+    if verb == "--version":
+        print(f"bootfile {__version__}")
         sys.exit()
     if verb not in VERBS:
         print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
