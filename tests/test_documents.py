@@ -1,0 +1,273 @@
+"""The documents: their commands run, the links and files that they name exist, their figures have a source.
+
+A command is a line of a ```bash block, or of README.md's table of tasks, that starts with python, torchrun
+or make. It runs as it stands, shortened to one step; words in capitals stand for paths. Commands that need an
+account, a second machine or a server are in indented lines or ```text blocks.
+"""
+
+import re
+import shlex
+import unicodedata
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from common import __version__
+from datasets.folders import random_folder, random_pairs
+from tests.conftest import ROOT, free_port, run
+from tests.support.marks import diff
+
+ROOMS = ("jobs", "common", "datasets", "launch", "tests", "guides")
+FILES = [*ROOT.glob("*.md"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.md"))]
+TEXT = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in sorted(FILES)
+    if "template" not in path.parts  # of launch new: its words are filled in
+}
+READMES = ("README.md", "README.zh-CN.md")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_START = re.compile(r"(?:\.venv/bin/)?(?:python|torchrun|make) ")
+_ELSEWHERE = {"upload", "fetch", "clean", "status", "logs", "stop"}  # verbs that need an account or a store
+
+
+def read_blocks(text: str, language: str) -> list[str]:
+    return [body for name, body in _FENCE.findall(text) if name == language]
+
+
+def read_prose(text: str) -> str:
+    """Return the text without its blocks."""
+    return _FENCE.sub("", text)
+
+
+def find_commands(name: str) -> set[str]:
+    """Return the commands of a document, without comments."""
+    lines = "\n".join(read_blocks(TEXT[name], "bash")).replace("\\\n", " ").splitlines()
+    if name in READMES:
+        lines += re.findall(r"^\|[^|]*\| `([^`]+)`", TEXT[name], re.MULTILINE)
+    found = {re.sub(r"\s+#.*$", "", " ".join(line.split())) for line in lines}
+    return {line for line in found if _START.match(line) and "..." not in line and "RECORD" not in line}
+
+
+COMMANDS = sorted({command for name in TEXT for command in find_commands(name)})
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """What the words in capitals stand for. RUN is a run of train.py on digits."""
+    folder = tmp_path_factory.mktemp("places")
+    for split, images in (("train", 8), ("test", 2)):  # DATA: CIFAR-10 as a folder
+        for label in range(10):
+            (folder / "data" / split / f"class{label}").mkdir(parents=True)
+            for number in range(images):
+                image = Image.new("RGB", (32, 32), (25 * label, 20 * number, 0))
+                image.save(folder / "data" / split / f"class{label}" / f"{number}.png")
+    trained = folder / "output_dir" / "latest"
+    run("jobs/train.py", "--dataset=digits", "--max_steps=1", "--batch_size=16", f"--output_dir={trained}")
+    (folder / "main.py").write_text("print('a script of your own')\n")
+    images = random_folder.make(str(folder / "images"))
+    return {
+        "DATA": folder / "data",
+        "FOLDER": images,
+        "IMAGENET": images,
+        "PAIRS": random_pairs.make(str(folder / "pairs")),
+        "SCRIPT": folder / "main.py",
+        **dict.fromkeys(("RUN", "RUN_A", "RUN_B", "output_dir/latest"), trained),
+        "OUT/best.pth": trained / "best.pth",
+    }
+
+
+def fill_in(word: str, places: dict, tmp_path: Path) -> str:
+    """Return a word of a command with the path that it stands for; results are written to tmp_path."""
+    option, equals, value = word.rpartition("=")
+    for name in (value, value.rstrip("/")):
+        if name in places:
+            return f"{option}{equals}{places[name]}"
+    if value.split("/")[0] in ("OUT", "PROJECT", "packed", "PLACE") or value == "/cache/imagenet":
+        return f"{option}{equals}{tmp_path / value.strip('/')}"
+    return word
+
+
+def shorten(words: list[str], tmp_path: Path) -> list[str]:
+    """Return the arguments of Python that do the same as the words in one step."""
+    job = ["--max_steps=1", "--batch_size=16"]
+    if words[0] == "-m" and words[1] == "launch":
+        verb, rest = words[2], words[3:]
+        assert verb not in _ELSEWHERE, f"`launch {verb}` needs an account or a store: indent the line"
+        if verb == "submit":
+            assert "--dry_run" in rest, "without --dry_run it needs an account: indent the line"
+        if verb == "simulate" and "--" in rest and "--fault" not in " ".join(rest):
+            return [*words, *job]
+        if verb == "bench":
+            quick = ["--rounds=1", "--seconds=0.1", "--arch=resnet18", "--image_size=32", "--batch_size=16"]
+            return [*words, *quick, f"--cache_dir={tmp_path}"] if "loaders" in rest else [*words, "--help"]
+        return words
+    if words[0] == "-m" and words[1] == "pytest":
+        return [*words, "--collect-only", "-q"]
+    if words[0] == "-m" and re.match(r"tests\.(benchmarks|gpu|demo|support\.options)", words[1]):
+        return [*words, "--help"]  # they take minutes, or write files here
+    if "torch.distributed" in words[1]:
+        words = [*words[:2], f"--master-port={free_port()}", *words[2:]]
+        words = [re.sub(r"(nproc.per.node)=\d+", r"\1=2", word) for word in words]
+    if any("jobs/" in word for word in words):
+        if "jobs/imagenet.py" in words and not any("image_size" in word for word in words):
+            job += ["--image_size=32"]
+        trains = not any("loader" in word for word in words)  # a loader has epochs, and no steps
+        return [*words, *job[not trains :], "--output_dir", str(tmp_path / "output")]
+    return words
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_runs(command, places, tmp_path):
+    if command.startswith("make "):
+        target = re.search(r"make (?:\w+=\S+ )*([\w-]+)", command)[1]
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return
+    program, *words = shlex.split(command)
+    for number, word in enumerate(words[:-1]):  # what a command writes
+        if word in ("--to", "--json", "--plot", "--preview"):
+            words[number + 1] = str(tmp_path / words[number + 1])
+    words = [fill_in(word, places, tmp_path) for word in words]
+    if program == "torchrun":
+        words = ["-m", "torch.distributed.run", *words]
+    missing = words[1:3] == ["launch", "check"]  # this machine may lack what it asks for
+    result = run(*shorten(words, tmp_path), code=None if missing else 0, timeout=300)
+    if words[0].startswith("jobs/") or "torch.distributed" in words[1]:
+        pattern = r"^(val_loss|total_seconds)=|(test_\w+)=.* receipt=| val_loss="
+        assert re.search(pattern, result.stdout, re.MULTILINE), result.stdout
+    assert result.stdout
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_scripts(name, places):
+    """Each compiles; those that read a run do."""
+    for script in read_blocks(TEXT[name], "python"):
+        compile(script, name, "exec")
+        if "OUT/" in script:
+            run("-c", script.replace("OUT/", f"{places['RUN']}/"))
+
+
+# Links, files and blocks
+
+
+def find_anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a document."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ +(.*?) *$", read_prose(text), re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower().replace(" ", "-")
+        kept = "".join(c for c in plain if c in "-_" or unicodedata.category(c)[0] in "LN")
+        number = sum(1 for each in found if re.fullmatch(rf"{re.escape(kept)}(-\d+)?", each))
+        found.add(f"{kept}-{number}" if number else kept)
+    return found
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_links(name):
+    for link in re.findall(r"\]\(([^)\s]+)\)", read_prose(TEXT[name])):
+        if link.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), link
+        if anchor:
+            assert anchor in find_anchors(target.read_text(encoding="utf-8")), link
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_files_that_it_names(name):
+    """Those of a tree, and `folder/file.py` in the text. Words in capitals are the reader's own."""
+    near = (ROOT, (ROOT / name).parent)
+    for tree in read_blocks(TEXT[name], ""):
+        folder = ""
+        for line in tree.splitlines():
+            words = re.match(r"( *)((?:[\w./-]+[/.][\w./-]* )*[\w-]+(?:/[\w./-]*|\.\w+))(?= {2,}|$)", line)
+            if not words:
+                continue
+            if not words[1]:
+                folder = words[2] if words[2].endswith("/") else ""
+            for word in words[2].split():
+                places = [each / folder / word for each in near if words[1]] + [each / word for each in near]
+                assert any(place.exists() for place in places), f"{line}: {word}"
+    for path in re.findall(r"`([a-z_]+/[\w./-]*\.(?:py|md|toml|txt))`", read_prose(TEXT[name])):
+        assert any((each / path).exists() for each in near), path
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_the_diff_of_the_readme(name):
+    variant, base = (
+        (ROOT / "jobs" / job).read_text(encoding="utf-8") for job in ("train_ddp.py", "train.py")
+    )
+    assert read_blocks(TEXT[name], "diff") == [diff(variant, base) + "\n"]
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_number_of_blocks(name):
+    for job, blocks in re.findall(r"jobs/(\w+\.py)\) \|[^|]*\| (\d*) ?\|$", TEXT[name], re.MULTILINE):
+        marks = (ROOT / "jobs" / job).read_text(encoding="utf-8").count(" ### ") / 2
+        assert marks == int(blocks or 0), job
+
+
+def test_the_translation_has_the_same_commands():
+    assert find_commands(READMES[0]) == find_commands(READMES[1])
+    assert TEXT[READMES[0]].count("\n## ") == TEXT[READMES[1]].count("\n## ")
+
+
+# Figures, lengths, sentences
+
+
+def find_measured(text: str) -> list[str]:
+    """Return the sections (from a heading to the next) with a table of measured figures."""
+    parts = re.split(r"^(?=#+ )", text, flags=re.MULTILINE)
+    row = re.compile(r"^\|.*(?:\d\.\d+x|images/s|\d\.\d{3,}).*\|$", re.MULTILINE)
+    return [part for part in parts if row.search(part)]
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_measured_figures_have_a_date_and_a_command(name):
+    for section in find_measured(TEXT[name]):
+        title = section.splitlines()[0]
+        assert re.search(r"20\d\d-\d\d-\d\d", section), f"{title}: no date"
+        assert re.search(r"(?:python |make |\.py |--)", section), f"{title}: no command"
+
+
+def test_readmes_have_measured_figures():
+    for name in READMES:
+        assert len(find_measured(TEXT[name])) == 1
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_length(name):
+    limit = 200 if name in READMES else 170 if name.startswith("guides") else 250
+    if name != "CHANGELOG.md":
+        assert TEXT[name].count("\n") <= limit
+
+
+_DIALECT = re.compile(
+    r"(?<!there )\b(is|are) no [a-z]|\b(go|goes|gone|going) on\b|\bbeside\b|\b(what|who|whoever) is there\b|"
+    r"\bstand(s|ing)? (in|beside)\b|\b(nobody|somebody|whoever)\b|\b(let|lets) go\b|\btake(s|n)? away\b|"
+    r"\bso many\b|\bsign of life\b|\banew\b|\bis said\b|\bof before\b|(?<=[.:] )Where\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_sentences_are_plain(name):
+    found = [match.group() for match in _DIALECT.finditer(read_prose(TEXT[name]))]
+    assert not found
+
+
+def test_the_changelog_begins_with_this_version():
+    assert re.search(r"^## (\S+)", TEXT["CHANGELOG.md"], re.MULTILINE)[1] == __version__
+    assert run("-m", "launch", "--version").stdout == f"bootfile {__version__}\n"
+
+
+# The checks themselves
+
+
+def test_the_checks_can_fail():
+    assert find_anchors("# A `b.py` c\n## Two, [x](y)\n## Two, x\n") == {"a-bpy-c", "two-x", "two-x-1"}
+    assert find_anchors("## 退出码 (exit codes)\n") == {"退出码-exit-codes"}
+    assert find_measured("# a\n| 1.50x (1-2) |\n# b\n| 12 |\n") == ["# a\n| 1.50x (1-2) |\n"]
+    assert _DIALECT.search("it goes on") and not _DIALECT.search("it continues")
+    assert read_prose("a\n```bash\nmake b\n```\nc\n") == "a\n\nc\n"
+    assert len(COMMANDS) > 20
