@@ -7,6 +7,7 @@ account, a second machine or a server are in indented lines or ```text blocks.
 
 import re
 import shlex
+import shutil
 import unicodedata
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def places(tmp_path_factory):
         "FOLDER": images,
         "PAIRS": random_pairs.make(str(folder / "pairs")),
         "SCRIPT": folder / "main.py",
-        **dict.fromkeys(("RUN", "RUN_A", "RUN_B", "output_dir/latest"), trained),
+        **dict.fromkeys(("RUN", "RUN_A", "output_dir/latest"), trained),
+        "RUN_B": shutil.copytree(trained, folder / "copy"),
         "OUT/best.pth": trained / "best.pth",
     }
 
