@@ -167,6 +167,7 @@ def ray_map_style_loader(
     dataset: Any,
     sampler: Any,
     device: torch.device,
+    augment: bool = False,
     *,
     collate_fn: Callable[[list], Any] | None = None,
     workers: int = 2,
@@ -175,7 +176,8 @@ def ray_map_style_loader(
 ) -> Loader:
     """Return a map_style_loader() whose items are read by workers of a Ray cluster.
 
-    workers, address, log: as Pool takes them. The dataset travels to the workers once, with its tensors.
+    augment: not used, as there. workers, address, log: as Pool takes them. The dataset travels to the workers
+    once, with its tensors.
     """
     fetcher = Fetcher(dataset, collate_fn)
     return build_loader(RayEngine(ItemReader(fetcher), workers, 1.0, address, log), fetcher, sampler, device)

@@ -474,9 +474,9 @@ next(iter(RayDataLoader([1, 2], True, "127.0.0.1:{head.getsockname()[1]}", num_w
 
 
 def test_any_dataset_draws_the_same_on_workers_of_ray(cluster):
-    def batches(make, **options):
+    def batches(make):  # called as the jobs do
         sampler = BatchSampler(24, 6, seed=1, max_steps=5)
-        with make(Noisy(), sampler, torch.device("cpu"), **options) as loader:
+        with make(Noisy(), sampler, torch.device("cpu"), augment=True) as loader:
             found = [batch for _ in loader.epochs_from(0) for batch in loader]
             return found, loader.receipt.take(), loader.example(2)
 
