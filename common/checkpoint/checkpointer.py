@@ -1,8 +1,8 @@
 """Checkpointing: resume at the exact step, save, stop on SIGTERM, and skip steps that are not finite.
 
-Checkpoints are in checkpoints/ below the output folder (files.py), weights next to it: epoch_<n>.pth after
-each epoch and best.pth after the best. Rank 0 reads and writes. All ranks agree before every optimizer step,
-in one all_reduce of four numbers, so all skip, report, save and stop at the same step.
+Checkpoints are in checkpoints/ below the output folder (files.py). Weights are in the output folder:
+epoch_<n>.pth after each epoch and best.pth after the best. Rank 0 reads and writes. Before every optimizer
+step one all_reduce of four numbers makes all ranks skip, report, save and stop at the same step.
 """
 
 import argparse
@@ -37,9 +37,12 @@ class NotSaved(BadInput):
 class Checkpointer:
     """Saves, resumes and stops a training run.
 
-    args: those of a TrainingParser, and what identifies the run. log: reports, and names the output.
-    model: the raw module. forward: what the job calls: the model, or a wrapper of it. loader: the training
-    loader; its receipt is saved too. objects: further objects with a state_dict(), such as scaler and ema.
+    args: the arguments of a TrainingParser.
+    log: prints the reports; its `output` is the output folder.
+    model: the raw module.
+    loader: the training loader; its receipt is saved too.
+    forward: the module that the job calls: the model (default), or a wrapper of it.
+    objects: further objects with a state_dict(), such as scaler and ema.
     Raises BadInput if the scheduler cannot be resumed exactly.
     """
 
@@ -79,7 +82,7 @@ class Checkpointer:
 
         Call it on every rank, before the first step. From then on a signal stops the job at its next step.
         Without a checkpoint, --weights gives the initial weights. With --evaluate only weights are loaded,
-        and the result is total_steps: nothing is left to train. Raises BadInput if there are checkpoints and
+        and the result is total_steps, so the job does not train. Raises BadInput if there are checkpoints and
         none can be used.
         """
         self.total_steps, self.steps_per_epoch = total_steps, len(self.loader)
@@ -106,7 +109,7 @@ class Checkpointer:
         return step
 
     def is_finite(self, loss: torch.Tensor) -> bool:
-        """Return, after backward() and on every rank alike, whether to take the optimizer's step.
+        """Return whether to take the optimizer step; the same on every rank. Call it after backward().
 
         If not, the step is counted, and BatchNorm's statistics are restored. With a fused optimizer the
         answer is always True: the device itself skips the step, and the host learns of it one step later.
@@ -121,8 +124,8 @@ class Checkpointer:
 
     @property
     def found_inf(self) -> torch.Tensor | None:
-        """Return, after is_finite(), what the device knows of the step: float [], 1 if it skips it. None if
-        the optimizer is not fused: then the answer of is_finite() is final."""
+        """Return, after is_finite(), a float [] on the device: 1 if the device skips the step, else 0. None
+        if the optimizer is not fused: then the answer of is_finite() is final."""
         return self._guard.found_inf
 
     def is_due(self, step: int) -> bool:
@@ -156,12 +159,16 @@ class Checkpointer:
     def save_weights(
         self, epoch: int, step: int, val_sums: torch.Tensor, model: torch.nn.Module | None = None
     ) -> None:
-        """Write epoch_<n>.pth, and best.pth if its accuracy is the highest so far; its loss the lowest if the
-        job has no accuracy; or the metric that log.metrics names. Call it on every rank after an evaluation:
-        exits if the job was asked to stop.
+        """Write epoch_<n>.pth, and best.pth if this epoch has the best score so far.
 
-        val_sums: of evaluation.evaluate(), over all ranks. model: the model that was evaluated, if not the
-        one that is trained. With --evaluate, and with --epoch_weights false, nothing is written.
+        The score is the metric that log.metrics names; by default the accuracy, or the loss if the job has no
+        accuracy. Call it on every rank after an evaluation. It exits if the job was asked to stop. With
+        --evaluate, and with --epoch_weights false, nothing is written.
+
+        epoch: the number of the epoch.
+        step: the optimizer steps so far.
+        val_sums: the result of evaluation.evaluate(), over all ranks.
+        model: the model that was evaluated (default: the model that is trained).
         """
         device = next(self.model.parameters()).device
         self._stop = ranks.maximum(preemption.asked(), device) > 0
@@ -184,22 +191,24 @@ class Checkpointer:
         self._saver.save_weights(f"epoch_{epoch}.pth", model or self.model, keep_best)
 
     def stops_early(self, epochs: int | None) -> bool:
-        """Return, after save_weights() and on every rank alike, whether that many epochs in a row were not
-        better than the best before them. None: never. The count belongs to the checkpoint."""
+        """Return whether the last `epochs` epochs were not better than the best before them; None: never.
+
+        Call it after save_weights(). The answer is the same on every rank. The checkpoint holds the count.
+        """
         if epochs is None or self._state.epochs_not_better < epochs:
             return False
         self.log.info(f"stopped early: {self._state.epochs_not_better} epochs without a better score")
         return True
 
     def finish(self) -> None:
-        """Wait for the last write and upload. resume() has it called at the end of the job. Raises
+        """Wait for the last write and upload; resume() registers it for the end of the job. Raises
         NotSaved."""
         lost = [*self._saver.finish(), self._mirror.finish() if self._mirror else ""]
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
 
     def _open_output(self) -> None:
-        """Become the only job that writes to the output, and download what is at its URL."""
+        """Become the only job that writes to the output, and restore the results from its URL."""
         resume.claim(self.args, self._is_own)
         if self.output.url:
             from common.checkpoint import mirror
@@ -264,9 +273,9 @@ class Checkpointer:
             self.log.info(line)
 
     def _is_own(self, start: dict) -> bool:
-        """Return whether a start is of this run, which was killed before its first save.
+        """Return whether a start belongs to this run, which was killed before its first save.
 
-        Weights of an epoch after that save belong to a run whose checkpoints were deleted.
+        If there are weights of an epoch after that save, they belong to a run whose checkpoints were deleted.
         """
         identity = {name: start["settings"].get(name[2:]) for name in self._state.identity}
         identity |= {"training data": start.get("training data")}
@@ -276,8 +285,8 @@ class Checkpointer:
         return is_before and all(identity[name] == each for name, each in self._state.identity.items())
 
     def _settle_buckets(self) -> None:
-        """Let DistributedDataParallel choose its buckets before the first step (common/distributed/
-        gradients.py): otherwise the first step after a restart would round differently."""
+        """Make DistributedDataParallel choose its buckets before the first step (distributed/gradients.py);
+        otherwise the first step after a restart rounds differently."""
         from common.distributed.gradients import settle_buckets
 
         if isinstance(self.forward, torch.nn.parallel.DistributedDataParallel):
@@ -293,7 +302,7 @@ class Checkpointer:
         return self._stop or self._save_late or step == self.total_steps or (every > 0 and step % every == 0)
 
     def _note(self, verdict: Verdict | None) -> None:
-        """Take over what the ranks have agreed on about a step."""
+        """Apply the verdict of all ranks on a step."""
         if verdict is None:
             return
         self._stop, self._save_late = self._stop or verdict.asked, verdict.late
@@ -304,7 +313,7 @@ class Checkpointer:
             raise self._skipped.diverged(durable)
 
     def _exit(self, step: int) -> None:
-        """Exit as asked, after rank 0 has saved: a parent ends the other processes when one has exited."""
+        """Exit after rank 0 has saved: when one process exits, its parent ends the others."""
         if ranks.is_first() and not self.args.evaluate:
             self._saver.check(wait=True)
             self.log.info(

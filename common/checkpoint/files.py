@@ -1,12 +1,13 @@
-"""Checkpoints on disk: whole and proven, or refused by name.
+"""Checkpoints on disk: write them atomically, verify them by checksum, and refuse damaged ones.
 
     FOLDER/step_400.pt         a dictionary of plain types, torch.load(..., weights_only=True)
     FOLDER/step_400.pt.json    its sha256, size in bytes, step and run
-    FOLDER/latest              the name of the newest, moved when that is on the disk
+    FOLDER/latest              the name of the newest checkpoint, written after that checkpoint is on the disk
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
-fsync of the folder), so a job killed at any moment leaves the files of other names as they were. Writing over
-a name is two renames, checksum and data: killed between them, that one checkpoint is refused.
+fsync of the folder). So a job that is killed at any moment leaves the files of other names as they were.
+To overwrite a checkpoint takes two renames, checksum and data. If the job is killed between them, that one
+checkpoint is refused.
 """
 
 import contextlib
@@ -40,10 +41,10 @@ def name_of(step: int) -> str:
 
 
 def write(path: str, state: dict, **facts: Any) -> None:
-    """Make `path` appear, whole, with its checksum and these facts (plain types) beside it.
+    """Write a checkpoint atomically, and next to it <path>.json with its checksum and `facts` (plain types).
 
-    state: nested dictionaries and lists of tensors and plain types. Raises OSError, with the reason that the
-    system gave; files of other names are not touched.
+    state: nested dictionaries and lists of tensors and plain types. Raises OSError with the system's reason.
+    Files of other names are not touched.
     """
     folder = os.path.dirname(path)
     checksum = hashlib.sha256()
@@ -56,20 +57,20 @@ def write(path: str, state: dict, **facts: Any) -> None:
 
     with open_atomic(path) as file:
         _save(state, file, record)
-        # The checksum first: a file under its own name has one.
+        # The checksum is written first, so a checkpoint always has one.
         write_atomic(f"{path}.json", _sealed({"sha256": checksum.hexdigest(), "size": size} | facts))
     sync_folder(folder)
 
 
 def write_weights(path: str, weights: dict) -> None:
-    """Make `path` appear, whole: a plain state_dict, without a checksum. Raises OSError."""
+    """Write a plain state_dict atomically, without a checksum. Raises OSError."""
     with open_atomic(path) as file:
         _save(weights, file, lambda chunk: None)
     sync_folder(os.path.dirname(path))
 
 
 def verify(path: str) -> dict:
-    """The facts beside a checkpoint that is what was written, byte for byte. Raises Refused with why."""
+    """Check every byte of a checkpoint and return its facts (facts_of). Raises Refused with the reason."""
     facts = facts_of(path)
     try:
         with open(path, "rb", opener=opener) as file:
@@ -93,7 +94,8 @@ def verify(path: str) -> dict:
 
 
 def facts_of(path: str) -> dict:
-    """What is recorded beside a checkpoint: sha256, size (bytes), what write() got. Raises Refused."""
+    """Return the content of a checkpoint's .json: sha256, size (bytes) and the facts of write(). Raises
+    Refused."""
     name = os.path.basename(f"{path}.json")
     try:
         with open(f"{path}.json", encoding="utf-8", opener=opener) as file:
@@ -112,21 +114,23 @@ def facts_of(path: str) -> dict:
 
 
 def _sealed(facts: dict) -> str:
-    """As JSON, with a digest of itself: a checksum that changed is not to be believed either."""
+    """Return the facts as JSON, with a digest that shows if the checksum file itself is damaged."""
     seal = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return json.dumps(facts | {"seal": seal})
 
 
 def read(path: str) -> dict:
-    """The state in a checkpoint, on the CPU, after verify(); nothing in it is executed. Raises Refused."""
+    """Verify a checkpoint and return its state, on the CPU; nothing in it is executed. Raises Refused."""
     verify(path)
     return load(path)
 
 
 def load(path: str) -> dict:
-    """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed. Raises
-    Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch before
-    2.6 may execute these (CVE-2025-32434)."""
+    """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed.
+
+    Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch
+    before 2.6 may execute these (CVE-2025-32434).
+    """
     try:
         with open(path, "rb") as file:
             start = file.read(64)
@@ -137,14 +141,14 @@ def load(path: str) -> dict:
             raise Refused(_PAGE)
         raise Refused(f"it begins with {start[:8]!r}, expected {_ZIP!r}: torch.save writes a zip file")
     try:
-        records = torch._C.PyTorchFileReader(path).get_all_records()  # what torch.load looks at, too
+        records = torch._C.PyTorchFileReader(path).get_all_records()  # torch.load reads the same list
         state = None if _TORCHSCRIPT in records else torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise Refused(
             "torch cannot load it: it is damaged, or holds objects that are not tensors or plain types (save "
             "model.state_dict(), not the model)"
         ) from error
-    except Exception as error:  # whatever a damaged file makes torch raise
+    except Exception as error:  # a damaged file can make torch raise any exception
         raise Refused(f"torch cannot load it: {_first_line(error)}") from error
     if _TORCHSCRIPT in records:
         raise Refused("it is a TorchScript archive, a program: save model.state_dict()")
@@ -154,8 +158,8 @@ def load(path: str) -> dict:
 
 
 def found(folder: str) -> list[str]:
-    """Paths of the checkpoints in a folder, the one to try first at the front: those of the run that `latest`
-    belongs to, then the others, each by step, highest first."""
+    """Return the paths of the checkpoints in a folder, in the order in which to try them: first those of the
+    run of `latest`, then those of other runs; within each, the highest step first."""
     try:
         names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
     except (FileNotFoundError, NotADirectoryError):
@@ -173,11 +177,15 @@ def found(folder: str) -> list[str]:
 
 
 def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
-    """Remove the checkpoints of other runs, all but the last `count` whole ones of this run, and what killed
-    writers left. The one that `latest` names was written last, and stays. A damaged one does not count, and
-    is removed only if there are `count` whole ones.
+    """Delete old checkpoints: those of other runs, and those of this run except the last `count` whole ones.
 
-    whole: what is known to be whole, path -> identity of the file; updated, so each file is read once.
+    Temporary files of killed writers are deleted too. The checkpoint that `latest` names stays. A damaged
+    checkpoint is not counted, and is deleted only if there are `count` whole ones.
+
+    folder: the folder of the checkpoints.
+    run: the id of this run.
+    count: the number of whole checkpoints to keep.
+    whole: the checkpoints that are known to be whole, path -> identity; updated, so each file is read once.
     """
     latest = os.path.join(folder, _latest(folder))
     whole[latest] = _identity(latest)
@@ -208,7 +216,7 @@ def _is_whole(path: str, known: dict[str, tuple]) -> bool:
 
 
 def _identity(path: str) -> tuple:
-    """Another one whenever the file is replaced, cut or written to."""
+    """Return a value that changes when the file is replaced, truncated or written to."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
         return found.st_ino, found.st_size, found.st_mtime_ns
@@ -239,8 +247,8 @@ def _save(state: dict, file: IO[bytes], record: Callable[[Chunk], object]) -> No
     """Save into a file with torch.save. record: called with every chunk that is written."""
     target = _Recorded(file, record)
     try:
-        torch.save(state, cast("IO[bytes]", target))  # which calls write() and flush()
-    except RuntimeError as error:  # what torch makes of a full disk, for one
+        torch.save(state, cast("IO[bytes]", target))  # it calls write() and flush() only
+    except RuntimeError as error:  # torch raises it if the disk is full, for example
         raise target.error or error from None
     if target.error:
         raise target.error
@@ -249,7 +257,7 @@ def _save(state: dict, file: IO[bytes], record: Callable[[Chunk], object]) -> No
 
 
 class _Recorded:
-    """A file for torch.save that shows every chunk to `record`, and keeps the system's own error."""
+    """A file for torch.save that passes every chunk to `record` and keeps the error of the system."""
 
     def __init__(self, file: IO[bytes], record: Callable[[Chunk], object]):
         self.file, self.record = file, record

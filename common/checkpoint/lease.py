@@ -1,7 +1,7 @@
-"""One job at a time writes to a URL: a small object there says which, and changes as long as that job lives.
+"""A lease that lets only one job at a time write to a URL: a small object there, which its job renews.
 
-The clocks of two nodes are not compared: whoever finds another's lease watches whether it changes. That of a
-job that was killed does not, and is taken over.
+A job that finds the lease of another job watches for 25 s whether it changes. If it does not change, its job
+was killed, and the lease is taken over. A lease older than an hour is taken over at once.
 """
 
 import json
@@ -18,12 +18,15 @@ from common.object_store.store import ObjectStore, StoreError
 KEY = ".bootfile-lease.json"
 RENEW, WATCH = 10.0, 25.0  # seconds
 _GONE = ("404", "NoSuchKey", "NotFound")
-_OLD = 3600.0  # seconds: no two clocks differ as much
+_OLD = 3600.0  # seconds: the clocks of two nodes never differ by this much
 
 
 class Lease:
-    """The right to write below a URL. folder: of this node, in which an identity is kept that a restart in
-    place has again. Raises BadInput where another job lives, and StoreError."""
+    """The right to write below a URL.
+
+    folder: a folder of this node for the identity, so that a restart on the node finds its own lease. Raises
+    BadInput if another job holds the lease, and StoreError.
+    """
 
     def __init__(self, store: ObjectStore, folder: str):
         self.store, self.url = store, store.location.url()
@@ -37,7 +40,7 @@ class Lease:
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
     def check(self) -> None:
-        """Raise BadInput if the lease is another job's by now: this one was paused for too long."""
+        """Raise BadInput if another job has taken the lease, because this job was paused for too long."""
         if not self.lost and (found := self._read() or {}).get("id") != self.id:
             self.lost = _in_use(self.url, found)
         if self.lost:

@@ -1,13 +1,12 @@
 """--train_url s3://...: the job writes to a folder of this node, and a thread of rank 0 uploads it.
 
     <train_url>/checkpoints/step_400.pt step_400.pt.json latest    epoch_<n>.pth best.pth metrics.jsonl ...
-    <train_url>/.bootfile-outputs.json    the whole files with size and sha256
-    (common/checkpoint/output_list.py)
+    <train_url>/.bootfile-outputs.json    the list of complete files with size and sha256 (output_list.py)
 
-At any moment, every file that the list names is at the URL with that sha256. Before a file is overwritten,
-the list is written without it; after new files have arrived, the list is written with them. A checkpoint
-stays in the list, and at the URL, until a newer one is in the list. A restart continues from the newest
-checkpoint in the list. Files in other folders (an index, packs) stay on the node.
+At any moment, every file in the list is at the URL with that sha256. Before a file is overwritten, the list
+is written without it; after new files have arrived, the list is written with them. A checkpoint stays in the
+list, and at the URL, until newer ones replace it. A restart continues from the newest checkpoint in the list.
+Files in other folders (an index, packs) stay on the node.
 """
 
 import contextlib
@@ -34,19 +33,19 @@ from common.output import Output
 
 _EVERY = 30.0  # seconds between uploads
 _TRIES = 2  # for the last upload
-_LAST = 10.0  # seconds for it where the job ends with an error
-_FOREVER = re.compile(r".*\.(pt|pth|pt\.json)")  # appear by a rename, and are never written to again
+_LAST = 10.0  # seconds for the last upload if the job ends with an error
+_FOREVER = re.compile(r".*\.(pt|pth|pt\.json)")  # written by a rename and never changed in place
 _LATEST = f"{CHECKPOINTS}/{checkpoint.LATEST}"
-_SNAPSHOTS = ".mirror"  # in the folder: files as they are sent
-# the files that a job sends in parts: unfinished uploads of other names belong to other programs
+_SNAPSHOTS = ".mirror"  # in the output folder: copies of the files that are being sent
+# files that a job may send in parts: unfinished uploads of other names belong to other programs
 _IN_PARTS = re.compile(r"checkpoints/step_\d+\.pt|epoch_\d+\.pth|best\.pth|metrics\.jsonl|receipt\.bin")
 
 
 def open_mirror(output: Output, resume: str, keep: int) -> "Mirror | None":
     """Return the mirror of an output with a URL on rank 0, and None on the other ranks.
 
-    Call it on every rank, before the run is resumed: it restores what is at the URL (if resume is "auto").
-    keep: checkpoints to keep there. Raises BadInput on every rank.
+    Call it on every rank, before the run is resumed: if resume is "auto", it restores the newest checkpoint.
+    keep: the number of checkpoints to keep at the URL. Raises BadInput on every rank.
     """
     mirror, trouble = None, None
     if ranks.is_first():
@@ -70,22 +69,22 @@ class Mirror:
         self.output, self.folder, self.url, self.error = output, output.folder, output.url, ""
         self.store, self.keep = ObjectStore(output.url, threads=4), 1
         self.lease: Lease | None = None
-        self._listed: dict[str, File] = {}  # what the list at the URL names
-        self._sure = True  # of that: an attempt to write the list has not failed
-        self._files: dict[str, File] = {}  # what lies at the URL, whole
+        self._listed: dict[str, File] = {}  # the files in the list at the URL
+        self._sure = True  # whether _listed is certain: the last attempt to write the list succeeded
+        self._files: dict[str, File] = {}  # the complete files at the URL
         self._sent: dict[str, tuple | None] = {}  # path -> the file's state when it was sent
         self._saved = False  # whether this start has saved a checkpoint
         self._resumed = 0  # the step that training continues from
-        self._replaced = True  # the last checkpoint that was sent has replaced the older ones
-        self._doomed: set[str] = set()  # what the next checkpoint replaces
-        self._garbage: set[str] = set()  # what the list does not name any more
+        self._replaced = True  # whether the last checkpoint that was sent has replaced the older ones
+        self._doomed: set[str] = set()  # files that the next checkpoint replaces
+        self._garbage: set[str] = set()  # files to delete: the list does not name them any more
         self._wake, self._ending, self._asked = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         exits.before_leaving(lambda: self.finish(_LAST))
         exits.on_success(self._end)
 
     def open(self, resume: str = "auto", keep: int = 1) -> None:
-        """Become the only one that writes there; bring back what is newer there. Raises BadInput."""
+        """Take the lease of the URL; if resume is "auto", restore a newer checkpoint. Raises BadInput."""
         self.keep = keep
         self.output.hold()
         shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
@@ -103,15 +102,15 @@ class Mirror:
         self._doomed = {path for path in there - self._files.keys() if restoring.step_of(path) is not None}
         with contextlib.suppress(
             StoreError
-        ):  # a job need not have the permission; `launch clean` aborts them
-            for key, upload, _ in self.store.uploads():  # of a job that was killed: billed until aborted
+        ):  # the job may lack the permission; `launch clean` aborts unfinished uploads too
+            for key, upload, _ in self.store.uploads():  # left by a killed job: billed until aborted
                 if _IN_PARTS.fullmatch(key):
                     self.store.abort(key, upload)
         if resume == "auto":
             self._doomed |= restoring.restore(self.store, self.folder, self._listed, there)
 
     def results(self) -> list[str]:
-        """The checkpoints and weights that the list at the URL names."""
+        """Return the checkpoints and weights that the list at the URL names."""
         return [path for path in self._listed if path.endswith((".pt", ".pth"))]
 
     @property
@@ -119,24 +118,24 @@ class Mirror:
         return self._thread.ident is not None
 
     def start(self, step: int) -> None:
-        """Training begins, or continues after `step`: upload from now on."""
+        """Upload from now on. step: the step that training continues from, or 0."""
         self._resumed = step
         for path in self._files:
             number = restoring.step_of(path)
             if number is not None and (step == 0 or number > step):
-                self._doomed.add(path)  # of another run, or what this one will do again
+                self._doomed.add(path)  # of another run, or of steps that this run repeats
         self._thread.start()
 
     def saved(self) -> None:
-        """There is a new checkpoint; those that the run does not need are gone."""
+        """Upload now: the run has saved a checkpoint and deleted old ones."""
         self._saved = True
         self._asked.set()
         self._wake.set()
 
     def finish(self, seconds: float | None = None) -> str:
-        """Upload what is left, and let go of the URL. Returns why something was not uploaded, or "".
+        """Upload the remaining files and release the lease. Return why a file was not uploaded, or "".
 
-        seconds: at most so long.
+        seconds: the longest time to wait (default: no limit).
         """
         self._ending.set()
         self._wake.set()
@@ -173,11 +172,11 @@ class Mirror:
     def _release(self) -> None:
         lease, self.lease = self.lease, None
         if lease:
-            with contextlib.suppress(BadInput):  # a job after this one finds that it does not change
+            with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change
                 lease.release()
 
     def _check_lease(self) -> None:
-        """Raise BadInput if the lease is another job's by now."""
+        """Raise BadInput if another job has taken the lease."""
         assert self.lease is not None  # open() has taken it
         self.lease.check()
 
@@ -186,10 +185,10 @@ class Mirror:
         self._asked.clear()
         try:
             if self.lease is None:
-                self.open("never")  # a job that never resumes
+                self.open("never")  # a job without a Checkpointer does not resume
             self._upload()
             self.error = ""
-        except Exception as error:  # the training goes on whatever is wrong here
+        except Exception as error:  # no error of an upload may stop the training
             reason = str(error) if isinstance(error, BadInput) else describe(error, self.folder)
             new = not self.error
             self.error = f"not uploaded to {self.url}: {reason}"
@@ -198,7 +197,7 @@ class Mirror:
 
     def _upload(self) -> None:
         self._check_lease()
-        # The checkpoint is chosen first: the history then reaches as far, or further.
+        # The checkpoint is chosen first, so the history reaches at least to its step.
         step = self._newest()
         pair = restoring.names_of(step) if step is not None else ()
         results = [*HISTORY, *pair, *([_LATEST] if pair else [])]
@@ -224,7 +223,7 @@ class Mirror:
             self._garbage.clear()
 
     def _newest(self) -> int | None:
-        """The step of the newest whole checkpoint of this run on the node."""
+        """Return the step of the newest whole checkpoint of this run on the node."""
         for path in checkpoint.found(os.path.join(self.folder, CHECKPOINTS)):
             name = f"{CHECKPOINTS}/{os.path.basename(path)}"
             step = restoring.step_of(name)
@@ -237,7 +236,7 @@ class Mirror:
         return None
 
     def _plain_files(self) -> list[str]:
-        """Names of the files directly in the folder."""
+        """Return the names of the files directly in the folder."""
         names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
         return sorted(
             name
@@ -246,9 +245,9 @@ class Mirror:
         )
 
     def _snapshot(self, name: str, step: int | None) -> File | None:
-        """What a file is now, whatever is written to it while it is sent; None if it is at the URL.
+        """Copy a file, so that it can change while it is sent. Return None if it is at the URL already.
 
-        step: of the newest checkpoint, which LATEST names.
+        step: the step of the newest checkpoint, for the content of LATEST.
         """
         snapshot = self._make(os.path.join(_SNAPSHOTS, name))
         state = None
@@ -263,14 +262,14 @@ class Mirror:
                 if name in self._files and self._sent.get(name) == state:
                     return None
                 _copy(path, snapshot)
-            except FileNotFoundError:  # another one takes its place, and is sent next time
+            except FileNotFoundError:  # it is being replaced: the next upload sends it
                 return None
         self._sent[name] = state
         own = File(os.path.getsize(snapshot), sha256_file(snapshot))
         return None if self._files.get(name) == own else own
 
     def _withdraw(self, names: Iterable[str]) -> None:
-        """Take files off the list before others are written over them."""
+        """Remove files from the list before they are overwritten."""
         for name in names:
             self._files.pop(name, None)
         self._write_list()
@@ -283,7 +282,7 @@ class Mirror:
             self._garbage.discard(name)
 
     def _retire(self, step: int) -> None:
-        """Take off the list what a new checkpoint replaces."""
+        """Remove from the list the files that the checkpoint of `step` replaces."""
         steps = restoring.steps_of(self._files.keys() - self._doomed)
         for old in sorted(steps | {step})[: -self.keep]:
             self._doomed |= set(restoring.names_of(old))
@@ -294,7 +293,7 @@ class Mirror:
         self._doomed.clear()
 
     def _write_list(self) -> None:
-        """Name what is whole at the URL: a checkpoint only together with its checksum."""
+        """Write the list of the complete files at the URL. A checkpoint is listed only with its checksum."""
         files = {
             path: file
             for path, file in self._files.items()
@@ -310,14 +309,14 @@ class Mirror:
         self._listed, self._sure = files, True
 
     def _make(self, name: str) -> str:
-        """Where a file of ours lies."""
+        """Return the path of a file in the folder, and make its parent folders."""
         path = os.path.join(self.folder, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         return path
 
 
 def _state(path: str) -> tuple:
-    """Changes when the file does."""
+    """Return a value that changes when the file changes."""
     status = os.stat(path)
     return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -326,7 +325,7 @@ def _copy(path: str, snapshot: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(snapshot)
     if _FOREVER.fullmatch(path):
-        with contextlib.suppress(PermissionError, OSError):  # not every file system has links
+        with contextlib.suppress(PermissionError, OSError):  # not every file system has hard links
             os.link(path, snapshot)
             return
     shutil.copyfile(path, snapshot)

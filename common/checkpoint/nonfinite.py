@@ -1,8 +1,8 @@
-"""Steps whose loss or gradient is not finite: noticed on any process, left out on all.
+"""Find steps whose loss or gradient is not finite on any rank, and skip them on every rank.
 
-With a fused optimizer the device itself leaves such a step out, as torch's own gradient scaler has it do
-(`found_inf`), and the host hears of it one step later, so the device always has a step's work ahead of it.
-With any other the host decides before the step, and the device waits for it.
+With a fused optimizer the device itself skips the step, as with torch's GradScaler (`found_inf`). The host
+reads the result one step later, so the device never waits for the host. With any other optimizer the host
+decides before the step, and the device waits.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,12 @@ class Diverged(BadInput):
 
 
 class Verdict(NamedTuple):
-    """On one step, the same on every process. bad: it was, or must be, left out; asked, late, report: what
-    any process said; loss and norm (of the gradients): scalars of this process."""
+    """The result of one step. The flags are the same on every rank.
+
+    bad: the step was skipped, or must be skipped.
+    asked, late, report: true if the flag was set on any rank; see Guard.check().
+    loss, norm (of the gradients): scalars of this process.
+    """
 
     bad: bool
     asked: bool
@@ -45,8 +49,8 @@ class Guard:
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
         self.model = model
         self.optimizer: Any = optimizer  # gets an attribute `found_inf`, as from torch's GradScaler
-        self.ahead = _is_fused(optimizer)  # whether the host decides nothing, and hears one step later
-        self.found_inf: torch.Tensor | None = None  # of the step to come: float [], 1 if it is skipped
+        self.ahead = _is_fused(optimizer)  # whether the device decides, and the host learns it a step later
+        self.found_inf: torch.Tensor | None = None  # for the next optimizer step: float [], 1 to skip it
         if self.ahead:
             optimizer.register_step_pre_hook(self._keep_found_inf)
         self._outstanding: tuple | None = None
@@ -56,8 +60,16 @@ class Guard:
         self._good = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
 
     def check(self, loss: torch.Tensor, asked: bool, late: bool, report: bool = False) -> Verdict | None:
-        """After backward(), on every process: the verdict on this step; if `ahead`, that on the step before
-        (None: there was none), and this one is taken or left out by the optimizer itself. loss: scalar."""
+        """Check a step after backward(), on every rank, and return the verdict on it.
+
+        If `ahead`, the optimizer itself takes or skips the step, and the verdict is that on the previous step
+        (None before the first).
+
+        loss: scalar.
+        asked: whether this process was asked to stop.
+        late: whether a save is due by time.
+        report: whether a report is due by time.
+        """
         before = self.settle()
         gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
         norm = torch.stack(torch._foreach_norm(gradients)).sum()
@@ -71,22 +83,23 @@ class Guard:
             self.found_inf = self.optimizer.found_inf = signs[0].clone()
             if signs.is_cuda:
                 signs = signs.to("cpu", non_blocking=True)
-                heard = torch.cuda.Event(blocking=True)  # the host sleeps: its core works for the loader
+                heard = torch.cuda.Event(blocking=True)  # the host sleeps, so the loader can use its core
                 heard.record()
         self._outstanding = signs, heard, loss.detach(), norm
         return before if self.ahead else self.settle()
 
     def _keep_found_inf(self, optimizer: Any, *_: object) -> None:
-        """Skip the step if this class or a GradScaler has found a reason.
+        """Make the optimizer skip the step if this class or a GradScaler found a value that is not finite.
 
-        A scaler sets `found_inf` by its own gradients, which do not tell of the loss or of another rank.
+        A scaler computes `found_inf` from the gradients of its process only: it ignores the loss and the
+        other ranks.
         """
         if self.found_inf is not None:
             own = getattr(optimizer, "found_inf", None)
             optimizer.found_inf = self.found_inf if own is None else torch.maximum(own, self.found_inf)
 
     def settle(self) -> Verdict | None:
-        """The verdict on the last step where it is still outstanding; waits for it."""
+        """Wait for the verdict on the last step and return it; None if it was returned before."""
         if self._outstanding is None:
             return None
         signs, heard, loss, norm = self._outstanding
@@ -98,8 +111,8 @@ class Guard:
 
     @torch.no_grad()
     def _keep(self, bad: torch.Tensor) -> None:
-        """Statistics of a good step are kept, those of a bad one exchanged for the last good ones: decided on
-        the device, in a few operations for all layers."""
+        """Save BatchNorm's statistics after a good step, and restore the last good ones after a bad step. The
+        device decides, in a few operations for all layers."""
         for dtype, buffers in self._buffers.items():
             self._good[dtype] = torch.where(bad, self._good[dtype], _flat(buffers))
             parts = self._good[dtype].split([buffer.numel() for buffer in buffers])
@@ -114,8 +127,8 @@ class Guard:
 class SkippedSteps:
     """Counts steps that were skipped.
 
-    counts: object whose bad_steps and bad_in_a_row are counted up (they are saved). most: consecutive steps
-    after which a run has diverged. log: takes one line.
+    counts: the object whose bad_steps and bad_in_a_row are updated; a checkpoint holds them. most: the number
+    of consecutive bad steps after which a run has diverged. log: called with one line to print.
     """
 
     def __init__(self, counts: Any, most: int, log: Callable[[str], object]):
@@ -164,8 +177,8 @@ def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _set_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Let momentum begin at 0: torch leaves it unset if the very first step is skipped. A first step with
-    momentum 0 is the same: momentum x 0 + gradient."""
+    """Set the initial momentum to 0: torch leaves it unset if the very first step is skipped. The first step
+    does not change: momentum x 0 + gradient."""
     for group in optimizer.param_groups:
         if not isinstance(optimizer, torch.optim.SGD) or not group["momentum"]:
             continue

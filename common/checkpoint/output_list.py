@@ -1,4 +1,4 @@
-"""The list of whole files that a job keeps at its URL, as .bootfile-outputs.json.
+"""The list of complete files that a job keeps at its URL, as .bootfile-outputs.json.
 
     {"format": 1, "files": [{"path", "size" in bytes, "sha256"}, ...], "step": of the newest checkpoint}
 
@@ -14,7 +14,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class File(NamedTuple):
-    """size: bytes."""
+    """A file in the list. size: bytes."""
 
     size: int
     sha256: str
@@ -36,6 +36,6 @@ def parse(content: bytes) -> tuple[object, dict[str, File]]:
 
 
 def text(files: dict[str, File], step: int | None) -> bytes:
-    """Return the list as it is stored. step: of the newest checkpoint in it."""
+    """Return the list as it is stored. step: the step of the newest checkpoint in it."""
     entries = [{"path": path, **file._asdict()} for path, file in sorted(files.items())]
     return json.dumps({"format": FORMAT, "files": entries, "step": step}, indent=1).encode()

@@ -1,4 +1,4 @@
-"""Weights that torchvision and timm publish, by the name of a network and of the weights."""
+"""Load weights that torchvision and timm publish, by the names of the network and of the weights."""
 
 import os
 import re
@@ -33,7 +33,8 @@ def check(arch: str, name: str) -> None:
 
 
 def read(arch: str, name: str) -> dict[str, torch.Tensor]:
-    """Return published weights by tensor: from torch's cache (TORCH_HOME), or downloaded. Raises BadInput."""
+    """Return published weights, name -> tensor, from the library's cache (torchvision: in TORCH_HOME) or
+    downloaded. Raises BadInput."""
     try:
         if arch.startswith(TIMM):
             model = arch.removeprefix(TIMM)
@@ -41,7 +42,7 @@ def read(arch: str, name: str) -> dict[str, torch.Tensor]:
             return import_timm().create_model(tagged, pretrained=True).state_dict()
         url = _weights_of(arch)[name].url
         path = os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
-        digest = path.rpartition("-")[2].partition(".")[0]  # the beginning of its sha256
+        digest = path.rpartition("-")[2].partition(".")[0]  # the first digits of the file's sha256
         if not os.path.exists(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             torch.hub.download_url_to_file(url, path, digest, progress=False)

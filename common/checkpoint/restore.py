@@ -1,4 +1,4 @@
-"""Bring the newest whole checkpoint of a URL, and the history up to it, back to this node."""
+"""Download the newest whole checkpoint of a URL, and the history of its run, to this node."""
 
 import contextlib
 import json
@@ -17,8 +17,8 @@ from common.object_store.errors import shown
 from common.object_store.store import ObjectStore, StoreError
 
 CHECKPOINTS = "checkpoints"
-HISTORY = ("metrics.jsonl", "receipt.bin", "starts.jsonl")  # cut back to the checkpoint by the job
-_NEW = ".restore"  # below checkpoints/: where a checkpoint arrives before it takes its place
+HISTORY = ("metrics.jsonl", "receipt.bin", "starts.jsonl")  # the job truncates them to the checkpoint
+_NEW = ".restore"  # below checkpoints/: the folder for downloads, before they are moved to their place
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(\d+)\.pt(\.json)?")
 # reasons of a StoreError that concern one object, and not the connection to the store
 _OF_THE_OBJECT = ("damaged", "replaced", "404", "NoSuchKey", "NotFound", "412", "PreconditionFailed")
@@ -63,11 +63,16 @@ def read_list(store: ObjectStore) -> dict[str, File] | None:
 
 
 def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[str]) -> set[str]:
-    """Bring the newest whole checkpoint to the folder, and the history up to it, unless the folder has one of
-    the same run that is as new. A checkpoint in the folder stays until another one takes its place whole.
+    """Download the newest whole checkpoint and the history to the folder.
 
-    files: those of the list. there: paths of what lies in the URL's checkpoints/. Returns the paths of the
-    checkpoints that were refused. Raises BadInput if there are checkpoints, and none is whole there or here.
+    Nothing is downloaded if the folder has a checkpoint of the same run that is at least as recent. A
+    checkpoint in the folder stays until a complete one replaces it. Returns the paths of the checkpoints that
+    were refused. Raises BadInput if there are checkpoints, and none is whole at the URL or in the folder.
+
+    store: the object store of the URL.
+    folder: the output folder on this node.
+    files: the files that the list names.
+    there: the paths of all objects in the URL's checkpoints/.
     """
     steps = sorted(steps_of(path for path in files if path.endswith(".pt")), reverse=True)
     if not steps:
@@ -100,7 +105,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
         raise BadInput(
             f"no checkpoint can be used: {'; '.join(reasons)} (take another train_url to begin anew)"
         )
-    # The checkpoint goes last: once it is in its place, the next start looks no further.
+    # The checkpoint is installed last: the next start restores nothing once it is there.
     for name in HISTORY:
         _restore_history(store, folder, name)
     _install(path, place, checkpoint.name_of(step))
@@ -112,7 +117,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
 
 
 def _newest(place: str) -> dict | None:
-    """The facts of the newest checkpoint on this node that is whole."""
+    """Return the facts of the newest whole checkpoint on this node."""
     for path in checkpoint.found(place):
         if facts := _facts(path):
             return facts
@@ -120,7 +125,7 @@ def _newest(place: str) -> dict | None:
 
 
 def _facts(path: str) -> dict | None:
-    """What is recorded beside a checkpoint on this node; None if it is not whole."""
+    """Return the facts of a checkpoint on this node; None if it is not whole."""
     try:
         facts = checkpoint.verify(path)
     except (checkpoint.Refused, KeyError, TypeError):
@@ -129,29 +134,29 @@ def _facts(path: str) -> dict | None:
 
 
 def _is_as_new(own: dict, store: ObjectStore, step: int, files: dict[str, File]) -> bool:
-    """Whether a checkpoint of this node can stand for one at the URL: the same bytes, or a later step of the
-    same run."""
+    """Return whether a checkpoint of this node is at least as recent as one at the URL: it has the same
+    bytes, or belongs to the same run and has the same or a later step."""
     if own["sha256"] == files[names_of(step)[0]].sha256:
         return True
     return own["step"] >= step and own.get("run") == _run(store, step)
 
 
 def _run(store: ObjectStore, step: int) -> str | None:
-    """Which run the checkpoint at the URL belongs to; "" if that cannot be read."""
+    """Return the run that the checkpoint at the URL belongs to; "" if it cannot be read."""
     with contextlib.suppress(StoreError, ValueError, KeyError, TypeError, RecursionError):
         return json.loads(store.read(names_of(step)[1]))["run"]
     return ""
 
 
 def _bring(store: ObjectStore, folder: str, step: int, files: dict[str, File]) -> str:
-    """The path of a whole copy of the checkpoint on this node, in its place or beside it."""
+    """Download a checkpoint, unless it is on this node. Return the path of the whole copy. Raises Refused."""
     name, checksum = names_of(step)
     if checksum not in files:
         raise checkpoint.Refused(f"the list does not name its checksum {os.path.basename(checksum)}")
     final = os.path.join(folder, name)
     new = os.path.join(os.path.dirname(final), _NEW, os.path.basename(final))
     os.makedirs(os.path.dirname(new), exist_ok=True)
-    for path in (final, new):  # new: of a start that was killed
+    for path in (final, new):  # new: downloaded by a start that was killed
         if (facts := _facts(path)) and facts["sha256"] == files[name].sha256:
             return path
     heartbeat = Heartbeat()
@@ -169,8 +174,8 @@ def _bring(store: ObjectStore, folder: str, step: int, files: dict[str, File]) -
 
 
 def _install(path: str, place: str, name: str) -> None:
-    """Move a whole checkpoint to its place, and make it the newest. A kill in the middle leaves the file and
-    its checksum where they arrived."""
+    """Move a whole checkpoint to its place, and write its name to LATEST. If the job is killed before the
+    move, the downloaded file and its checksum stay in _NEW."""
     final = os.path.join(place, name)
     if path != final:
         with open(f"{path}.json", encoding="utf-8") as file:
@@ -181,7 +186,8 @@ def _install(path: str, place: str, name: str) -> None:
 
 
 def _restore_history(store: ObjectStore, folder: str, name: str) -> None:
-    """As it is there now: it may be newer than the list, and the job cuts it back to the checkpoint."""
+    """Download the current version of a history file: it may be newer than the list, and the job truncates
+    it to the checkpoint."""
     try:
         if entry := store.head(name):
             store.fetch(name, os.path.join(folder, name), entry.size, entry.sha256)

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and whether it may write to its output folder."""
+"""Choose the checkpoint that a run continues from, and check that it may write to its output folder."""
 
 import argparse
 import os
@@ -18,10 +18,11 @@ _KINDS = {
 def claim(args: argparse.Namespace, is_own: Callable[[dict], bool] | None = None) -> None:
     """Make rank 0 the only writer of args.output; call it on every rank before anything is written.
 
-    is_own: see refusal(); by default a start is of this run if all its settings are equal. A folder that
-    stands for a URL is not looked into: what is at the URL comes first. Raises BadInput on every rank if
-    another job holds the folder, or if the job would replace results in it. Without is_own the job has no
-    Checkpointer: then its results are uploaded from now on, if the output has a URL.
+    is_own: see refusal(). By default a start belongs to this run if all its settings are equal. A job without
+    a Checkpointer leaves it out; then its results are uploaded from now on, if the output has a URL.
+
+    The results in the folder of an output with a URL are not checked here: those at the URL are used first.
+    Raises BadInput on every rank if another job holds the folder, or if the job would replace results in it.
     """
     error = None
     if ranks.is_first():
@@ -32,7 +33,7 @@ def claim(args: argparse.Namespace, is_own: Callable[[dict], bool] | None = None
         except BadInput as refused:
             error = refused
     if ranks.world_size() > 1:
-        from common.distributed import barrier  # a job of one process waits for nobody
+        from common.distributed import barrier  # a job of one process does not need it
 
         barrier.wait_for_all("output folder", "to open the output folder", error)
     elif error:
@@ -46,11 +47,13 @@ def claim(args: argparse.Namespace, is_own: Callable[[dict], bool] | None = None
 def refusal(
     args: argparse.Namespace, is_own: Callable[[dict], bool], at_url: Iterable[str] = ()
 ) -> str | None:
-    """Return why a job may not write to args.output: it would replace results. None if it may.
+    """Return the reason if a job may not write to args.output: it would replace results. None if it may.
 
-    args: output, and resume if the job can resume: a PATH becomes "auto" if a start with the same PATH has
-    saved checkpoints in the folder. is_own(start): whether a start (a line of starts.jsonl) that has saved no
-    checkpoint is of this run, which then starts again. at_url: names of results at the URL.
+    args: the options output and, if the job can resume, resume. If `resume` is a path, and a start with the
+        same path has saved checkpoints in the folder, it becomes "auto".
+    is_own: called with a start (a line of starts.jsonl) that has not saved a checkpoint. It returns whether
+        the start belongs to this run; then the job may begin again.
+    at_url: names of results at the URL.
     """
     folder, wanted = args.output.folder, getattr(args, "resume", None)
     results, starts_before = output.results(folder), starts.read(folder)
@@ -78,12 +81,12 @@ def _is_same_command(args: argparse.Namespace) -> Callable[[dict], bool]:
 
 
 def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str, dict | None]:
-    """(path, state) of the newest checkpoint that is whole and belongs to this run; ("", None) where there is
-    none at all.
+    """Return (path, state) of the newest whole checkpoint of this run; ("", None) without checkpoints.
 
-    wanted: "auto" looks in `folder`; else the path of a checkpoint, or of a folder of them. load(state)
-    continues from it, or raises checkpoint.Refused. Every file that is refused is printed with the reason.
-    Raises BadInput if there are checkpoints and none can be used, or if `wanted` does not exist.
+    wanted: "auto" for the checkpoints in `folder`, or the path of a checkpoint or of a folder of checkpoints.
+    load: called with the state of a file; it restores the state, or raises checkpoint.Refused. Every refused
+    file is printed with the reason. Raises BadInput if there are checkpoints and none can be used, or if
+    `wanted` does not exist.
     """
     if wanted == "auto":
         paths = checkpoint.found(folder)
@@ -101,7 +104,7 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
             state = checkpoint.read(path)
             load(state)
             return path, state
-        except BadInput as error:  # the right one, and not older ones in its place
+        except BadInput as error:  # this is the right checkpoint: do not try older ones
             raise BadInput(f"{path}: {error}") from None
         except checkpoint.Refused as reason:
             refused.append(f"{path}: {reason}")
@@ -118,13 +121,15 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
 
 
 def newest(path: str) -> str:
-    """Return the path of the newest checkpoint in a folder; a path that is no folder's as it is."""
+    """Return the path of the newest checkpoint in a folder; another path is returned as it is."""
     return next(iter(checkpoint.found(path) or checkpoint.found(os.path.join(path, "checkpoints"))), path)
 
 
 def check(state: dict, version: int, identity: dict, weights: dict, steps: int) -> None:
-    """Raises Refused, with both values, unless the state is of this format version and belongs to the run
-    that these arguments and these weights (a state_dict) describe; BadInput if it has done more than `steps`.
+    """Check that the state of a checkpoint has this format version and belongs to this run.
+
+    identity: the options that identify the run, name -> value. weights: the state_dict of the model. Raises
+    Refused with both values if they differ, and BadInput if the checkpoint is of a later step than `steps`.
     """
     if state.get("format") != version:
         raise checkpoint.Refused(f"its format is {state.get('format')}, this program reads {version}")

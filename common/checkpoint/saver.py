@@ -13,10 +13,14 @@ from common.files import sweep, write_atomic
 
 
 class Saver:
-    """Writes into the output folder of a run, on rank 0.
+    """Writes checkpoints and weights to the output folder of a run, on rank 0.
 
-    folder: the output folder. keep: newest checkpoints to keep. log: takes one line. saved: called after each
-    checkpoint, in the background. `durable` is the step of the last checkpoint that is on the disk.
+    folder: the output folder.
+    keep: the number of newest checkpoints to keep.
+    log: called with one line to print.
+    saved: called after each checkpoint, in the background.
+
+    `durable` is the step of the last checkpoint that is on the disk.
     """
 
     def __init__(
@@ -28,14 +32,14 @@ class Saver:
     ):
         self.folder, self.keep, self.log, self.saved = folder, keep, log, saved
         self.checkpoints = os.path.join(folder, "checkpoints")
-        self.step = self.durable = 0  # the last checkpoint that is on the disk or on its way; on the disk
+        self.step = self.durable = 0  # the last checkpoint that was submitted; that is on the disk
         self._writer = BackgroundWriter()
         self._pending = ""  # the name of the file that is being written
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
-        self._whole: dict[str, tuple] = {}  # checkpoints that this process has read or written
+        self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
 
     def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict]) -> None:
-        """Write step_<step>.pt and delete old checkpoints of the run, unless it is on its way already."""
+        """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before."""
         if self.step != step:
             self.step = step
             self._submit(files.name_of(step), capture, lambda state: self._write_checkpoint(state, run))
@@ -50,15 +54,15 @@ class Saver:
             files.write_weights(os.path.join(self.folder, name), tensors)
             and_then(tensors)
 
-        # At the same place as in a checkpoint: the copy in host memory is shared with it.
+        # The keys are those of a checkpoint, so both use the same host memory for the copy.
         self._submit(name, lambda: {"objects": {"model": model.state_dict()}}, write)
 
     def resume_at(self, step: int) -> None:
-        """The checkpoint of this step is on the disk."""
+        """Record that the checkpoint of this step is on the disk."""
         self.step = self.durable = step
 
     def check(self, wait: bool = False) -> None:
-        """Report a write that has ended with an error. wait: for the write in flight, if there is one."""
+        """Report a write that has ended with an error. wait: wait for the write in flight first."""
         if not self._pending or not (wait or self._writer.idle()):
             return
         error = self._writer.wait()
@@ -69,16 +73,16 @@ class Saver:
         self._pending = ""
 
     def wait(self, seconds: float) -> None:
-        """Wait for the write in flight, at most this long."""
+        """Wait for the write in flight, at most `seconds`."""
         self._writer.wait(seconds)
 
     def finish(self) -> list[str]:
-        """Wait for the last write. Return why files are missing."""
+        """Wait for the last write. Return the reasons why files are missing."""
         self.check(wait=True)
         return list(self._failures.values())
 
     def _submit(self, name: str, capture: Callable[[], dict], write: Callable[[dict], object]) -> None:
-        self.check(wait=True)  # what the last write has changed belongs to this state
+        self.check(wait=True)  # the last write may change values that are part of this state
         self._pending = name
         try:
             self._writer.submit(capture(), write)
@@ -95,7 +99,7 @@ class Saver:
         self.saved()
 
     def _prepare(self, folder: str, state: dict, model: dict | None = None) -> None:
-        """Raise ValueError if the weights are not finite, OSError if the disk has no room for the state."""
+        """Make the folder. Raises ValueError if the weights are not finite, OSError if the disk is full."""
         if not is_finite(state if model is None else model):
             raise ValueError("the weights are not finite")
         if not os.path.isdir(folder):
@@ -115,9 +119,9 @@ class Saver:
 
 
 class BackgroundWriter:
-    """At most one write is in flight; the copies' memory is used again for the next.
+    """Writes copies of a state in a thread; at most one write is in flight.
 
-    submit() blocks for the copy, and for what is still in flight.
+    submit() blocks until the previous write has ended and the copy is made. Copies reuse the same memory.
     """
 
     def __init__(self) -> None:
@@ -127,8 +131,8 @@ class BackgroundWriter:
 
     def submit(self, state: dict, write: Callable[[dict], object]) -> None:
         """Copy `state` (nested dictionaries, lists and tuples of tensors and plain types) and call
-        write(copy) in the background. Raises the error of the previous write if
-        wait() has not returned it."""
+        write(copy) in the background. Raises the error of the previous write unless wait() has returned it.
+        """
         error = self.wait()
         if error:
             raise error
@@ -139,11 +143,11 @@ class BackgroundWriter:
         self._thread.start()
 
     def idle(self) -> bool:
-        """Whether nothing is being written."""
+        """Return whether no write is in flight."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> Exception | None:
-        """Wait for the write in flight, at most so long; its error, or None."""
+        """Wait for the write in flight, at most `seconds`. Return its error, or None."""
         if self._thread:
             self._thread.join(seconds)
         if not self.idle():
@@ -167,7 +171,7 @@ class BackgroundWriter:
         return value
 
     def _buffer(self, tensor: torch.Tensor, place: tuple) -> torch.Tensor:
-        """Host memory of the tensor's shape and strides, pinned where the tensor is on a GPU."""
+        """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
         kept = self._buffers.get(place)
         if kept is None or (kept.shape, kept.stride(), kept.dtype) != (
             tensor.shape,
@@ -189,7 +193,7 @@ def size_of(state: Any) -> int:
 
 
 def is_finite(state: Any) -> bool:
-    """Return whether no tensor in it holds a NaN or an infinity."""
+    """Return whether no tensor in nested dictionaries, lists and tuples has a NaN or an infinity."""
     if isinstance(state, torch.Tensor):
         return not state.is_floating_point() or bool(torch.isfinite(state).all())
     if isinstance(state, dict):
@@ -198,12 +202,12 @@ def is_finite(state: Any) -> bool:
 
 
 def describe(error: Exception, path: str) -> str:
-    """An error of writing with its place: "No space left on device (12.0 MB free at PATH)"."""
+    """Return the text of a write error with its path: "No space left on device (12.0 MB free at PATH)"."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     while not os.path.exists(path):
         path = os.path.dirname(path)
     try:
         space = os.statvfs(path)
-    except OSError as another:  # a mount that went stale: its reason is enough
+    except OSError as another:  # a stale mount
         return f"{reason} ({path}: {another.strerror})"
     return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"

@@ -2,11 +2,11 @@
 
 A checkpoint holds the scheduler's state_dict and how the schedule began. There are two kinds of schedules:
 
-- torch's schedules that depend on the number of calls of step() only. If the schedule began as in the
-  checkpoint, its state is loaded. If it began otherwise (another --lr or --epochs), a new one takes as many
-  steps as the old one had taken: it continues at that place of the new schedule.
-- all others, such as ReduceLROnPlateau and classes of the user's own. Their state is loaded; it is an error
-  if --lr or --epochs or the schedule's own settings are not those of the checkpoint.
+- torch's schedules that depend only on the number of calls of step(). If the schedule began as in the
+  checkpoint, its state is loaded. If it began with other settings (--lr, --epochs), step() is called on the
+  new schedule as often as on the old one, so it continues at that step of the new schedule.
+- all others, such as ReduceLROnPlateau and classes of the user's own. Their state is loaded. It is an error
+  if --lr, --epochs or the schedule's own settings are not those of the checkpoint.
 
 A scheduler whose state a checkpoint cannot hold is refused by the name of its class, before training.
 """
@@ -27,16 +27,16 @@ _OF_THE_STEP = {
     "PolynomialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
 }  # fmt: skip
 _COMPOSITES = {"SequentialLR", "ChainedScheduler"}
-_KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # how to compute, not what
+_KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
 _ARGUMENTS = ("lr", "epochs")
 
 
 class ScheduleState:
     """The state of one scheduler and of its optimizer's parameter groups.
 
-    Make it before the first step: it keeps how the schedule began. scheduler: None if the job has none.
-    settings: the arguments of the job that may change what is learned, name -> plain value. Raises BadInput
-    with the name of the class if a checkpoint cannot hold the scheduler's state.
+    Make it before the first step: it records how the schedule began. scheduler: None if the job has none.
+    settings: the options of the job that may change the schedule, name -> plain value. Raises BadInput with
+    the name of the class if a checkpoint cannot hold the scheduler's state.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any, settings: dict):
@@ -47,7 +47,7 @@ class ScheduleState:
         self._began = plain(scheduler.state_dict()) if scheduler else {}
 
     def state(self) -> dict:
-        """What a checkpoint holds: plain types and tensors."""
+        """Return the state for a checkpoint: plain types and tensors."""
         return {
             "class": self.name,
             "calls": _calls(self.scheduler),
@@ -57,8 +57,8 @@ class ScheduleState:
         }
 
     def load(self, saved: dict) -> None:
-        """Continue where state() was taken; may be called again after it failed. Raises Refused, with both
-        values, if the schedule cannot continue exactly."""
+        """Load a result of state(). Raises Refused, with both values, if the schedule cannot continue
+        exactly. It may be called again after an error."""
         self._load_scheduler(self._began)
         for group, own in zip(self.optimizer.param_groups, self._groups, strict=True):
             _set(group, own)
@@ -106,7 +106,7 @@ class ScheduleState:
             self.scheduler.load_state_dict(_merged(self.scheduler.state_dict(), state))
 
     def _change(self, saved: dict) -> str:
-        """How the schedule's beginning differs from the saved one; "" if it does not."""
+        """Return how the schedule's beginning differs from the saved one; "" if it does not."""
         if saved["class"] != self.name:
             return f"it was {saved['class']}"
         for there, here in zip(saved["began"]["groups"], self._groups, strict=True):
@@ -130,22 +130,22 @@ class ScheduleState:
         return ""
 
     def _replay(self, calls: int | None) -> None:
-        """Take the steps of the old schedule: about 3 us each."""
+        """Call step() as often as on the old schedule: about 3 us for each call."""
         if self.scheduler is None:
             return
         if calls is None:
             raise Refused(f"its schedule {self.name} was not called once a step, and its settings changed")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a scheduler that takes a step before its optimizer
+                warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
                 for _ in range(calls):
                     self.scheduler.step()
         except ValueError as error:  # OneCycleLR after its last step
             raise Refused(f"its schedule {self.name} does not reach step {calls}: {error}") from error
 
     def _load_groups(self, saved: dict, replayed: bool) -> None:
-        """The saved hyperparameters, except those that this run began with another value of, and those that a
-        replayed schedule has set."""
+        """Load the saved hyperparameters, except those that began with another value in this run, and those
+        that a replayed schedule has set."""
         for group, now, there, here in zip(
             self.optimizer.param_groups, saved["groups"], saved["began"]["groups"], self._groups, strict=True
         ):
@@ -161,8 +161,8 @@ class ScheduleState:
             _set(group, taken)
 
     def _check_replay(self, saved: dict) -> None:
-        """A function of the user's own that is given the same steps gives the same rates, or it depends on
-        something else. Not compared if an argument or a base rate has changed: other rates are right then."""
+        """Raise Refused if a function of the user's own gives other learning rates for the same steps. If an
+        option or a base rate has changed, the rates are not compared: they are expected to differ."""
         if self.scheduler is None or not _calls_a_function(self.scheduler):
             return
         bases = (
@@ -182,9 +182,11 @@ class ScheduleState:
 
 
 def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
-    """Return a copy in types that torch.load(weights_only=True) reads on every supported version: None, bool,
-    int, float, str, lists, tuples, dictionaries, tensors. Functions are left out: a scheduler is made with
-    them again. Raises BadInput, which begins with `refusal` and names the type, for anything else."""
+    """Return a copy in types that torch.load(weights_only=True) reads on every supported version.
+
+    These are None, bool, int, float, str, lists, tuples, dictionaries and tensors. Functions are left out:
+    the job passes them to the scheduler again. For another type it raises BadInput: `refusal` and the type.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, torch.Tensor):
@@ -249,7 +251,7 @@ def _hyperparameters(group: dict) -> dict:
 
 def _set(group: dict, values: dict) -> None:
     for name, value in values.items():
-        if isinstance(group.get(name), torch.Tensor):  # a rate that a captured graph reads
+        if isinstance(group.get(name), torch.Tensor):  # a captured CUDA graph reads this tensor
             group[name].copy_(torch.as_tensor(value))
         else:
             group[name] = value

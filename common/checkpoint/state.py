@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the state of a run, and to which run it belongs."""
+"""The content of a checkpoint: the state of a run, and the settings that identify the run."""
 
 import argparse
 import math
@@ -13,12 +13,12 @@ from common import arguments
 from common.checkpoint import files, resume
 from common.checkpoint.schedules import ScheduleState, plain
 
-# options that decide what is learned
+# options that change the trained weights: a checkpoint of another value is refused
 IDENTITY = (
     "dataset", "custom_data", "image_size", "first_image_size", "arch", "batch_size", "bn_weight_decay",
     "seed",
 )  # fmt: skip
-# options that decide where and how, and not what is learned
+# options that may change at a restart: another value of one of these does not change the schedule
 OPERATION = {
     "output_dir", "output_url", "resume", "save_every", "keep", "epoch_weights", "grace", "max_bad_steps",
     "report_every", "enable_gpu", "data_url", "stage", "cache_dir", "pack", "cache", "cache_mode", "workers",
@@ -32,17 +32,17 @@ FORMAT = 2
 class RunState:
     """The state of a run as one dictionary of tensors and plain types.
 
-    objects: name -> object with state_dict(); "model" and "optimizer" must be there, "scheduler", "scaler",
-    "ema" and "receipt" may be. "scheduler": any schedule of torch, or a class of your own whose state is
-    plain (common/checkpoint/schedules.py). The `fingerprint` of "receipt" says to which training data the run
-    belongs. Raises BadInput if the scheduler cannot be resumed exactly.
+    objects: name -> object with state_dict(). "model" and "optimizer" are required; "scheduler", "scaler",
+    "ema" and "receipt" are optional. "scheduler": any schedule of torch, or a class of your own whose state
+    is plain (common/checkpoint/schedules.py). The `fingerprint` of "receipt" identifies the training data of
+    the run. Raises BadInput if the scheduler cannot be resumed exactly.
     """
 
     def __init__(self, args: argparse.Namespace, objects: dict[str, Any]):
         self.args, self.objects = args, objects
         self.run = uuid.uuid4().hex[:16]
         self.best, self.best_of = -math.inf, ""  # score of best.pth, and Metrics.best_of
-        self.highest, self.epochs_not_better = -math.inf, 0  # of all evaluations, and since; on every rank
+        self.highest, self.epochs_not_better = -math.inf, 0  # best score, evaluations since; on every rank
         self.bad_steps = self.bad_in_a_row = 0  # steps that were skipped
         self.initial_weights: str | None = getattr(args, "weights", None)
         self.identity = {f"--{name}": getattr(args, name) for name in IDENTITY if hasattr(args, name)}
@@ -84,8 +84,8 @@ class RunState:
     def check_and_restore(self, state: dict, total_steps: int) -> None:
         """Restore a state that was read from a file.
 
-        Raises Refused if it belongs to another run, BadInput if it has done more than total_steps, or another
-        exception of load_state_dict() if it is not one of ours: then the next one is restored over it.
+        Raises Refused if it belongs to another run, and BadInput if it has done more than total_steps. A file
+        of another program may make load_state_dict() raise any exception; another state can be restored then.
         """
         resume.check(state, FORMAT, self.identity, self.objects["model"].state_dict(), total_steps)
         self.restore(state)
@@ -114,9 +114,9 @@ class RunState:
         self.epochs_not_better = state.get("epochs_not_better", 0)
 
     def note(self, score: float, best_of: str) -> None:
-        """Count an evaluation: of an epoch that is better than all before it, or of one that is not.
+        """Record the score of an evaluation, and count the evaluations since the best one.
 
-        best_of: Metrics.best_of; if the job named another metric before the restart, the best begins anew.
+        best_of: Metrics.best_of. If the job named another metric before the restart, the best score is reset.
         """
         if best_of != self.best_of:
             self.best, self.highest, self.best_of = -math.inf, -math.inf, best_of
@@ -137,7 +137,7 @@ class RunState:
 
 
 def _check_optimizer(own: torch.optim.Optimizer, saved: dict) -> None:
-    """Raise Refused if the saved state belongs to other parameter groups: it is stored by position."""
+    """Raise Refused if the saved optimizer has another class or other groups: it is stored by position."""
     if saved["class"] != type(own).__name__:
         raise files.Refused(f"its optimizer is {saved['class']}, this run's is {type(own).__name__}")
     there, here = (

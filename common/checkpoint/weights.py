@@ -1,4 +1,4 @@
-"""Load the weights of a file into a model, and keep the names of the classes next to the weights.
+"""Load the weights of a file into a model, and compare the names of the classes.
 
 A file of weights is best.pth, epoch_<n>.pth, a checkpoint step_<n>.pt, or the state_dict of a model that was
 wrapped by DistributedDataParallel (module.) or torch.compile (_orig_mod.).
@@ -18,16 +18,18 @@ from common.exits import BadInput
 from common.metrics import CLASSES
 
 _SHOWN = 3  # tensors named in a line
-_COUNTERS = "num_batches_tracked"  # BatchNorm's; files of old versions of torch do not have it
+_COUNTERS = "num_batches_tracked"  # of BatchNorm; files of old versions of torch do not have it
 
 
 def load(path: str, model: torch.nn.Module, complete: bool = False, arch: str | None = None) -> str:
-    """Load the weights of a file, on every process; rank 0 reads it. Return a line on what was loaded.
+    """Load the weights of a file on every rank; rank 0 reads it. Return one line about the loaded tensors.
 
-    arch: the path may also be the name of published weights of this network (published.py).
+    path: the file; if `arch` is given, also the name of published weights of this network (published.py).
+    model: the model that gets the weights.
     complete: every tensor of the model must be in the file. Otherwise tensors that are missing or have
-    another shape, such as those of a head for other classes, keep their values. Raises BadInput on every
-    process if the file cannot be read, or if fewer than half of the model's weights are in it.
+        another shape, such as those of a head for other classes, keep their values.
+    arch: the name of the network.
+    Raises BadInput on every rank if the file cannot be read, or has fewer than half of the model's weights.
     """
     found, error = {}, None
     if ranks.is_first():
@@ -42,8 +44,10 @@ def load(path: str, model: torch.nn.Module, complete: bool = False, arch: str | 
 
 
 def file_of(args: argparse.Namespace) -> str | None:
-    """Return --weights if it is a file, None if it is a name of published weights of --arch, or is not given.
-    Raises BadInput for a name that is not published. args: weights, and arch if the job has it."""
+    """Return --weights if it is a file; None if it names published weights of --arch, or is not given.
+
+    args: the options weights and, if the job has it, arch. Raises BadInput if no weights have this name.
+    """
     arch = getattr(args, "arch", None)
     if arch and args.weights and published.is_name(arch, args.weights):
         published.check(arch, args.weights)
@@ -52,9 +56,11 @@ def file_of(args: argparse.Namespace) -> str | None:
 
 
 def read(path: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file of weights by name, on the CPU, without the prefixes of wrappers. Of a
-    checkpoint: the averaged weights (--ema) if it has them. Nothing in the file is executed. Raises
-    BadInput."""
+    """Return the tensors of a file of weights by name, on the CPU, without the prefixes of wrappers.
+
+    From a checkpoint it returns the averaged weights (--ema) if there are any. Nothing in the file is
+    executed. Raises BadInput.
+    """
     try:
         content = checkpoint.load(path)
         if os.path.exists(f"{path}.json"):
@@ -79,11 +85,11 @@ def read(path: str) -> dict[str, torch.Tensor]:
 
 
 def _check_crc(path: str) -> None:
-    """Raise Refused if a part of the zip file is not what was written; torch.load does not look."""
+    """Raise Refused if the CRC-32 of a part of the zip file is wrong; torch.load does not check it."""
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except Exception as error:  # whatever a damaged file makes zipfile raise
+    except Exception as error:  # a damaged file can make zipfile raise any exception
         raise checkpoint.Refused(f"it is damaged: {error}") from error
     if damaged:
         raise checkpoint.Refused(f"it is damaged: the CRC-32 of {damaged} differs")
@@ -96,7 +102,7 @@ def _bare(name: str) -> str:
 
 
 def fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], complete: bool = False) -> str:
-    """Load the tensors that read() found in a file into a model, as load() does, in this process only."""
+    """Load the tensors of read() into a model, as load() does, but in this process only."""
     own = model.state_dict()
     names = {_bare(name): name for name in own}
     shapes = {name: tuple(own[names[name]].shape) for name in names}
@@ -136,7 +142,7 @@ def run_folder(path: str) -> str:
 
 
 def read_class_names(path: str) -> list[str]:
-    """Return the names of the classes beside a file of weights, [] if there are none."""
+    """Return the names of the classes in the run folder of a file of weights; [] if they are not stored."""
     try:
         with open(os.path.join(run_folder(path), CLASSES), encoding="utf-8") as file:
             names = json.load(file)
@@ -146,7 +152,7 @@ def read_class_names(path: str) -> list[str]:
 
 
 def compare_class_names(path: str, names: tuple[str, ...]) -> str:
-    """Return a line if the names of the classes beside a file of weights are not these, else ""."""
+    """Return a line if the run folder of a file of weights has other names of classes, else ""."""
     theirs = read_class_names(path)
     if not names or not theirs or theirs == list(names):
         return ""
