@@ -1,1 +1,1 @@
-"""`python -m launch VERB`: what is done with jobs, before, around and after them."""
+"""`python -m launch VERB`: prepare, run, submit, follow and compare jobs."""

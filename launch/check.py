@@ -3,9 +3,9 @@
     python -m launch check
     python -m launch check --init_method tcp://HOST:PORT --rank 1 --world_size 2 --output_dir FOLDER
 
-Pass the job's arguments: those that only the job knows are named and ignored. Exit codes (of the first
-error): 0 no error, 2 bad arguments, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15
-versions and packages.
+Pass the job's arguments: the check lists and ignores the ones that it does not know. The exit code is that
+of the first error: 0 no error, 2 bad arguments, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14
+network, 15 versions and packages.
 """
 
 import json

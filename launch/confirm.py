@@ -10,7 +10,7 @@ _HEAD = 4096  # bytes of a file in which the mark is searched
 
 
 def ask(question: str) -> bool:
-    """Return whether the user answers yes. No answer is a no."""
+    """Return whether the user answers yes. An empty answer counts as no."""
     print(f"{question}? [y/N] ", end="", flush=True)
     answer = sys.stdin.readline().strip().lower()
     if not sys.stdin.isatty():
@@ -19,15 +19,17 @@ def ask(question: str) -> bool:
 
 
 def ask_on_terminal(question: str, yes: bool) -> bool:
-    """Return whether the user answers yes, or `yes` without asking. Raises BadInput if there is no
-    terminal."""
+    """Return whether the user answers yes. If `yes` is set, return True without asking.
+
+    Raises BadInput if there is no terminal.
+    """
     if not yes and not sys.stdin.isatty():
         raise BadInput(f"there is no terminal to ask on: --yes to {question}")
     return yes or ask(question)
 
 
 def check_replaceable(path: str, mark: re.Pattern, force: bool) -> None:
-    """Raises BadInput if the file `path` exists and does not begin with `mark`, unless `force` is set."""
+    """Raise BadInput if `path` is a file without `mark` in its first _HEAD bytes, unless `force` is set."""
     if not force and os.path.lexists(path) and not os.path.isdir(path) and not _has_mark(path, mark):
         raise BadInput(
             f"--to {path} exists and was not made by this command: name another file, or add --force"

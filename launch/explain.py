@@ -1,10 +1,10 @@
-"""Explain numbers to people: exit codes of nodes, sizes."""
+"""Describe exit codes and sizes in words."""
 
 import signal
 
 from common.exits import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
 
-NEVER_FIRED = 3  # of the simulation: every node ended with 0, but a fault never fired
+NEVER_FIRED = 3  # exit code of the simulation: every node ended with 0, but a fault never fired
 TIME_LIMIT = 124
 
 _CODES = {
@@ -30,8 +30,7 @@ _SIGNALS = {
 
 
 def normalize(code: int) -> int:
-    """Return an exit code as shells and platforms show it: 128 + n for -n of subprocess (ended by signal
-    n)."""
+    """Return an exit code as shells and platforms show it: 128 + n instead of subprocess's -n (signal n)."""
     return code if code >= 0 else 128 - code
 
 
@@ -53,7 +52,7 @@ def explain_exit_code(code: int) -> str:
 
 
 def explain_end(code: int, error: str) -> str:
-    """Return one line on an exit code, with the error that the log names ("" if it names none)."""
+    """Return one line on an exit code. error: the error that the log names, or ""."""
     meaning = explain_exit_code(code)
     if not error or normalize(code) not in _CODES or code in (0, TIME_LIMIT):
         return meaning

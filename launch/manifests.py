@@ -1,10 +1,10 @@
-"""manifest.json of a folder: its files with their sha256. It is uploaded last, so a folder with one is
-complete.
+"""Read and write manifest.json, the list of a folder's files with their sha256.
 
     {"format": 1, "name", "digest", "files": [{"path", "size", "sha256"}...], "git", "job"}
 
-digest: SHA-256 over `path NUL sha256 LF` of the files by path. A snapshot of code, made by `pack`, is stored
-in a folder <name>-<first 12 characters of the digest>; data are stored where the user says.
+It is uploaded last, so a stored folder that has one is complete. digest: SHA-256 over `path NUL sha256 LF`
+of the files by path. A snapshot of code, made by `pack`, is stored in a folder <name>-<first 12 characters of
+the digest>. Data are stored at the URL that the user gives.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ def to_bytes(manifest: dict) -> bytes:
 
 
 def describe_folder(folder: str, threads: int) -> dict:
-    """Return the manifest of all files in a folder. Raises BadInput for what cannot be stored."""
+    """Return the manifest of all files in a folder. Raises BadInput if a file cannot be read or stored."""
     paths = sorted(_list_files(folder))
     check_keys(paths, folder)
 
@@ -91,7 +91,7 @@ def _list_files(folder: str) -> Iterator[str]:
 
 
 def describe_file(path: str, source: str) -> dict:
-    """Return the entry of the file `source`, called `path`. Raises OSError."""
+    """Return the manifest entry of the file `source`, stored as `path`. Raises OSError."""
     with open(source, "rb") as file:
         digest = sha256_file(file)
         return {"path": path, "size": file.tell(), "sha256": digest}

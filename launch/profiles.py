@@ -1,10 +1,10 @@
-"""What each platform starts on a node, as data: command-line words and environment variables.
+"""The command-line words and environment variables with which each platform starts a node, as data.
 
-From the vendors' documents and SDKs, read in November 2026; none of it was observed on a live account.
-Nothing is started here.
+The sources are the vendors' documents and SDKs, read in November 2026; none was verified on a live account.
+This module starts nothing.
 
-If a platform fixes a port or leaves it to the user, the given port replaces it (MASTER_PORT, as users'
-scripts export it): nodes that share one machine's address cannot all use the platform's.
+If a platform fixes the port or leaves it to the user, the given port replaces it, in MASTER_PORT. Nodes that
+share one machine's address cannot all use the platform's port.
 """
 
 import json
@@ -18,10 +18,13 @@ MODELARTS_JOB = "modelarts-job-simulated"  # the real name contains the job's id
 
 
 class Folders(NamedTuple):
-    """A node's folders: absolute paths.
+    """A node's folders, as absolute paths.
 
-    code: the uploaded repository. inputs and outputs: what platforms fill before the start and collect after
-    the end. scratch: fast, and lost at the end. logs: one file per node.
+    code: the uploaded repository
+    inputs: filled by the platform before the start
+    outputs: collected by the platform after the end
+    scratch: fast storage that is lost at the end
+    logs: one file per node
     """
 
     code: str
@@ -33,7 +36,7 @@ class Folders(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """One command, `python *prefix JOB *the_users_arguments *arguments`, and the variables that are added."""
+    """One command, `python *prefix JOB *the_users_arguments *arguments`, and its additional variables."""
 
     prefix: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
@@ -42,8 +45,11 @@ class Start:
 
 @dataclass(frozen=True)
 class _Profile:
-    """Templates of a Start. between_nodes: further arguments, with more than one node. each_rank: one start
-    for every rank. Variables that come out empty are left out."""
+    """Templates of a Start. Variables with an empty value are omitted.
+
+    between_nodes: additional arguments if there is more than one node
+    each_rank: whether the platform starts one process for every rank
+    """
 
     environment: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
@@ -63,8 +69,8 @@ _LAUNCHER = (
 )  # fmt: skip
 # An input named data_url and an output named train_url arrive as folders.
 _CHANNELS = ("--data_url={folders.inputs}/data_url_0", "--train_url={folders.outputs}/train_url_0")
-# The code is below user-job-dir, and its parent is on PYTHONPATH. The last two counters start at 1: the times
-# that the job was scheduled, and that its command was started in this container.
+# The code is below user-job-dir, and its parent is on PYTHONPATH. Two counters start at 1: MA_SCHEDULE_CNT of
+# the job's schedulings, MA_PROC_START_CNT of the starts of its command in this container.
 _MODELARTS = {
     "MA_HOME": "{home}", "MA_MOUNT_PATH": "{mount}", "MA_JOB_DIR": "{code_parent}",
     "MA_LOG_DIR": "{folders.logs}", "MA_NUM_HOSTS": "{nodes}", "MA_NUM_GPUS": "{gpus}",
@@ -77,8 +83,8 @@ _MODELARTS = {
 _PAI_DLC = _Profile(_MASTER | {"RANK": "{node}", "WORLD_SIZE": "{nodes}", "NPROC_PER_NODE": "{gpus}"})
 
 PROFILES: dict[str, _Profile] = {
-    # The preset image: one boot file per node. With several nodes, arguments tell its rank, and the world
-    # size is the number of nodes. With one node nothing is told, whatever the number of GPUs.
+    # The preset image starts one boot file per node. With several nodes, arguments give the node's rank and
+    # the number of nodes as world size. With one node they are missing, even if it has several GPUs.
     "modelarts": _Profile(
         _MODELARTS,
         (*_CHANNELS, "--num_gpus={gpus}"),
@@ -87,14 +93,14 @@ PROFILES: dict[str, _Profile] = {
     # A custom image: the user's command picks the port.
     "modelarts-custom": _Profile(_MODELARTS | {"MASTER_PORT": "{port}"}, _CHANNELS),
     "pai-dlc": _PAI_DLC,
-    # A JSON list of names and the own name in it; no rank, no port. Channels are folders of input.
+    # The variables hold a JSON list of host names and the node's own name, but no rank and no port.
     "sagemaker": _Profile({
         "SM_HOSTS": "{named_hosts}", "SM_CURRENT_HOST": "{named_host}", "SM_NUM_GPUS": "{gpus}",
         "SM_CHANNELS": '["training"]', "SM_CHANNEL_TRAINING": "{folders.inputs}",
         "SM_MODEL_DIR": "{folders.outputs}", "SM_OUTPUT_DATA_DIR": "{folders.outputs}",
         "MASTER_PORT": "{port}",
     }),
-    # One process per rank with torch's names, which count processes; LOCAL_WORLD_SIZE is missing.
+    # One process per rank. Variables have torch's names and count processes; LOCAL_WORLD_SIZE is missing.
     "azureml": _Profile(
         _MASTER | {
             "WORLD_SIZE": "{world_size}", "NODE_RANK": "{node}", "AZUREML_NODE_COUNT": "{nodes}",
@@ -104,11 +110,11 @@ PROFILES: dict[str, _Profile] = {
     ),
     # The PyTorchJob operator mixes levels: RANK is the pod's, WORLD_SIZE counts pods x processes.
     "kubeflow": _Profile(_MASTER | {"RANK": "{node}", "WORLD_SIZE": "{world_size}"} | _PET),
-    # Trainer sets torchrun's options as variables, and nothing else; a job without torchrun reads them
+    # Trainer sets only torchrun's options, as variables; a job without torchrun reads them
     # itself.
     "kubeflow-v2": _Profile(_PET),
     # A master task and a worker task with the pytorch plugin: RANK and WORLD_SIZE count pods, while
-    # VC_TASK_INDEX counts within a task and is 0 twice.
+    # VC_TASK_INDEX counts within a task and is 0 on two nodes.
     "volcano": _Profile(_MASTER | {
         "RANK": "{node}", "WORLD_SIZE": "{nodes}", "VC_MASTER_HOSTS": "{master}", "VC_MASTER_NUM": "1",
         "VC_TASK_INDEX": "{task_index}", "VK_TASK_INDEX": "{task_index}", "VC_WORKER_HOSTS": "{workers}",
@@ -137,9 +143,9 @@ PROFILES: dict[str, _Profile] = {
         "DSTACK_MASTER_NODE_IP": "{master}", "DSTACK_GPUS_PER_NODE": "{gpus}", "MASTER_PORT": "{port}",
     }),
     "baidu": _PAI_DLC,
-    # The launcher starts the node's processes and sets all that they need.
+    # The launcher starts the node's processes and sets all variables that they need.
     "torchrun": _Profile(prefix=("-m", "torch.distributed.run", *_LAUNCHER)),
-    # torchrun's predecessor, deprecated and still shipped: it also passes --local-rank as first argument.
+    # torchrun's predecessor, deprecated but still shipped. It also passes --local-rank as first argument.
     "launch": _Profile(prefix=("-m", "torch.distributed.launch", *_LAUNCHER)),
     "plain": _Profile(),
 }  # fmt: skip
@@ -161,14 +167,16 @@ def make_starts(
     folders: Folders,
     gpus: int = 0,
 ) -> list[Start]:
-    """Return what platform `name` (of PROFILES) starts on node number `node`.
+    """Return the commands that platform `name` (of PROFILES) starts on node number `node`.
 
-    processes: per node. Platforms that start one process per rank (azureml, slurm) give as many starts; all
-    others give one, which starts the others itself, or whose prefix is a launcher that does. Of those only
-    Kubeflow tells the number: if nodes have no GPUs, pass --processes_per_node. host_names: the address of
-    every node, in order; all may be the same. port: free on the first of them. gpus: of each node, as the
-    platform promises to the job. Raises BadInput for an unknown name or node, and for what the platform does
-    not have (plain: a second node).
+    processes: per node. Platforms that start one process per rank (azureml, slurm) give one Start for each.
+        The others give one Start: the job starts its other processes, or the prefix is a launcher that does.
+        Of these only Kubeflow tells the number: if nodes have no GPUs, pass --processes_per_node
+    host_names: the address of every node, in order; all may be equal
+    port: a free port of the first node
+    gpus: per node, as the platform reports them to the job
+
+    Raises BadInput if the name or the node is unknown, or if platform plain gets a second node.
     """
     if name not in PROFILES:
         raise BadInput(f"unknown platform {name!r}: expected one of {', '.join(PROFILES)}")
@@ -178,7 +186,7 @@ def make_starts(
         raise BadInput(f"platform plain tells a job nothing, so it cannot start {nodes} nodes")
     master, mount, parent = host_names[0], os.path.dirname(folders.inputs), os.path.dirname(folders.code)
     named = host_names
-    if len(set(named)) < nodes:  # the list must tell nodes apart; only the first is ever looked up
+    if len(set(named)) < nodes:  # names must differ between nodes; only the first one is resolved
         named = [master, *(f"algo-{number}" for number in range(2, nodes + 1))]
     values = {
         "node": node, "nodes": nodes, "processes": processes, "world_size": nodes * processes, "gpus": gpus,

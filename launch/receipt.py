@@ -3,7 +3,8 @@
     python -m launch receipt RUN_A RUN_B
 
 RUN_A and RUN_B: output folders of runs, at any world size, with any loader, restarted or not. Exit codes: 0
-equal, 1 they differ (the first epoch and step, and what: ids, labels or augmentation), 2 no receipt to read.
+equal; 1 different (the output names the first epoch and step that differ, and whether ids, labels or
+augmentation differ) or one run is shorter; 2 a receipt cannot be read.
 """
 
 import numpy as np
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
 
 
 def compare(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
-    """Return (whether two receipts of datasets.sampling.receipt.read() are equal, one line about it)."""
+    """Return (whether two results of datasets.sampling.receipt.read() are equal, one line about it)."""
     found = receipt.compare(first, second)
     if found.parts:
         return False, f"different from epoch {found.epoch}, step {found.step} on: {', '.join(found.parts)}"

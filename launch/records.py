@@ -1,9 +1,9 @@
-"""A record of every job that `submit` created, so that other verbs need no id. It holds no secret.
+"""Read and write records of the jobs that `submit` created, so that other verbs need no id.
 
     {"format": 1, "id": ..., "name": ..., "run": ..., "job": ..., "created": UTC time, "endpoint": ...,
      "project_id": ..., "nodes": ..., "code": URL, "outputs": {name: URL}, "log_url": URL}
 
-id is null while it is not known whether the service accepted the job.
+id is null if it is not known whether the service accepted the job. A record holds no secret.
 """
 
 import json
@@ -33,7 +33,7 @@ def write_private(path: str, content: dict[str, Any]) -> None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return a checked record. Raises BadInput."""
+    """Read and check a record. Raises BadInput."""
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
@@ -68,8 +68,8 @@ def read_all() -> list[dict[str, Any]]:
 
 
 def find(text: str) -> dict[str, Any] | None:
-    """Return the record named by a path, by its name in FOLDER or by a job's id; None if there is none.
-    Raises BadInput."""
+    """Return the record for a path, a name in FOLDER or a job's id; None if it does not exist. Raises
+    BadInput."""
     for path in (text, os.path.join(FOLDER, text), os.path.join(FOLDER, f"{text}.json")):
         if os.path.isfile(path):
             record = read(path)

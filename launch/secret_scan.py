@@ -1,7 +1,7 @@
-"""Find text that looks like a secret, in files that leave this machine and in what is written into a job.
+"""Find text that looks like a secret, in files to upload and in the variables of a job.
 
-Findings name file, line and kind, never the text. A job's environment and parameters are stored and shown in
-clear text, in the console and by the service's API, to everyone who may look at the job.
+Findings name file, line and kind, never the text. The console and the service's API show a job's environment
+and parameters in clear text to every user who can view the job.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from common.exits import BadInput
 
-_KEYS = [  # of a form that only such keys have
+_KEYS = [  # formats that only such keys have
     ("a private key", r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d"),
     ("an AWS access key", r"\b(?:AKIA|ASIA)(?!\w*EXAMPLE)[A-Z0-9]{16}\b"),
     ("a Huawei Cloud access key", r"\bHPUA[A-Z0-9]{16}\b"),
@@ -54,11 +54,11 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
-_READ = 32 * 2**20  # bytes of a file that are scanned: longer text is data
+_READ = 32 * 2**20  # bytes of a file that are scanned; longer text is probably data
 
 
 class Finding(NamedTuple):
-    """line: from 1; None if the file's name is enough."""
+    """A suspected secret. line: from 1; None if the file's name is the reason."""
 
     path: str
     line: int | None
@@ -69,7 +69,7 @@ class Finding(NamedTuple):
 
 
 def scan(path: str, source: str) -> list[Finding]:
-    """Return the findings in the file `source`, which will be called `path`. Both names count. Raises
+    """Return the findings in the file `source`, to be stored as `path`. Both names are checked. Raises
     BadInput."""
     for name in (os.path.basename(path), os.path.basename(source)):
         if _CREDENTIAL_FILE.fullmatch(name.lower()) and not name.lower().endswith(_EXAMPLES):
@@ -82,8 +82,8 @@ def scan(path: str, source: str) -> list[Finding]:
 
 
 def scan_text(path: str, content: bytes) -> list[Finding]:
-    """Return the findings in the content of a file called `path`, at most one per line, and none in a binary
-    file."""
+    """Return the findings in the content of a file called `path`, at most one per line. A binary file has
+    none."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         text = content.decode("utf-16", errors="replace")
     elif b"\0" in content[:8192]:
@@ -118,15 +118,15 @@ def _kind(line: str, configuration: bool) -> str | None:
 
 
 def _given(match: re.Match, configuration: bool) -> str:
-    """Return the value of an assignment, "" if there is none. In a program only literals are values."""
+    """Return the value of an assignment; "" for none or a placeholder. In a program only literals count."""
     value = match["quoted"] or (match["bare"] or "" if configuration else "")
     placeholder = _PLACEHOLDER.fullmatch(value) or _VARIABLE.fullmatch(value)
     return "" if placeholder or (not configuration and " " in value) else value
 
 
 def refuse(table: str, name: str, value: str) -> None:
-    """Raises BadInput, without the value, if the name or the value of a job's variable looks like a
-    secret."""
+    """Raise BadInput if the name or the value of a job's variable looks like a secret. The error does not
+    contain the value."""
     if _looks_secret(name, value) or _USER_INFO.search(value):
         raise BadInput(
             f"[{table}] {name} looks like a secret, and everyone who sees the job would see it: give the job "
@@ -136,9 +136,12 @@ def refuse(table: str, name: str, value: str) -> None:
 
 
 def shown(name: str, value: object, texts: bool = True) -> str:
-    """Return a value as an error may show it: without the user name and password of a URL, shortened. It
-    replaces what looks like a secret, a text of several lines, a list or table with texts in it, and, without
-    `texts`, any text."""
+    """Return a value in a form that an error may contain.
+
+    A URL loses its user name and password, and long text is shortened. The result is "(not shown)" for a
+    suspected secret, for text of several lines, and for a list or table that contains text. If `texts` is
+    false, all text is hidden.
+    """
     text = repr(value)
     if isinstance(value, str):
         hidden = not texts or len(value.splitlines()) > 1
