@@ -3,9 +3,9 @@
     python -m launch clean s3://bucket/prefix | obs://... [--keep N] [--older_than DAYS] [--yes]
 
 A snapshot is a folder <name>-<digest> directly below the URL, with its manifest.json. The newest N of each
-name stay. Only files that a manifest lists are removed, the manifest last; outputs, data and everything
-else stay. Unfinished uploads of big files below the URL are invisible, never expire and cost money. Without
-a terminal, nothing is removed without --yes.
+name stay. Only files that a manifest lists are removed, and the manifest last. Outputs, data and all other
+files stay. Unfinished uploads of big files are invisible, never expire and cost money. Without a terminal,
+--yes is required.
 
 Exit codes: 0 done, 1 the answer was no, 2 bad input or the store refused, 130 interrupted.
 """
@@ -60,7 +60,10 @@ def main(arguments: list[str]) -> int:
 
 
 def clean(store: ObjectStore, keep: int, older_than: float | None, yes: bool) -> int:
-    """Return the exit code. older_than: days, None for the defaults. Raises BadInput."""
+    """Remove old snapshots and unfinished uploads after asking, and return the exit code.
+
+    older_than: days; None for the defaults. Raises BadInput.
+    """
     now = time.time()
     snapshots = sorted(_find_snapshots(store), key=lambda each: (each.name, -each.modified))
     uploads = store.uploads()
@@ -93,7 +96,7 @@ def clean(store: ObjectStore, keep: int, older_than: float | None, yes: bool) ->
         store.abort(key, upload)
     for each in old:
         store.delete(f"{each.folder}/{path}" for path in each.files)
-        store.delete([f"{each.folder}/{manifests.NAME}"])  # last: it lists what is left
+        store.delete([f"{each.folder}/{manifests.NAME}"])  # last: it lists the remaining files
         print(f"removed {each.folder}", flush=True)
     print(f"removed {what}")
     return 0

@@ -2,17 +2,17 @@
 
     python -m launch fetch s3://bucket/outputs | obs://... | RECORD --to FOLDER [--latest_checkpoint] [--yes]
 
-RECORD: of a job that `submit` created; its output train_url is fetched.
-Every file appears whole or not at all, and is compared with the sha256 that its upload left. Files that are
-there already are not fetched again, and an interrupted fetch continues when it is started again. Nothing in
-FOLDER is removed. Files in FOLDER with another content are listed, and replaced when you agree; without a
-terminal, only with --yes.
+RECORD: the record of a job that `submit` created; its output train_url is fetched.
+Writes are atomic, and every file is compared with the sha256 that was stored with it. Files that are
+already in FOLDER are not fetched again. Run an interrupted fetch again to continue it. Nothing in FOLDER is
+removed. Files in FOLDER with other content are listed, and replaced if you agree; without a terminal, only
+with --yes.
 
 Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or
-boto3's usual files. Place: AWS_ENDPOINT_URL_S3, or OBS_REGION.
+boto3's usual files. Address: AWS_ENDPOINT_URL_S3 or OBS_REGION.
 
-Exit codes: 0 all is here, 1 a file that the job listed is not in the store, or the answer was no, 2 bad input
-or the store refused, 130 interrupted.
+Exit codes: 0 all files are fetched, 1 a file that the job listed is not in the store, or the answer was no,
+2 bad input or the store refused, 130 interrupted.
 """
 
 import hashlib
@@ -38,11 +38,11 @@ from launch.transfer.parallel import Progress
 _CHECKPOINT = re.compile(r"(?P<folder>(?:.*/)?)checkpoints/step_(?P<step>\d+)\.pt")
 _METRICS = "metrics.jsonl"
 _BOOTFILE = re.compile(r"(^|/)\.bootfile-[^/]*$")
-_SHOWN = 10  # files that would be replaced
+_SHOWN = 10  # names that a message lists at most
 
 
 class _Listed(NamedTuple):
-    """A file by a marker, and when the marker was written (seconds since 1970)."""
+    """A file's entry in a marker (manifest or list of outputs). when: seconds since 1970, of the marker."""
 
     size: int
     sha256: str
@@ -84,7 +84,7 @@ def _output_of(text: str) -> str:
 
 
 def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
-    """Fetch what is below `url` to the folder `to`, print what came, and return the exit code. Raises
+    """Fetch the files below `url` to the folder `to`, print a summary, and return the exit code. Raises
     BadInput."""
     begin = time.monotonic()
     with ObjectStore(url, parallel.THREADS) as store:
@@ -94,7 +94,7 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
         listed = _listed(store, there)
         if latest_checkpoint:
             wanted = _find_newest(store, there)
-        else:  # markers and leases have a meaning in the store only
+        else:  # markers and leases are useful in the store only
             wanted = {key: entry for key, entry in there.items() if not _BOOTFILE.search(key)}
         check_keys(wanted, url)
         for key in wanted:
@@ -131,8 +131,8 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
 
 
 def _listed(store: ObjectStore, there: dict[str, Object], folder: str = "") -> dict[str, _Listed]:
-    """Return the files by path that the lists of jobs and uploads in a folder name. Other programs' files of
-    the lists' names are ignored."""
+    """Return the files, by path, in the markers of jobs and uploads in a folder. Files of other programs that
+    have a marker's name are ignored."""
     found = {}
     for name in (manifests.NAME, output_list.NAME):
         entry = there.get(folder + name)
@@ -148,8 +148,8 @@ def _listed(store: ObjectStore, there: dict[str, Object], folder: str = "") -> d
 
 
 def _expected(entry: Object, listed: dict[str, _Listed]) -> str | None:
-    """Return the sha256 that a marker newer than the object tells. A running job replaces files after it
-    wrote its marker; those are compared with the sha256 in their own metadata. Raises BadInput."""
+    """Return the sha256 in the marker; None if the object is newer than the marker. A running job may replace
+    a file after it wrote the marker; the sha256 in the file's metadata is then used. Raises BadInput."""
     marker = listed.get(entry.key)
     if marker is None or entry.modified >= marker.when:
         return None
@@ -171,7 +171,7 @@ def _find_newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Obje
     folder = min(folders, default="")
     steps = {int(match["step"]): match[0] for match in found if match["folder"] == folder}
     listed, job = _listed(store, there, folder), f"{folder}{output_list.NAME}" in there
-    for _, key in sorted(steps.items(), reverse=True):  # one that is not in the job's list is incomplete
+    for _, key in sorted(steps.items(), reverse=True):  # those not in the job's list are incomplete
         if f"{key}.json" in there and (key in listed or not job):
             names = [key, f"{key}.json", f"{folder}{_METRICS}"]
             return {name: there[name] for name in names if name in there}
@@ -179,8 +179,8 @@ def _find_newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Obje
 
 
 def _is_here(store: ObjectStore, to: str, entry: Object, sha256: str | None, progress: Progress) -> bool:
-    """Return whether the file has this sha256, else the one in the metadata, else the MD5 that most ETags
-    are."""
+    """Return whether the local file equals the object: by this sha256, else by the one in the metadata, else
+    by the ETag, which is usually an MD5."""
     path = local_path(to, entry.key)
     try:
         if os.path.getsize(path) != entry.size or not os.path.isfile(path):

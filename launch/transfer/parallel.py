@@ -1,4 +1,4 @@
-"""Transfer many files at a time, with a progress bar. The first failure ends all."""
+"""Transfer many files in parallel, with a progress bar. The first failure stops all transfers."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,8 +16,11 @@ Progress = Callable[[int], object]  # takes a number of bytes
 
 
 def run(store: ObjectStore, text: str, size: int, tasks: Sequence[Callable[[Progress], Any]]) -> list[Any]:
-    """Return [task(progress) for task in tasks]; progress takes a number of bytes, of `size` in total. If one
-    fails, and on Ctrl-C, stop the others, abort unfinished uploads, and raise that error."""
+    """Run the tasks in threads and return [task(progress) for task in tasks].
+
+    progress takes a number of bytes, of `size` in total. If a task fails, or on Ctrl-C, stop the others,
+    abort unfinished uploads, and raise that error.
+    """
     interval = 0.1 if os.isatty(2) else 10  # seconds
     bar = tqdm(
         desc=text, total=size, unit="B", unit_scale=True, delay=0.5, mininterval=interval, disable=not size

@@ -2,13 +2,14 @@
 
     python -m launch upload FOLDER --to s3://bucket/prefix | obs://bucket/prefix
 
-A snapshot (a folder with a manifest.json) is stored at URL/<name>-<digest>/, any other folder at the URL
-itself, with a manifest.json that is made here and uploaded last. Files that are there with the same sha256
-are not sent again. An interrupted upload continues when it is started again; objects that are not in the
-folder stay. Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and
-OBS_SECRET_ACCESS_KEY, or boto3's usual files. Place: AWS_ENDPOINT_URL_S3 or OBS_REGION.
+A snapshot (a folder with a manifest.json) is stored at URL/<name>-<digest>/. Any other folder is stored at
+the URL itself, with a manifest.json that is uploaded last. Files that the store has with the same sha256 are
+not sent again. Run an interrupted upload again to continue it. Objects that are not in the folder stay.
 
-Exit codes: 0 all is there, 2 bad input or the store refused, 130 interrupted.
+Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or
+boto3's usual files. Address: AWS_ENDPOINT_URL_S3 or OBS_REGION.
+
+Exit codes: 0 all files are stored, 2 bad input or the store refused, 130 interrupted.
 """
 
 import os
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 
 def upload(folder: str, to: str) -> int:
-    """Upload `folder` to the URL `to`, print what was sent, and return 0. Raises BadInput."""
+    """Upload `folder` to the URL `to`, print a summary, and return 0. Raises BadInput."""
     begin = time.monotonic()
     manifest = _read_snapshot(folder)
     url = f"{to.rstrip('/')}/{manifests.make_folder_name(manifest)}" if manifest else to
@@ -58,7 +59,7 @@ def upload(folder: str, to: str) -> int:
         there = {entry.key: entry for entry in store.list()}
         missing, complete = _compare(store, files, there, manifest)
         if not complete:
-            # Until the end the folder in the store is neither the old one nor the new one.
+            # First: during the upload the stored folder matches neither the old manifest nor the new one.
             if manifests.NAME in there:
                 store.delete([manifests.NAME])
             missing.sort(key=lambda file: -file["size"])
@@ -87,7 +88,7 @@ def _read_snapshot(folder: str) -> dict | None:
         raise of_the_disk(error, path) from error
     if not manifest:
         raise BadInput(f"{path} is not a manifest that `pack` made: rename that file")
-    if not manifest["job"]:  # of data that were fetched
+    if not manifest["job"]:  # the manifest of data that were fetched
         return None
     check_keys((file["path"] for file in manifest["files"]), path)
     return manifest
@@ -98,8 +99,8 @@ def _compare(
 ) -> tuple[list[dict], bool]:
     """Return (the files to send, whether the store holds exactly this manifest already).
 
-    One listing has the sizes; the earlier manifest has the sha256 of objects that are older than it. The
-    store is asked about each of the others: after an interrupted upload, or if another program wrote there.
+    The listing gives the sizes. The stored manifest gives the sha256 of all objects that are older than it.
+    Each of the others takes one request: after an interrupted upload, or if another program wrote there.
     """
     earlier, written, when = {}, None, 0.0
     if manifests.NAME in there:
