@@ -1,7 +1,7 @@
 """Read and check job.toml: launch/job.example.toml explains every key.
 
-Every mistake is one line with the value and the form that is expected: an unknown key, a wrong type, a
-missing key, a name outside the service's limits, what the platform sets itself, what looks like a secret.
+Each error is one line with the value and the expected form. Errors are an unknown key, a wrong type, a
+missing key, a name outside the service's limits, a value that the platform sets itself, a suspected secret.
 """
 
 import re
@@ -15,19 +15,20 @@ from common.exits import BadInput
 from common.object_store import store as object_store
 from launch import secret_scan
 
-UNBUFFERED = "PYTHONUNBUFFERED"  # or the last lines of a node that is killed are lost
+UNBUFFERED = "PYTHONUNBUFFERED"  # otherwise a killed node loses its last log lines
 _PLATFORM_VARIABLES = re.compile(
     r"(MA_|VC_|VK_|SLURM_|PET_|SM_|TORCHELASTIC_|BOOTFILE_STARTED).*|(LOCAL_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE"
     r"|MASTER_ADDR|NCCL_SOCKET_IFNAME|NCCL_IB_HCA|PYTHONPATH"
 )
 _SNAPSHOT = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MOST_VARIABLES, _LONGEST_VALUE = 100, 4096  # of the environment, by the service's documents
+_MOST_VARIABLES, _LONGEST_VALUE = 100, 4096  # limits of the environment, from the service's documents
 
 
 @dataclass(frozen=True)
 class _Key:
-    """A key's type and form. form: for messages. accept(value): whether a value of that type is valid."""
+    """The type and form of a key. form: for messages. accept(value): whether a value of that type is
+    valid."""
 
     kind: type
     form: str
@@ -68,7 +69,7 @@ _TOP = {
     ),
     _TABLE,
 )  # fmt: skip
-_ANNOTATIONS = {  # of [retries], as the service's documents and its SDK's JobMetadata name them
+_ANNOTATIONS = {  # keys of [retries]: names in the service's documents and its SDK's JobMetadata
     "faults": "fault-tolerance/job-retry-num",
     "pods": "fault-tolerance/pod-retry-num",
     "unconditional": "fault-tolerance/job-unconditional-retry",
@@ -116,11 +117,13 @@ PLATFORMS = ("modelarts", *FILES)
 
 @dataclass(frozen=True)
 class JobConfig:
-    """A job. Empty or None: not given.
+    """A job, as a checked job.toml describes it. Empty or None: not given.
 
-    job: the boot file's path in the code. code: the URL of an uploaded snapshot. inputs, outputs: names and
-    URLs; a run's own prefix is below that of an output. annotations: what the service does after faults.
-    platform: tables of the other platforms, by name.
+    job: the boot file's path in the code
+    code: the URL of an uploaded snapshot
+    inputs, outputs: names and URLs; a run writes below its own prefix of an output
+    annotations: the service's options for restarts
+    platform: tables of the other platforms, by name
     """
 
     job: str
@@ -150,17 +153,17 @@ class JobConfig:
 
     @property
     def gpus(self) -> int:
-        """Of each node."""
+        """Return the number of GPUs of each node."""
         return self.resources.get("gpus_per_node", 1)
 
     @property
     def snapshot(self) -> str:
-        """The last component of the code's URL: the folder's name on a node."""
+        """Return the last component of the code's URL, which is the folder's name on a node."""
         return _last_component(self.code)
 
 
 def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
-    """Read a file for one of PLATFORMS. Raises BadInput."""
+    """Read and check job.toml for one of PLATFORMS. Raises BadInput."""
     try:
         return _check(read_toml(path), job, platform)
     except BadInput as error:
@@ -235,7 +238,7 @@ def _check_table(name: str, table: Mapping[str, Any], keys: Mapping[str, _Key]) 
         if key not in keys:
             raise BadInput(f"{place}unknown key {key}: expected one of {', '.join(keys)}")
         if type(value) is not keys[key].kind or not keys[key].accept(value):  # a bool is an int, too
-            # A value in the place of a table may be the table's content, with secrets in it.
+            # A value that replaces a table may be the table's content, with secrets in it.
             shown = "(not shown)" if keys[key].kind is dict else secret_scan.shown(key, value)
             raise BadInput(f"{place}{key} = {shown} is not {keys[key].form}")
 
@@ -250,7 +253,7 @@ def _check_required(
 
 
 def _check_channels(name: str, table: dict, folders: bool = False) -> dict[str, str]:
-    """Return names and URLs. folders: an absolute path is valid, too."""
+    """Check names and URLs, and return them. folders: also accept absolute paths. Raises BadInput."""
     for channel, place in table.items():
         if not _NAME.fullmatch(channel):
             raise BadInput(f"[{name}] {channel!r} is not a valid name: {_NAMED.form}")
@@ -320,7 +323,7 @@ def _last_component(url: str) -> str:
 
 
 def _underscored(name: str) -> str:
-    """Jobs accept - for _ in the names of their options."""
+    """Return a name with _ for -: jobs accept both in the names of their options."""
     return name.replace("-", "_")
 
 
@@ -333,5 +336,5 @@ def _is_one_line(text: str) -> bool:
 
 
 def _as_text(value: str | bool | int | float) -> str:
-    """Return a value as arguments and variables hold it: true and false in lower case."""
+    """Return a value as text for arguments and variables: true and false in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,8 +1,8 @@
-"""Write the files that other platforms' own tools submit as jobs.
+"""Write job files for the tools of other platforms.
 
-They follow the vendors' documents; none was sent to a live service. The file says where the code is: in the
-image, in a volume, or, on SageMaker, in a channel. launch/profiles.py has what the platform then tells the
-processes, and common/distributed/topology.py reads it.
+The files follow the vendors' documents; none was sent to a live service. A file names the location of the
+code: the image, a volume, or, on SageMaker, a channel. launch/profiles.py lists the variables that each
+platform then sets, and common/topology.py reads them.
 """
 
 import json
@@ -24,7 +24,7 @@ COMMANDS = {
     "slurm": "sbatch FILE",
 }
 _SAGEMAKER_DATA, _SAGEMAKER_CHECKPOINTS = "/opt/ml/input/data", "/opt/ml/checkpoints"
-# Images without SageMaker's toolkit get their hosts in a file only; jobs read the toolkit's variables.
+# Without SageMaker's toolkit in the image, only a file names the hosts; jobs read the toolkit's variables.
 _SAGEMAKER_START = (
     "import json,os,sys;c=json.load(open('/opt/ml/input/config/resourceconfig.json'));"
     "os.environ.update(SM_HOSTS=json.dumps(c['hosts']),SM_CURRENT_HOST=c['current_host']);"
@@ -33,9 +33,13 @@ _SAGEMAKER_START = (
 
 
 def render(platform: str, config: JobConfig, run: str, resume_from: str | None = None) -> str:
-    """Return the file for one of COMMANDS. run: the name of this run, which its outputs are below;
-    resume_from: the outputs of an earlier run instead. Raises BadInput for what the platform does not
-    accept."""
+    """Return the content of the file for one of COMMANDS.
+
+    run: the name of this run; its outputs are below that name
+    resume_from: the outputs of an earlier run, used instead
+
+    Raises BadInput if the platform does not accept a value.
+    """
     table = config.platform[platform]
     if resume_from and not resume_from.startswith("/"):
         object_store.parse(resume_from)
@@ -150,13 +154,13 @@ def _s3_channel(name: str, url: str) -> dict[str, Any]:
 
 
 def _kubeflow(config: JobConfig, table: Mapping[str, Any], run: str, command: list[str]) -> dict[str, Any]:
-    """Return a PyTorchJob of the first operator, which tells every pod its rank and how many processes to
-    start. kubectl takes JSON."""
+    """Return a PyTorchJob (kubeflow.org/v1). The operator sets each pod's rank and number of processes.
+    kubectl accepts JSON."""
     name = run.lower().replace("_", "-").strip("-")
     _check_name("kubeflow", name, r"[a-z0-9]([a-z0-9-]{0,52}[a-z0-9])?", "54 of a-z 0-9 -")
     if ("volume_claim" in table) != ("volume_path" in table):
         raise BadInput("[platform.kubeflow] needs both volume_claim and volume_path, or neither")
-    volumes = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]  # instead of 64 MB, too few for loaders
+    volumes = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]  # default: 64 MB, too small for loaders
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
     if "volume_claim" in table:
         volumes.append({"name": "work", "persistentVolumeClaim": {"claimName": table["volume_claim"]}})
@@ -195,7 +199,7 @@ def _kubeflow(config: JobConfig, table: Mapping[str, Any], run: str, command: li
 
 
 def _slurm(config: JobConfig, table: Mapping[str, Any], run: str, command: list[str]) -> str:
-    """Return a batch script: srun starts one process per GPU, which reads its rank from the step's
+    """Return a batch script. srun starts one process per GPU, which reads its rank from the step's
     variables."""
     log = posixpath.join(table.get("log_dir", ""), "%x-%j.log")
     options = {

@@ -1,4 +1,4 @@
-"""A job on ModelArts that the user names: where it runs, and what the service tells about it."""
+"""Find a job on ModelArts and read its state from the service."""
 
 import datetime
 import os
@@ -11,7 +11,7 @@ from launch import records
 from launch.explain import explain_exit_code
 from launch.platforms import service as modelarts
 
-PHASES = {  # of v2, as the vendor's documents list them
+PHASES = {  # of v2, from the vendor's documents
     "Creating": "being created",
     "Pending": "waiting for resources",
     "Running": "running",
@@ -22,9 +22,9 @@ PHASES = {  # of v2, as the vendor's documents list them
     "Abnormal": "in an abnormal state: the service has lost contact with it",
 }
 ENDED = ("Failed", "Completed", "Terminated")
-OVER = (*ENDED, "Abnormal")  # expect no more output; but an abnormal job may still run and write
+OVER = (*ENDED, "Abnormal")  # no more output is expected, but an abnormal job may still run and write
 FAILED = ("Failed", "Terminated", "Abnormal")
-_MILLISECONDS = 10**11  # timestamps above are in milliseconds: as seconds they are after the year 5000
+_MILLISECONDS = 10**11  # larger timestamps are in milliseconds: as seconds they are after the year 5000
 
 
 class Task(NamedTuple):
@@ -48,7 +48,7 @@ def make_parser(description: str, verb: str) -> Parser:
 
 
 class Job:
-    """A job. record: what `submit` wrote about it. data: the service's answer to the last refresh()."""
+    """A job on ModelArts. record: by `submit`. data: the service's answer to the last refresh()."""
 
     def __init__(self, record: dict[str, Any], service: modelarts.ModelArts):
         self.id, self.record, self.service = record["id"], record, service
@@ -56,13 +56,13 @@ class Job:
 
     @classmethod
     def find(cls, text: str) -> "Job":
-        """Return the job that `text` names: a record, or an id. The environment must name the region and the
-        project of an id without a record. Raises BadInput."""
+        """Return the job that `text` names: a record or an id. For an id without a record, the environment
+        must name the region and the project. Raises BadInput."""
         record = records.find(text) or _record_from_environment(text)
         return cls(record, connect(record))
 
     def refresh(self) -> "Job":
-        """Ask the service. Raises ServiceError."""
+        """Read the job's state from the service. Raises ServiceError."""
         self.data = self.service.show(self.id)
         return self
 
@@ -81,8 +81,7 @@ class Job:
 
     @property
     def since(self) -> datetime.datetime | None:
-        """When the job entered its phase, as far as the service tells: its start or its end, else its
-        creation."""
+        """Return when the job entered its phase: the job's start or end if known, else its creation."""
         start, created = self._status.get("start_time"), self.data.get("metadata", {}).get("create_time")
         if self.phase in OVER and start:
             return _time(start) + datetime.timedelta(milliseconds=int(self._status.get("duration") or 0))
@@ -92,12 +91,12 @@ class Job:
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the nodes' containers, in the order of the nodes: worker-0, worker-1, ..., worker-10."""
+        """Return the names of the nodes' containers, in the order of the nodes: worker-0, ..., worker-10."""
         return sorted({str(name) for name in self._status.get("tasks") or []}, key=_by_number)
 
     @property
     def ended_tasks(self) -> list[Task]:
-        """Those that have an exit code, in the order of the nodes."""
+        """Return the containers that have an exit code, in the order of the nodes."""
         found = []
         for each in self._status.get("task_statuses") or []:
             if (code := each.get("exit_code")) is not None:
@@ -107,7 +106,7 @@ class Job:
 
     @property
     def restarts(self) -> list[str]:
-        """One line for every earlier run that ended, and what the service did about it."""
+        """Return one line for each earlier run: when and why it ended, and the service's reaction."""
         found = []
         for run in self._status.get("running_records") or []:
             if run.get("end_at") and run.get("end_recover"):
@@ -117,7 +116,7 @@ class Job:
         return found
 
     def headline(self, meaning: str = "") -> str:
-        """One line: id, name, phase and since when, number of nodes."""
+        """Return one line: id, name, phase and since when, number of nodes."""
         moment = f" since {_utc(self.since)}" if self.since else ""
         return f"job {self.id} {self.name}: {self.phase}{moment}{meaning}, nodes={self.nodes}"
 
@@ -127,8 +126,7 @@ class Job:
 
 
 def connect(record: dict[str, Any]) -> modelarts.ModelArts:
-    """Return the service that a job runs on, and warn about a host that is not the vendor's. Raises
-    BadInput."""
+    """Connect to the service of a job. Warn if its host does not belong to the vendor. Raises BadInput."""
     place = modelarts.find_endpoint(url=record["endpoint"])
     if not modelarts.is_expected(place):
         print(

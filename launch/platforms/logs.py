@@ -1,11 +1,11 @@
 """Print the logs of all nodes of a job on ModelArts, line by line, with the node's number before each line.
 
-    python -m launch logs JOB            what is there now
-    python -m launch logs JOB -f         and what comes, until the job ends
+    python -m launch logs JOB            print the current logs
+    python -m launch logs JOB -f         also print new lines, until the job ends
 
-JOB: the id that `submit` printed, or its record. With -f the position in each log is kept: after an
+JOB: the id that `submit` printed, or its record. With -f the position in each log is saved: after an
 interruption the same command continues there (--from_start: from the beginning). The service shows the last
-5 MiB of each log; the job's log_url holds all of it.
+5 MiB of each log; the job's log_url holds the complete logs.
 
 Exit codes: 0 the job is done, or still runs (without -f); 1 it failed or was stopped; 2 it cannot be
 read; 130 interrupted: the job continues.
@@ -25,9 +25,9 @@ from launch.platforms.job import FAILED, OVER, Job, make_parser
 from launch.platforms.service import Preview, ServiceError
 
 _LONGEST_WAIT = 60.0  # seconds between two attempts to reach the service
-_QUIET = 2  # rounds without a new line after the job's end: logs come late
+_QUIET = 2  # rounds without a new line after the job's end: logs arrive late
 _INTERRUPTED = 130
-_CUT = "\N{REPLACEMENT CHARACTER}"  # half a character in JSON
+_CUT = "\N{REPLACEMENT CHARACTER}"  # replaces half a character in the service's JSON
 _KEPT = 400  # characters: enough to find the position again
 
 
@@ -71,21 +71,22 @@ def main(arguments: list[str]) -> int:
 
 
 class Logs:
-    """The logs of one job's nodes. places: what was printed, by task; kept in the file `state` if given."""
+    """The logs of one job's nodes. places: the printed position, by task; saved in the file `state` if
+    given."""
 
     def __init__(self, job: Job, state: str | None):
         self.job, self._state = job, state
         self.places = _load(state)
 
     def read(self, last: bool) -> bool:
-        """Print the new lines of every node, and return whether there were any. last: print a last line
-        without an end, too. Raises ServiceError, BadInput."""
+        """Print the new lines of every node, and return whether there were any. last: also print an
+        unfinished last line. Raises ServiceError, BadInput."""
         printed = False
         for task in self.job.refresh().tasks:
             try:
                 preview = self.job.service.read_log(self.job.id, task)
             except ServiceError as error:
-                if error.status == 404:  # this node has written none yet
+                if error.status == 404:  # this node has not written a log yet
                     continue
                 raise
             before = self.places.get(task, Place())
@@ -93,7 +94,7 @@ class Logs:
             for line in lines:
                 print(printable(f"[{_number(task)}] {line.expandtabs()}"))
             if place != before:
-                sys.stdout.flush()  # before it counts as printed
+                sys.stdout.flush()  # before the position is saved
                 self.places[task] = place
                 if self._state:
                     records.write_private(self._state, self.places)
@@ -136,21 +137,21 @@ def _load(path: str | None) -> dict[str, Place]:
             found = json.load(file)
         return {str(task): Place(int(offset), str(tail)) for task, (offset, tail) in found.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}  # lines are printed twice, and none is lost
+        return {}  # some lines are printed twice, but none is lost
 
 
 def _number(task: str) -> str:
     return task.rpartition("-")[2] or task
 
 
-# The service shows a window on a growing log: the last `current_size` of its `full_size` bytes, as text. A
-# position is a byte of the whole log and the text before it. Only whole lines are taken, so no character that
-# the window cuts in half is printed.
+# The service shows a window of a growing log: the last `current_size` of its `full_size` bytes, as text. A
+# position is an offset in the whole log and the text before it. Only whole lines are printed, so a character
+# that the window cuts in half never is.
 
 
 def lines_after(place: Place, preview: Preview, last: bool = False) -> tuple[list[str], Place]:
-    """Return the lines after a position, and the new position. last: the log has ended, so take a last line
-    without an end. A line in brackets tells what the service does not show."""
+    """Return the lines after a position, and the new position. last: the log has ended, so also return an
+    unfinished last line. A line in brackets reports missing bytes or a new log."""
     begin = preview.full_size - preview.current_size  # of the window
     data = _window(preview)
     lines: list[str] = []
@@ -159,7 +160,7 @@ def lines_after(place: Place, preview: Preview, last: bool = False) -> tuple[lis
         place = Place()
     if place.offset >= begin:
         at = _index(place, data, place.offset - begin)
-    else:  # the window's first line is not whole
+    else:  # the window begins within a line
         at = data.find(b"\n") + 1
         if at == 0 and not last:
             return [], place
@@ -174,21 +175,21 @@ def lines_after(place: Place, preview: Preview, last: bool = False) -> tuple[lis
 
 
 def _window(preview: Preview) -> bytes:
-    """Return the window as it is in the log, with placeholders for half characters at its ends. It is longer
-    if bytes inside are not text: the service replaces each by a longer character."""
+    """Return the bytes of the window, with placeholders for half characters at its ends. They are longer than
+    the window if it contains bytes that are not text: the service replaces each by a longer character."""
     text, size = preview.content, preview.current_size
     inner = text.strip(_CUT).encode()
     around = size - len(inner)
     if len(text.encode()) == size or inner == text.encode() or around < 0:
         return text.encode()
     before, after = (len(text) - len(text.lstrip(_CUT)), len(text) - len(text.rstrip(_CUT)))
-    before = min(before, around) if after else around  # one for each byte, as Go writes JSON
+    before = min(before, around) if after else around  # Go's JSON encoder writes one for each byte
     return b"\x80" * before + inner + b"\x80" * (around - before)
 
 
 def _index(place: Place, data: bytes, expected: int) -> int:
-    """Return where the unread text begins in the window: at `expected` if the text before it is the one that
-    was read last, else after the closest occurrence of that text."""
+    """Return the index of the first unread byte in the window. It is `expected` if the text before it was
+    read last, else the end of the closest occurrence of that text."""
     read, tail = data[:expected], place.tail.encode()
     if tail.endswith(read) if len(read) < len(tail) else read.endswith(tail):
         return expected

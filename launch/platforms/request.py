@@ -1,9 +1,9 @@
 """Build the request that creates a job on ModelArts, and show what the service will start on every node.
 
 The body is that of POST /v2/{project_id}/training-jobs; tests compare it with the classes of the vendor's
-SDK. One field is not in them: `prefetch_to_local` of an output, the console's "pre-download", without which
-a restarted job finds its output folder empty. The vendor's API documents it for algorithms; whether it is
-accepted for jobs was not observed. job.toml can leave it out.
+SDK. They lack one field: `prefetch_to_local` of an output, the console's "pre-download". Without it a
+restarted job finds its output folder empty. The vendor's API documents it for algorithms; it was not tested
+whether jobs accept it. job.toml can leave it out.
 """
 
 import datetime
@@ -22,25 +22,25 @@ from launch.profiles import MODELARTS_JOB, Folders, make_starts
 _MOUNT = "/home/ma-user/modelarts"  # MA_MOUNT_PATH
 _JOB_DIR = f"{_MOUNT}/user-job-dir"
 _PORT = 6666  # seen in the service's init_method
-RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")  # what make_run_name() adds
+RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")  # the suffix that make_run_name() adds
 
 
 class NodeStart(NamedTuple):
-    """The start of one node: a command line for a shell, and the variables that are added."""
+    """The start of one node: a command line for a shell, and the additional variables."""
 
     command: str
     environment: dict[str, str]
 
 
 def make_run_name(name: str) -> str:
-    """Return a name that no other run has: <name>-<UTC time>-<random>."""
+    """Return a unique name of a run: <name>-<UTC time>-<random>."""
     now = datetime.datetime.now(datetime.timezone.utc)
     return f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def make_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None = None) -> dict[str, str]:
-    """Return names and places of a run's outputs: below a prefix of its own, or `resume_from`. An output path
-    may belong to one active job only. Raises BadInput."""
+    """Return names and places of a run's outputs: below the run's own prefix, or at `resume_from`. Two active
+    jobs must not share an output. Raises BadInput."""
     if resume_from is None:
         return {name: f"{place.rstrip('/')}/{run}" for name, place in outputs.items()}
     if list(outputs) != ["train_url"]:
@@ -51,7 +51,7 @@ def make_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None =
 
 
 def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
-    """Return the JSON of the request."""
+    """Return the body of the request."""
     metadata = {
         "name": config.name, "workspace_id": config.workspace_id, "description": config.description,
         "annotations": dict(config.annotations),
@@ -111,13 +111,13 @@ def _folders(kind: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _command(config: JobConfig) -> str:
-    """Return a custom image's own command, else that of the boot file. The service appends arguments."""
+    """Return a custom image's own command, else that of the boot file. The service appends the arguments."""
     boot_file = posixpath.join(_JOB_DIR, config.snapshot, config.job)
     return config.image.get("command") or f"python {shlex.quote(boot_file)}"
 
 
 def make_node_starts(config: JobConfig) -> list[NodeStart]:
-    """Return what every node runs: launch/profiles.py has what the platform adds, job.toml the rest."""
+    """Return the start of every node, from launch/profiles.py and job.toml."""
     custom = "image_url" in config.image
     hosts = [f"{MODELARTS_JOB}-worker-{node}.{MODELARTS_JOB}" for node in range(config.nodes)]
     folders = Folders(
@@ -137,7 +137,7 @@ def make_node_starts(config: JobConfig) -> list[NodeStart]:
         added = [word for word in start.arguments if not word.startswith(("--data_url=", "--train_url="))]
         environment = start.environment | {"MA_CURRENT_IP": f"<address of node {node}>"}
         if custom:
-            del environment["MASTER_PORT"]  # set by the user: the platform names no port here
+            del environment["MASTER_PORT"]  # set by the user: the platform does not set a port here
         words = [*(f"--{name}={value}" for name, value in {**config.parameters, **channels}.items()), *added]
         command = " ".join([_command(config), *map(shlex.quote, words)])
         found.append(NodeStart(command, environment | dict(config.environment)))

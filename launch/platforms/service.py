@@ -3,7 +3,7 @@
     service = connect(endpoint, project_id)
     job_id = service.create(body)
 
-The environment holds the keys, by the SDK's own names: HUAWEICLOUD_SDK_AK, HUAWEICLOUD_SDK_SK, and
+The environment holds the keys under the SDK's names: HUAWEICLOUD_SDK_AK, HUAWEICLOUD_SDK_SK, and
 HUAWEICLOUD_SDK_SECURITY_TOKEN for temporary keys. Errors are one line with the service's code, message and
 request id, and never contain a key.
 """
@@ -22,7 +22,7 @@ from common.exits import BadInput, import_optional
 _PACKAGE = "huaweicloudsdkmodelarts"
 _KEYS = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN")
 DOMAIN = "myhuaweicloud.com"
-_ATTEMPTS, _WAIT = 4, 0.5  # of a request that may be repeated; seconds before the second, then doubled
+_ATTEMPTS, _WAIT = 4, 0.5  # attempts of a repeatable request; seconds before the second, then doubled
 _TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
 _HINTS = {
     401: "check HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, this machine's clock, and the region",
@@ -33,7 +33,8 @@ _HINTS = {
 
 
 class ServiceError(BadInput):
-    """The service refused, or cannot be reached. status: the HTTP status, None without an answer."""
+    """A request that the service refused or did not answer. status: the HTTP status; None without an
+    answer."""
 
     def __init__(self, message: str, status: int | None):
         super().__init__(message)
@@ -41,7 +42,7 @@ class ServiceError(BadInput):
 
     @property
     def is_temporary(self) -> bool:
-        """Whether the same request may succeed later."""
+        """Return whether the same request may succeed later."""
         return self.status is None or self.status == 429 or self.status >= 500
 
 
@@ -54,10 +55,10 @@ class Preview(NamedTuple):
 
 
 def find_endpoint(region: str = "", url: str = "") -> str:
-    """Return the service's URL: from the arguments, else from MODELARTS_ENDPOINT or MODELARTS_REGION. Raises
-    BadInput.
+    """Return the service's URL: from the arguments, else from MODELARTS_ENDPOINT or MODELARTS_REGION.
 
-    It is made from the region's name: the SDK's own table has a wrong host for ap-southeast-1.
+    The URL is built from the region's name, because the SDK's own table has a wrong host for ap-southeast-1.
+    Raises BadInput.
     """
     if not url and not region and not (url := os.environ.get("MODELARTS_ENDPOINT", "")):
         region = os.environ.get("MODELARTS_REGION", "")
@@ -91,7 +92,8 @@ def find_project(given: str = "") -> str:
 
 
 def connect(endpoint: str, project_id: str) -> "ModelArts":
-    """Return the service. Nothing is sent. Raises BadInput if the SDK or the keys are missing."""
+    """Return a client of the service. It sends nothing yet. Raises BadInput if the SDK or the keys are
+    missing."""
     sdk = import_optional(f"{_PACKAGE}.v1", "the vendor's SDK cannot be imported", _PACKAGE)
     missing = [name for name in _KEYS[:2] if not os.environ.get(name)]
     if missing:
@@ -100,7 +102,7 @@ def connect(endpoint: str, project_id: str) -> "ModelArts":
 
 
 class ModelArts:
-    """The jobs of one project. Methods raise ServiceError."""
+    """A client for the jobs of one project. Methods raise ServiceError."""
 
     def __init__(self, sdk: Any, endpoint: str, project_id: str):
         from huaweicloudsdkcore.auth.credentials import BasicCredentials
@@ -117,9 +119,9 @@ class ModelArts:
         builder = sdk.ModelArtsClient.new_builder().with_credentials(credentials)
         self._client = builder.with_http_config(config).with_endpoint(endpoint).build()
         self._sdk, self._host = sdk, urllib.parse.urlsplit(endpoint).netloc
-        # the SDK passes on the errors of requests, and those of its own parser
+        # the SDK also raises the errors of requests and of its own parser
         self._errors = (SdkException, RequestException, ValueError, TypeError, AttributeError)
-        # without a handler Python prints the SDK's errors beside ours
+        # without a handler Python also prints the SDK's errors
         logging.getLogger("HuaweiCloud-SDK-ModelArtsClient").addHandler(logging.NullHandler())
 
     def create(self, body: dict[str, Any]) -> str:
@@ -129,7 +131,7 @@ class ModelArts:
         return self._ask("create the job", call, request, "metadata", repeat=False)["metadata"]["id"]
 
     def show(self, job_id: str) -> dict[str, Any]:
-        """Return all that the service tells about a job."""
+        """Return the service's description of a job."""
         request = self._sdk.ShowTrainingJobDetailsRequest(training_job_id=job_id)
         return self._ask(f"show job {job_id}", self._client.show_training_job_details, request, "status")
 
@@ -150,7 +152,7 @@ class ModelArts:
         return Preview(content, size, int(answer.get("full_size", size)))
 
     def stop(self, job_id: str) -> None:
-        """Ask the service to stop a job. Returns before it has ended."""
+        """Ask the service to stop a job. Does not wait for its end."""
         action = self._sdk.JobActionType(action_type="terminate")
         request = self._sdk.StopTrainingJobRequest(training_job_id=job_id, body=action)
         self._ask(f"stop job {job_id}", self._client.stop_training_job, request)
@@ -158,8 +160,13 @@ class ModelArts:
     def _ask(
         self, what: str, call: Callable, request: object, needed: str = "", repeat: bool = True
     ) -> dict[str, Any]:
-        """Return the answer. needed: a key of every valid answer. The SDK accepts any text, also a web
-        page."""
+        """Send a request, repeat it after a temporary failure, and return the answer.
+
+        what: the action, for messages
+        call, request: the SDK's method and its argument
+        needed: a key of every valid answer; the SDK also accepts other text, such as a web page
+        repeat: False for a request that may only be repeated if the service refused it (HTTP 429)
+        """
         from huaweicloudsdkcore.utils.http_utils import sanitize_for_serialization
 
         for attempt in range(_ATTEMPTS):
@@ -185,7 +192,7 @@ class ModelArts:
         status = error.status_code
         known = f"HTTP {status}, request id {error.request_id or 'unknown'}"
         message = self._clean(str(error.error_msg))
-        if status == 429 and "Max retries" in message:  # of the SDK's own, with only a URL
+        if status == 429 and "Max retries" in message:  # the SDK's own message, which contains only a URL
             message = "too many requests"
         hint = f"; {_HINTS[status]}" if status in _HINTS else ""
         return ServiceError(

@@ -1,10 +1,9 @@
-"""Show a job on ModelArts: its phase and since when, what exit codes mean, restarts, last events.
+"""Show a job on ModelArts: its phase and since when, the meaning of exit codes, restarts, last events.
 
     python -m launch status JOB [--json]
 
-JOB: the id that `submit` printed, or its record. For an id without a record, MODELARTS_REGION (or
-MODELARTS_ENDPOINT) and HUAWEICLOUD_SDK_PROJECT_ID name the place. Exit codes: 0 shown, 2 bad input, or the
-service refused.
+JOB: the id that `submit` printed, or its record. An id without a record needs MODELARTS_REGION (or
+MODELARTS_ENDPOINT) and HUAWEICLOUD_SDK_PROJECT_ID. Exit codes: 0 shown, 2 bad input, or the service refused.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Stop a job on ModelArts. What it has written below its output's prefix stays there.
+"""Stop a job on ModelArts. The files below its output's prefix stay.
 
     python -m launch stop JOB [--yes]
 
-JOB: the id that `submit` printed, or its record. The job is shown first, and you are asked. The service's
-documents do not tell whether the nodes get a SIGTERM first: rely on the last checkpoint only.
+JOB: the id that `submit` printed, or its record. The command shows the job and asks before it stops it. The
+service's documents do not say whether the nodes get a SIGTERM first: rely on the last checkpoint only.
 Exit codes: 0 stopped, or it had ended before; 1 the answer was no; 2 bad input, or the service refused.
 """
 

@@ -1,17 +1,17 @@
-"""Create a job on a managed platform: ModelArts through its service, others by the file for their own tool.
+"""Create a job on ModelArts, or write the job file for the tool of another platform.
 
     python -m launch submit jobs/train_ddp.py --config job.toml --dry_run
     python -m launch submit jobs/train_ddp.py --config job.toml
     python -m launch submit jobs/train_ddp.py --config job.toml --platform slurm --dry_run --to job.sh
 
-launch/job.example.toml explains every key of job.toml. --dry_run shows the request as it would be sent and
-what every node would then run; it needs no keys, no network and no SDK. Without it the request is shown in
-short and sent when you agree, and a record is written to output_dir/jobs/ (or the folder BOOTFILE_JOBS),
-which `status`, `logs` and `stop` accept. The keys are in HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, and
-sending needs `pip install huaweicloudsdkmodelarts`.
+launch/job.example.toml explains every key of job.toml. --dry_run shows the complete request and the command
+of every node; it needs no keys, no network and no SDK. Without it, the command shows a summary and sends the
+request if you agree. It writes a record to output_dir/jobs/ (or the folder BOOTFILE_JOBS), which `status`,
+`logs` and `stop` accept. The keys are in HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, and sending needs
+`pip install huaweicloudsdkmodelarts`.
 
-Every run writes its outputs below a prefix of its own. --resume_from continues with that of an earlier run,
-which must have ended: the service copies its content to the nodes, and the job resumes from it.
+Every run writes its outputs below its own prefix. --resume_from uses the prefix of an earlier run, which must
+have ended: the service copies its files to the nodes, and the job resumes from them.
 
 Exit codes: 0 created, or shown; 1 the answer was no; 2 bad input, or the service refused.
 """
@@ -89,7 +89,7 @@ def _parse_args(arguments: list[str]) -> argparse.Namespace:
 
 
 def _check_snapshot(folder: str, config: JobConfig) -> None:
-    """Raises BadInput if the boot file is not in the snapshot, or if job.toml names another snapshot."""
+    """Raise BadInput if the boot file is not in the snapshot, or if job.toml names another snapshot."""
     path = os.path.join(folder, manifests.NAME)
     try:
         with open(path, "rb") as file:
@@ -157,7 +157,7 @@ def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[s
         "outputs": outputs,
         "log_url": config.log_url or None,
     }
-    records.write(path, record)  # first: a job that costs money must not be without a record
+    records.write(path, record)  # first: a job that costs money must have a record
     try:
         record["id"] = service.create(body)
     except modelarts.ServiceError as error:
@@ -174,7 +174,7 @@ def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[s
 
 
 def _check_ended(service: modelarts.ModelArts, place: str, project: str, outputs: dict[str, str]) -> None:
-    """Raises BadInput if a recorded job that writes to these outputs is still active."""
+    """Raise BadInput if a recorded job that writes to these outputs is still active."""
     for record in records.read_all():
         here = (record["endpoint"], record["project_id"]) == (place, project)
         theirs = set(record["outputs"].values())
