@@ -1,4 +1,4 @@
-"""Whether a cache holds what the files say: every sample read back and compared, byte for byte."""
+"""Compare every sample in a cache with its file, byte for byte."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +12,7 @@ from launch.cache.sets import Place
 
 MISSING, DAMAGED, DIFFERENT = KINDS = ("missing", "damaged", "different")
 _TOGETHER = 256  # samples that a thread compares at a time
-_SHOWN = 20  # samples of a kind that are named
+_SHOWN = 20  # samples that are named, of each kind
 
 
 def check(
@@ -25,7 +25,7 @@ def check(
 ) -> dict:
     """Return {"split", "samples", "equal": numbers; "missing", "damaged", "different": paths}.
 
-    Raises BadInput where a file cannot be read or was changed since it was scanned.
+    Raises BadInput if a file cannot be read or was changed since the scan.
     """
     files, found = FileStore(index, verified=True), {kind: [] for kind in KINDS}
     parts = [ids[first : first + _TOGETHER] for first in range(0, len(ids), _TOGETHER)]
@@ -56,7 +56,7 @@ def check(
 
 
 def describe(found: dict) -> None:
-    """Print what check() found."""
+    """Print the result of check()."""
     tell = image_folder.one_line(print)
     for kind in KINDS:
         for path in found[kind][:_SHOWN]:

@@ -1,18 +1,18 @@
 """Fill, check, list and empty caches of samples: packs in a folder of this node, or Redis or Valkey servers.
 
-    python -m launch cache preload --data_url DIR --to PLACE    put all samples there, to stay
-    python -m launch cache check --data_url DIR --to PLACE      read all back and compare with the files
-    python -m launch cache ls --to PLACE                        the data sets there
-    python -m launch cache stat --to PLACE [--data_url DIR]     their hit rates and users, and the room left
-    python -m launch cache rm --to PLACE DATASET | --all        delete them
+    python -m launch cache preload --data_url DIR --to PLACE    store all samples permanently
+    python -m launch cache check --data_url DIR --to PLACE      compare all stored samples with the files
+    python -m launch cache ls --to PLACE                        list the data sets
+    python -m launch cache stat --to PLACE [--data_url DIR]     show hit rates, users and free space
+    python -m launch cache rm --to PLACE DATASET | --all        delete data sets
 
-DIR: as jobs/imagenet.py takes it. PLACE: a folder of packs (in /dev/shm or /cache), as its --pack; or
-redis://[user@]host[:port][,host[:port]...] or rediss://, as its --cache. The password stands in the
-environment, BOOTFILE_CACHE_PASSWORD, or in the file that BOOTFILE_CACHE_PASSWORD_FILE names, never in an
-argument. A preload that was ended continues where it stopped; what it has put stays until rm.
+DIR: as for jobs/imagenet.py. PLACE: a folder of packs (in /dev/shm or /cache), as for its --pack; or
+redis://[user@]host[:port][,host[:port]...] or rediss://, as for its --cache. The password is in the variable
+BOOTFILE_CACHE_PASSWORD, or in the file that BOOTFILE_CACHE_PASSWORD_FILE names, never in an argument. An
+interrupted preload continues where it stopped. Its samples stay until rm.
 
-Exit codes: 0 done (check: all is there and equal), 1 not all of it (preload: the servers are full; check:
-something is missing or differs), 2 bad input, or a server that does not answer.
+Exit codes: 0 done (check: all samples are stored and equal), 1 incomplete (preload: the servers are full;
+check: a sample is missing or differs), 2 bad input, or a server does not answer.
 """
 
 import argparse
@@ -148,7 +148,7 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--all", action="store_true", help="all data sets there")
         add("--force", action="store_true", help="even where somebody uses them")
     args, unknown = parser.parse_known_args(argv)
-    if unknown:  # not repeated: one may be a password
+    if unknown:  # values are not shown: one may be a password
         names = " ".join(word.partition("=")[0] for word in unknown if word.startswith("--"))
         hint = f"; the password stands in the environment, {address.PASSWORD} or {address.PASSWORD_FILE}"
         raise BadInput(
@@ -163,7 +163,8 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
 
 
 def _open(to: str) -> Place:
-    """Return the place. What may be meant as a URL is one: messages name a folder, and no password."""
+    """Return the place. Text that may be a URL is never treated as a folder: errors show the name of a
+    folder, but no password."""
     meant = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
     if meant or "://" in to or re.match(r"rediss?:", to):
         from launch.cache.redis import Shared
@@ -175,12 +176,12 @@ def _open(to: str) -> Place:
 
 
 def _log(text: str) -> None:
-    """Beside a progress bar."""
+    """Print a line without breaking a progress bar."""
     tqdm.write(text, file=sys.stderr)
 
 
 def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderIndex]:
-    """Return the indexes of --split. "val" numbers its classes as "train" does, as in a job."""
+    """Return the indexes of --split. "val" has the class numbers of "train", as in a job."""
 
     def load(split: str, classes: tuple[str, ...] | None = None) -> image_folder.ImageFolderIndex:
         return image_folder.load(
@@ -195,7 +196,7 @@ def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderInde
 
 
 def _share(place: Place, args: argparse.Namespace) -> tuple[int, int]:
-    """Return (node, nodes) of the work."""
+    """Return (this node's number, number of nodes that share the work)."""
     if args.nodes is not None:
         if not place.shared:
             raise BadInput("--node and --nodes are for a shared cache: every node has a pack of its own")

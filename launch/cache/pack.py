@@ -1,4 +1,4 @@
-"""The packs in a folder of this node, looked after: made, read back, counted, taken away."""
+"""Make, read, list and remove the packs in a folder of this node."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ from launch.cache.sets import DataSet, Read, Room
 
 
 class Packs:
-    """A folder of packs. say: takes a line of text."""
+    """A folder of packs. say: called with one line to print."""
 
     shared, form = False, "decoded"
 
@@ -30,7 +30,8 @@ class Packs:
     def preload(
         self, index: ImageFolderIndex, form: str, short_side: int, workers: int, ids: np.ndarray
     ) -> int:
-        """Make the pack where it is not there. Raises BadInput, also where there is no room."""
+        """Make the pack if it is missing, and return the number of samples. Raises BadInput, also if there is
+        not enough space."""
         pack.build(index, self._path(index, form, short_side), form, short_side, workers).close()
         return len(ids)
 
@@ -62,7 +63,7 @@ class Packs:
                 store.close()
 
     def sets(self, counted: bool = True) -> list[DataSet]:
-        """What is there. counted: for servers."""
+        """Return the packs. counted: used by servers only."""
         found = []
         try:
             names = sorted(os.listdir(self.folder))
@@ -77,11 +78,11 @@ class Packs:
         return found
 
     def remove(self, each: DataSet) -> None:
-        """What others have mapped they may read to its end. Raises BadInput."""
+        """Remove a pack. Processes that have mapped it can still read it. Raises BadInput."""
         path = os.path.join(self.folder, each.name)
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(path, pack.META))  # from now on it is no pack, whatever comes between
+                os.unlink(os.path.join(path, pack.META))  # first: a partly removed folder is not a pack
             shutil.rmtree(path)
             pack_lease.forget(path)
         except OSError as error:
@@ -103,12 +104,12 @@ def _content(store: pack.PackStore, id: int) -> bytes | np.ndarray:
 
 
 def _data_set(path: str, meta: dict) -> DataSet:
-    """Raises FileNotFoundError if the pack is being deleted."""
+    """Describe a pack. Raises FileNotFoundError if it is being deleted."""
     name = os.path.basename(path)
     split = name.partition("-")[0]
     users = [(who, None) for who in _users(path)]
     sizes = [entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".arrow")]
-    if not meta:  # its meta.json cannot be read: shown, so that `rm` can delete it
+    if not meta:  # its meta.json cannot be read; listed, so that `rm` can delete it
         return DataSet(name, "", split, "?", 0, 0, sum(sizes), "damaged", users, {})
     form = meta["form"] + (str(meta["short_side"]) if meta["form"] == "decoded" else "")
     mode = "damaged" if pack.damage(path, meta) else "offline" if meta["whole"] else "unfinished"
@@ -117,7 +118,8 @@ def _data_set(path: str, meta: dict) -> DataSet:
 
 
 def _users(path: str) -> list[str]:
-    """Who builds it, reads it or will take it away: processes that may be looked at, of this machine."""
+    """Return the processes of this machine that build or read a pack, or delete it at their end. Processes of
+    other users may be missing."""
     found = [
         who
         for who, ending, lock in (

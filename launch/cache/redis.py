@@ -1,8 +1,8 @@
-"""The data sets on the servers of a shared cache: put there, read back, listed, deleted.
+"""Store, read, list and delete data sets on the servers of a shared cache.
 
-The servers are asked what they hold, nothing is remembered here: a preload that was killed, or whose server
-has lost its data, continues with what is missing. SET is atomic, so the length of a value tells whether it is
-there; `check` compares bytes.
+Only the servers know what they hold. A preload that was killed, or whose server has lost its data, stores
+only the missing samples. SET is atomic, so the length of a value tells whether the sample is stored; `check`
+compares bytes.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ from datasets.stores.shared.servers import Servers, Unavailable
 from launch.cache.check import DAMAGED, MISSING
 from launch.cache.sets import DataSet, Read, Room
 
-_ROUNDS = 5  # of sending what is still missing, or of sending it again to a server that comes and goes
-PATIENCE = 30.0  # seconds for a server that was lost to come back: a managed one fails over
-_SAMPLES = 32  # that a thread makes and sends at a time
+_ROUNDS = 5  # attempts to send missing samples, also if a server is lost repeatedly
+PATIENCE = 30.0  # seconds to wait for a lost server: a managed one fails over
+_SAMPLES = 32  # samples that a thread makes and sends at a time
 
 
 class Shared:
-    """The servers that a URL names. log: takes a line of text.
+    """The servers of a URL. log: called with one line to print.
 
-    Raises BadInput if one of them does not answer at the start, later Unavailable.
+    Raises BadInput if a server does not answer at the start, later Unavailable.
     """
 
-    shared = True  # by nodes: each can fill a part
+    shared = True  # nodes share the servers: each can fill a part
 
     def __init__(self, url: str, log: Callable[[str], None]):
         self._log, self._opened = log, False
@@ -59,8 +59,8 @@ class Shared:
     def preload(
         self, index: ImageFolderIndex, form: str, short_side: int, workers: int, ids: np.ndarray
     ) -> int:
-        """Put the samples that are not there, to stay. Return how many are there then: fewer than ids if the
-        servers take no more. Raises BadInput if a file was changed since the scan."""
+        """Store the missing samples permanently. Return the number of stored samples: fewer than ids if the
+        servers are full. Raises BadInput if a file was changed since the scan."""
         _check_short_side(short_side)
         store = RedisStore(self.servers, index, "", form)
         try:
@@ -68,7 +68,7 @@ class Shared:
             missing = self._patiently(lambda: self._missing(store, ids))
             self._log(f"{index.split}: {len(ids) - len(missing)} of {len(ids)} samples are there")
             self._warn_of_room(int(store.whole_lengths(missing).sum()))
-            # Not a terminal: one line every 10 s, so that a long preload is not taken for a hang.
+            # Without a terminal, print a line every 10 s, so that a long preload does not look like a hang.
             with tqdm(
                 total=len(ids), initial=len(ids) - len(missing), desc=f"preloading {index.split}",
                 unit="image", mininterval=10 * (not os.isatty(2)) or 0.1,
@@ -92,7 +92,7 @@ class Shared:
         def read(ids: np.ndarray) -> list[bytes | np.ndarray | str | None]:
             found: list[bytes | np.ndarray | str | None] = [*store.read(ids)]
             lost = [place for place, sample in enumerate(found) if sample is None]
-            again = store.read(ids[lost])  # a key that was moving from node to node answers the second time
+            again = store.read(ids[lost])  # a key that moved between nodes answers the second time
             for place, sample, length in zip(lost, again, store.lengths(ids[lost]), strict=True):
                 found[place] = (DAMAGED if length else MISSING) if sample is None else sample
             return found
@@ -103,7 +103,7 @@ class Shared:
             store.close()
 
     def sets(self, counted: bool = True) -> list[DataSet]:
-        """Return the data sets. counted: ask for every sample."""
+        """Return the data sets. counted: count the stored samples."""
         found = []
         for each in leases.held(self.servers):
             fingerprint, _, label = each.name.partition(":")
@@ -122,7 +122,7 @@ class Shared:
             leases.remove(self.servers, each.name, bar.update)
 
     def rooms(self) -> list[Room]:
-        """Return the room of the servers that may be asked for it."""
+        """Return the memory of the servers that report it."""
         found = []
         for server in self.servers:
             if known := server.memory():
@@ -132,7 +132,7 @@ class Shared:
         return found
 
     def _log_later(self, text: str) -> None:
-        if self._opened:  # what fails at the start is an error of its own
+        if self._opened:  # failures at the start are reported as errors
             self._log(text)
 
     def _warn_of_other_contents(self, store: RedisStore) -> None:
@@ -148,14 +148,16 @@ class Shared:
             self._log(f"{needed / 1e9:.3f} GB are to be sent, {free / 1e9:.3f} GB are free: not all will fit")
 
     def _missing(self, store: RedisStore, ids: np.ndarray) -> np.ndarray:
-        """Return those that are not there, or have another length than they must; make the others stay."""
-        store.lease.announce("offline")  # each time: a server that began anew has forgotten it
+        """Return the ids of samples that are missing or have the wrong length. Make the other samples
+        permanent."""
+        store.lease.announce("offline")  # each time: a restarted server has lost it
         store.keep(ids)
         with progress(len(ids), "looking for what is there") as bar:
             return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
 
     def _send(self, store: RedisStore, ids: np.ndarray, workers: int, bar: tqdm) -> None:
-        """Make samples and put them, each at most once, until all servers are full."""
+        """Make and store samples until all servers are full. A part is sent again only after a server was
+        lost."""
         files, stop = FileStore(store.index, verified=True), threading.Event()
 
         def send(part: np.ndarray) -> int:
@@ -182,7 +184,7 @@ class Shared:
             pool.shutdown(cancel_futures=True)
 
     def _patiently(self, ask: Callable):
-        """Return ask(), repeated after a server was lost and came back. Raises Unavailable."""
+        """Return ask(); repeat it if a server was lost and came back. Raises Unavailable."""
         while True:
             try:
                 return ask()
@@ -191,7 +193,8 @@ class Shared:
                     raise
 
     def _wait_for_lost(self) -> bool:
-        """Wait until all servers answer; return False if all do. Raises Unavailable after PATIENCE."""
+        """Wait until all servers answer, and return whether one did not. Raises Unavailable after
+        PATIENCE."""
         until, waited = time.monotonic() + PATIENCE, False
         self.servers.wake()
         while lost := [server for server in self.servers if server.down is not None]:

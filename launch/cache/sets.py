@@ -1,4 +1,4 @@
-"""The data sets in a cache, of packs or of servers, as text and as JSON."""
+"""Describe the data sets in a cache, of packs or of servers, as text and as JSON."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,10 +14,16 @@ Read = Callable[[np.ndarray], list]  # ids -> samples, as Place.reader() describ
 
 
 class DataSet(NamedTuple):
-    """A data set in a form. name: what rm takes. samples: of the data set; there: those that are in, None if
-    they were not counted; bytes: of these. mode: "active" or "offline"; of a pack also "unfinished" or
-    "damaged". users: (who, seconds until the lease ends, None for a pack). counts: hits, misses, bad, errors
-    and put since it was begun; {} for a pack."""
+    """A data set in a form.
+
+    name: the argument of rm
+    samples: number of samples in the data set
+    there: number of stored samples; None if they were not counted
+    bytes: size of the stored samples
+    mode: "active" or "offline"; of a pack also "unfinished" or "damaged"
+    users: (name, seconds until the lease ends; None for a pack)
+    counts: hits, misses, bad, errors and put since the data set was created; {} for a pack
+    """
 
     name: str
     fingerprint: str
@@ -37,7 +43,7 @@ class DataSet(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A server or a disk. bytes; limit None: there is none. note: what else is worth knowing."""
+    """The space of a server or a disk, in bytes. limit: None if there is no limit. note: a remark."""
 
     name: str
     used: int
@@ -70,7 +76,8 @@ class Place(Protocol):
 
 
 def choose(sets: list[DataSet], text: str) -> DataSet:
-    """Return the data set whose name or fingerprint begins so. Raises BadInput if none or several do."""
+    """Return the data set whose name or fingerprint begins with `text`. Raises BadInput if none or several
+    do."""
     found = [each for each in sets if each.name == text] or [
         each for each in sets if text and (each.name.startswith(text) or each.fingerprint.startswith(text))
     ]
@@ -85,7 +92,7 @@ def describe_user(who: str, left: float | None) -> str:
 
 
 def format_table(sets: list[DataSet]) -> str:
-    """Return one line for each data set."""
+    """Return a table with one line for each data set."""
     rows = [("name", "data set", "form", "samples", "GB", "mode", "users")]
     for each in sets:
         there = f"{each.there}/{each.samples}"
@@ -96,7 +103,7 @@ def format_table(sets: list[DataSet]) -> str:
 
 
 def format_details(sets: list[DataSet], rooms: list[Room]) -> str:
-    """Return some lines for each data set, one for each server or disk."""
+    """Return some lines for each data set, and one for each server or disk."""
     lines = []
     for each in sets:
         lines.append(f"{each.name}  {each.title}")
