@@ -10,8 +10,8 @@ from datasets.stores.store import Store
 
 
 class FileStore(Store):
-    """The files of a folder. verified: refuse contents that are not those of the index, for copies that are
-    kept under the fingerprint of the index."""
+    """The files of a folder. verified: refuse a file whose content differs from the scan. This is needed for
+    copies that are stored under the fingerprint of the index."""
 
     def __init__(self, index: Any, verified: bool = False):
         self.index, self.verified = index, verified
@@ -47,11 +47,11 @@ class PairFiles(FileStore):
         height, width = int(self.index.heights[id]), int(self.index.widths[id])
         if image.shape[:2] == (height, width):
             return image
-        from datasets.folders.cut import resized  # brings torch, and a second
+        from datasets.folders.cut import resized  # imports torch, which takes a second
 
         return resized(image, height, width)
 
 
 def is_scanned(index: Any, id: int, content: bytes) -> bool:
-    """Return whether these are the bytes that were scanned for the index."""
+    """Return whether the content is the one that was scanned for the index."""
     return zlib.crc32(content) == index.crc32[id]

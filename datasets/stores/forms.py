@@ -1,7 +1,7 @@
-"""What a store keeps of an image: the same bits in every store, so that it does not matter which one answers.
+"""The forms in which stores keep an image. A sample of one form has the same bits in every store.
 
-"encoded" are the bytes of the file. "decoded" are its pixels, uint8 RGB [height, width, 3], scaled down so
-that the short side has SHORT_SIDE pixels at most.
+"encoded": the bytes of the file. "decoded": its pixels, uint8 RGB [height, width, 3], scaled down so that the
+short side has SHORT_SIDE pixels at most.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ SHORT_SIDE = 256
 
 
 class Sample(NamedTuple):
-    """height, width: pixels. content: bytes or uint8 [n]."""
+    """An image in one of the forms. height, width: pixels. content: bytes or uint8 [n]."""
 
     height: int
     width: int
@@ -50,17 +50,17 @@ def convert(
     except images.BadImage as error:
         raise BadInput(f"cannot decode {index.path(id)}: {error}") from error
     if image.shape[:2] != (height, width):
-        from datasets.folders.cut import resized  # brings torch, and a second
+        from datasets.folders.cut import resized  # imports torch, which takes a second
 
-        image = resized(image, height, width, "bicubic")  # sharper: it is enlarged again
+        image = resized(image, height, width, "bicubic")  # sharper: crops of it are enlarged later
         return Sample(height, width, image.reshape(-1))
-    return Sample(height, width, image.tobytes())  # not a view: the scratch is used again
+    return Sample(height, width, image.tobytes())  # a copy: the scratch memory is used again
 
 
 def sizes(
     index: Any, ids: np.ndarray | slice, form: str, short_side: int = SHORT_SIDE
 ) -> tuple[np.ndarray, ...]:
-    """(heights, widths, bytes) that the samples have, int64 [n] each."""
+    """Return the (heights, widths, bytes) of samples, int64 [n] each."""
     heights, widths = (np.asarray(column[ids], dtype=np.int64) for column in (index.heights, index.widths))
     if form == "encoded":
         return heights, widths, np.asarray(index.bytes[ids], dtype=np.int64)
@@ -70,7 +70,7 @@ def sizes(
 
 
 def size(index: Any, id: int, form: str, short_side: int = SHORT_SIDE) -> tuple[int, int, int]:
-    """sizes() of one sample, at a tenth of the cost of an array of one."""
+    """Return the sizes() of one sample, at a tenth of the cost of an array of length 1."""
     height, width = int(index.heights[id]), int(index.widths[id])
     if form == "encoded":
         return height, width, int(index.bytes[id])

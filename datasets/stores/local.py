@@ -15,18 +15,21 @@ from datasets.stores.store import Store
 psutil = import_optional("psutil", "packs in memory need psutil")
 
 PLACES = ("/dev/shm", "/cache")  # memory, and ModelArts' local disk
-_OF_MEMORY = 0.6  # share of what is free: training needs some, too
-_LIMITS = (  # of the container and what it uses, control groups version 2 and 1
+_OF_MEMORY = 0.6  # share of the free memory: training needs the rest
+_LIMITS = (  # files of the container's memory limit and usage: control groups version 2 and 1
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 
 
 class Local:
-    """The pack of a data set, if there is room on the node: in `store`, or None.
+    """A pack of a data set on this node. `store`: the PackStore, or None if there is not enough room.
 
-    mode: "active": the last process that uses the pack deletes it, and the pack of a killed job is used or
-    deleted by the next job; "offline": the pack stays. source: as in pack.build().
+    mode: "active": the last process that uses the pack deletes it, and the next job uses or deletes the pack
+        of a killed job; "offline": the pack stays.
+    log: called with one line of text.
+    source, form: as in pack.build().
+    places: the folders to try (default: PLACES).
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Local:
 
 
 def _make(folder: str) -> None:
-    """For this user alone: the places are open to all."""
+    """Create a folder that only this user can open, because all users can write to its parent."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     status = os.lstat(folder)
     if status.st_uid != os.getuid() or os.path.islink(folder):
@@ -76,13 +79,13 @@ def _make(folder: str) -> None:
 
 
 def _free(place: str) -> int:
-    """Bytes that a pack may take now."""
+    """Return the bytes that a pack may take now."""
     free = shutil.disk_usage(place).free
     return min(free, int(_OF_MEMORY * _memory())) if place == "/dev/shm" else free
 
 
 def _memory() -> int:
-    """Bytes that are free: of the machine's, and of what the container is given."""
+    """Return the free bytes of memory: of the machine, or of the container if these are fewer."""
     free = psutil.virtual_memory().available
     for limit, used in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max": no limit

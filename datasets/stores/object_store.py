@@ -1,4 +1,4 @@
-"""Files below a URL: many objects are read at once, and none of them stays on the node."""
+"""Read files below a URL: many objects at a time, without a copy on the node."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ from common.files import is_url
 from datasets.stores.files import FileStore
 from datasets.stores.store import Threads
 
-_THREADS = 32  # most of them wait
+_THREADS = 32  # most threads wait for the network
 
 
 class ObjectFiles(FileStore):
-    """A FileStore of an index whose root is a URL. Contents that are not those of the index are refused."""
+    """A FileStore of an index whose root is a URL. It refuses contents that differ from the scan."""
 
     is_remote = True
 
     def __init__(self, index: Any):
-        from common.object_store.store import ObjectStore  # not for jobs that have folders
+        from common.object_store.store import ObjectStore  # jobs with folders do not need it
 
         super().__init__(index, verified=True)
         self.store = ObjectStore(index.root, _THREADS)

@@ -1,9 +1,9 @@
-"""A data set in memory-mapped files, which all processes of a node share: decoded once, or as it was.
+"""Packs: a data set in memory-mapped files that all processes of a node share, decoded or encoded.
 
 A pack is a folder of Arrow IPC files of 512 samples each and meta.json. The columns are height and width
 (uint32, pixels), crc32 (uint32, of the content) and content (large_binary): the pixels uint8 [height, width,
-3] or the encoded bytes. Arrow's files are mapped without a copy, and unlike LMDB's they may be open twice and
-survive a fork; tests/benchmarks/containers.py has the figures of both against a plain mapped file.
+3] or the encoded bytes. Arrow files are mapped without a copy. Unlike LMDB files, they can be opened twice
+and survive a fork. tests/benchmarks/containers.py compares both with a plain mapped file.
 """
 
 import concurrent.futures
@@ -30,16 +30,16 @@ from datasets.stores.store import Store
 
 META = "meta.json"
 _VERSION = 1
-TOGETHER = 512  # samples a file: what a kill may cost, and 100 MB of memory while building
-_THREADS_PER_CORE = 2  # while some read, others decode
+TOGETHER = 512  # samples per file: a kill loses at most one file, and building needs 100 MB of memory
+_THREADS_PER_CORE = 2  # some threads read while others decode
 
 
 class PackStore(Store):
     """The images of a pack that build() made. index: of the same data set.
 
-    Each process checks a sample when it reads it for the first time (on every read it would cost a quarter
-    of the work of cutting it: tests/benchmarks/containers.py). A damaged sample is made from its file.
-    Raises BadInput if there is no pack, if it is not whole, or if it holds another data set.
+    Each process verifies a sample when it first reads it. (On every read this would cost a quarter of the
+    time of cropping: tests/benchmarks/containers.py.) A damaged sample is made from its file. Raises BadInput
+    if the pack is missing, incomplete, damaged in size, or of another data set.
     """
 
     def __init__(self, path: str, index: Any):
@@ -62,12 +62,12 @@ class PackStore(Store):
         return [self._content(self._intact(id)) for id in np.asarray(ids).tolist()]
 
     def sample(self, id: int) -> Sample:
-        """As it is kept, without a copy and without a check."""
+        """Return the stored sample without a copy or a check."""
         height, width, _, content = self._sample(id)
         return Sample(height, width, content)
 
     def verify(self) -> None:
-        """Read everything. Raises BadInput that names what is not as it was written."""
+        """Verify all samples. Raises BadInput with the paths of damaged images."""
         bad = []
         for id in tqdm(range(len(self.index)), desc=f"checking {self.path}", unit="image", mininterval=1):
             _, _, checksum, content = self._sample(id)
@@ -88,7 +88,7 @@ class PackStore(Store):
         return np.frombuffer(sample.content, np.uint8).reshape(sample.height, sample.width, 3)
 
     def _intact(self, id: int) -> Sample:
-        """The sample, from its file if it is damaged. Raises BadInput if the file cannot be used either."""
+        """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad."""
         with contextlib.suppress(BadInput, LookupError, ValueError):
             height, width, checksum, content = self._sample(id)
             if self._checked[id]:
@@ -109,9 +109,9 @@ class PackStore(Store):
         return forms.make(files, id, self.form, self.meta["short_side"] or SHORT_SIDE)
 
     def _sample(self, id: int) -> tuple[int, int, int, Any]:
-        """(height, width, crc32, content: uint8 [bytes])."""
+        """Return (height, width, crc32, content: uint8 [bytes])."""
         part = self._parts.get(id // TOGETHER)
-        if part is None:  # threads may do this twice: the same is put there
+        if part is None:  # two threads may do this, with the same result
             part = self._parts[id // TOGETHER] = _mapped(_part(self.path, id // TOGETHER))
         heights, widths, checksums, offsets, contents = part
         row = id % TOGETHER
@@ -128,13 +128,17 @@ def build(
     room: Callable[[], int] | None = None,
     named: bool = True,
 ) -> PackStore:
-    """The pack at the folder `path`, made from the files if it is not there or holds something else.
+    """Return the pack in the folder `path`. Build it if it is missing or holds another data set or form.
 
-    form: "decoded" scales images whose short side is longer down to short_side pixels; "encoded" keeps the
-    files' bytes. source: a Tiers of this form to take samples from, else the files. room: returns the bytes
-    that the pack may still take (default: those that are free). named: the user named the place, so the pack
-    stays. An interrupted pack is continued, and of a damaged one the damaged parts are made again. Of several
-    processes one builds and the others wait. Raises BadInput if there is no room, with the sizes.
+    form: "decoded" scales images down to a short side of at most short_side pixels; "encoded" keeps the
+        files' bytes.
+    threads: that read and decode (default: 2 per core).
+    source: a Tiers of this form to read samples from (default: the files).
+    room: returns the bytes that the pack may still take (default: the free bytes of the disk).
+    named: the user named the path, so the pack stays.
+
+    An interrupted build is continued, and damaged parts are built again. Of several processes one builds and
+    the others wait. Raises BadInput with the sizes if there is not enough room.
     """
     if form not in FORMS:
         raise BadInput(f"form {form!r} is none of {', '.join(FORMS)}")
@@ -156,13 +160,13 @@ def build(
 
 
 def _is_there(path: str, wanted: dict) -> bool:
-    """Whether the pack is the one that is wanted, and whole."""
+    """Return whether the wanted pack exists and is complete."""
     meta = described(path)
     return meta | wanted | {"whole": True} == meta and not damage(path, meta)
 
 
 def damage(path: str, meta: dict) -> str | None:
-    """What is wrong with the sizes of the parts of a finished pack. Earlier packs do not list them."""
+    """Return the fault in the part sizes of a finished pack, or None. Older packs do not list the sizes."""
     if not meta.get("whole"):
         return None
     count = -(-meta["count"] // TOGETHER)
@@ -177,13 +181,13 @@ def damage(path: str, meta: dict) -> str | None:
 
 
 def place(folder: str, index: Any, form: str = "decoded", short_side: int = SHORT_SIDE) -> str:
-    """Where the pack of a data set lies in a folder of packs: other data or forms never take its place."""
+    """Return the path of a pack in a folder of packs. It differs for each data set, form and short side."""
     kind = "-encoded" if form == "encoded" else "" if short_side == SHORT_SIDE else f"-{form}{short_side}"
     return os.path.join(folder, f"{index.split}-{index.fingerprint[:12]}{kind}.pack")
 
 
 def size_of(index: Any, form: str, short_side: int) -> int:
-    """Bytes of a pack, about."""
+    """Return the approximate size of a pack in bytes."""
     if form == "encoded":
         return int(index.bytes.sum(dtype=np.int64))
     return int(forms.sizes(index, slice(None), form, short_side)[2].sum())
@@ -231,7 +235,7 @@ def _fill(
 
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
         for done, part in enumerate(missing):
-            check_room(len(missing) - done)  # others take memory, too
+            check_room(len(missing) - done)  # other processes may fill the disk or memory
             ids = range(part * TOGETHER, min((part + 1) * TOGETHER, len(index)))
             rows = []
             made = pool.map(copy, ids, source.read(np.array(ids))) if source else pool.map(make, ids)
@@ -244,7 +248,7 @@ def _fill(
 
 
 def _is_part(path: str, number: int, count: int) -> bool:
-    """Whether a part of a pack of `count` samples can be read to its end."""
+    """Return whether a part can be read and has all its samples. count: samples of the pack."""
     try:
         heights, *_ = _mapped(_part(path, number))
     except BadInput:
@@ -266,7 +270,7 @@ def _write(path: str, rows: list[tuple[int, int, int, bytes]]) -> None:
 
 
 def _mapped(path: str) -> tuple[np.ndarray, ...]:
-    """(heights, widths, checksums, offsets, contents) of one file, none of them copied."""
+    """Return (heights, widths, checksums, offsets, contents) of one file, without a copy of the contents."""
     arrow = _arrow()
     try:
         batch = arrow.ipc.open_file(arrow.memory_map(path)).get_batch(0)
@@ -278,8 +282,8 @@ def _mapped(path: str) -> tuple[np.ndarray, ...]:
 
 
 def described(path: str) -> dict:
-    """meta.json of a pack: version, fingerprint, form, count, short_side, whole, and sizes (bytes of each
-    part) if it is whole; {} if there is none that can be used."""
+    """Return meta.json of a pack: version, fingerprint, form, count, short_side, whole, and sizes (bytes of
+    each part) if it is complete; {} if the file is missing or not valid."""
     try:
         with open(os.path.join(path, META), encoding="utf-8") as file:
             meta = json.load(file)

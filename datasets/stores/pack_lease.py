@@ -4,8 +4,8 @@
     PATH.lock    locked by the process that builds it
     PATH/stays   the pack is kept: only `cache rm` deletes it
 
-A killed process holds no lock. A lock file without a lock means nothing. It is deleted only under its lock: a
-process that waits for the lock of a deleted file opens the new one.
+A killed process holds no lock. A lock file that is not locked has no meaning. It is deleted only under its
+lock: a process that waits for the lock of a deleted file opens the new one.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ def _delete_unused(path: str) -> None:
 
 @contextlib.contextmanager
 def _try_lock(path: str) -> Iterator[bool]:
-    """Lock a file without waiting. Yields whether it is locked: not if another process holds the lock."""
+    """Lock a file without waiting. Yields False if another process holds the lock."""
     with contextlib.ExitStack() as stack:
         is_locked = False
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What every store of samples offers to the engines."""
+"""The interface of a store of samples, which the engines use."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -12,10 +12,10 @@ from datasets.folders import images
 
 
 class Store:
-    """The samples of a data set, by id. Threads may share one; it can be pickled, and survives a fork.
+    """The samples of a data set, by id. Threads may share it; it can be pickled and survives a fork.
 
-    index: an ImageFolderIndex. form: "encoded" or "decoded", what read() returns. is_remote: reading waits
-    for a network, so engines ask for a whole batch before they need it.
+    index: an ImageFolderIndex. form: what read() returns, "encoded" or "decoded". is_remote: reading waits
+    for a network, so engines request a whole batch in advance.
     """
 
     index: Any
@@ -25,8 +25,7 @@ class Store:
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples: the bytes of a file, or pixels uint8 [height, width, 3], which are read-only.
 
-        The image may be smaller than the index says.
-        ids: int64 [n]. Raises BadInput if a sample cannot be read.
+        Pixels may be fewer than in the index. ids: int64 [n]. Raises BadInput if a sample cannot be read.
         """
         raise NotImplementedError
 
@@ -51,11 +50,11 @@ class Store:
         return self.decode(id, self.read(np.array([id]))[0])
 
     def close(self) -> None:
-        """Release what the store holds."""
+        """Release the resources of the store."""
 
 
 class Threads:
-    """Threads that start on first use, in every process anew: a pool does not survive a fork."""
+    """A thread pool that starts on first use in each process, because a pool does not survive a fork."""
 
     def __init__(self, count: int, name: str):
         self._count, self._name = count, name

@@ -1,7 +1,7 @@
-"""The tiers of a data set: a pack on the node, a shared cache, the files. The first with a sample gives it.
+"""The tiers of a data set: a pack on the node, a shared cache, the files. The first with a sample is used.
 
-A pack has every sample or none; Stores chooses it once. A cache is asked for each sample: a sample that it
-lacks is made from the file in the form of the cache, so it has the same bits whichever tier gave it.
+A pack has every sample or none, so Stores chooses it once. A cache is asked for each sample. A missing sample
+is made from its file in the form of the cache, so it has the same bits as a sample from the cache.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _READERS = 16  # threads that read the files of a batch's misses
 
 
 class Tiers(Store):
-    """A shared cache before the files. In active mode the samples that it lacks are put into it."""
+    """A shared cache in front of the files. In active mode missing samples are put into the cache."""
 
     is_remote = True
 
@@ -34,12 +34,12 @@ class Tiers(Store):
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples of a batch. A fault of the cache is a miss.
 
-        Of a miss it returns the bytes of the file, which decode() brings into the form of the cache.
+        For a miss it returns the bytes of the file, which decode() converts to the form of the cache.
         """
         ids = np.asarray(ids, dtype=np.int64)
         try:
             found: list = self.cache.read(ids)
-        except Exception as error:  # even a mistake of ours
+        except Exception as error:  # also a programming error in the cache's code
             if not self._warned:
                 self._warned = True
                 self.cache.servers.log(f"cache {self.cache.servers.address}: {error!r}; the files are read")
@@ -73,11 +73,14 @@ class Tiers(Store):
 
 
 class Stores:
-    """Opens the store of each data set of a job: a pack, a shared cache, or the files.
+    """The stores of a job's data sets: packs, a shared cache, or the files.
 
-    folder: of packs, or None. cache: the URL of a shared cache (shared/address.py), or None. mode: one of
-    MODES. local: without both, a pack in the node's memory or on its disk. log: takes a line. Raises BadInput
-    if an argument is wrong, and as the stores do.
+    folder: of packs, or None.
+    cache: the URL of a shared cache (shared/address.py), or None.
+    mode: one of MODES.
+    local: if folder and cache are None, use a pack in the node's memory or on its disk.
+    log: called with one line of text.
+    Raises BadInput if an argument is wrong, and as the stores do.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class Stores:
             self._servers = Servers(address.parse(cache), log)
 
     def open(self, index: Any) -> Store:
-        """Return the store of an ImageFolderIndex, the same one for the same index; closed with this."""
+        """Return the store of an ImageFolderIndex, the same for the same index. close() closes it."""
         if index.fingerprint not in self._known:
             self._known[index.fingerprint] = self._open(index)
         return self._known[index.fingerprint]

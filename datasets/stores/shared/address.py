@@ -1,12 +1,13 @@
-"""Where a shared cache is: one URL on the command line, the password never there.
+"""Parse the URL of a shared cache (--cache). The URL never contains the password.
 
     redis://user@cache.example:6379                    a server, or the address of a Cluster
     rediss://user@a:6379,b:6379,c:6379?ca=/etc/ca.pem  nodes of a Cluster, over TLS
     redis://cache.example/3/team                       database 3; keys begin with "team"
     redis://cache.example?form=encoded                 the files' bytes instead of small pixels
 
-Some nodes of a Cluster are enough, and tell of the others. The scheme and the user may be repeated with every
-host. Certificates come from ?ca=FILE, BOOTFILE_CACHE_CA or the system; a name must be that of the host.
+A few nodes of a Cluster are enough; they list the others. The scheme and the user may be repeated with every
+host. CA certificates come from ?ca=FILE, BOOTFILE_CACHE_CA or the system. A server's certificate must be for
+its host name.
 """
 
 import os
@@ -22,9 +23,17 @@ _PORT = 6379
 
 
 class Address(NamedTuple):
-    """hosts: (name, port) of a server, or of several nodes of a Cluster. ca: file of certificates, None for
-    the system's. prefix: what keys begin with. form: of the samples. or_default: if the server refuses the
-    user, the user "default" is tried with the same password."""
+    """The address of a shared cache.
+
+    hosts: (name, port) of a server, or of several nodes of a Cluster.
+    user: None for the server's default user.
+    tls: whether the connections use TLS.
+    ca: file of CA certificates, None for the system's.
+    database: number of the database.
+    prefix: the first part of all keys.
+    form: of the samples.
+    or_default: if the server refuses the user, try the user "default" with the same password.
+    """
 
     hosts: tuple[tuple[str, int], ...]
     user: str | None = None
@@ -44,7 +53,7 @@ def named(host: str, port: int) -> str:
 
 
 def parse(text: str) -> Address:
-    """The address that a URL names. Raises BadInput, which repeats nothing that may be a password."""
+    """Return the Address of a URL. Raises BadInput; its message never contains a possible password."""
     if re.search(r"//[^@/]*:[^@]*@", text):
         raise BadInput(
             f"--cache: a password does not belong into the URL, where everybody on the machine can read it; "
@@ -95,7 +104,8 @@ def _user(item: str) -> str | None:
 
 
 def password() -> str | None:
-    """From the environment, or the file that the environment names. Raises BadInput."""
+    """Return the password from the file in BOOTFILE_CACHE_PASSWORD_FILE, or from BOOTFILE_CACHE_PASSWORD;
+    None if neither is set. Raises BadInput if the file cannot be read."""
     if path := os.environ.get(PASSWORD_FILE):
         try:
             with open(path, encoding="utf-8") as file:

@@ -1,10 +1,10 @@
-"""Leases: who uses a data set of a shared cache, what is known of it, and when it is deleted.
+"""Leases: register the users of a data set in a shared cache, and delete the data set after the last one.
 
-Every process of a job that reads a data set sends a heartbeat every few seconds: a member of a sorted set
-whose score is the server's time LEASE seconds later. The last process that releases its lease deletes an
-active data set: its keys follow from the number of samples, nothing is searched for. The lease of a killed
-job runs out; what the job left is deleted by the next job that uses the server, or after LEFT at the latest,
-because samples of an active data set do not live longer (a longer job puts them once more).
+Every process of a job that reads a data set sends a heartbeat every few seconds. It is a member of a sorted
+set with the score "server time + LEASE". The last process that releases its lease deletes an active data
+set; the keys follow from the number of samples, without a search. The lease of a killed job expires, and the
+next job that uses the server deletes the data. Samples of an active data set also expire after LEFT seconds
+at the latest (a longer job puts them again).
 """
 
 import contextlib
@@ -21,13 +21,19 @@ from datasets.stores.shared.servers import GROUPS, TAGS, Server, Servers, Unavai
 LEASE = 60  # seconds
 LEFT = 12 * 3600  # seconds
 _KEYS = 500  # in a command
-_RECORDS = ("meta", "leases", "counts")  # of a data set, beside its samples
+_RECORDS = ("meta", "leases", "counts")  # the keys of a data set in addition to its samples
 
 
 class Held(NamedTuple):
-    """A data set on the servers. name: "<fingerprint>:<form>". samples: of the data set, put or not. mode:
-    "active" or "offline". leases: (host:process:number, seconds left). counts: hits, misses, bad, errors and
-    put of all processes since it was begun."""
+    """A data set on the servers.
+
+    name: "<fingerprint>:<form>".
+    title: the name for users.
+    samples: number of samples of the data set, stored or not.
+    mode: "active" or "offline".
+    leases: (host:process:token, seconds left) of each lease.
+    counts: hits, misses, bad, errors and put of all processes since the first job.
+    """
 
     name: str
     title: str
@@ -38,7 +44,7 @@ class Held(NamedTuple):
 
 
 class Lease:
-    """title: what people call the data set. mode: "active", "offline", or "" to hold no lease."""
+    """The lease of a process. title: the data set's name for users. mode: "active", "offline", "": none."""
 
     def __init__(self, servers: Servers, name: str, samples: int, mode: str, title: str):
         self.servers, self.name, self.samples, self.mode, self.title = servers, name, samples, mode, title
@@ -47,10 +53,10 @@ class Lease:
         self.stays, self._held = False, False
 
     def beat(self, counts: dict[str, int]) -> bool:
-        """Send a heartbeat, and what to add to the counts. Return False if the server cannot be asked now.
+        """Send a heartbeat and add to the counts. Return False if the server cannot be asked now.
 
-        Only the process that made this holds the lease; a worker of its DataLoader sends its counts. A tool
-        leaves no trace.
+        Only the process that created this object holds the lease; its DataLoader's workers send only counts.
+        Without a mode (tools) nothing is sent.
         """
         if not self.mode:
             return True
@@ -62,7 +68,7 @@ class Lease:
             lease = [("ZADD", self._key("leases"), _now(server) + LEASE, self._holder)] if holds else []
             added = [("HINCRBY", self._key("counts"), name, number) for name, number in counts.items()]
             mode, *_ = server.execute(("HGET", self._key("meta"), "mode"), *added, *lease)
-            self.stays = mode == b"offline"  # known before anything is given an end
+            self.stays = mode == b"offline"  # before any key gets an expiry time
             end = ("PERSIST",) if self.stays else ("EXPIRE", 2 * LEFT)
             server.execute(*((end[0], self._key(of), *end[1:]) for of in _RECORDS))
         except Unavailable:
@@ -71,7 +77,7 @@ class Lease:
         return True
 
     def announce(self, mode: str, keep: bool = False) -> None:
-        """Make the data set known. keep: a mode that it has already stays. Raises Unavailable."""
+        """Register the data set on the servers. keep: do not change an existing mode. Raises Unavailable."""
         meta = self._key("meta")
         if not keep:
             self.stays = mode == "offline"
@@ -111,9 +117,9 @@ def held(servers: Servers) -> list[Held]:
 
 
 def remove(servers: Servers, name: str, log: Callable[[int], object] = lambda samples: None) -> None:
-    """Delete a data set: its samples, and what is known of it.
+    """Delete a data set: its samples and its records.
 
-    log: takes how many samples were deleted since its last call. Raises Unavailable.
+    log: called with the number of samples deleted since its last call. Raises Unavailable.
     """
     samples = _held(servers, name).samples
     for group in range(min(GROUPS, samples)):
@@ -134,9 +140,9 @@ def ask(
     ids: np.ndarray,
     log: Callable[[int], object] = lambda count: None,
 ) -> np.ndarray:
-    """Return a command's answer for each sample of a data set, int64 [n]; -1: another kind of value.
+    """Return a command's answer for each sample of a data set, int64 [n]; -1: a value of another type.
 
-    log: takes how many samples were asked for since its last call. Raises Unavailable.
+    log: called with the number of samples requested since its last call. Raises Unavailable.
     """
     found = np.full(len(ids), -1, np.int64)
     for group in range(GROUPS):
@@ -154,7 +160,7 @@ def ask(
 
 
 def sweep(servers: Servers) -> None:
-    """Delete what killed jobs have left."""
+    """Delete the data sets that killed jobs have left."""
     with contextlib.suppress(Unavailable):
         for each in held(servers):
             if not each.leases:
@@ -167,7 +173,7 @@ def _remove_unused(servers: Servers, name: str) -> None:
         ("ZREMRANGEBYSCORE", leases, "-inf", _now(server)),
         ("ZCARD", leases),
         ("HGET", _key(servers, name, "meta"), "mode"),
-        transaction=True,  # of two processes that release at a time one is the last
+        transaction=True,  # the number of leases and the mode at the same moment
     )
     if number == 0 and mode != b"offline":
         remove(servers, name)
@@ -194,7 +200,7 @@ def _held(servers: Servers, name: str) -> Held:
 
 
 def _now(server: Server) -> float:
-    """Return the server's clock, seconds: those of the nodes may differ."""
+    """Return the server's time in seconds. The clocks of the nodes may differ."""
     seconds, microseconds = server.execute(("TIME",))[0]
     return seconds + microseconds / 1e6
 

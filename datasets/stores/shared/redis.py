@@ -1,9 +1,9 @@
-"""A data set in Redis or Valkey, which all nodes share: one server, a Cluster, or a cloud's managed service.
+"""A store in Redis or Valkey that all nodes share: one server, a Cluster, or a cloud's managed service.
 
-A sample is a string under a key of its data set's fingerprint, form and id, so changed data are never served
-from what was kept before. It begins with its size and a CRC-32 of key, size and content; a value that does
-not fit is a miss, and counted. Keys end in ":<id>" after a hash tag: one of 128 groups, evenly over a
-Cluster's slots, so that samples of one group are asked for together.
+A sample is a string. Its key has the data set's fingerprint, the form and the id, so changed data never get
+old samples. The value begins with its size and a CRC-32 of key, size and content. A value that does not match
+is a miss and is counted as bad. Keys end in a hash tag and ":<id>". The 128 hash tags (groups) are evenly
+spread over a Cluster's slots; samples of one group are requested together.
 """
 
 import contextlib
@@ -27,23 +27,25 @@ from datasets.stores.shared.servers import GROUPS, Server, Servers, Unavailable,
 
 _HEADER = struct.Struct("<4sIIQI")  # magic, height, width, bytes, crc32
 _MAGIC = b"BFS\1"
-_REQUEST = 800_000  # bytes asked for at a time: larger answers are slower
+_REQUEST = 800_000  # bytes requested at a time: larger answers are slower
 _PUT = 16  # samples that are sent before their answers are read
-_WAITING = 64 << 20  # bytes of samples that wait to be put; more are left out, and put in the next epoch
-_BEAT = 5.0  # seconds between the counts and heartbeats that are sent
+_WAITING = 64 << 20  # bytes of samples that wait to be put; further samples are put in the next epoch
+_BEAT = 5.0  # seconds between two heartbeats, which also send the counts
 _FULL, _LONGEST_FULL = 15.0, 240.0  # seconds before the next try to put into a full server
 _USED = 0.9  # share of the memory that is filled if the server would evict
-_LOOK = 64 << 20  # bytes put between looks at that
+_LOOK = 64 << 20  # bytes put between two checks of the memory
 COUNTED = ("hits", "misses", "bad", "errors", "put")
 
 
 class RedisStore:
-    """The samples of a data set on the servers. index: an image_folder.ImageFolderIndex.
+    """The samples of a data set on the servers. Threads may share it; it can be pickled and survives a fork.
 
-    mode: "active" puts what was missed, and the last job that closes deletes all; "offline" reads what was
-    put by a preload, which stays; "" neither puts nor holds a lease (for tools). `counts`: hits, misses, bad,
-    errors and put of this process so far. reads: SharedCounts that the first four are added to, too. Threads
-    may share one; it can be pickled, and survives a fork.
+    index: an image_folder.ImageFolderIndex.
+    mode: "active" puts missing samples, and the last job that closes deletes the data set; "offline" reads a
+        preloaded data set, which stays; "" neither puts nor holds a lease (for tools).
+    form: of the samples (None: the form of the address).
+    reads: SharedCounts, to which hits, misses, bad and errors are also added.
+    `counts`: hits, misses, bad, errors and put of this process so far.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class RedisStore:
     def read(self, ids: ArrayLike) -> list[bytes | np.ndarray | None]:
         """Return the samples: the files' bytes, or uint8 [height, width, 3]; None for each miss.
 
-        ids: int64 [n]. Never raises for a fault of a server.
+        ids: int64 [n]. A sample that a server fails to send is a miss.
         """
         self._start()
         ids = np.asarray(ids, dtype=np.int64)
@@ -93,14 +95,14 @@ class RedisStore:
         return found
 
     def is_empty(self) -> bool:
-        """Whether none of up to 100 samples is there. False if the servers cannot be asked now."""
+        """Return whether none of up to 100 samples is stored. False if the servers cannot be asked now."""
         try:
             return not self.lengths(range(0, len(self.index), -(-len(self.index) // 100))).any()
         except Unavailable:
             return False
 
     def put(self, ids: Iterable[int], samples: list[Sample]) -> int:
-        """Keep the samples. Return how many of them were taken: none if a server is full or away."""
+        """Put the samples. Return how many were stored. A server that is full or down stores none."""
         self._start()
         parts: dict[Server, list] = {}
         for id, sample in zip(ids, samples, strict=True):
@@ -129,7 +131,7 @@ class RedisStore:
         return taken
 
     def wants(self, id: int) -> bool:
-        """Whether put_later() makes sense now: not offline, and not if a server is full or away."""
+        """Return whether to call put_later(): in active mode, if the queue and a server have room."""
         if self.mode != "active" or self._waiting_bytes > _WAITING:
             return False
         server = self.servers.up(id % GROUPS)
@@ -145,22 +147,22 @@ class RedisStore:
             self.servers.wake()
 
     def lengths(self, ids: ArrayLike, log: Callable[[int], object] = lambda count: None) -> np.ndarray:
-        """Return the bytes of the values, int64 [n]; 0: there is none; -1: another kind of value.
+        """Return the sizes of the values in bytes, int64 [n]; 0: not stored; -1: a value of another type.
 
-        log: takes how many samples were asked for since its last call. Raises Unavailable.
+        log: called with the number of samples requested since its last call. Raises Unavailable.
         """
         return leases.ask(self.servers, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log)
 
     def whole_lengths(self, ids: ArrayLike) -> np.ndarray:
-        """Return what lengths() returns for values that are as they were put, int64 [n]."""
+        """Return the lengths() of undamaged values, int64 [n]."""
         return forms.sizes(self.index, np.asarray(ids, dtype=np.int64), self.form)[2] + _HEADER.size
 
     def keep(self, ids: ArrayLike) -> None:
-        """Make samples stay that an active job has put. Raises Unavailable."""
+        """Remove the expiry time of samples that an active job has put. Raises Unavailable."""
         leases.ask(self.servers, self.name, "PERSIST", np.asarray(ids, dtype=np.int64))
 
     def close(self) -> None:
-        """Release the lease; the last one of an active data set deletes it."""
+        """Release the lease. The last release of an active data set deletes the data set."""
         self._tick(last=True)
         self.lease.release()
 
@@ -182,7 +184,7 @@ class RedisStore:
         self._swept = os.getpid() != self._owner
 
     def _start(self) -> None:
-        """Make the background thread work for this, also in a process that was forked."""
+        """Register _tick() with the background thread, also in a forked process."""
         if os.getpid() != self._pid:
             self._renew()
         if not self._ticking:
@@ -192,9 +194,9 @@ class RedisStore:
     def _read(
         self, server: Server, places: list[int], ids: np.ndarray, groups: np.ndarray, found: list
     ) -> tuple[int, int]:
-        """Fill in what a server has. Return (damaged values, values that could not be asked for)."""
+        """Fill `found` with a server's samples. Return the numbers of (damaged values, failed requests)."""
         sizes = forms.sizes(self.index, ids[places], self.form)[2]
-        requests = [  # each of MGETs, each of places in ids
+        requests = [  # a request is a list of MGETs; an MGET is a list of places in ids
             [list(keys) for _, keys in itertools.groupby(request, lambda place: groups[place])]
             for request in np.split(places, np.flatnonzero(np.diff(np.cumsum(sizes) // _REQUEST)) + 1)
         ]
@@ -228,7 +230,7 @@ class RedisStore:
         return bad, moved
 
     def _content(self, id: int, value: bytes) -> bytes | np.ndarray | None:
-        """Return the sample in a value, None if it is not what was put."""
+        """Return the sample in a value, None if the value is damaged."""
         height, width, size = forms.size(self.index, id, self.form)
         if len(value) != _HEADER.size + size:
             return None
@@ -252,12 +254,12 @@ class RedisStore:
         return zlib.crc32(self._key(id) + struct.pack("<IIQ", height, width, size))
 
     def _expiry(self, id: int) -> tuple:
-        """An active set does not stay, even if no job is left to delete it."""
-        seconds = leases.LEFT - id * 7919 % (leases.LEFT // 4)  # not all at one time
+        """Return the expiry option of SET: an active data set expires even if no job is left to delete it."""
+        seconds = leases.LEFT - id * 7919 % (leases.LEFT // 4)  # samples expire at different times
         return () if self.lease.stays else ("EX", seconds)
 
     def _has_room(self, server: Server, size: int) -> bool:
-        """Whether so much may be put without pushing out something else. Raises Unavailable."""
+        """Return whether `size` bytes fit without evicting other keys. Raises Unavailable."""
         self._unlooked[server] = self._unlooked.get(server, 0) - size
         if self._unlooked[server] < 0:
             known = server.memory()
@@ -269,7 +271,7 @@ class RedisStore:
         return True
 
     def _pause_puts(self, server: Server, reason: object) -> None:
-        """Put nothing more there for a while; what it has is still read."""
+        """Stop putting into a server for a while. Its samples are still read."""
         if not server.full_pause:
             self.servers.log(
                 f"cache {server.name} takes no more samples: {reason}; the rest comes from the next tier"
@@ -284,7 +286,7 @@ class RedisStore:
                 self.counts[name] += number
 
     def _tick(self, last: bool = False) -> None:
-        """In the background: put what waits; now and then send counts and a heartbeat."""
+        """Put the waiting samples, and send counts and a heartbeat every _BEAT seconds."""
         while self._waiting:
             with self._lock:
                 part, self._waiting = self._waiting[: 4 * _PUT], self._waiting[4 * _PUT :]
@@ -294,7 +296,7 @@ class RedisStore:
             return
         self._beat_at = time.monotonic() + _BEAT
         for server in self.servers if os.getpid() == self._owner else ():
-            with contextlib.suppress(Unavailable):  # to notice, and log, that it is away
+            with contextlib.suppress(Unavailable):  # to notice and log that it is down
                 server.execute(("PING",))
         with self._lock:
             counts = dict(self.counts)
@@ -307,7 +309,7 @@ class RedisStore:
 
 
 def _checked(answer: object, count: int) -> list:
-    """Return the answer to MGET. Raises what the server answers instead."""
+    """Return the answer to MGET. Raises the server's error, or ConnectionError if it is not a list."""
     if isinstance(answer, Exception):
         raise answer
     if not isinstance(answer, list) or len(answer) != count:

@@ -1,8 +1,8 @@
-"""The servers of a shared cache: redis-py's clients, one for each node, and what happens when one fails.
+"""The servers of a shared cache: one redis-py client for each node, and the handling of failures.
 
-A server that fails is not asked any more; a thread in the background repeats what failed until it works. So
-a job waits once for a server that stops to answer, not once for each batch. (redis-py's RedisCluster gives
-up a whole batch when one node is away, and needs rights that a user of the cache does not have.)
+A server that fails is not asked any more; a background thread repeats the failed request until it works. So
+a job waits once for a server that stops answering, not once for each batch. (redis-py's RedisCluster fails a
+whole batch when one node is down, and needs rights that a user of the cache does not have.)
 """
 
 import binascii
@@ -19,13 +19,13 @@ from typing import Any
 from common.exits import BadInput, import_optional
 from datasets.stores.shared import address as addresses
 
-GROUPS = 128  # of keys that lie on one node, evenly over the slots of a Cluster
-CONNECT, READ = 1.0, 1.0  # seconds: to connect, and without a byte
-_SLOWEST = 20e6  # bytes/s: files come faster than that
+GROUPS = 128  # groups of keys: each is on one node, and they are evenly spread over a Cluster's slots
+CONNECT, READ = 1.0, 1.0  # seconds to connect; seconds without a byte
+_SLOWEST = 20e6  # bytes/s: reading the files is faster than that
 _SLOTS, _STRIDE = 16384, 79  # the stride: odd, near the golden ratio of GROUPS
-_TICK = 0.5  # seconds between looks of the background thread
+_TICK = 0.5  # seconds between two rounds of the background thread
 _PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds before a server is tried again: doubled each time
-_WORTH = 200  # a server whose failure cost c seconds is left alone until it has been well, or away, for 200 c
+_WORTH = 200  # a failure cost c seconds: a server that worked for less than 200 c is not used for 200 c
 _COMMANDS = 500  # sent at a time
 _NODES = 8  # asked at a time
 
@@ -36,17 +36,16 @@ _CURE = (
 
 
 class Unavailable(Exception):
-    """The server cannot be asked now, or refuses a command. The message says why."""
+    """The server cannot be asked now or refuses a command. The message contains the reason."""
 
 
 def slot(tag: str) -> int:
-    """Return the slot of a hash tag in a Cluster, 0 to 16383: CRC16 XMODEM, as its specification says."""
+    """Return the slot of a hash tag in a Cluster, 0 to 16383: CRC16 XMODEM, as Redis specifies."""
     return binascii.crc_hqx(tag.encode(), 0) % _SLOTS
 
 
 def _tags() -> list[str]:
-    """Return a hash tag for each group: numbers whose slots are as evenly spread as can be, also those of a
-    few groups that follow each other."""
+    """Return a hash tag for each group. Their slots are evenly spread, also those of consecutive groups."""
     tags, number = {}, 0
     while len(tags) < GROUPS:
         tags.setdefault(slot(str(number)) * GROUPS // _SLOTS, str(number))
@@ -58,7 +57,7 @@ TAGS = _tags()
 
 
 class _Limited:
-    """A socket from which a thread receives until the end that it has set: redis-py limits single calls."""
+    """A socket that raises TimeoutError after the thread's deadline. redis-py limits only single calls."""
 
     thread = threading.local()
 
@@ -75,10 +74,13 @@ class _Limited:
 
 
 class Server:
-    """One server. connect(host, port) makes a redis.Redis. key: one that may be asked for. log: takes a line.
+    """One server. Threads may share it.
 
-    `down`: None, or why it is not asked. `full_until`: when to put again into a server that had no room
-    (time.monotonic()). Threads may share one.
+    connect: called with (host, port), returns a redis.Redis.
+    key: a key that the user is allowed to read.
+    log: called with one line of text.
+    `down`: the reason why the server is not asked, or None.
+    `full_until`: time.monotonic() of the next put into a server that was full.
     """
 
     def __init__(self, host: str, port: int, connect: Callable, key: str, log: Callable[[str], None]):
@@ -105,17 +107,17 @@ class Server:
         begin = time.monotonic()
         try:
             return self._talk(talk, size)
-        except Exception as error:  # an answer of another form than that of Redis raises anything
+        except Exception as error:  # an answer that is not in Redis' protocol may raise any exception
             if _is_about_one_command(error) and not again:
                 raise Unavailable(_text(error)) from None
             self._fail(error, time.monotonic() - begin, talk if again else None)
             raise Unavailable(self.down) from None
 
     def execute(self, *commands: tuple, transaction: bool = False, errors: bool = False) -> list:
-        """Return the answers to some commands, as redis-py gives them.
+        """Return redis-py's answers to some commands.
 
-        transaction: all or none of them. errors: return a redis.ResponseError in the place of an answer.
-        Raises Unavailable, without `errors` also for an error.
+        transaction: run all commands or none. errors: return a redis.ResponseError in the place of an answer,
+        instead of raising Unavailable. Raises Unavailable.
         """
         answers = []
         for first in range(0, len(commands), _COMMANDS):
@@ -130,19 +132,19 @@ class Server:
         return answers
 
     def memory(self) -> dict:
-        """Return `used_memory` and `maxmemory` (bytes), `maxmemory_policy` and more; {} if it may not be
-        asked. Raises Unavailable."""
+        """Return `used_memory` and `maxmemory` (bytes), `maxmemory_policy` and more; {} if the server refuses
+        the command. Raises Unavailable."""
         answer = self.execute(("INFO", "memory"), errors=True)[0]
         return answer if isinstance(answer, dict) else {}
 
     def try_again(self) -> None:
-        """Ask a server that is down, if it is time: does what failed work now?"""
+        """Repeat the failed request of a server that is down, if its pause is over."""
         if time.monotonic() < self._retry_at:
             return
 
         def probe(client: Any) -> None:
             with contextlib.suppress(load_redis().exceptions.AskError):  # another node has the key
-                client.mget([self._key])  # a node that has just begun answers a PING before this
+                client.mget([self._key])  # a node that has just started answers PING earlier than MGET
 
         try:
             self._talk(self._failed or probe)
@@ -164,7 +166,7 @@ class Server:
         return talk(self._client)
 
     def _fail(self, error: Exception, cost: float | None = None, again: Callable | None = None) -> None:
-        """cost: seconds that a job has waited; None in the background."""
+        """Mark the server as down. cost: seconds that a job has waited; None in the background."""
         with self._lock:
             now, first = time.monotonic(), self.down is None
             if cost is None:
@@ -178,20 +180,21 @@ class Server:
             slow = f"the answer came more slowly than {_SLOWEST / 1e6:.0f} MB/s"
             self.down = slow if now > _Limited.thread.end else _text(error)
             self._retry_at = now + self._pause
-        self.close(idle_only=True)  # those are broken, too, or an answer may still be on its way
+        self.close(idle_only=True)  # idle connections may be broken too, or receive a late answer
         if first:
             text = "samples come from the next tier until it answers again"
             self._log(f"cache {self.name}: {self.down}; {text}")
 
 
 class Servers:
-    """The servers of an Address. log: takes a line of text; only the process that made this logs.
+    """The servers of an Address. Threads may share it; after a fork or pickling it opens new connections.
 
-    Threads may share one. After a fork, and after it was pickled, it connects anew. Raises BadInput if the
-    user or the password is wrong, or if several hosts are not a Cluster; any other error is logged, and the
-    server is tried again in the background. `cluster`: only keys of one hash tag may be asked for together.
-    `threads`: to ask several nodes at a time. cure: what to do about a wrong user or password, the end of
-    that message.
+    log: called with one line of text, only in the process that created this object.
+    cure: the end of the error message for a wrong user or password.
+    `cluster`: whether only keys of one hash tag can be requested together.
+    `threads`: to ask several nodes at a time.
+    Raises BadInput if the user or the password is wrong, if several hosts are not a Cluster, or if a Cluster
+    has a database number. Any other error is logged, and the server is tried again in the background.
     """
 
     _thread: threading.Thread | None
@@ -202,7 +205,7 @@ class Servers:
 
     def __init__(self, address: addresses.Address, log: Callable[[str], None] = print, cure: str = _CURE):
         self._open(address, log, os.getpid())
-        answers = list(self.threads.map(_ask_slots, self))  # each may take its time-outs
+        answers = list(self.threads.map(_ask_slots, self))  # in parallel: each may wait for its time-outs
         for server in self:
             if server.refused:
                 raise BadInput(f"cache {server.name}: {server.down}; {cure}")
@@ -226,18 +229,18 @@ class Servers:
         raise Unavailable("no node of the Cluster has these keys")
 
     def up(self, group: int) -> Server | None:
-        """Return the server of a group's keys, at no cost; None if it is not to be asked now."""
+        """Return the server of a group's keys without a request; None if it is down or not known."""
         server = self._groups[group]
         return server if server is not None and server.down is None else None
 
     def log(self, text: str) -> None:
-        if os.getpid() == self._owner:  # else each of the DataLoader's workers would log it
+        if os.getpid() == self._owner:  # otherwise each of the DataLoader's workers would log it
             self._log(text)
 
     def each_tick(self, function: Callable[[], None]) -> None:
-        """Call function() in the background twice a second, and once more when this is closed.
+        """Call function() in the background twice a second, and once more in close().
 
-        The first call in a forked process: each process has a background thread and connections of its own.
+        Call this first in a forked process: each process has its own background thread and connections.
         """
         if os.getpid() != self._pid:
             self._renew()
@@ -245,7 +248,7 @@ class Servers:
         self.wake()
 
     def wake(self) -> None:
-        """Begin the next look of the background thread now."""
+        """Start the next round of the background thread now."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="cache", daemon=True)
@@ -253,12 +256,12 @@ class Servers:
         self._awake.set()
 
     def find_slots(self) -> None:
-        """Ask in the background which node has which slots: a key was not where it should be."""
+        """Ask in the background which node has which slots, because a key was not on the expected node."""
         self._stale = True
         self.wake()
 
     def close(self) -> None:
-        """End the threads and the connections."""
+        """Stop the threads and close the connections."""
         self._closing = True
         if self._thread:
             self._awake.set()
@@ -276,7 +279,7 @@ class Servers:
         self._take_slots((server, _ask_slots(server)) for server in self)
 
     def _open(self, address: addresses.Address, log: Callable[[str], None], owner: int) -> None:
-        load_redis()  # here, for it takes as long as a server may take to answer
+        load_redis()  # here, because the import takes as long as a server's time-out
         self.address, self._log, self._owner = address, log, owner
         self._password = addresses.password()
         self._all = {host: self._server(*host) for host in address.hosts}
@@ -326,9 +329,10 @@ class Servers:
         )  # fmt: skip
 
     def _take_slots(self, answers: Iterable[tuple[Server, list | str | None]]) -> str | None:
-        """Learn which node has which slots from the first of some answers of _ask_slots().
+        """Assign slots to nodes from the first usable answer of _ask_slots().
 
-        Return the error of a server that is no Cluster; if it is one and may not be asked, MOVED says so.
+        Return the error of a server that is not a Cluster. If a Cluster refuses the query, reading a key
+        fails with MOVED.
         """
         self._look_at, self._stale = time.monotonic() + 1, False
         server, nodes = next(((server, nodes) for server, nodes in answers if nodes is not None), (None, []))
@@ -339,7 +343,7 @@ class Servers:
             return nodes
         hosts = [(server.host if name in ("", "?") else name, port) for _, _, name, port in nodes]
         found = {host: self._all.get(host) or self._server(*host) for host in hosts}
-        # those that were named stay, to be asked again when all others are gone
+        # keep the hosts of the address, to ask them again when all other nodes are down
         self._all = {host: self._all[host] for host in self.address.hosts} | found
         self._ranges = [(*node[:2], found[host]) for node, host in zip(nodes, hosts, strict=True)]
         groups: list[Server | None] = [None] * GROUPS
@@ -366,12 +370,12 @@ class Servers:
                 self._take_slots((server, _ask_slots(server)) for server in self)
             for function in list(self._functions):
                 function()
-        except Exception as error:  # nothing in the background may end the training, nor the thread
+        except Exception as error:  # an error here must not end the training or the thread
             self.log(f"cache {self.address}: {_text(error)}")
 
 
 def _limit(connection: Any) -> None:
-    """Prepare a connection of redis-py that has its socket."""
+    """Wrap the socket of a new redis-py connection in _Limited, then log in."""
     connection._sock = _Limited(connection._sock)
     connection.on_connect()
 
@@ -404,18 +408,18 @@ def load_redis() -> ModuleType:
 
 
 def _is_about_one_command(error: Exception) -> bool:
-    """Whether other commands may work."""
+    """Return whether other commands may still work."""
     errors = load_redis().exceptions
     return isinstance(error, errors.ResponseError) and not isinstance(error, errors.ClusterDownError)
 
 
 def _is_about_the_password(error: Exception) -> bool:
-    # "Invalid Username" is redis-py's own text: AUTH had another answer than that of Redis
+    # "Invalid Username" is redis-py's own text for an answer to AUTH that is not from Redis
     return isinstance(error, load_redis().AuthenticationError) and "Invalid Username" not in str(error)
 
 
 def _text(error: Exception) -> str:
-    """Return one line, without what a server may repeat of the password."""
+    """Return the error as one line. A password in the server's text is replaced."""
     if _is_about_the_password(error):
         return "it refuses the user or the password"
     text = " ".join(str(error).split()) or type(error).__name__
