@@ -1,1 +1,1 @@
-"""What is learned from, and how it arrives. Import the submodules: `from datasets import cifar10, order`."""
+"""Data sets, stores and loaders. Import the submodules: `from datasets.memory import cifar10`."""

@@ -1,4 +1,4 @@
-"""Data files that come from elsewhere: checked before they are believed, downloaded only over https."""
+"""Find, download (only over https) and verify data files."""
 
 import contextlib
 import gzip
@@ -23,16 +23,16 @@ DEFAULT_FOLDER = os.path.join(ROOT, "input_dir")
 
 
 def local_folder(data_url: str | None) -> str:
-    """data_url as a folder of this machine; None is input_dir/ beside datasets/, which need not exist yet.
+    """Return data_url as a local folder. None: the repository's input_dir/, which need not exist yet.
 
-    What is below an s3:// or obs:// URL is fetched to the node's scratch disk (datasets/staging.py), and
-    every process of the job waits until all nodes have it. Raises BadInput where that fails, for another
-    URL and for a missing folder.
+    Objects below an s3:// or obs:// URL are copied to the node's scratch disk (datasets/staging.py), and
+    every process of the job waits until all nodes have them. Raises BadInput if that fails, for another URL
+    and for a missing folder.
     """
     if data_url is None:
         return DEFAULT_FOLDER
     if is_url(data_url):
-        from datasets import staging  # and with it the object store's code, which folders do not need
+        from datasets import staging  # imports the object store's code, which folders do not need
 
         return staging.stage(data_url)
     scheme, separator, _ = data_url.partition("://")
@@ -47,7 +47,7 @@ def local_folder(data_url: str | None) -> str:
 
 
 def read_checked(path: str, md5: str) -> bytes:
-    """The file's bytes, unpacked if its name ends in .gz. md5: of the file as it stands. Raises BadInput."""
+    """Return a file's bytes, unpacked if its name ends in .gz. md5: of the packed file. Raises BadInput."""
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -58,7 +58,7 @@ def read_checked(path: str, md5: str) -> bytes:
 
 
 def check_md5(name: str, content: bytes, md5: str) -> None:
-    """Raises BadInput where the content is not the official one."""
+    """Raise BadInput if the content has another md5."""
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != md5:
         raise BadInput(
@@ -77,10 +77,10 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 
 def download(url: str, path: str, md5: str) -> None:
-    """Fetch an https URL to `path`, which appears only when it is whole and its md5 is right.
+    """Download an https URL to `path`. The file appears only when it is complete and has the md5.
 
-    A server that falls silent for 20 s ends it. Of several processes one fetches and the others wait for it.
-    Raises BadInput with the reason; nothing is left behind then.
+    Of several processes one downloads and the others wait. Raises BadInput with the reason, for example if
+    the server sends nothing for 20 s, and leaves no files then.
     """
     if not url.startswith("https://"):
         raise BadInput(f"{url} is not an https URL")
@@ -128,7 +128,7 @@ def _fetch(url: str, path: str, md5: str) -> None:
 
 
 def _progress(name: str, size: int) -> tqdm:
-    # Not a terminal: one line every 10 s, so that a slow download is not taken for a hang.
+    # not a terminal: print every 10 s, so that a slow download does not look like a hang
     return tqdm(
         total=size or None,
         unit="B",

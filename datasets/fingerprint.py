@@ -1,4 +1,4 @@
-"""Digests of data whose form is not known: which data set it is, and which target a sample has."""
+"""Digests of data of any type: the fingerprint of a data set, and the hash of a sample's target."""
 
 import hashlib
 import os
@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-_ITEMS = 64  # that are read, evenly spread
-_WHOLE = 1 << 28  # bytes of an array up to which all of it counts
+_ITEMS = 64  # items that are read, evenly spaced
+_WHOLE = 1 << 28  # bytes: of larger arrays only some rows are digested
 
 
 def fingerprint(dataset: Any, read: Callable[[np.ndarray], list]) -> str:
     """Return a digest of a map-style dataset, 32 hex digits.
 
-    Its own `fingerprint` (any text) counts if it has one. Otherwise: its length; the tensors, arrays and
-    lists of numbers that are its attributes (of more than 256 MB: evenly spread rows); the names and labels
-    in torchvision's `samples`; and 64 items, evenly spread. read(ids): returns items, with the same random
-    transforms in every process. Not counted: where files are, and what changes in none of these.
+    If the dataset has a `fingerprint` (any text), only that is digested. Otherwise: its length; its
+    attributes that are tensors, arrays or lists of numbers (above 256 MB only evenly spaced rows); the names
+    and labels in torchvision's `samples`; and 64 evenly spaced items. The folder of the files does not count.
+    read(ids): returns items, with the same random transforms in every process.
     """
     digest = hashlib.sha256()
     _add_dataset(digest, dataset)
@@ -35,8 +35,8 @@ def fingerprint(dataset: Any, read: Callable[[np.ndarray], list]) -> str:
 
 
 def hash_value(value: Any) -> int:
-    """Return the integer itself, or 63 bits of a digest of another value: a tensor, an array, text, or a nest
-    of them."""
+    """Return an integer itself, and 63 bits of a digest of any other value: a tensor, an array, text, or a
+    nested list or dictionary."""
     if isinstance(value, int | np.integer) or (
         isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0
     ):
@@ -59,7 +59,7 @@ def hash_rows(values: Any) -> np.ndarray:
 
 
 def _hash_words(rows: np.ndarray) -> np.ndarray:
-    """Return 63 bits of each row of bytes, uint8 [n, m]. Every word is mixed with its place (SplitMix64)."""
+    """Return a 63-bit hash of each row of uint8 [n, m]. Each word is mixed with its position (SplitMix64)."""
     rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8))).view(np.uint64)
     words = rows + np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -89,14 +89,14 @@ def _add_dataset(digest: Any, dataset: Any) -> None:
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether an attribute holds numbers: no paths, which differ from node to node."""
+    """Return whether an attribute holds numbers. Others may be paths, which differ from node to node."""
     if isinstance(value, list | tuple) and value:
         return all(isinstance(each, int | float | torch.Tensor | np.ndarray) for each in value)
     return isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "iufbc")
 
 
 def _add(digest: Any, value: Any) -> None:
-    """Add a value, with its type and shape."""
+    """Add a value to the digest. Of an array, add also its type and shape."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()

@@ -12,7 +12,7 @@ from common.object_store.store import Object
 
 
 class StagedCopy:
-    """place: the folder of the URL. data: the files when they are complete; hidden: until then."""
+    """A local copy of a URL in the folder `place`. `data`: folder of the complete copy; `hidden`: before."""
 
     def __init__(self, place: str):
         self.place, self.journal = place, os.path.join(place, "journal.jsonl")
@@ -29,8 +29,9 @@ class StagedCopy:
         return found
 
     def has(self, folder: str, entry: Object, entries: dict[str, tuple], sha256: str | None) -> bool:
-        """Return whether the file in `folder` is the object. A file of a killed staging is read for that.
+        """Return whether the file in `folder` is the object.
 
+        The file is read, unless the copy is complete and the modification time is that of the journal.
         entries: of the journal. sha256: of the object, if it is known.
         """
         known, whole = sha256, folder == self.data
@@ -52,8 +53,8 @@ class StagedCopy:
             return False
 
     def others(self, folder: str, objects: list[Object]) -> tuple[list[str], int]:
-        """Return (the paths in the hidden folder of files that the store does not have, the bytes of
-        unfinished fetches, which are continued)."""
+        """Return (the paths, in the hidden folder, of files that are not in the store; the bytes of
+        unfinished downloads, which are continued)."""
         keys, found, begun = {entry.key for entry in objects}, [], 0
         for base, _, names in os.walk(folder):
             below = os.path.relpath(base, folder)
@@ -66,8 +67,8 @@ class StagedCopy:
         return found, begun
 
     def listed_at(self) -> float | None:
-        """Return when the store was last listed for this copy, in seconds of read_clock(); None if that was
-        before this machine was started."""
+        """Return when the store was last listed for this copy, in seconds of read_clock(); None if that is
+        not known or was before the last start of this machine."""
         try:
             with open(os.path.join(self.place, "state.json"), encoding="utf-8") as file:
                 state = json.load(file)
@@ -77,8 +78,7 @@ class StagedCopy:
 
 
 def read_clock() -> float:
-    """Return the seconds since this machine was started, the same in all processes. The wall clock may be set
-    back."""
+    """Return a time in seconds that all processes of this machine share. The wall clock may be set back."""
     return time.monotonic()
 
 

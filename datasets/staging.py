@@ -1,13 +1,13 @@
-"""Copy what is below a URL of an object store to this node's scratch disk, once and completely.
+"""Copy the objects below a URL of an object store to this node's scratch disk, once and completely.
 
     <scratch>/bootfile-<uid>/staged/<bucket and prefix>-<digest>/
         data/           the files; named .data until all are complete
         journal.jsonl   [key, size, etag, sha256, mtime in ns] of each complete file
         state.json      when the store was last listed
 
-One process of a node fetches, the others wait. The files that a killed process completed are checked against
-the journal and kept. A complete copy is used again: changed objects are fetched again, and files of deleted
-objects are deleted.
+One process of a node downloads, the others wait. The files that a killed process completed are checked
+against the journal and kept. A complete copy is used again: changed objects are downloaded again, and files
+of deleted objects are deleted.
 """
 
 import concurrent.futures
@@ -33,9 +33,9 @@ from datasets.staged_copy import StagedCopy, format_line, read_boot_id, read_clo
 
 THREADS = 16
 MANIFESTS = ("manifest.json", output_list.NAME)  # they list the sizes and sha256 of what was uploaded
-_IN_USE = 60.0  # seconds for another job to end
+_IN_USE = 60.0  # seconds to wait for another job to end
 _LARGEST_MANIFEST = 2**30  # bytes
-_SLACK = 4096  # bytes a file may take on the disk beyond its own
+_SLACK = 4096  # bytes that a file may take on the disk in addition to its size
 
 _began = read_clock()
 _staged: dict[str, str] = {}
@@ -46,8 +46,8 @@ def stage(url: str) -> str:
     """Return the folder that holds all objects below the URL as files.
 
     Returns on every process of the job at the same time, however long one node takes. Raises BadInput on
-    every process if one fails. The files' modification times follow from the objects, so an index of one copy
-    fits another.
+    every process if one fails. The files' modification times are computed from the objects, so an index of
+    one copy is valid for another.
     """
     if url in _staged:
         return _staged[url]
@@ -137,7 +137,7 @@ class _Staging:
         write_atomic(self.copy.journal, "".join(format_line(key, *entries[key]) for key in sorted(keys)))
         self._fetch(missing, checksums)
         for base, _, names in os.walk(self.copy.hidden, topdown=False):
-            for name in filter(is_partial, names):  # of another version of the object
+            for name in filter(is_partial, names):  # parts of another version of the object
                 os.unlink(os.path.join(base, name))
             with contextlib.suppress(OSError):
                 os.rmdir(base)  # only if it is empty
@@ -154,7 +154,7 @@ class _Staging:
 
     def _fetch(self, missing: list[Object], checksums: dict[str, str]) -> None:
         self._total, self._all = len(missing), sum(entry.size for entry in missing)
-        for entry in missing:  # an old folder of that name: empty, or with unfinished fetches
+        for entry in missing:  # an old folder of that name: empty, or with unfinished downloads
             shutil.rmtree(os.path.join(self.copy.hidden, entry.key), ignore_errors=True)
         for folder in sorted({os.path.dirname(entry.key) for entry in missing}):
             os.makedirs(os.path.join(self.copy.hidden, folder), exist_ok=True)
@@ -238,13 +238,13 @@ class _Staging:
         return found
 
     def _alive(self, text: str | Callable[[], str]) -> None:
-        """Tell the other processes, and whoever reads the log, that this one is alive."""
+        """Send a heartbeat to the other processes and to the log."""
         barrier.beat(f"staging {self.url}")
         self.heartbeat.beat(text)
 
     @contextlib.contextmanager
     def _alone(self, name: str, why: str, seconds: float = float("inf")) -> Iterator[None]:
-        """Hold a lock of this node that other processes may hold for long."""
+        """Hold a lock of this node. Other processes may hold it for up to `seconds`."""
         begin = time.monotonic()
         with contextlib.ExitStack() as lock:
             while True:
