@@ -1,1 +1,1 @@
-"""Read and write an object store (S3, OBS) without damage."""
+"""Read and write an object store (S3, OBS), with checks for damaged data."""

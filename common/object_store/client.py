@@ -1,4 +1,4 @@
-"""boto3's client, and its answers: the facts about an object, and its bytes, every one counted."""
+"""Make boto3's client, and read its answers: the facts about an object, and its bytes."""
 
 import contextlib
 import functools
@@ -13,21 +13,26 @@ from common.exits import BadInput, import_optional
 from common.object_store.errors import Damaged
 from common.object_store.location import NEEDS_HTTPS, USE_HTTPS, Endpoint, is_clear_text
 
-SHA256 = "sha256"  # the name of the metadata
+SHA256 = "sha256"  # the name of the metadata entry
 _CONNECT_TIMEOUT = 10.0  # seconds
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _CHUNK = 2**18  # bytes
-_SLOWEST = 2**14  # bytes per second: the time that a body may take in addition to the time-out
+_SLOWEST = 2**14  # bytes per second: the lowest speed of a body; the time-out is added to its time
 
 
 def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float) -> Any:
-    """Return boto3's S3 client. Raises BadInput if boto3 is not installed, and what boto3 raises.
+    """Return boto3's S3 client. Raises BadInput if boto3 is not installed, and any exception of boto3.
 
-    Credentials: what boto3 reads (AWS_*, its files, roles), and OBS_ACCESS_KEY_ID, OBS_SECRET_ACCESS_KEY and
-    OBS_SECURITY_TOKEN. The client makes one attempt at each request, so that waits have one bound: Requests
+    The credentials are those that boto3 reads (AWS_*, its files, roles), and OBS_ACCESS_KEY_ID,
+    OBS_SECRET_ACCESS_KEY and OBS_SECURITY_TOKEN. The client makes one attempt at each request; Requests
     retries. (Measured: with boto3's "adaptive" retries, whose limiter all threads share, 70 requests of 16
     threads took 67 s and failed when bursts of 503 hit 60 % of them. Our retries took 7 s; 2 cores, moto.)
+
+    scheme: "s3" or "obs".
+    where: the server.
+    connections: the size of the connection pool.
+    read_timeout: seconds without a byte.
     """
     boto3 = import_optional("boto3", "object stores need boto3")
     from botocore.config import Config
@@ -50,13 +55,13 @@ def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float)
             retries={"mode": "standard", "total_max_attempts": 1},
             max_pool_connections=connections,
             s3={"addressing_style": where.style},
-            # other stores than Amazon's do not know the newer checksums
+            # stores other than Amazon's do not know the newer checksums
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),
         **keys,
     )
-    if is_clear_text(client.meta.endpoint_url):  # boto3's files may name an endpoint, too
+    if is_clear_text(client.meta.endpoint_url):  # boto3's files may also name an endpoint
         if os.environ.get(USE_HTTPS) != "0":
             raise BadInput(f"the endpoint {client.meta.endpoint_url} is not encrypted: {NEEDS_HTTPS}")
         _warn_of_clear_text(client.meta.endpoint_url)
@@ -70,7 +75,7 @@ def _warn_of_clear_text(url: str) -> None:
 
 
 class Facts(NamedTuple):
-    """What an answer says about an object. size in bytes; md5: None if the ETag is not an MD5."""
+    """The facts about an object in an answer. size in bytes; md5: None if the ETag is not an MD5."""
 
     size: int
     etag: str
@@ -107,7 +112,8 @@ def read_md5(answer: dict) -> str | None:
 
 def read_chunks(body: Any, size: int, timeout: float) -> Iterator[bytes]:
     """Yield the `size` bytes of a body as they arrive. Raises Damaged if it ends early or is too slow."""
-    # read1() returns what has arrived. A full chunk of single bytes would never exceed a time-out.
+    # read1() returns the bytes that have arrived. read() waits for a full chunk: if single bytes arrive, no
+    # read exceeds the time-out, and the wait has no limit.
     raw = body._raw_stream
     take = raw.read1 if hasattr(raw, "read1") else body.read
     deadline = time.monotonic() + timeout + size / _SLOWEST

@@ -43,7 +43,7 @@ _PASSING = {
 class StoreError(BadInput):
     """A request to an object store failed. The message names the bucket, the key and the cause.
 
-    reason: the store's own code ("NoSuchBucket"), or one word of ours ("unreachable", "damaged", "disk").
+    reason: the store's own code ("NoSuchBucket"), or one word of this project ("unreachable", "disk").
     """
 
     def __init__(self, message: str, reason: str = ""):
@@ -52,11 +52,11 @@ class StoreError(BadInput):
 
 
 class Damaged(Exception):
-    """Received data is not what was sent. The message says whether it is truncated or changed."""
+    """Received bytes differ from the sent ones. The message says whether they are truncated or changed."""
 
 
 class Trouble(NamedTuple):
-    """What an error means. cause: for the user; again: a retry may help; busy: all threads should wait."""
+    """The meaning of an error. cause: text for the user; again: a retry may help; busy: all threads wait."""
 
     cause: str
     reason: str
@@ -65,10 +65,10 @@ class Trouble(NamedTuple):
 
 
 def explain(error: Exception, endpoint: str) -> Trouble | None:
-    """Return what an exception of boto3, the network or the disk means; None for any other exception.
+    """Return the meaning of an exception of boto3 or the network; None for any other exception.
 
     endpoint: the name of the server for messages. The server's own text is not repeated: it may quote a
-    request.
+    request with its secrets.
     """
     from botocore import exceptions as boto
 
@@ -136,7 +136,7 @@ def of_the_disk(error: OSError, path: str) -> StoreError:
         try:
             space = os.statvfs(folder)
             cause = f"{cause} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free)"
-        except OSError:  # the folder is gone as well: the first reason is enough
+        except OSError:  # the folder is also gone: the first reason is enough
             pass
     return StoreError(f"{shown(path)}: {cause}", "disk")
 

@@ -1,4 +1,4 @@
-"""Where an object store is: the parts of an s3:// or obs:// URL, and the endpoint from the environment."""
+"""Parse an s3:// or obs:// URL, and find the endpoint of its store in the environment."""
 
 import ipaddress
 import os
@@ -33,7 +33,7 @@ class Location(NamedTuple):
 
 
 def parse(url: str) -> Location:
-    """Parse s3://bucket[/prefix] or obs://bucket[/prefix]. Raises BadInput, which repeats no password."""
+    """Parse s3://bucket[/prefix] or obs://bucket[/prefix]. Raises BadInput; it never shows a password."""
     match = _URL.fullmatch(url)
     if not match:
         raise BadInput(f"{shown(url.rpartition('@')[2])} is no s3://bucket/prefix or obs://bucket/prefix")
@@ -58,7 +58,7 @@ def parse(url: str) -> Location:
 
 
 class Endpoint(NamedTuple):
-    """A server. url: None for Amazon's own. style: "virtual" (bucket.host) or "path" (host/bucket)."""
+    """A server. url: None for Amazon's. style: "virtual" (bucket.host) or "path" (host/bucket)."""
 
     url: str | None
     region: str | None
@@ -66,16 +66,18 @@ class Endpoint(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name for messages."""
+        """Return the name of the server for messages."""
         return urlsplit(self.url).netloc if self.url else "the S3 endpoint"
 
 
 def find_endpoint(scheme: str) -> Endpoint:
-    """Where s3:// or obs:// is, by the environment: S3_ENDPOINT (as ModelArts sets it), AWS_ENDPOINT_URL_S3,
-    AWS_ENDPOINT_URL, or OBS in OBS_REGION or AWS_DEFAULT_REGION. Raises BadInput.
+    """Return the server of s3:// or obs:// URLs.
 
-    Certificates are always checked. S3_USE_HTTPS=0 allows http to other machines, and means it for an address
-    without a protocol: connect() then prints a warning.
+    It is the first of S3_ENDPOINT (as ModelArts sets it), AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL. Without
+    these, obs:// is OBS in OBS_REGION or AWS_DEFAULT_REGION, and s3:// is Amazon's. Raises BadInput.
+
+    Certificates are always checked. S3_USE_HTTPS=0 allows http to other machines, and makes http the default
+    of an address without a protocol: connect() then prints a warning.
     """
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
     if scheme == "obs":
@@ -100,7 +102,7 @@ def find_endpoint(scheme: str) -> Endpoint:
 
 
 def _check_endpoint(name: str, text: str) -> str:
-    """Return an endpoint as scheme://host[:port]. Raises BadInput, which repeats no password."""
+    """Return an endpoint as scheme://host[:port]. Raises BadInput; it never shows a password."""
     if "://" not in text:
         text = f"{'http' if os.environ.get(USE_HTTPS) == '0' else 'https'}://{text}"
     try:
@@ -133,7 +135,7 @@ def is_clear_text(url: str) -> bool:
 
 
 def _is_bare(host: str) -> bool:
-    """Return whether a bucket's name cannot be put before a host."""
+    """Return whether a host cannot have a bucket's name before it: an IP address, or localhost."""
     try:
         return bool(ipaddress.ip_address(host))
     except ValueError:

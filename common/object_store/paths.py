@@ -1,4 +1,4 @@
-"""Objects as files of this node: their paths, the hidden files in which they arrive, the scratch folders."""
+"""Paths of downloaded objects on this node, hidden files for unfinished downloads, and scratch folders."""
 
 import contextlib
 import fcntl
@@ -21,8 +21,8 @@ _PARTIAL = (".bootfile-", ".partial")
 
 
 def check_keys(keys: Iterable[str], url: str) -> None:
-    """Raises BadInput, with the key, where keys are no paths of files below a folder, or not all of them at
-    once: `a` and `a/b`."""
+    """Raise BadInput if a key is not a valid path of a file below a folder, or if two keys exclude each
+    other: `a` and `a/b`. The error names the key."""
     keys, folders = set(keys), set()
     for key in keys:
         parts = key.split("/")
@@ -43,8 +43,8 @@ def check_keys(keys: Iterable[str], url: str) -> None:
 
 
 def local_path(folder: str, key: str) -> str:
-    """Where a key belongs below a folder. Raises BadInput, with the key, where it would lie anywhere else, or
-    be no file name here."""
+    """Return the path of a key below a folder. Raises BadInput, with the key, if the path is outside of the
+    folder or is not valid on this node."""
     check_keys([key], folder)
     path = os.path.join(folder, key)
     inside = os.path.realpath(folder)
@@ -54,12 +54,12 @@ def local_path(folder: str, key: str) -> str:
 
 
 def is_partial(name: str) -> bool:
-    """Whether a file is what a fetch has not finished."""
+    """Return whether this is the name of the hidden file of an unfinished download."""
     return name.startswith(_PARTIAL[0]) and name.endswith(_PARTIAL[1])
 
 
 def make_folder_of(path: str, key: str) -> None:
-    """Make the folders above a path. Raises BadInput where a file is in the way."""
+    """Make the parent folders of a path. Raises BadInput if a file has the name of one of them."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -71,13 +71,13 @@ def make_folder_of(path: str, key: str) -> None:
 
 
 def sweep(folder: str) -> None:
-    """Delete what killed fetches left in a folder; not the files that another process is writing."""
+    """Delete the hidden files of killed processes in a folder, but not those that a process is writing."""
     files.sweep(folder, is_partial)
 
 
 class PartialFile:
-    """A hidden file beside `path`, open to go on with, that belongs to this process alone. It is removed when
-    the disk is full, and where nothing came."""
+    """A hidden file in the folder of `path` for a download, locked by this process; it may hold the first
+    bytes already. It is deleted if the disk is full, or if the download fails without a byte."""
 
     def __init__(self, path: str, identity: str):
         name = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
@@ -91,7 +91,7 @@ class PartialFile:
                 return self.file
         except (
             OSError
-        ):  # another process or thread fetches it, too, or has just finished, or there are no locks
+        ):  # another process or thread downloads it or has just finished, or there are no locks here
             pass
         self.file.close()
         own = f"-{os.getpid()}-{threading.get_ident()}{_PARTIAL[1]}"
@@ -104,12 +104,12 @@ class PartialFile:
         with contextlib.suppress(OSError):
             if full or (kind and not os.fstat(self.file.fileno()).st_size):
                 os.unlink(self.path)
-        with contextlib.suppress(OSError):  # what could not be written cannot be flushed either
+        with contextlib.suppress(OSError):  # close() fails like the write before it
             self.file.close()
 
 
 def finish(file: BinaryIO, path: str) -> None:
-    """Give an open partial file its name, once it is on the disk."""
+    """Sync an open partial file to the disk and rename it to `path`."""
     file.flush()
     os.fsync(file.fileno())
     os.replace(file.name, path)
@@ -119,8 +119,8 @@ def scratch_folder(kind: str, url: str) -> str:
     """Make this user's private folder for a URL on the node's scratch disk, and return its absolute path.
 
     A restart on the same node finds the same folder. It is below BOOTFILE_SCRATCH, else below /cache if that
-    can be written, else below the system's temporary folder. kind: "staged" or "outputs". Raises BadInput for
-    an invalid URL, and if the folder cannot be written.
+    is writable, else below the system's temporary folder. kind: "staged" or "outputs". Raises BadInput if the
+    URL is not valid or the folder is not writable.
     """
     location = parse(url)
     where = find_endpoint(location.scheme)
@@ -139,7 +139,7 @@ def scratch_folder(kind: str, url: str) -> str:
 
 
 def scratch_place() -> str:
-    """Return the folder in which scratch folders are made, as an absolute path."""
+    """Return the absolute path of the folder for scratch folders."""
     if named := os.environ.get(SCRATCH):
         return os.path.abspath(named)
     if os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""Requests to an object store: retried within bounds; a failure is one line with the cause."""
+"""Send requests to an object store with a limited number of retries; an error is one line with the cause."""
 
 import base64
 import hashlib
@@ -17,8 +17,8 @@ from common.object_store.location import Location, find_endpoint
 
 T = TypeVar("T")
 
-_GAIN = 2**20  # bytes: an attempt that brought as many does not count as failed
-_WAIT, _LONGEST_WAIT = 0.5, 20.0  # seconds: the longest first pause, and the longest of all
+_GAIN = 2**20  # bytes: an attempt that received this many resets the count of failures
+_WAIT, _LONGEST_WAIT = 0.5, 20.0  # seconds: upper limits of the first pause and of any pause
 
 
 class Requests:
@@ -60,9 +60,9 @@ class Requests:
                 self.pause_after(error, key, failed)
 
     def pause_after(self, error: Exception, key: str, failed: int) -> None:
-        """Wait before the next attempt. Raises StoreError if there is to be none.
+        """Wait before the next attempt. Raises StoreError if a retry cannot help or the attempts are used up.
 
-        failed: attempts so far. An error of the program is raised as it is.
+        failed: the number of failed attempts. An exception with another cause is raised as it is.
         """
         if isinstance(error, BadInput):
             raise error
@@ -73,7 +73,7 @@ class Requests:
         if not trouble.again or failed >= self.attempts * (2 if trouble.busy else 1):
             times = f", {failed} times" if failed > 1 else ""
             raise StoreError(f"{self.location.url(key)}: {trouble.cause}{times}", trouble.reason) from error
-        # random: threads that were refused together do not come back together
+        # random: otherwise threads that fail together retry together
         pause = random.uniform(0, min(_LONGEST_WAIT, _WAIT * 2 ** (failed - 1)))
         if trouble.busy:
             self._quiet = time.monotonic() + pause
@@ -87,7 +87,7 @@ class Requests:
     def read_object(
         self, key: str, size: int | None = None, sha256: str | None = None
     ) -> tuple[bytes, Facts]:
-        """Read a small object, checked against its metadata, or against the given size and sha256."""
+        """Read a small object and check it against its metadata, or against the given size and sha256."""
         taken = []  # the sha256 of earlier attempts
 
         def attempt():
@@ -103,9 +103,9 @@ class Requests:
         return self.retry(key, attempt)
 
     def read_range(self, key: str, first: int, size: int | None, etag: str | None = None) -> bytes:
-        """Read `size` bytes from byte `first` on, fewer at the end of the object (None: up to its end).
+        """Read `size` bytes from byte `first`, fewer at the end of the object (None: up to its end).
 
-        etag: the one that the object must have.
+        etag: the ETag that the object must have.
         """
         content, failed, wanted = bytearray(), 0, size
         condition = {"IfMatch": etag} if etag else {}
@@ -150,11 +150,16 @@ class Requests:
     def compare(
         self, found: str, md5: Callable[[], str], sha256: str | None, facts: Facts, taken: list[str]
     ) -> None:
-        """Raise Damaged if bytes are not the expected ones.
+        """Raise Damaged if received bytes are not the expected ones.
 
-        Checked is sha256, else the metadata's, else the MD5 in the ETag. Not every store's ETag is an MD5, so
-        the same bytes twice are accepted. found: the sha256 of the bytes. md5: returns theirs. taken: the
-        sha256 of earlier attempts.
+        They are compared with `sha256`, or the sha256 of the metadata, or the MD5 in the ETag. Not every
+        store's ETag is an MD5, so without a sha256 the same bytes in two attempts are accepted.
+
+        found: the sha256 of the bytes.
+        md5: returns the MD5 of the bytes.
+        sha256: the expected sha256, if it is known.
+        facts: the facts in the answer.
+        taken: the sha256 of earlier attempts; `found` is appended.
         """
         wanted = sha256 or facts.sha256
         plausible = not wanted and (facts.md5 is None or found in taken or md5() == facts.md5)
@@ -174,7 +179,7 @@ class Requests:
             )
 
     def _get(self, key: str, parameters: dict, asked: tuple[int, int | None] | None = None):
-        """Return the body of an answer and its facts (size: of the body). asked: first and last byte."""
+        """Return the body of an object and its facts (size: of the body). asked: the first and last byte."""
         self.check_stopped(key)
         if asked:
             parameters = {"Range": f"bytes={asked[0]}-{'' if asked[1] is None else asked[1]}"} | parameters
@@ -187,7 +192,7 @@ class Requests:
     def _once(self, operation: str, parameters: dict) -> dict:
         function = getattr(self.client, operation)
         quiet = self._quiet - time.monotonic()
-        if quiet > 0:  # another thread was told to slow down
+        if quiet > 0:  # the store asked another thread to slow down
             self.stopped.wait(quiet)
         try:
             return function(Bucket=self.location.bucket, **parameters)
@@ -205,7 +210,7 @@ class Requests:
 
     @property
     def pool(self) -> ThreadPoolExecutor:
-        """The threads, for requests that do not wait for others."""
+        """Return the thread pool. Its tasks must not wait for other tasks of the pool."""
         if self._pid != os.getpid():
             self._begin()
         with self._lock:

@@ -1,16 +1,16 @@
-"""Object stores, S3 and Huawei's OBS: what is below a URL, whole or refused by name.
+"""Read, write and list the objects below a URL of an object store: S3 or Huawei's OBS.
 
     store = ObjectStore("obs://bucket/folder")
     for entry in store.list():
         store.fetch(entry.key, path, entry.size)
 
-Keys are relative to the URL. Every byte is counted, files are compared with the sha256 that stands in their
-metadata, and what fails is tried again a bounded number of times; boto3 alone lets flipped bits through and
-gives a body up that was cut. Every error is one line that names the bucket, the key and the cause.
+Keys are relative to the URL. The length of every object is checked, and its content is compared with the
+sha256 in its metadata. Failed requests are retried a limited number of times. boto3 alone neither detects
+corrupted downloads nor retries truncated ones. Every error is one line with bucket, key and cause.
 
-The environment says where (common/object_store/client.py) and who (AWS_*, OBS_*, or boto3's usual files).
-BOOTFILE_STORE_ATTEMPTS (default 5) and BOOTFILE_STORE_TIMEOUT (seconds without a byte, default 30) bound the
-waiting.
+The environment gives the endpoint (location.py) and the credentials (AWS_*, OBS_*, or boto3's usual files).
+BOOTFILE_STORE_ATTEMPTS (default 5) and BOOTFILE_STORE_TIMEOUT (seconds without a byte, default 30) limit the
+waiting time.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ from common.object_store.requests import Requests
 
 __all__ = ["Object", "ObjectStore", "StoreError", "is_url", "parse"]
 
-_PAGE = 1000  # keys of an answer, the most that stores give
+_PAGE = 1000  # keys in one answer; stores return no more
 _Uploads = list[tuple[str, str, float]]  # key, upload id, seconds since 1970
 _Progress = Callable[[int], object] | None
 
 
 class Object(NamedTuple):
-    """What is stored under a key (relative to the URL). size in bytes, modified in seconds since 1970;
-    sha256: of the metadata, as hex, None in listings and where there is none."""
+    """An object, with its key relative to the URL. size in bytes, modified in seconds since 1970; sha256 in
+    hex from the metadata, None in listings and if the metadata has none."""
 
     key: str
     size: int
@@ -43,10 +43,11 @@ class Object(NamedTuple):
 
 
 class ObjectStore:
-    """What is below one URL. All methods may be called from several threads; it can be pickled, and survives
-    a fork. Nothing is connected before the first call. Raises BadInput; its methods, StoreError.
+    """The objects below one URL.
 
-    threads: requests at a time for the parts of big files.
+    All methods may be called from several threads. It can be pickled, and survives a fork. It connects at the
+    first call. threads: the number of concurrent requests for the parts of big files. Raises BadInput; its
+    methods raise StoreError.
     """
 
     def __init__(self, url: str, threads: int = 16):
@@ -54,7 +55,7 @@ class ObjectStore:
         self.requests = Requests(self.location, threads)
 
     def list(self, prefix: str = "") -> Iterator[Object]:
-        """Yield all objects below URL/prefix, by key, without the empty ones that stand for folders."""
+        """Yield all objects below URL/prefix, by key, without the empty objects that represent folders."""
         skip = len(self.location.full(""))
         folder = prefix.strip("/")
         for page in self._pages(prefix, Prefix=self.location.full(f"{folder}/" if folder else "")):
@@ -66,14 +67,14 @@ class ObjectStore:
                     )  # fmt: skip
 
     def folders(self) -> Iterator[str]:
-        """Yield the names of the folders directly below the URL, without listing what is in them."""
+        """Yield the names of the folders directly below the URL, without listing their content."""
         below = self.location.full("")
         for page in self._pages("", Prefix=below, Delimiter="/"):
             for each in page.get("CommonPrefixes", []):
                 yield each["Prefix"][len(below) : -1]
 
     def _pages(self, key: str, **parameters) -> Iterator[dict]:
-        """Pages of a listing. Not ListObjectsV2: stores that do not know it end silently after 1,000."""
+        """Yield the pages of a listing. Not ListObjectsV2: stores without it stop silently at 1,000 keys."""
         marker = ""
         while True:
             page = self.requests.call("list_objects", key, Marker=marker, MaxKeys=_PAGE, **parameters)
@@ -85,7 +86,7 @@ class ObjectStore:
             marker = max(last)
 
     def head(self, key: str) -> Object | None:
-        """One object, with the sha256 of its metadata; None if it is not there."""
+        """Return an object, with the sha256 of its metadata; None if it does not exist."""
         try:
             answer = self.requests.call("head_object", key, Key=self.location.full(key))
         except StoreError as error:
@@ -96,8 +97,8 @@ class ObjectStore:
         return Object(key, facts.size, facts.etag, answer["LastModified"].timestamp(), facts.sha256)
 
     def read(self, key: str, first: int = 0, size: int | None = None) -> bytes:
-        """`size` bytes from byte `first` on, fewer at the end of the object. An object as a whole (no size)
-        is compared with its sha256; of a range, only the length can be."""
+        """Return `size` bytes from byte `first`, fewer at the end of the object; without size, up to the end.
+        A whole object is compared with its sha256. For a range only the length is checked."""
         if size == 0:
             return b""
         if first == 0 and size is None:
@@ -107,20 +108,22 @@ class ObjectStore:
     def fetch(
         self, key: str, path: str, size: int, sha256: str | None = None, progress: _Progress = None
     ) -> str:
-        """Make an object the file `path`, whole; its sha256.
+        """Download an object to the file `path`, atomically. Return its sha256. The folder must exist.
 
-        It appears when its length and its sha256 (this one, or the metadata's; without either, the MD5 of its
-        ETag) are right and it is on the disk. Until then its bytes are in a hidden file beside it; the next
-        call goes on with that of a big file. progress(bytes): less than 0 where bytes have to come again. The
-        folder must exist.
+        Until the download is complete, its bytes are in a hidden file in the same folder. The next call
+        continues with the hidden file of a big object.
+
+        size: the expected length in bytes.
+        sha256: the expected sha256 (default: that of the metadata, or the MD5 in the ETag if it has none).
+        progress: called with the number of new bytes; negative if bytes must be downloaded again.
         """
         return transfer.fetch(self.requests, key, path, size, sha256, progress or _nothing)
 
     def send(self, path: str, key: str, progress: _Progress = None, sha256: str | None = None) -> str:
-        """Store a file under a key, with its sha256 as metadata; the sha256.
+        """Upload a file, with its sha256 as metadata. Return the sha256.
 
-        sha256: what the file must have. A file that changes meanwhile is refused. Big files go in parts,
-        which are taken back when they do not come to an end.
+        sha256: the expected sha256 of the file. A file that changes during the upload is refused. Big files
+        are sent in parts, which are deleted if the upload fails.
         """
         return transfer.send(self, path, key, sha256, progress or _nothing)
 
@@ -129,17 +132,17 @@ class ObjectStore:
         self.requests.put(key, content, hashlib.sha256(content).hexdigest())
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; one that is not there counts as removed."""
+        """Delete objects. A missing object is not an error."""
 
         def remove(key: str) -> None:
             self.requests.call("delete_object", key, Key=self.location.full(key))
 
-        # One by one: with many at a time boto3 sends a checksum that OBS does not know.
+        # One request for each key: for a multi-object delete boto3 sends a checksum that OBS does not know.
         for _ in self.requests.pool.map(remove, keys):
             pass
 
     def uploads(self, key: str | None = None) -> _Uploads:
-        """(key, upload id, seconds since 1970) of unfinished multipart uploads: all, or those of one key."""
+        """Return (key, upload id, seconds since 1970) of unfinished multipart uploads. key: only its own."""
         prefix, skip = self.location.full(key or ""), len(self.location.full(""))
         found, markers = [], {}
         while True:
@@ -152,7 +155,7 @@ class ObjectStore:
             markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def abort(self, key: str, upload_id: str) -> None:
-        """Take an unfinished multipart upload back; one that is not there counts as taken back."""
+        """Abort an unfinished multipart upload. A missing upload is not an error."""
         try:
             self.requests.call("abort_multipart_upload", key, Key=self.location.full(key), UploadId=upload_id)
         except StoreError as error:
@@ -160,11 +163,11 @@ class ObjectStore:
                 raise
 
     def stop(self) -> None:
-        """Make the calls of all threads end with a StoreError soon, for good: after Ctrl-C."""
+        """Make the current and later calls of all threads end soon with a StoreError, after Ctrl-C."""
         self.requests.stopped.set()
 
     def close(self) -> None:
-        """Let connections and threads go. The store may be used again."""
+        """Close the connections and end the threads. The store may be used again."""
         self.requests.close()
 
     def __enter__(self):

@@ -1,7 +1,7 @@
-"""Files to and from an object store, in parts where they are big; whole, or not there.
+"""Download and upload files of an object store atomically; big files in parts.
 
-A file that is fetched appears under its name by a rename. A killed process leaves `.bootfile-<hash>.partial`
-beside it, whose bytes are a beginning of the object: the next fetch goes on with it, sweep() removes it.
+A downloaded file gets its name by a rename. A killed process leaves `.bootfile-<hash>.partial` in the same
+folder with the first bytes of the object. The next fetch continues with it; sweep() deletes it.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ from common.object_store.errors import Damaged, StoreError, of_the_disk, shown
 from common.object_store.paths import PartialFile, finish
 from common.object_store.requests import Requests
 
-_FETCHED = 2**22  # bytes of a part
-_AHEAD = 4  # parts on their way for a file: they are written in order, so the beginning is always whole
-Progress = Callable[[int], object]  # takes the bytes that have arrived
-_SENT, _MOST_PARTS = 2**23, 9000  # bytes of a part; stores take 10,000
+_FETCHED = 2**22  # bytes of a downloaded part
+_AHEAD = 4  # concurrent downloads of parts for a file: they are written in order, without gaps
+Progress = Callable[[int], object]  # called with the number of bytes that have arrived
+_SENT, _MOST_PARTS = 2**23, 9000  # bytes of an uploaded part; parts of a file (stores accept 10,000)
 
 
 def fetch(requests: Requests, key: str, path: str, size: int, sha256: str | None, progress: Progress) -> str:
@@ -55,7 +55,7 @@ def _all_parts(
     sha256: str | None,
     progress: Progress,
 ) -> str:
-    """Fill the hidden file up to the end of the object; the sha256."""
+    """Download the rest of the object to the hidden file. Return the sha256 of the whole."""
     taken, failed = [], 0
     while True:
         resumed = os.fstat(file.fileno()).st_size
@@ -79,7 +79,7 @@ def _all_parts(
         except Damaged as error:
             file.truncate(0)
             progress(-facts.size)
-            failed += not resumed  # what an earlier process left is given up without a word
+            failed += not resumed  # bytes of an earlier process may be wrong: not a failed attempt
             if failed:
                 requests.pause_after(error, key, failed)
 
@@ -90,7 +90,7 @@ def _update(hashes: list, chunk: bytes) -> None:
 
 
 def _parts(requests: Requests, key: str, first: int, facts: Facts):
-    """The bytes from `first` on, in order; a few parts are on their way at a time."""
+    """Yield the parts from byte `first` in order; a few are downloaded concurrently."""
     starts, pending = iter(range(first, facts.size, _FETCHED)), deque()
 
     def ask() -> None:
@@ -141,7 +141,7 @@ def _send_parts(
     sha256: str | None,
     progress: Progress,
 ) -> str:
-    """Two passes: the metadata, which has the sha256, goes before the first part."""
+    """Upload a file in parts. It is read twice, because the sha256 is sent before the first part."""
     requests, full = store.requests, store.location.full(key)
     length = max(_SENT, -(-size // _MOST_PARTS))
     whole, digests = hashlib.sha256(), []
@@ -171,13 +171,13 @@ def _send_parts(
     except BaseException as error:
         for future in futures:
             future.cancel()
-        wait(futures)  # a part that arrives after the end would be stored, and billed, for good
+        wait(futures)  # a part that arrives after the abort would be stored, and billed, for ever
         if (
             isinstance(error, StoreError)
             and error.reason == "NoSuchUpload"
             and _holds(store, key, size, found)
         ):
-            return found  # the answer to an earlier attempt was lost, or another process sent the same
+            return found  # the answer to an earlier attempt was lost, or another process sent the same file
         try:
             store.abort(key, upload)
         except StoreError as another:
@@ -185,7 +185,7 @@ def _send_parts(
                 f"{error}; its unfinished upload is still there: `python -m launch clean` removes it"
             ) from another
         raise
-    for _, earlier, _ in store.uploads(key):  # of killed processes: they would be billed for good
+    for _, earlier, _ in store.uploads(key):  # of killed processes: they would be billed for ever
         store.abort(key, earlier)
     return found
 
