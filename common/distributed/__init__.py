@@ -1,1 +1,1 @@
-"""Processes: who they are, how they start, meet, communicate and stop."""
+"""Start, connect and stop the processes of a job; devices, ranks and collectives."""

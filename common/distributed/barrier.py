@@ -1,8 +1,8 @@
 """A barrier that may take hours. It uses the store of the group, because --timeout limits every collective.
 
-What one node does before the others can continue (fetch data, restore a checkpoint) may take long, and not
-equally long everywhere. A process reports there that it is done, that it is alive, or what failed: then all
-processes end with that one line.
+The work of one node before all can continue (fetch data, restore a checkpoint) may take long, and each node
+takes a different time. In the store a process reports that it is done, that it is alive, or its error: then
+all processes end with the same line.
 """
 
 import os
@@ -33,11 +33,11 @@ def beat(name: str) -> None:
 
 
 def wait_for_all(name: str, doing: str, error: BadInput | None = None) -> None:
-    """Wait until every rank has arrived, for up to six hours. Prints from time to time what it waits for.
+    """Wait until every rank has arrived, for up to six hours. Log at intervals what it waits for.
 
-    name: of the barrier. doing: completes "waiting for 3 of 8 processes ...". error: why this process cannot
-    continue. Raises BadInput with the same text on every rank if one has an error, NoRendezvous if one is
-    lost.
+    name: the name of the barrier. doing: completes "waiting for 3 of 8 processes ...". error: the reason why
+    this process cannot continue. Raises BadInput with the same text on every rank if one has an error or is
+    lost, and NoRendezvous after six hours.
     """
     store, rank, world_size = ranks.store(), ranks.rank(), ranks.world_size()
     if store is None:
@@ -51,7 +51,7 @@ def wait_for_all(name: str, doing: str, error: BadInput | None = None) -> None:
     store.add(f"{name}/here/{rank}", 1)
     begin = looked = time.monotonic()
     heartbeat = Heartbeat()
-    beats: dict[int, tuple[int, float]] = {}  # rank -> (its heartbeats, when they were counted first)
+    beats: dict[int, tuple[int, float]] = {}  # rank -> (number of its heartbeats, time of its last change)
     here = store.add(f"{name}/here", 1)
     while here < world_size:
         time.sleep(_POLL)
@@ -75,7 +75,7 @@ def _raise_error(store: torch.distributed.Store, name: str) -> None:
     told = store.add(f"{name}/told", 1)
     deadline = time.monotonic() + _LINGER
     while ranks.is_first() and told < ranks.world_size() and time.monotonic() < deadline:
-        time.sleep(_POLL / 3)  # the store ends with rank 0
+        time.sleep(_POLL / 3)  # rank 0 leaves last: the store ends with it
         told = store.add(f"{name}/told", 0)
     raise BadInput(text)
 

@@ -1,8 +1,8 @@
-"""BatchNorm over the global batch: the statistics of one process, whatever the number of processes.
+"""BatchNorm over the global batch: the statistics are the same for any number of processes.
 
 torch.nn.SyncBatchNorm needs a GPU and nccl, and the host waits for the GPU in each of its forward passes.
-Here it does not wait. Over gloo the same mathematics run on any device, so that a job can be proven equal at
-any world size without a GPU.
+Here it does not wait. Over gloo the same mathematics run on any device, so a test can prove without a GPU
+that a job is equal at any world size.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ from torch import nn
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
     """Return the model with every BatchNorm2d synchronised over the ranks; its state_dict does not change.
 
-    torch.nn.SyncBatchNorm.convert_sync_batchnorm() with nccl, but no forward pass waits for the device; with
-    gloo the same mathematics in this module. Every rank must have a sample in every step.
+    With nccl it uses torch.nn.SyncBatchNorm, but does not wait for the device in the forward pass. With gloo
+    this module computes the same. Every rank must have a sample in every step.
     """
     if torch.distributed.get_world_size() == 1:
         return model
@@ -47,8 +47,9 @@ class _SyncBatchNorm(nn.SyncBatchNorm):
 
 
 class _NormalizeOnGPU(torch.autograd.Function):
-    """torch.nn.SyncBatchNorm's operators. torch selects the ranks that have samples by a boolean mask, and
-    only the device knows the size of that selection (pytorch/pytorch#78549). Here every rank has samples."""
+    """The operators of torch.nn.SyncBatchNorm without its mask. torch selects the ranks that have samples by
+    a boolean mask, and waits for the size of the selection (pytorch/pytorch#78549). Here every rank has
+    samples."""
 
     @staticmethod
     def forward(
@@ -99,11 +100,11 @@ def _gather(output: torch.Tensor, tensor: torch.Tensor) -> None:
     named = (
         "all_gather_single" if hasattr(torch.distributed, "all_gather_single") else "all_gather_into_tensor"
     )
-    getattr(torch.distributed, named)(output, tensor)  # the second name is deprecated since the first exists
+    getattr(torch.distributed, named)(output, tensor)  # newer torch deprecates the second name
 
 
 def _dense(features: torch.Tensor) -> torch.Tensor:
-    """Return the features in a memory format that the operators read."""
+    """Return the features in a memory format that the operators accept."""
     if features.is_contiguous(memory_format=torch.channels_last):
         return features
     return features.contiguous()
@@ -124,15 +125,15 @@ class _SyncBatchNorm2d(nn.BatchNorm2d):
 
 
 class _Normalize(torch.autograd.Function):
-    """S. Ioffe and C. Szegedy, arXiv:1502.03167, Algorithm 1 and its gradients, with sums over all
-    processes. Both passes are torch's own for fixed statistics, which is one over the memory each."""
+    """S. Ioffe and C. Szegedy, arXiv:1502.03167, Algorithm 1 and its gradients, with sums over all ranks.
+    Both use torch's kernels for fixed statistics, which read the memory once."""
 
     @staticmethod
     def forward(
         ctx: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, ...]:
-        # Local moments in the features' precision, combined in float64: no cancellation, few bytes to send.
-        # Not torch.var_mean, which takes ten times as long over this dimension.
+        # Local moments have the weights' precision and are combined in float64: this avoids cancellation and
+        # sends few bytes. torch.var_mean takes ten times as long over this dimension.
         rows = features.permute(0, 2, 3, 1).reshape(-1, features.shape[1]).to(weight.dtype)
         mean = rows.sum(0) / len(rows)
         square = (rows - mean).square_().sum(0)
@@ -159,11 +160,11 @@ class _Normalize(torch.autograd.Function):
         sums = torch.cat([of_bias, of_weight]).double()
         torch.distributed.all_reduce(sums)
         first, second = sums.div(count).chunk(2)
-        # What is missing where the statistics depend on the features: a line in them, for each channel.
+        # Add the gradient through the batch statistics; per channel it is affine in the features.
         mean, scale = mean.double(), (variance.double() + ctx.eps).rsqrt()
         slope = weight.double() * scale.square() * second
         level = weight.double() * scale * first - slope * mean
-        # In the weights' precision: rounded to the features' first, a channel's would not add up to 0.
+        # In the weights' precision: in that of the features, the gradients of a channel would not sum to 0.
         line = torch.addcmul(_column(level, weight), features, _column(slope, weight))
         of_features = fixed.sub_(line)
         return of_features, of_weight, of_bias, None

@@ -13,12 +13,13 @@ from common.topology import Topology, is_distributed, promised_gpus, resolve
 
 
 def select(args: argparse.Namespace) -> torch.device:
-    """Return the GPU of this process, or the CPU if there is none or --enable_gpu is false.
+    """Return the GPU of this process, or the CPU if there is no GPU or --enable_gpu is false.
 
-    args: enable_gpu (None: a GPU if there is one). Processes that outnumber the GPUs share them. A process
-    that starts the others of its node does not touch the GPUs. Raises BadInput if a GPU was asked for, or
-    promised by the platform, and torch sees none, if torch cannot use it (open_gpu), and for a job of one
-    process that was started as several.
+    args: enable_gpu (None: a GPU if there is one). If a node has more processes than GPUs, they share them. A
+    process that starts the others of its node does not touch the GPUs.
+
+    Raises BadInput if torch sees no GPU although --enable_gpu is true, if it sees fewer than the platform
+    promised, if torch cannot use the GPU (open_gpu), and if a job of one process was started as several.
     """
     topology = find_topology(args)
     if topology.world_size > 1 and not is_distributed(args):
@@ -39,10 +40,10 @@ def select(args: argparse.Namespace) -> torch.device:
 
 def open_gpu(device: torch.device) -> None:
     """Make a GPU the current device. Raises BadInput if the driver is too old for this torch, or if this
-    torch holds no code for the GPU: otherwise the first kernel would fail, after the set-up."""
+    torch has no code for the GPU: otherwise the first kernel would fail, after the set-up."""
     wheel = f"torch {torch.__version__} (CUDA {torch.version.cuda})"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own about the same, in many lines
+        warnings.simplefilter("ignore")  # torch warns of the same problem in many lines
         try:
             torch.cuda.set_device(device)
             capability = torch.cuda.get_device_capability(device)
@@ -64,9 +65,9 @@ def open_gpu(device: torch.device) -> None:
 def _runs_on(capability: tuple[int, int], name: str) -> bool:
     """Return whether a GPU runs code built for sm_XY (machine code) or compute_XY (PTX).
 
-    Machine code runs on the same major and a minor that is not lower, PTX on any later GPU too; with an "a"
-    (sm_90a) both run on exactly that one, with an "f" within the major (CUDA C++ Programming Guide). A name
-    of another form counts as code that runs.
+    Machine code runs on GPUs of the same major version and the same or a higher minor version; PTX also runs
+    on any later GPU. With an "a" (sm_90a) both run on this version only, with an "f" within the major version
+    (CUDA C++ Programming Guide). A name of another form counts as code that runs.
     """
     found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
     if not found:
@@ -80,9 +81,11 @@ def _runs_on(capability: tuple[int, int], name: str) -> bool:
 
 
 def find_topology(args: argparse.Namespace) -> Topology:
-    """Return which process this is. A node starts one process per GPU if nothing else is said: then
-    args.processes_per_node is set. If args.batch_size_per_gpu is given, args.batch_size becomes that of all
-    processes. Raises BadInput."""
+    """Return the topology of the job and the place of this process in it. Raises BadInput.
+
+    Without --processes_per_node a node starts one process per GPU: then args.processes_per_node is set. If
+    args.batch_size_per_gpu is given, args.batch_size becomes the batch size of all processes together.
+    """
     if is_distributed(args):
         args.processes_per_node = args.processes_per_node or count_gpus(args) or None
     topology = resolve(args, os.environ)
@@ -92,7 +95,7 @@ def find_topology(args: argparse.Namespace) -> Topology:
 
 
 def count_gpus(args: argparse.Namespace) -> int:
-    """Return how many GPUs of this node may be used, without touching them. Raises BadInput."""
+    """Return the number of GPUs that the job may use on this node, without touching them. Raises BadInput."""
     gpus = torch.cuda.device_count()
     if args.enable_gpu and not gpus:
         raise BadInput(
@@ -102,8 +105,8 @@ def count_gpus(args: argparse.Namespace) -> int:
 
 
 def identify_gpu() -> str:
-    """Return a name of the current GPU: its UUID, or, before torch 2.4, the host and its place in
-    CUDA_VISIBLE_DEVICES. Processes that give the same name may share a GPU."""
+    """Return a name of the current GPU: its UUID, or, before torch 2.4, the host and its entry in
+    CUDA_VISIBLE_DEVICES. Processes with the same name may share a GPU."""
     index = torch.cuda.current_device()
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -112,6 +115,7 @@ def identify_gpu() -> str:
 
 
 def count_gpus_of_node(args: argparse.Namespace, topology: Topology) -> int:
-    """Return how many GPUs the processes of this node share. Slurm may show each process its own only."""
+    """Return the number of GPUs that the processes of this node share. Slurm may show each process only its
+    own GPU."""
     visible, text = count_gpus(args), os.environ.get("SLURM_GPUS_ON_NODE", "")
     return int(text) if visible and topology.source == "slurm" and text.isdecimal() else visible

@@ -1,5 +1,4 @@
-"""How DistributedDataParallel's buckets of gradients travel, and the order in which they are added: the same
-in every step of every start."""
+"""Compress the gradients of DistributedDataParallel, and add them in the same order after a restart."""
 
 import contextlib
 import re
@@ -13,13 +12,11 @@ from common.performance.compilation import backward_without_trace
 
 
 def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind: str) -> None:
-    """Send gradients as they are ("none") or as bfloat16 ("bf16"), before the first step and on every
-    process.
+    """Send gradients as they are ("none") or as bfloat16 ("bf16"). Call it on every rank before training.
 
-    bfloat16 is half the bytes of float32, with its range and 8 bits of precision instead of 24: gradients are
-    rounded when they leave and in every addition on the way, and the weights stay float32. One process sends
-    nothing and rounds nothing. Raises BadInput where the processes' backend cannot add bfloat16: gloo of old
-    versions.
+    bfloat16 has half the bytes of float32, the same range, and 8 bits of precision instead of 24. Gradients
+    are rounded before they are sent and in every addition; the weights stay float32. A job of one process
+    rounds nothing. Raises BadInput if the backend cannot add bfloat16, such as gloo of old versions.
     """
     if kind == "none" or torch.distributed.get_world_size() == 1:
         return
@@ -27,7 +24,7 @@ def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind:
     try:
         torch.distributed.all_reduce(probe)
     except (RuntimeError, TypeError) as error:
-        if not re.search("scalar type|data type", str(error)):  # gloo, nccl; all else is a lost process
+        if not re.search("scalar type|data type", str(error)):  # not gloo's or nccl's text: a lost process
             raise
         raise BadInput(
             f"--gradient_compression {kind}: {torch.distributed.get_backend()} of torch {torch.__version__} "
@@ -37,17 +34,18 @@ def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind:
 
 
 def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: Any) -> None:
-    """Run backward passes that leave no trace, before training and on every process.
+    """Run backward passes that change no state, on every rank before training.
 
-    After its first backward pass DistributedDataParallel puts the gradients into other buckets, in the order
-    in which they became ready. Three or more processes then add them in another order, which rounds
-    differently: without this, the first step after a restart would not be that of the uninterrupted run. With
-    static_graph the first pass only counts how often each gradient comes; the second one finds the order.
-    Weights, buffers and random state are as before. inputs: a batch of at least two samples, any values.
+    After its first backward pass DistributedDataParallel reorders the buckets: gradients that are ready first
+    come first. Three or more processes then add them in another order, which rounds differently. Without this
+    call the first step after a restart would differ from that of the uninterrupted run. With static_graph the
+    first pass only counts the gradients; the second one finds their order.
+
+    Weights, buffers and random state do not change. inputs: a batch of at least two samples, any values.
     """
     if torch.distributed.get_world_size() < 3:
         return
-    # A compiled model is not compiled for this batch, too: torch 2.6 and later can leave that out.
+    # Do not compile a compiled model for this batch as well: torch 2.6 and later can skip it.
     set_stance = getattr(torch.compiler, "set_stance", None)
     with set_stance("force_eager") if set_stance else contextlib.nullcontext():
         backward_without_trace(forward, forward, inputs, 2 if forward.static_graph else 1)

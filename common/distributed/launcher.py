@@ -1,4 +1,4 @@
-"""The processes of one node, where the platform started only the first of them."""
+"""Start the processes of a node if the platform started only the first of them."""
 
 import os
 import signal
@@ -16,23 +16,23 @@ from common.exits import ERROR_PIPE
 from common.platforms import STARTED_BY, available_cores
 from common.topology import Topology
 
-STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children of a parent that holds the store
-# seconds from SIGTERM to SIGKILL for processes whose peer is gone: a save that is in flight may end
+STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children if their parent holds the store
+# seconds from SIGTERM to SIGKILL after another process has failed: enough to finish a save in flight
 _GRACE = 5.0
 
 
 def start(topology: Topology, grace: float) -> int:
-    """Run this process's own command once for every process of the node, and wait.
+    """Run this process's command once for every process of the node, and wait until all have ended.
 
     Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
-    them. Signals that ask to stop are passed on, and the processes then have `grace` seconds to save and
-    leave. When one process fails, the others are ended. Returns the exit code of the first that failed (128 +
-    n if signal n ended it), or 0.
+    them. Signals that ask to stop are passed on; the processes then have `grace` seconds to save and exit.
+    When one process fails, the others are ended. Returns the exit code of the first that failed (128 + n if
+    signal n ended it), or 0.
     """
     count = topology.processes_per_node
     environment = dict(os.environ)
     if topology.nodes == 1:
-        # The store lives in this process, on loopback, at a port that nobody can take meanwhile.
+        # This process holds the store, on loopback. Its socket is open, so no other program takes the port.
         listener = socket.create_server(("127.0.0.1", 0))
         host, port = listener.getsockname()
         store = torch.distributed.TCPStore(
@@ -53,7 +53,7 @@ def start(topology: Topology, grace: float) -> int:
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // count)))
     children: list[subprocess.Popen] = []
-    asked: list[tuple[int, float]] = []  # signals and when they came
+    asked: list[tuple[int, float]] = []  # received signals and their times
 
     def forward(number: int, frame: FrameType | None) -> None:
         asked.append((number, time.monotonic()))
@@ -74,13 +74,13 @@ def start(topology: Topology, grace: float) -> int:
         if not asked:
             children.append(subprocess.Popen(command, env=environment | own, pass_fds=[send_errors]))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    if asked:  # one that was being started when the signal came has not seen it
+    if asked:  # a child that was being started when the signal came did not get it
         for child in children:
             child.send_signal(asked[0][0])
     os.close(send_errors)
     code = _wait(children, topology.rank, asked, grace) if children else 128 + asked[0][0]
     with os.fdopen(receive_errors) as lines:
-        sys.stderr.writelines(dict.fromkeys(lines))  # all processes read the same data: the same error once
+        sys.stderr.writelines(dict.fromkeys(lines))  # an error that several processes report is shown once
     del store
     return code
 
@@ -97,7 +97,7 @@ def _wait(
     if failed is None:
         return 0
     if code < 0 and asked and asked[0][0] == signal.SIGINT:
-        code = exits.INTERRUPTED  # killed by a second Ctrl-C, or in a library that was interrupted
+        code = exits.INTERRUPTED  # killed by a second Ctrl-C, or by SIGINT inside a library
     if code < 0:
         name = signal.Signals(-code).name
         print(f"rank {first_rank + failed} (pid {children[failed].pid}) was ended by {name}", file=sys.stderr)
@@ -112,7 +112,7 @@ def _wait(
 
 
 def _end(children: list[subprocess.Popen], seconds: float) -> None:
-    """Wait until all have ended, and kill those that have not in time."""
+    """Wait until all children have ended, and kill the others after `seconds`."""
     deadline = time.monotonic() + seconds
     for child in children:
         try:
@@ -123,9 +123,9 @@ def _end(children: list[subprocess.Popen], seconds: float) -> None:
 
 
 def die_with_parent() -> None:
-    """In a child: a parent killed without notice must not leave processes behind that hold the GPUs."""
+    """Make this child end when its parent ends, so that a killed parent leaves no process on the GPUs."""
     parent = os.environ.get(STARTED_BY)
     if parent and sys.platform == "linux":
         preemption.die_with_parent(signal.SIGTERM)
-        if os.getppid() != int(parent):  # it died before the call
+        if os.getppid() != int(parent):  # the parent ended before the call
             sys.exit(128 + signal.SIGTERM)

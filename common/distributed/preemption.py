@@ -1,9 +1,7 @@
-"""Stop when asked to: SIGTERM or SIGUSR2 of a platform, SIGINT (Ctrl-C) of a user, noticed whatever the
-process is doing.
+"""Stop the job on a signal: SIGTERM or SIGUSR2 from a platform, SIGINT (Ctrl-C) from a user.
 
-A Python signal handler waits until the interpreter runs again, which it does not while a collective blocks on
-a lost peer. So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_fd) and a thread
-reads it.
+A Python signal handler cannot run while the main thread waits in a collective, for example for a lost peer.
+So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_fd), and a thread reads it.
 """
 
 import contextlib
@@ -22,34 +20,34 @@ if TYPE_CHECKING:  # a job imports this module before torch
     import torch
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
-SAME_PRESS = 0.5  # seconds: a terminal and a launcher both send SIGINT for one Ctrl-C
+SAME_PRESS = 0.5  # seconds: for one Ctrl-C both the terminal and the launcher send SIGINT
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
 _KEY = "stop"
 _POLL = 0.5  # seconds
-_UNWIND = 3.0  # seconds for the main thread to end by itself during set-up
+_UNWIND = 3.0  # seconds for the main thread to end by itself after Ctrl-C during set-up
 
 _asked = threading.Event()
 _watching = threading.Event()
 _grace = 25.0
 _code = 128 + signal.SIGTERM
-_reader: int | None = None  # of the pipe
+_reader: int | None = None  # the reading end of the pipe
 _store: "torch.distributed.Store | None" = None
 
 
 def asked() -> bool:
-    """Whether this process, or another of the job, was asked to stop."""
+    """Return whether this process, or another one of the job, was asked to stop."""
     return _asked.is_set()
 
 
 def exit_code() -> int:
-    """With which a process leaves that was asked to stop: 130 after SIGINT, else 143."""
+    """Return the exit code of a process that was asked to stop: 130 after SIGINT, else 143."""
     return _code
 
 
 def end_on_interrupt() -> None:
-    """From now on SIGINT raises KeyboardInterrupt in the main thread, and ends the process soon after if that
-    thread does not run Python code. Call it in the main thread."""
+    """Make SIGINT raise KeyboardInterrupt in the main thread, and end the process 3 s later if it still runs.
+    Call it in the main thread."""
     if _interruptible():
         _start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -57,12 +55,12 @@ def end_on_interrupt() -> None:
 
 
 def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
-    """From now on SIGTERM, SIGUSR2 and SIGINT only make asked() true; the job stops at its next step.
+    """Make SIGTERM, SIGUSR2 and SIGINT only set asked(); the job stops at its next step.
 
-    If it has not left `grace` seconds after that, the process ends with exit_code(); a second SIGINT ends it
-    at once. Call it in the main thread, once. A forked child (a DataLoader's worker) has nothing to save and
-    does not react: its parent ends it. store: through which the processes of the job tell each other of a
-    signal: a platform may signal one node only, and ranks that evaluate do not communicate.
+    If the process still runs `grace` seconds after a signal, it ends with exit_code(). A second SIGINT ends
+    it at once. Call it once, in the main thread. A forked child (a DataLoader's worker) ignores the signals:
+    its parent ends it. store: the processes of the job share a signal through it. A platform may signal one
+    node only, and ranks that evaluate do not communicate otherwise.
     """
     global _grace, _store
     _grace, _store = grace, store
@@ -71,15 +69,15 @@ def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
     for number in SIGNALS:
         if number != signal.SIGINT or _interruptible():
             signal.signal(number, _note)
-            signal.siginterrupt(number, False)  # system calls of libraries go on
+            signal.siginterrupt(number, False)  # libraries' system calls are restarted
     threading.Thread(target=_bound, args=(grace,), name="grace", daemon=True).start()
     if store:
         threading.Thread(target=_follow, args=(store,), name="others' signals", daemon=True).start()
 
 
 def ignore(worker: int = 0) -> None:
-    """Do not react to the signals: for processes that a job starts. As a DataLoader's worker_init_fn, too:
-    the loader gives its workers handlers of its own after the fork."""
+    """Ignore the signals in a process that a job starts. It is also a DataLoader's worker_init_fn: after the
+    fork the loader installs handlers of its own in its workers."""
     forget()
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -91,14 +89,14 @@ def forget() -> None:
 
 
 def die_with_parent(number: int) -> None:
-    """Let the kernel send this process a signal when its parent ends (Linux). Safe between fork and exec."""
+    """Make the kernel send this process a signal when its parent ends (Linux). Safe between fork and exec."""
     if _libc:
         PR_SET_PDEATHSIG = 1
         _libc.prctl(PR_SET_PDEATHSIG, number)
 
 
 def _interruptible() -> bool:
-    """A shell starts background jobs with SIGINT ignored."""
+    """Return whether SIGINT is not ignored: a shell starts background jobs with SIGINT ignored."""
     return signal.getsignal(signal.SIGINT) != signal.SIG_IGN
 
 
@@ -122,7 +120,7 @@ def _after_fork() -> None:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """Do nothing: Python calls this handler when it can, and the thread has read the signal before."""
+    """Do nothing: the thread has read the signal already when Python calls this handler."""
 
 
 def _listen(reader: int) -> None:
@@ -143,9 +141,9 @@ def _ask(number: int) -> None:
     global _code
     if number == signal.SIGINT:
         _code = INTERRUPTED
-    _asked.set()  # before anything that could block or fail: a log may be gone
+    _asked.set()  # before any call that could block or fail: the log may be closed
     if _store:
-        with contextlib.suppress(RuntimeError):  # the store's process is gone, and so are the others soon
+        with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon
             _store.add(_KEY, 1)
     with contextlib.suppress(OSError, ValueError):
         name = signal.Signals(number).name
@@ -153,7 +151,7 @@ def _ask(number: int) -> None:
 
 
 def _end_soon(seconds: float, text: str) -> None:
-    """End with INTERRUPTED after so many seconds, whatever the other threads do."""
+    """End the process with INTERRUPTED after `seconds`, even if other threads are blocked."""
 
     def end() -> None:
         last = threading.Timer(1, os._exit, (INTERRUPTED,))  # should the message block, as on a full pipe

@@ -1,4 +1,4 @@
-"""Initialise torch.distributed for a job, whoever started its processes."""
+"""Initialise torch.distributed for a job, with any launcher or platform."""
 
 import argparse
 import contextlib
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def get_topology(args: argparse.Namespace) -> Topology:
-    """Return which process this is. Once a node, print that and what the node offers (common/preflight).
+    """Return the topology. The first process of each node prints it, and the preflight report of the node.
 
-    It comes from the launcher (torchrun, torch.distributed.launch, Slurm, ...), the options of
+    It is found from the launcher (torchrun, torch.distributed.launch, Slurm, ...), the options of
     add_arguments(), or the variables of the platform. Raises BadInput.
     """
     topology = devices.find_topology(args)
@@ -57,9 +57,9 @@ def get_topology(args: argparse.Namespace) -> Topology:
 def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     """Wait until all processes of the job are reachable, and return the arguments of init_process_group().
 
-    args: timeout (seconds, for this and for every communication later), enable_gpu. The backend is nccl if
-    every rank owns a GPU, else gloo. A job that ends with an error leaves without waiting for lost peers.
-    Raises BadInput and NoRendezvous.
+    args: timeout (seconds, for this call and every later collective) and enable_gpu. The backend is nccl if
+    every rank has a GPU of its own, else gloo. If the job ends with an error, it does not wait for lost
+    peers. Raises BadInput and NoRendezvous.
     """
     launcher.die_with_parent()
     gpus = devices.count_gpus_of_node(args, topology)
@@ -67,12 +67,12 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     store = rendezvous.meet(topology, args.timeout, backend)
     if topology.world_size > 1:
         exits.on_failure(lambda error: _explain(error, topology))
-    if backend == "nccl or gloo":  # they share GPUs, or their launcher shows each of them its own only
+    if backend == "nccl or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
         gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
         backend = "nccl" if gpus == topology.world_size else "gloo"
     if backend == "gloo":
         _choose_interface(topology)
-    if topology.world_size > 1 or backend == "nccl":  # nccl's destructor warns if the group was not left
+    if topology.world_size > 1 or backend == "nccl":  # nccl warns if its group is not destroyed
         exits.on_success(_leave_group)
     options = {
         "backend": backend,
@@ -103,10 +103,8 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
 
 
 def _choose_interface(topology: Topology) -> None:
-    """Make gloo use the interface that reaches the master; it would ask for the host's own name, and find
-    127.0.1.1.
-
-    What the platform preset stays.
+    """Make gloo use the interface that reaches the master. By default gloo resolves the name of the host,
+    which may give 127.0.1.1. An interface that the platform has set is not changed.
     """
     if topology.world_size == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
         return
@@ -114,14 +112,15 @@ def _choose_interface(topology: Topology) -> None:
     with contextlib.suppress(OSError):
         name, own = interfaces.interface_to(host, topology.master_port or 1)
         if own.startswith("127.") and topology.nodes > 1 and not rendezvous.is_loopback(host):
-            # The master's own name, which its /etc/hosts has on loopback: what leads outside is meant.
+            # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
             name, own = interfaces.outward() or (None, own)
         if name:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def _explain(error: Exception, topology: Topology) -> None:
-    """Leave at once: a communication library that lost a peer may wait for it in its destructor, or abort."""
+    """Print the error and exit at once: after a lost peer, a communication library may hang or abort in its
+    destructor."""
     first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, RuntimeError) and _COMMUNICATION.search(f"{type(error).__name__} {first_line}"):
         exits.say_error(
@@ -133,14 +132,13 @@ def _explain(error: Exception, topology: Topology) -> None:
 
 
 def _leave_group() -> None:
-    """Leave after all is written, without the interpreter's teardown, which aborts if a gloo thread still
-    runs. gloo's group is not destroyed: that of torch 2.1 holds the interpreter's lock while it waits for a
-    thread of its own, which may wait for the same lock."""
+    """Exit without the interpreter's teardown, which aborts if a gloo thread still runs. gloo's group is not
+    destroyed: in torch 2.1 this deadlocks if a thread of gloo waits for the interpreter's lock."""
     if torch.distributed.get_backend() != "gloo":
         device = torch.cuda.current_device()
 
         def destroy() -> None:
-            torch.cuda.set_device(device)  # a new thread begins with GPU 0
+            torch.cuda.set_device(device)  # a new thread uses GPU 0 by default
             torch.distributed.destroy_process_group()
 
         ending = threading.Thread(target=destroy, daemon=True)

@@ -1,6 +1,6 @@
-"""What a process knows of the others of its job: its rank, and values that all of them agree on.
+"""The rank of a process, and values that all ranks agree on.
 
-Everything here also works in a job of one process that has not initialised torch.distributed.
+All functions also work in a job of one process that has not initialised torch.distributed.
 """
 
 from typing import TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def is_initialized() -> bool:
-    """Return whether this process is one of a torch.distributed group."""
+    """Return whether this process has initialised torch.distributed."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -56,14 +56,14 @@ def assert_equal_across_ranks(name: str, value: object) -> None:
 
 
 def broadcast_buffers(model: torch.nn.Module) -> None:
-    """Give every rank the buffers of rank 0 (BatchNorm's statistics), which are those that are saved."""
+    """Copy the buffers of rank 0 (BatchNorm's statistics) to every rank: rank 0 saves its own."""
     if world_size() > 1:
         for buffer in model.buffers():
             torch.distributed.broadcast(buffer, 0)
 
 
 def maximum(value: float, device: torch.device) -> float:
-    """Return on every rank the largest value of all ranks. device: one that communicates."""
+    """Return on every rank the largest value of all ranks. device: a device that the backend supports."""
     values = torch.tensor([float(value)], device=device)
     if world_size() > 1:
         torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)

@@ -1,9 +1,9 @@
-"""Where the processes find each other, and find out whether they belong together.
+"""Connect the processes of a job, and check that they were started with the same layout.
 
-Rank 0 holds a torch TCPStore at the platform's address. Every process states there which rank and layout it
-was told; what contradicts an earlier statement is refused by name, and who has not arrived in time is listed.
-Everything here has a bound of its own: a TCPStore that reaches another kind of server waits for ever,
-whatever its time-out says (torch 2.14), so a thread ends the process.
+Rank 0 holds a torch TCPStore at the platform's address. Every process writes its rank and its layout there.
+A value that contradicts an earlier one is an error with both values; ranks that do not arrive in time are
+listed. Every wait here has a limit of its own: a TCPStore that reaches another kind of server waits for ever,
+even with a time-out (torch 2.14), so a thread ends the process.
 """
 
 import contextlib
@@ -26,24 +26,24 @@ from common.platforms import is_first_on_node
 from common.topology import Topology
 
 _POLL = 0.1  # seconds
-_HEARTBEAT = 10.0  # seconds between lines while waiting: a silent job is taken for a hung one
-_BUSY = 10.0  # seconds for a port to become free: a job restarted in place may meet its own last moments
-_ASKED = 10_000  # ranks that are asked for one by one, so that it ends in seconds
+_HEARTBEAT = 10.0  # seconds between lines while waiting: a silent job looks like one that hangs
+_BUSY = 10.0  # seconds for a port to become free: after a restart the old process may still hold it
+_ASKED = 10_000  # ranks that are checked one by one, so that the check takes seconds
 _ANSWER = 20.0  # seconds for a server that accepts connections to answer as a store
 
 
 def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.Store:
-    """The store that all processes of the job share, once all of them are there.
+    """Wait for all processes of the job and return the store that they share.
 
-    timeout: seconds for the whole of it. backend: what this process will use after it. Raises BadInput where
-    this process was told something that contradicts the others, and NoRendezvous where they cannot be reached
-    or do not come.
+    timeout: seconds for the whole call. backend: the backend that this process will use. Raises BadInput if
+    the settings of the processes contradict each other, and NoRendezvous if a process cannot be reached or
+    does not arrive.
     """
     if topology.world_size == 1:
         return torch.distributed.HashStore()
     deadline = time.monotonic() + timeout
     store = _connect(topology, timeout, deadline)
-    # A restarted job must not read what the one before it wrote: torchrun's agent keeps its store.
+    # A restarted job must not read the old values: torchrun's agent keeps its store.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = torch.distributed.PrefixStore(f"bootfile/{attempt}", store)
     bound = deadline - time.monotonic() + _ANSWER
@@ -60,9 +60,9 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
 
 
 def count_different(store: torch.distributed.Store, topology: Topology, name: str, timeout: float) -> int:
-    """Return on every rank how many different names the processes have given. Call it on all of them after
-    meet(). timeout: seconds. Raises NoRendezvous."""
-    if store.add(f"name/{name}", 1) == 1:  # the first to give it
+    """Return the number of different names that the processes have. Call it on every rank after meet().
+    timeout: seconds. Raises NoRendezvous."""
+    if store.add(f"name/{name}", 1) == 1:  # the first process with this name
         store.add("names", 1)
     store.add("named", 1)
     deadline = time.monotonic() + timeout
@@ -94,15 +94,15 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
             timeout=datetime.timedelta(seconds=timeout),
             master_listen_fd=listener.detach() if listener else None,
         )
-        # torch 2.1 connects without waiting for an answer, and takes any bytes for one.
+        # torch 2.1 connects without waiting for an answer, and accepts any bytes as an answer.
         if not 0 < store.add("greetings", 1) < 2**31:
             raise NoRendezvous(_what_answers(topology, family, address, bound))
         return store
 
 
 def _resolve(host: str, port: int, deadline: float, timeout: float) -> list[tuple[int, tuple]]:
-    """Every (address family, socket address) of the host, the preferred one first. A headless service's name
-    may exist only once its pod runs: try again."""
+    """Return every (address family, socket address) of the host, the preferred one first. It retries, because
+    the name of a headless service may exist only after its pod has started."""
     heartbeat = Heartbeat(_HEARTBEAT, _print_on_first)
     while True:
         try:
@@ -119,11 +119,11 @@ def _resolve(host: str, port: int, deadline: float, timeout: float) -> list[tupl
 
 
 def _listen(topology: Topology, found: list[tuple[int, tuple]], timeout: float) -> socket.socket:
-    """The socket of rank 0: bound to the master's address, since the store asks for no password. It listens
-    on every interface if that address is not one of this node (a service, NAT), or if the other nodes may see
-    another one."""
+    """Return the listening socket of rank 0. It is bound to the master's address, because the store has no
+    password. It listens on every interface if this node does not have that address (a service, NAT), or if
+    the other nodes may use another one."""
     family, address = found[0]
-    # A name that is loopback in this node's /etc/hosts only is another address to the others.
+    # A name that is loopback in the /etc/hosts of this node has another address on the other nodes.
     inside = topology.nodes == 1 or is_loopback(topology.master_host or "")
     bound = inside or (len(found) == 1 and not is_loopback(address[0]))
     deadline = time.monotonic() + min(_BUSY, timeout)
@@ -146,7 +146,7 @@ def _listen(topology: Topology, found: list[tuple[int, tuple]], timeout: float) 
 
 
 def _reach(topology: Topology, family: int, address: tuple, deadline: float, timeout: float) -> None:
-    """Wait until something accepts connections at the master's address."""
+    """Wait until a server accepts connections at the master's address."""
     heartbeat = Heartbeat(_HEARTBEAT, _print_on_first)
     while True:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -178,7 +178,7 @@ def _what_answers(topology: Topology, family: int, address: tuple, bound: float)
 
 
 def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> None:
-    """State the layout and the rank; the first statement stands, one that contradicts it is refused."""
+    """Write the layout and the rank to the store. Raises BadInput if they contradict earlier values."""
     own = {"host": socket.gethostname(), "pid": os.getpid(), "node_rank": topology.node_rank}
     layout = own | {
         "nodes": topology.nodes, "processes_per_node": topology.processes_per_node, "backend": backend,
@@ -211,7 +211,7 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
 
 
 def _refuse(store: torch.distributed.Store, topology: Topology, text: str) -> None:
-    """Tell the others, and raise: without this process the job cannot begin."""
+    """Send the error to the other processes, and raise BadInput: the job needs all processes to begin."""
     store.set("refusal", text)
     store.add("refused", 1)
     _linger(topology)
@@ -252,13 +252,13 @@ def is_loopback(host: str) -> bool:
 
 
 def _linger(topology: Topology) -> None:
-    """The store goes with rank 0: let the others read why."""
+    """Wait a second on rank 0, so that the others can read the error before the store ends with it."""
     if topology.rank == 0:
         time.sleep(1)
 
 
 def _ranges(name: str, numbers: list[int]) -> str:
-    """[1, 2, 3, 7] -> "ranks 1-3, 7"."""
+    """Return a text for a list of numbers: [1, 2, 3, 7] -> "ranks 1-3, 7"."""
     parts, start = [], None
     for number, following in zip(numbers, [*numbers[1:], None], strict=True):
         start = number if start is None else start
@@ -275,7 +275,8 @@ def _print_on_first(line: str) -> None:
 
 @contextlib.contextmanager
 def _watchdog(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
-    """Leave the process with explain() if the body takes longer; nothing in Python can interrupt it."""
+    """End the process with the message explain() if the body takes longer than `seconds`. Python cannot
+    interrupt a blocked call of the store."""
 
     def expire() -> None:
         say_error(explain())
