@@ -1,8 +1,8 @@
-"""Comment blocks, which make a variant out of its base: put those of several variants into one job.
+"""Combine the comment blocks of several variants of a job into one job.
 
-A block opens with `### tag k/n, reason ###` and closes with the same line. The blank line before it belongs
-to it. A line `# - code` in a block is a line of the base that the block replaces; `# -` alone is a blank
-line of the base.
+A block opens with `### tag k/n, reason ###` and closes with the same line. It includes the blank line before
+it. A line `# - code` in a block is a line of the base that the block replaces; `# -` alone is a blank line of
+the base.
 """
 
 import ast
@@ -13,11 +13,11 @@ _NUMBER = re.compile(r"( *### .+? )(\d+)/(\d+)(, .* ###)")
 
 
 class MarksError(Exception):
-    """A block is not as it should be. The message names the line."""
+    """A malformed block. The message names the line."""
 
 
 def replaced_lines(line: str) -> list[str]:
-    """Return the line of the base that a line `# - code` of a block stands for, [] if it stands for none."""
+    """Return the line of the base that a line `# - code` of a block replaces; [] for other lines."""
     indent, sign, code = line.partition("# - ")
     if sign and not indent.strip():
         return [indent + code]
@@ -36,7 +36,7 @@ def without_docstring(text: str) -> str:
 
 
 def combine(base: str, *variants: str) -> str:
-    """Return the base with the blocks of several of its variants, each where its file has it; at one place in
+    """Return the base with the blocks of several variants, each at its place. Blocks at the same place have
     the order of the variants. Raises MarksError."""
     docstring, lines = base.removesuffix(without_docstring(base)), without_docstring(base).split("\n")
     inserted: dict[int, list[str]] = {}  # the lines of the base before it -> blocks

@@ -1,4 +1,4 @@
-"""Write a project of your own: a job, a test, and what a platform needs to know.
+"""Write a project of your own: a job, a test, and the files that a platform needs.
 
     python -m launch new FOLDER [--ddp] [--amp] [--copy]
     cd FOLDER && python -m pytest tests
@@ -10,7 +10,7 @@
     requirements.txt    packages, which `pack` lists for the platform
     common datasets launch    links to this copy of Bootfile, or copies with --copy
 
-`python -m launch simulate|pack|submit jobs/train.py` work in FOLDER. `pack` uploads what the links name.
+`python -m launch simulate|pack|submit jobs/train.py` work in FOLDER. `pack` uploads the linked folders.
 
 Exit codes: 0 written; 2 bad input, for example a folder that is not empty.
 """
@@ -28,12 +28,12 @@ from launch.new import blocks
 _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # links resolved
 _TEMPLATE = os.path.join(_HOME, "launch", "new", "template")
 _ROOMS = ("common", "datasets", "launch")
-_FILES = {  # of the template: where each goes
+_FILES = {  # file of the template: its path in the project
     "test_train.py": "tests/test_train.py", "job.toml": "job.toml", "README.md": "README.md",
     "gitignore": ".gitignore",
 }  # fmt: skip
 _ONLY_DDP = "  # only with --ddp"  # ends a line of the template
-# What the data set of train.py needs, and the blocks of train_own.py replace. Beginnings of lines.
+# Beginnings of lines for the data set of train.py, which the blocks of train_own.py replace.
 _UNUSED = (
     "from datasets.loaders.engines.memory import ",
     "from datasets.memory import image_set",
@@ -52,7 +52,7 @@ jobs/train_own.py{others}.
 
 
 def main(arguments: list[str]) -> int:
-    """Write the project, print what to do next, and return the exit code. Raises BadInput."""
+    """Write the project, print the next steps, and return the exit code. Raises BadInput."""
     parser = Parser(__doc__)
     parser.prog = "python -m launch new"
     parser.add_argument("folder", metavar="FOLDER", help="a new or an empty folder")
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
 
 
 def make_job(ddp: bool, amp: bool) -> str:
-    """Return the text of jobs/train.py of a project. Raises BadInput if a job of Bootfile is missing."""
+    """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
     names = ["train_own.py", *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
     base, *variants = (_read(os.path.join(_HOME, "jobs", name)) for name in ("train.py", *names))
     combined = blocks.combine(base, *variants)

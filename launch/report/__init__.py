@@ -1,1 +1,1 @@
-"""`launch report`: one page on runs."""
+"""`launch report`: make one page of runs."""

@@ -1,8 +1,8 @@
-"""Draw line charts and stacked bars as inline SVG without script. Classes give colours and dashes to the
-page's style, light or dark.
+"""Draw line charts and stacked bars as inline SVG without script.
 
-The images of jobs have no plotting library, and its pictures would not follow the reader's colours and width.
-ElementTree escapes all text.
+SVG classes take colours and dashes from the page's style, light or dark. A plotting library is missing in the
+images of jobs, and its pictures would not follow the reader's colours and width. ElementTree escapes all
+text.
 """
 
 import itertools
@@ -15,9 +15,9 @@ import numpy as np
 
 WIDTH, HEIGHT = 460, 260  # units; the page scales them, and keeps the text legible
 RIGHT, TOP, BOTTOM = 16, 14, 42
-_TICKS = 5  # about, of an axis, besides the first
-_DIGIT = 11.3  # width of the labels on a phone
-_GREATEST = 1e100  # greater values are gaps, like infinite ones
+_TICKS = 5  # approximate number on an axis, without the first
+_DIGIT = 11.3  # width of a character of the labels on a phone
+_GREATEST = 1e100  # greater values are gaps, like infinity
 STYLES = 6  # colours and dashes of the page
 _LOG_FROM = 300  # an axis is logarithmic from this ratio of greatest to least value
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Curve:
-    """x, y: float64 [n]; NaN or infinite values are gaps. style: index of colour and dash; look: "",
+    """A curve. x, y: float64 [n]; NaN or infinite values are gaps. style: index of colour and dash; look: "",
     "strong" (thicker, and a dot at every point) or "faint"."""
 
     name: str
@@ -39,7 +39,7 @@ class Curve:
 
 @dataclass
 class Mark:
-    """A vertical line at x, explained by `text`, which a pointer shows."""
+    """A vertical line at x. text: explains it when the pointer is over it."""
 
     x: float
     text: str
@@ -47,7 +47,7 @@ class Mark:
 
 
 class Axis:
-    """Maps values to positions between `low` and `high`; its ticks and their labels."""
+    """A map from values to positions between `low` and `high`, with ticks and their labels."""
 
     def __init__(self, values: np.ndarray, low: float, high: float, form: str):
         self.low, self.high, self.form = low, high, form
@@ -67,7 +67,7 @@ class Axis:
         top = max(top, bottom + 1)
         self.ticks = [number * step for number in range(bottom, top + 1)]
         self._ends = bottom * step, top * step
-        if form in ("step", "clock"):  # these end with the run
+        if form in ("step", "clock"):  # these axes end with the run
             self._ends = least, max(greatest, least + step / 2)
             self.ticks = [each for each in self.ticks if least <= each <= self._ends[1] + step * 1e-9]
 
@@ -102,7 +102,7 @@ def format_short(value: float) -> str:
 
 
 def choose_unit(seconds: float) -> tuple[float, str]:
-    """Return the unit for a duration: (seconds, name)."""
+    """Return the (seconds, name) of the unit for a duration."""
     return next((each for each in _CLOCK if seconds >= 2 * each[0]), _CLOCK[-1])
 
 
@@ -122,8 +122,11 @@ def _decimals(step: float) -> int:
 def draw_lines(
     title: str, about: str, curves: list[Curve], marks: list[Mark], x_name: str = "step", form: str = "number"
 ) -> str:
-    """Return an SVG element; "" without a finite value. form: of the y axis, "number" (logarithmic for a wide
-    range), "plain" (never logarithmic), "percent" or "step"."""
+    """Return an SVG element; "" without a finite value.
+
+    form: of the y axis: "number" (logarithmic for a wide range), "plain" (never logarithmic), "percent" or
+    "step"
+    """
     finite = [(np.abs(curve.x) < _GREATEST) & (np.abs(curve.y) < _GREATEST) for curve in curves]
     ys = np.concatenate([curve.y[good] for curve, good in zip(curves, finite, strict=True)] or [np.empty(0)])
     if not len(ys):
@@ -158,8 +161,11 @@ def draw_lines(
 def draw_bars(
     title: str, about: str, labels: list[str], stacks: np.ndarray, names: tuple, x_name: str
 ) -> str:
-    """Return stacked bars as an SVG element; "" without bars. stacks: float64 [bars, names], seconds; x_name:
-    what the labels count."""
+    """Return stacked bars as an SVG element; "" without bars.
+
+    stacks: float64 [bars, names], seconds
+    x_name: the quantity that the labels count
+    """
     if not len(stacks):
         return ""
     unit, unit_name = choose_unit(float(stacks.sum(axis=1).max()))
@@ -206,7 +212,7 @@ def _axes(svg: Element, y_axis: Axis, left: float, x_name: str) -> None:
 
 
 def _left(y_axis: Axis) -> float:
-    """Return where the chart begins, right of its labels."""
+    """Return the left end of the chart, right of its labels."""
     return 12 + _DIGIT * max(2, *(len(y_axis.label(tick)) for tick in y_axis.ticks))
 
 

@@ -1,4 +1,4 @@
-"""Read the accuracy of each class, and what it is taken for, from a run's confusion.json."""
+"""Read the accuracy of each class, and its most frequent wrong prediction, from a run's confusion.json."""
 
 import json
 import math
@@ -10,21 +10,25 @@ from common.metrics import CONFUSION
 from launch.report.runs import Run
 from launch.report.tables import NONE, format_percent
 
-_MOST_ROWS, _MOST_COLUMNS = 200, 40  # of the table of classes; of the matrix
+_MOST_ROWS, _MOST_COLUMNS = 200, 40  # rows of the table of classes; columns of the matrix
 _MOST_BYTES = 50e6
-_STRONGEST = 40  # percent of colour in the background of a cell: text stays readable
+_STRONGEST = 40  # percent of colour in the background of a cell, so that text stays readable
 
 
 class Cell(NamedTuple):
-    """A number of the matrix, and how strong its background is, in percent."""
+    """A number of the matrix, and the strength of its background in percent."""
 
     text: str
     shade: int
 
 
 class Classes(NamedTuple):
-    """rows: class, samples, accuracy, most often taken for; the least accurate first, and `left_out` more.
-    names, matrix: rows by label, columns by prediction; empty if there is no matrix or it is too large."""
+    """The accuracy by class at one evaluation.
+
+    rows: class, samples, accuracy, most frequent wrong prediction; the least accurate class first
+    left_out: number of classes that rows omits
+    names, matrix: rows by label, columns by prediction; empty if there is no matrix or it is too large
+    """
 
     step: int
     rows: list[list[str]]
@@ -34,7 +38,8 @@ class Classes(NamedTuple):
 
 
 def read(run: Run) -> Classes | None:
-    """Return the classes of a run's last evaluation; None without a readable file, which is noted."""
+    """Return the classes of a run's last evaluation; None if the file is missing, or unreadable, which is
+    noted."""
     path = os.path.join(run.path, CONFUSION)
     if not os.path.lexists(path):
         return None
@@ -70,7 +75,7 @@ def _parse(content: dict) -> Classes:
 
 
 def _taken_for(matrix: list[list[int]], names: list[str], label: int) -> str:
-    """Return the class that a class is most often taken for, with the number of times."""
+    """Return the most frequent wrong prediction for a class, with its count."""
     others = (
         [(number, other) for other, number in enumerate(matrix[label]) if other != label] if matrix else []
     )

@@ -5,7 +5,7 @@
 RUN: output folder of a job (metrics.jsonl, starts.jsonl, receipt.bin, checkpoints/), finished, killed or
 still running; or a folder of such folders, for example output_dir. The page is one file that loads nothing
 and runs no script, for a phone or a desktop. Several runs share the charts; the others are compared with
-the first. An earlier report is replaced, another file only with --force.
+the first. An earlier report is replaced; any other file only with --force.
 """
 
 import os
@@ -29,11 +29,11 @@ jinja2 = import_optional("jinja2", "the page needs jinja2")
 Markup = import_optional("markupsafe", "the page needs jinja2", "jinja2").Markup
 
 MOST_RUNS = 24
-_POINTS = 6000  # of all runs in one chart: limits the size of the page
+_POINTS = 6000  # of all runs in one chart; they limit the size of the page
 _MOST_BARS = 40
 _MOST_MARKS = 60
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_CHARTS = (  # heading, figure of training, of validation, form
+_CHARTS = (  # heading, figure of training, figure of validation, form
     ("Loss", "loss", "val_loss", "number"),
     ("Accuracy", "acc", "val_acc", "percent"),
     ("Images per second", "images_per_s", None, "plain"),
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return the shortest ends of the paths that differ. Raises BadInput for a folder named twice."""
+    """Return the shortest ends of the paths that differ. Raises BadInput if a folder is named twice."""
     whole = [os.path.realpath(path) for path in paths]
     for place, path in enumerate(whole):
         if path in whole[:place]:
@@ -79,7 +79,7 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def _check_to(path: str, runs: list[str], force: bool) -> None:
-    """Raises BadInput if the page would replace a file that is not a report, or a result of a run."""
+    """Raise BadInput if the page would replace a file that is not a report, or a result of a run."""
     confirm.check_replaceable(path, re.compile(re.escape(_POLICY)), force)
     folder, name = os.path.split(os.path.abspath(path))
     for run in map(os.path.realpath, runs):
@@ -103,7 +103,7 @@ def _write(path: str, content: str) -> None:
 
 
 def render_page(runs: list[Run], title: str | None = None) -> str:
-    """Return the HTML of runs, which must have different names."""
+    """Return the HTML of runs. Their names must differ."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))),
         autoescape=True,
@@ -163,7 +163,8 @@ def _curves(runs: list[Run]) -> list[dict]:
 
 
 def _of(run: Run, name: str, style: int, look: str, most: int) -> list[Curve]:
-    """Return the curves of a figure: of more than `most` points, the extremes pale behind the means."""
+    """Return the curves of a figure. More than `most` points become their means, in front of faint
+    extremes."""
     x, y = run.figures[name]
     if len(x) <= most:
         return [Curve(run.name, x, y, style, look)]
@@ -172,8 +173,7 @@ def _of(run: Run, name: str, style: int, look: str, most: int) -> list[Curve]:
 
 
 def _progress(runs: list[Run]) -> dict:
-    """Return the chart of steps over time. Work that a killed start did after its checkpoint appears as a
-    fall."""
+    """Return the chart of steps over time. A curve falls if a restart repeats work after a checkpoint."""
     seconds, curves, marks = 0.0, [], []
     for place, run in enumerate(runs):
         begin = tables.find_begin(run)
@@ -209,7 +209,8 @@ def _progress(runs: list[Run]) -> dict:
 
 
 def _split(run: Run) -> dict:
-    """Return the chart of waiting, computing and evaluating by epoch. Many epochs share a bar."""
+    """Return the chart of waiting, computing and evaluating by epoch. If there are many epochs, several share
+    a bar."""
     numbers = sorted(run.split)
     size = max(1, -(-len(numbers) // _MOST_BARS))
     groups = [numbers[place : place + size] for place in range(0, len(numbers), size)]

@@ -1,6 +1,6 @@
 """Read a run from its output folder: metrics.jsonl, starts.jsonl and checkpoints/.
 
-Unreadable lines are left out and noted; a folder without any report is an error.
+Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor starts.jsonl is an error.
 """
 
 import json
@@ -25,8 +25,11 @@ SPLIT = ("waiting for data", "computing", "evaluating and saving")
 
 @dataclass
 class Start:
-    """A start of training. begun: when the process was started, if known; lost_step, lost_time: the last
-    report before it, if that was of a later step than `step`."""
+    """A start of training.
+
+    begun: start time of the process, if known
+    lost_step, lost_time: the last report before this start, if its step is later than `step`
+    """
 
     time: float
     step: float
@@ -40,9 +43,14 @@ class Start:
 
 @dataclass
 class Run:
-    """figures: name -> (steps, values), float64 [n] both, values may be NaN; times: (steps, seconds of
-    time.time()) of every line; split: epoch -> seconds of each of SPLIT; ends: epoch -> {name: last value};
-    checkpoints: steps, the newest first."""
+    """The content of an output folder.
+
+    figures: name -> (steps, values), float64 [n] both; values may be NaN
+    times: (steps, seconds of time.time()) of every line
+    split: epoch -> seconds of each of SPLIT
+    ends: epoch -> {name: last value}
+    checkpoints: steps, the newest first
+    """
 
     path: str
     name: str
@@ -53,16 +61,16 @@ class Run:
     starts: list[Start] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     receipt: str = ""
-    events: bool = False  # of TensorBoard
+    events: bool = False  # whether there are files of TensorBoard
     notes: list[str] = field(default_factory=list)
 
     def last(self, name: str) -> float:
-        """Return the last value of a figure, NaN without one."""
+        """Return the last value of a figure; NaN if there is none."""
         return float(self.figures[name][1][-1]) if name in self.figures else math.nan
 
     @property
     def step(self) -> float:
-        """The last reported step; 0 without one."""
+        """Return the last reported step; 0 without one."""
         return float(self.times[0].max(initial=0))
 
 
@@ -106,7 +114,7 @@ def _fill(run: Run, files: dict[str, str]) -> None:
 
 
 def _lines(path: str, run: Run) -> Iterator[dict]:
-    """Yield the JSON objects of a file, one per line. Notes other lines."""
+    """Yield the JSON objects of a file, one per line. Note other lines."""
     bad, last, empty = 0, True, True
     try:
         with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
@@ -132,7 +140,7 @@ def _lines(path: str, run: Run) -> Iterator[dict]:
 
 
 def _number(value: object) -> float:
-    """Return NaN for a value that is not a number."""
+    """Return the value as float; NaN if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:
@@ -146,7 +154,7 @@ def _object(value: object) -> dict:
 
 
 def _starts(lines: Iterable[dict]) -> list[Start]:
-    """Return the starts in order, each once, from the last one without resuming."""
+    """Return the starts in order, each once, beginning with the last one that did not resume."""
     found: list[Start] = []
     for line in lines:
         time, step = _number(line.get("time")), _number(line.get("step"))
@@ -170,13 +178,13 @@ def _starts(lines: Iterable[dict]) -> list[Start]:
 
 
 class _Reader:
-    """Adds the lines of metrics.jsonl to a run."""
+    """A reader that adds the lines of metrics.jsonl to a run."""
 
     def __init__(self, run: Run):
         self.run = run
         self._columns: dict[str, tuple[array, array]] = {}
         self._times = array("d"), array("d")
-        self._before = math.nan  # time of the line before
+        self._before = math.nan  # time of the previous line
         self._start = 0  # number of starts before it
         self._left_out: set[str] = set()
 
@@ -229,7 +237,7 @@ class _Reader:
                 total[place] += each
 
     def _since(self, time: float) -> float:
-        """Return when the work that ended at `time` began: at the line before, or at a later start."""
+        """Return the begin of the work that ended at `time`: the previous line, or a later start."""
         while self._start < len(self.run.starts) and self.run.starts[self._start].time <= time:
             start = self.run.starts[self._start].time
             self._before = start if math.isnan(self._before) else max(self._before, start)
@@ -238,7 +246,7 @@ class _Reader:
 
 
 def thin_out(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return at most about `most` points, with the least and the greatest value of each interval."""
+    """Return about `most` points at most, with the least and the greatest value of each interval."""
     if len(steps) <= most:
         return steps, values
     kept = {0, len(steps) - 1}
@@ -253,7 +261,8 @@ def thin_out(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarr
 
 
 def average(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means of the finite values of `most` intervals, at their middles; NaN if there are none."""
+    """Return the means of the finite values of `most` intervals, at their middles; NaN for an empty
+    interval."""
     parts = np.array_split(np.arange(len(steps)), most)
     finite = [part[np.isfinite(values[part])] for part in parts]
     found = [values[part].mean() if len(part) else np.nan for part in finite]

@@ -13,8 +13,8 @@ from launch.report.charts import format_short
 from launch.report.runs import SPLIT, Run, Start
 
 NONE = "–"
-_MOST_ROWS = 200  # of a table; of all tables of one kind, ten times as many
-_SAME = ("output_dir",)  # another one for every run
+_MOST_ROWS = 200  # of a table; all tables of one kind have ten times as many
+_SAME = ("output_dir",)  # differs for every run
 
 
 class Row(NamedTuple):
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 def make_final_rows(runs: list[Run]) -> list[Row]:
-    """Return one row per figure with one cell per run. Rows without any value are left out."""
+    """Return one row per figure with one cell per run. Rows without any value are omitted."""
     columns = [_final(run) for run in runs]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [Row(name, [column.get(name, NONE) for column in columns], False) for name in names]
@@ -69,7 +69,7 @@ def _final(run: Run) -> dict[str, str]:
 
 
 def _is_metric(name: str) -> bool:
-    """Return whether a figure is one of the job's own metrics of an evaluation."""
+    """Return whether a figure is a metric of the job's own, from an evaluation."""
     return name.startswith("val_") and name not in ("val_loss", "val_acc")
 
 
@@ -80,7 +80,7 @@ def _best(run: Run) -> tuple[int, float] | None:
 
 
 def find_begin(run: Run) -> float:
-    """Return when the first process was started, if known: seconds of time.time(), or NaN."""
+    """Return the start time of the first process, if known: seconds of time.time(), or NaN."""
     known = [run.starts[0].begun] if run.starts else []
     return min([*known, *run.times[1][:1]], default=math.nan)
 
@@ -118,7 +118,7 @@ def _repeated(start: Start) -> float:
 
 
 def _last_report(run: Run, place: int) -> float:
-    """Return when the start before this one reported for the last time."""
+    """Return the time of the last report before this start."""
     start, before = run.starts[place], run.starts[place - 1]
     times = run.times[1]
     times = times[(times >= before.time) & (times < start.time)]
@@ -126,7 +126,8 @@ def _last_report(run: Run, place: int) -> float:
 
 
 def make_epoch_table(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
-    """Return (columns, rows) of one of so many runs. Of many epochs, some are left out."""
+    """Return (columns, rows) of one run. runs: number of runs in the page. If there are many epochs, some are
+    omitted."""
     numbers = sorted(run.ends.keys() | run.split.keys())
     numbers = numbers[:: max(1, math.ceil(len(numbers) / min(_MOST_ROWS, 10 * _MOST_ROWS // runs)))]
     names = list(dict.fromkeys(name for each in numbers for name in run.ends.get(each, {})))
@@ -142,7 +143,7 @@ def make_epoch_table(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
 
 
 def make_rows(columns: list[dict]) -> list[Row]:
-    """Return a row for every key of these dictionaries. An empty dictionary differs from none."""
+    """Return a row for every key of these dictionaries. Empty dictionaries do not count as different."""
     rows = []
     for name in dict.fromkeys(name for column in columns for name in column):
         cells = [_cell(column[name]) if name in column else NONE for column in columns]
@@ -157,7 +158,7 @@ def find_differences(columns: list[dict]) -> list[Row]:
 
 
 def compare_receipts(runs: list[Run]) -> list[list[str]]:
-    """Return rows of two runs and the verdict: each run against the first."""
+    """Return rows of two runs and the verdict. Each run is compared with the first."""
     found, rows = {}, []
     for run in runs:
         try:
