@@ -1,4 +1,4 @@
-"""Find the error in a node's log, and tell what to change in a script that was not written for a platform."""
+"""Find the error in a node's log, and advise on changes to a script that was not written for a platform."""
 
 import os
 import re
@@ -18,13 +18,13 @@ _NO_FILE = re.compile(r"FileNotFoundError: .*No such file or directory: '([^']+)
 
 
 def find_error(line: str) -> str | None:
-    """Return the error that a line of a log names, None if it names none."""
+    """Return the error in a line of a log; None if there is none."""
     match = _ERROR.fullmatch(line)
     return match[1][:_LONGEST] if match else None
 
 
 def advise(error: str, code: CodeFolder, platform: str) -> str | None:
-    """Return one line that tells what to change, None if the cause of the error is not known."""
+    """Return one line of advice; None if the cause of the error is not known."""
     if match := _UNKNOWN.search(error):
         names = {word.partition("=")[0] for word in match[1].split() if word.startswith("--")}
         own = [name for name in get_arguments(platform) if name in names]
@@ -43,7 +43,7 @@ def advise(error: str, code: CodeFolder, platform: str) -> str | None:
         if folder := code.find_above(module):
             return f"{module} is in {folder}, and only {code.root} is uploaded: --code_dir {folder}"
     if match := _NO_FILE.search(error):
-        name = f"/{os.path.normpath(match[1])}/"  # the script may put the folder of the node before it
+        name = f"/{os.path.normpath(match[1])}/"  # the script may prepend the node's folder
         for path, rule, *_ in code.skipped:
             if f"/{path.rstrip('/')}/" in name:
                 return (

@@ -3,21 +3,25 @@
     python -m launch simulate --nodes 2 --processes 2 jobs/train_ddp.py -- --dataset digits --max_steps 20
     python -m launch simulate --nodes 2 --platform pai-dlc --fault kill:rank=1,step=5 jobs/train_ddp.py -- ...
 
-Every node gets folders of its own: user-job-dir/<name of the repository> with the files that `pack` keeps,
-in which the job is started; inputs/data_url_0, a link to the --data_url of the job's arguments;
-outputs/train_url_0, which is passed as --train_url unless the job's arguments name another; cache, its
-scratch disk (BOOTFILE_SCRATCH); logs. URLs among the job's arguments are not changed. The job uses the GPUs
-if there is one for every process, else the CPU, with --processes_per_node if the job cannot know it. A script
-outside a Bootfile repository gets only the arguments that the platform itself passes (guides/own_script.md).
+Every node has its own folders:
+    user-job-dir/<name of the repository>     the files that `pack` keeps; the job is started here
+    inputs/data_url_0                         a link to the --data_url of the job's arguments
+    outputs/train_url_0                       passed as --train_url unless the job's arguments name another
+    cache                                     its scratch disk (BOOTFILE_SCRATCH)
+    logs                                      its log
 
---fault may be repeated; a step that is not given is drawn from --seed and printed:
+URLs among the job's arguments are not changed. The job uses the GPUs if there is one for every process, else
+the CPU. On the CPU it also gets --processes_per_node if the platform does not start every process. A script
+outside a Bootfile repository gets only the arguments that the platform passes (guides/own_script.md).
+
+--fault may be repeated; a missing step is drawn from --seed and printed:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
     cut:node=N,step=S,seconds=T|forever       the node's link is down; needs --network-namespaces
     late:node=N,seconds=T  missing:node=N     started later, never
-    duplicate:rank=R                          one more node is started with the identity of R's
+    duplicate:rank=R                          a second node is started with the identity of R's node
     restart:node=N,step=S                     SIGKILL, then the command again in the same folders
-    reschedule:node=N,step=S                  SIGKILL, then a new container, to which only the outputs of the
-                                              nodes are copied; all nodes if none is named
+    reschedule:node=N,step=S                  SIGKILL, then a new container with only a copy of the nodes'
+                                              outputs; all nodes if none is named
 After the last two, another node that fails is restarted in place once, as platforms with a restart policy do.
 
 Exit code: 0 if every node that was started ended with 0, else that of the node that failed first; 2 bad
@@ -133,8 +137,8 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def _read_config(arguments: list[str]) -> list[str]:
-    """Return the options in the job's --config as words; none if it is the file of another program, or one
-    that the job will refuse."""
+    """Return the options in the job's --config as words; none if the file is invalid or of another
+    program."""
     try:
         return config.to_words(config.read_toml(get_option(arguments, "--config") or ""), {})
     except BadInput:

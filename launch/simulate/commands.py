@@ -27,7 +27,7 @@ _PREFIXES = (
 
 
 class Commands:
-    """The commands of every node. args: those of `simulate`. code: what is uploaded. device: "cuda" or
+    """A builder of the nodes' commands. args: of `simulate`. code: the uploaded files. device: "cuda" or
     "cpu"."""
 
     def __init__(self, args: argparse.Namespace, network: Network | None):
@@ -50,13 +50,13 @@ class Commands:
             self._environment.setdefault("OMP_NUM_THREADS", str(threads))
 
     def make_folders(self, node: Node, outputs: str | None = None) -> None:
-        """Make a fresh container. outputs: a folder whose content the platform restores."""
+        """Make the folders of a new container. outputs: a folder whose content the platform restores."""
         data = self._args.data and os.path.abspath(self._args.data)
         node.make_folders(self._args.code, data, outputs)
 
     def build(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
-        """Return (command, environment, what the platform added to it) of every process that the platform
-        starts on a node, in the order of local ranks."""
+        """Return (command, environment, the platform's part of it) of every process that the platform starts
+        on a node, in the order of local ranks."""
         args, processes = self._args, self._args.processes
         gpus = self._gpus[node.index * processes :][:processes]
         starts = make_starts(
@@ -83,12 +83,12 @@ class Commands:
         return commands
 
     def _is_url(self, name: str) -> bool:
-        """Return whether a user's argument is a URL, for which a platform has no input or output."""
+        """Return whether the user passes a URL for this option. A platform then passes no folder."""
         return "://" in (get_option(self._args.job_options, name) or "")
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
-        """Return the user's arguments on a node. A job of a Bootfile repository also gets those that replace
-        what is missing there."""
+        """Return the user's arguments on a node. A job of a Bootfile repository also gets missing ones:
+        folder for results, number of processes, report interval."""
         args, given = self._args, list(self._args.job_arguments)
         if args.data is not None:
             given = [*_without(given, "--data_url"), f"--data_url={os.path.join(node.folders.inputs, INPUT)}"]
@@ -105,8 +105,8 @@ class Commands:
 
 
 def get_option(arguments: list[str], *names: str) -> str | None:
-    """Return the value of an option, given as `--name value` or `--name=value`; the last one counts. names:
-    with _; a - is the same."""
+    """Return the last value of an option, given as `--name value` or `--name=value`. names: with _; arguments
+    may have - for _."""
     value = None
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, own = argument.partition("=")
@@ -131,7 +131,7 @@ def _without(arguments: list[str], name: str) -> list[str]:
 
 
 def _loopback(nodes: int) -> list[str]:
-    """Return an address for every node: Linux has all of 127.0.0.0/8, others one."""
+    """Return an address for every node. Linux has all of 127.0.0.0/8, other systems only 127.0.0.1."""
     if sys.platform != "linux":
         return ["127.0.0.1"] * nodes
     return [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(nodes)]

@@ -26,9 +26,12 @@ _ANY_STEP = 20  # the last step that is drawn if the job has no --max_steps
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. rank: global. node: its index. step: the optimizer step that it waits for; None: the start.
+    """One fault.
 
-    seconds: how long it lasts (infinity: for ever).
+    rank: global
+    node: its index
+    step: the optimizer step that the fault waits for; None: it waits for none
+    seconds: its duration (infinity: forever), or the delay of `late`
     """
 
     text: str
@@ -42,8 +45,8 @@ class Fault:
 def parse(specs: list[str], nodes: int, processes: int, seed: int, max_steps: int | None) -> list[Fault]:
     """Return the faults that `specs` name, for nodes x processes ranks.
 
-    A step that is not given is drawn from the seed, in 1..max_steps-1, or in 1..20 if max_steps is None.
-    Raises BadInput with the spec and its keys.
+    A missing step is drawn from the seed, in 1..max_steps-1, or in 1..20 if max_steps is None. Raises
+    BadInput with the spec and its keys.
     """
     draw = random.Random(seed)
     last_step = _ANY_STEP if max_steps is None else max(1, max_steps - 1)

@@ -11,10 +11,10 @@ _NAME = "bootfile-{pid}-{part}"
 
 
 class Network:
-    """A bridge in a namespace of its own, and one namespace with one address for every node.
+    """A bridge in its own namespace, and one namespace with one address for every node.
 
-    The machine's own network is not changed. A context manager: it removes the namespaces. Needs root and
-    `ip` (Debian: iproute2). Raises BadInput with what is missing.
+    The machine's own network is not changed. A context manager that removes the namespaces at its end. It
+    needs root and `ip` (Debian: iproute2), else it raises BadInput.
     """
 
     def __init__(self, nodes: int):
@@ -55,7 +55,8 @@ class Network:
     def command(self, node: int, command: list[str]) -> list[str]:
         """Return `command` for that node. It keeps its process id.
 
-        The node's host name is its address, so that it resolves to the node like a pod's, not to 127.0.1.1.
+        The node's host name is its address. It therefore resolves to the node, like a pod's, not to
+        127.0.1.1.
         """
         rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
         own_name = ["unshare", "--uts", "sh", "-c", rename, self.addresses[node]]

@@ -18,7 +18,7 @@ from launch.profiles import Folders
 
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
 _CHUNKS = 20  # of 64 KiB: more than a pipe holds
-_MARK = "BOOTFILE_SIMULATED_NODE"  # in the environment of every process of a node: finds them all
+_MARK = "BOOTFILE_SIMULATED_NODE"  # the variable that marks every process of a node
 
 
 class _Process(NamedTuple):
@@ -29,9 +29,13 @@ class _Process(NamedTuple):
 
 @dataclass
 class Run:
-    """One run of a node's command. began, ended: seconds of time.monotonic(). code: that of the first process
-    that failed, 0 when all are done, None before. note: why it ended, if the simulation knows. error: the
-    last line of its log that names an error."""
+    """One run of a node's command.
+
+    began, ended: seconds of time.monotonic()
+    code: of the first process that failed, 0 when all are done, None before
+    note: why it ended, if the simulation knows
+    error: the last line of its log that names an error
+    """
 
     began: float
     ended: float = 0.0
@@ -41,12 +45,15 @@ class Run:
 
 
 class Node:
-    """A container that a platform would start. index: the node's rank. slot: its place in the network. only:
-    the one local rank that is started, if the platform starts one process per rank.
+    """A container that a platform would start.
 
-    make_folders() makes a fresh container, start() begins a run in it, read() and poll() are called until
-    poll() gives the exit code; kill() ends a run at once. On Linux every process that a run started is found
-    and ended, also those in another session.
+    index: the node's rank
+    slot: its place in the network
+    only: the one local rank to start, if the platform starts one process per rank
+
+    make_folders() makes a new container and start() begins a run in it. Call read() and poll() until poll()
+    returns the exit code; kill() ends a run at once. On Linux every process that a run started is found and
+    ended, also processes in another session.
     """
 
     def __init__(self, index: int, label: str, slot: int, folder: str, only: int | None = None):
@@ -60,7 +67,7 @@ class Node:
     def make_folders(self, code: CodeFolder, data: str | None, outputs: str | None) -> None:
         """Make a new container: the code, and an output folder with a copy of `outputs`.
 
-        data: a folder that is linked in, where a platform makes a copy.
+        data: a folder that is linked; a platform would copy it.
         """
         self.scheduled, self.started = self.scheduled + 1, 0
         place = self._folder if self.scheduled == 1 else f"{self._folder}.{self.scheduled}"
@@ -80,7 +87,7 @@ class Node:
 
     @property
     def output(self) -> str:
-        """The folder that a platform collects at the end."""
+        """Return the folder that a platform collects at the end."""
         return os.path.join(self.folders.outputs, OUTPUT)
 
     @property
@@ -114,12 +121,13 @@ class Node:
 
     @property
     def pipes(self) -> list[IO[bytes]]:
-        """Open pipes, for select()."""
+        """Return the open pipes, for select()."""
         return list(self._pipes)
 
     @property
     def pids(self) -> list[int]:
-        """The running processes that the platform itself started: the boot process, or one for every rank."""
+        """Return the running processes that the platform itself started: the boot process, or one for every
+        rank."""
         return [task.pid for task in self._tasks if task.returncode is None]
 
     def read(self) -> list[str]:
@@ -127,7 +135,7 @@ class Node:
         lines = []
         for pipe, chunk in list(self._pipes.items()):
             with contextlib.suppress(BlockingIOError):
-                for _ in range(_CHUNKS):  # a job may print without an end
+                for _ in range(_CHUNKS):  # a job may print endlessly
                     if not (data := os.read(pipe.fileno(), 65536)):
                         pipe.close()
                         break
@@ -144,8 +152,8 @@ class Node:
         return lines
 
     def poll(self) -> int | None:
-        """Return the exit code of a run whose last process has just ended: that of the first that failed,
-        128 + n for signal n. None if it runs or there is none. Processes that the run left are killed."""
+        """Return the exit code of a run whose last process has ended, else None. It is that of the first
+        process that failed, 128 + n for signal n. The remaining processes of the run are killed."""
         if not self._tasks:
             return None
         run = self.runs[-1]
@@ -160,8 +168,8 @@ class Node:
         return run.code
 
     def close(self) -> list[str]:
-        """Call it when poll() gives an exit code, and after kill(): return the last lines. The node is then
-        ready for another run."""
+        """Close the run and return its last lines, after kill() or when poll() returned an exit code. The
+        node is then ready for another run."""
         self.poll()
         lines = self.read()
         for pipe in self._pipes:
@@ -177,7 +185,7 @@ class Node:
                 os.killpg(task.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to everything in the node, and wait."""
+        """Kill all processes of the node, and wait for their end."""
         self.end(signal.SIGKILL)
         self._signal_all(signal.SIGKILL)
         for task in self._tasks:
@@ -186,7 +194,7 @@ class Node:
     def ranks(self, processes: int) -> dict[int, int]:
         """Return global rank -> process id. processes: per node.
 
-        A rank's process has RANK and LOCAL_RANK in its environment, and so have its children, which are not
+        A rank's process has RANK and LOCAL_RANK in its environment. Its children have them too, and are not
         counted. Without these variables, a rank is a process that the platform started.
         """
         told, parents = {}, {}
@@ -231,7 +239,7 @@ class Node:
 
 
 def copy_tree(source: str, destination: str) -> None:
-    """Copy a folder into another one. Files that are deleted meanwhile are left out."""
+    """Copy a folder into another one. Files that are deleted meanwhile are skipped."""
     for folder, _, files in os.walk(source):
         target = os.path.join(destination, os.path.relpath(folder, source))
         os.makedirs(target, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Run a simulation: start nodes, fire faults, wait for the ends."""
+"""Run a simulation: start nodes, fire faults, wait until the nodes end."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from launch.simulate.faults import NOT_GIVEN, Fault
 from launch.simulate.network import Network
 from launch.simulate.nodes import Node, copy_tree
 
-_STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # what a job's log lines begin with
+_STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # the beginning of a job's log line
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 _STANDSTILL = 10.0  # seconds that the parent of a stopped process has to end it
@@ -28,23 +28,24 @@ def log(line: str) -> None:
 
 
 class Simulation:
-    """Runs nodes to their end. processes: of every node. limit: seconds, None for no limit."""
+    """A simulation that runs nodes to their end. processes: of every node. limit: seconds, None for no
+    limit."""
 
     def __init__(self, processes: int, faults: list[Fault], limit: float | None):
         self._processes, self._pending, self._limit = processes, list(faults), limit
         self._step = 0
         self._interrupts: list[int] = []
         self._mend_at: dict[Node, float] = {}
-        self._restarts: dict[Node, int] = {}  # how often a node that fails is started again
+        self._restarts: dict[Node, int] = {}  # remaining restarts of a node that fails
         self._stopped: set[int] = set()  # process ids
         self._stopped_since: float | None = None
 
     def interrupt(self, number: int, frame: object) -> None:
-        """A signal handler: end all nodes and the simulation. A second signal ends the wait."""
+        """End all nodes and the simulation: a signal handler. A second signal ends the wait for the nodes."""
         self._interrupts.append(number)
 
     def run(self, nodes: list[Node], commands: Commands, network: Network | None) -> int:
-        """Make the folders, start the nodes, wait for their ends, print a table. Returns the exit code. On
+        """Make the folders, start the nodes, wait until they end, print a table, and return the exit code. On
         any error all nodes are killed."""
         self._nodes, self._commands = nodes, commands
         self._set_link = network.link if network else lambda node, up: None
@@ -153,7 +154,7 @@ class Simulation:
         self._note(fault, f"the link of node {node.label} is down", node.pids[0])
 
     def _start_again(self, fault: Fault) -> None:
-        """Restart in place, or in new containers with a copy of the outputs of all nodes."""
+        """Restart nodes in place, or in new containers with a copy of the outputs of all nodes."""
         targets = self._nodes if fault.node == NOT_GIVEN else [self._nodes[fault.node]]
         targets = [node for node in targets if node.running]
         if not targets:
@@ -197,7 +198,7 @@ class Simulation:
         return run.code or 0
 
     def _kill_if_all_stopped(self) -> None:
-        """Kill stopped processes, which never end by themselves, when nothing else is left."""
+        """Kill stopped processes if nothing else runs: they never end by themselves."""
         left = [node for node in self._nodes if node.running]
         if not self._stopped or self._due or not all(node.is_stopped(self._processes) for node in left):
             self._stopped_since = None
@@ -210,7 +211,7 @@ class Simulation:
                 node.kill()
 
     def _end_from_outside(self) -> int | None:
-        """After a signal or at the limit: end the nodes and return the exit code."""
+        """End the nodes after a signal or at the limit, and return the exit code; else return None."""
         seconds = time.monotonic() - self._began
         if self._interrupts:
             number = self._interrupts[0]
@@ -262,7 +263,7 @@ class Simulation:
         return code
 
     def _advice(self) -> list[str]:
-        """Return what to change for each error of a node that has a known cause."""
+        """Return the advice on each error of a node that has a known cause."""
         runs = [run for node in self._nodes for run in node.runs if run.code]
         found = [advise(run.error, self._commands.code, self._commands.platform) for run in runs]
         return [line for line in found if line]
