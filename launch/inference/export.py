@@ -5,10 +5,9 @@
     python -m launch export OUT/best.pth --to model.ts           TorchScript (also .torchscript)
 
 Input float32 [N, channels, size, size], any N, pixels / 255 normalised by mean and std; output logits [N,
-classes]. What a program must know beside it is inside the file, as JSON: network, size, mean, std, classes
-(`bootfile.json`: metadata of ONNX, an extra file of the others). Before FILE is written, the network is
-loaded again and must give the logits of the original to 1e-4, also for batches of other sizes than the
-exported one.
+classes]. The file also contains network, size, mean, std and classes, as JSON (`bootfile.json`: metadata of
+ONNX, an extra file of the others). Before FILE is written, the exported network is loaded. Its logits must
+equal those of the original to 1e-4, also for batches of other sizes than the exported one.
 """
 
 import inspect
@@ -27,7 +26,7 @@ from common.files import write_atomic
 from launch.inference import trained
 from launch.inference.trained import Trained
 
-NOTE = "bootfile.json"  # the name of the facts inside the file
+NOTE = "bootfile.json"  # the name of the JSON inside the file
 BATCH, OTHERS, TOLERANCE = 2, (1, 5), 1e-4
 
 Run = Callable[[torch.Tensor], torch.Tensor]
@@ -48,11 +47,11 @@ def main(arguments: list[str]) -> int:
         raise BadInput(f"--to {args.to} exists: name another file, or add --force")
     network = trained.load(args.weights, args.arch, args.image_size)
     try:
-        with torch.no_grad():  # as in evaluation; with gradients the convolutions take other ways on a CPU
+        with torch.no_grad():  # as in evaluation; with gradients convolutions use other algorithms on a CPU
             content, run = FORMS[ending](network)
     except BadInput:
         raise
-    except Exception as error:  # what an exporter raises for a network that it does not know
+    except Exception as error:  # an exporter's error for an unsupported network
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise BadInput(
             f"torch {torch.__version__} cannot export {network.name} to {ending}: {reason}"
@@ -77,8 +76,8 @@ def main(arguments: list[str]) -> int:
 
 @torch.no_grad()
 def compare(network: Trained, run: Run) -> float:
-    """Return the largest difference of the logits of `run` from the network's, as a share of the largest
-    logit (at least 1), over batches of BATCH and OTHERS images of noise."""
+    """Return the largest difference between the logits of `run` and of the network, as a share of the largest
+    logit (at least 1). It is measured on batches of BATCH and OTHERS images of noise."""
     generator, found = torch.Generator().manual_seed(0), []
     for count in (BATCH, *OTHERS):
         batch = torch.randn(count, network.channels, network.size, network.size, generator=generator)
@@ -90,7 +89,7 @@ def compare(network: Trained, run: Run) -> float:
 
 
 def facts(network: Trained) -> str:
-    """Return what a program must know of the network, as JSON."""
+    """Return name, channels, size, mean, std and classes of the network as JSON."""
     names = ("name", "channels", "size", "mean", "std", "classes")
     return json.dumps({name: getattr(network, name) for name in names})
 
@@ -136,7 +135,7 @@ def _torchscript(network: Trained) -> tuple[bytes, Run]:
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
-        )  # torch advises torch.export, and other programs still read TorchScript
+        )  # torch advises torch.export, but other programs still read TorchScript
         script = torch.jit.trace(network.model, _example(network), check_trace=False)
         torch.jit.save(script, target, _extra_files={NOTE: facts(network)})
         return target.getvalue(), torch.jit.load(io.BytesIO(target.getvalue()))

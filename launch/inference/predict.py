@@ -4,12 +4,13 @@
     python -m launch predict OUT/best.pth FOLDER --to predictions.csv --batch_size 256
 
 WEIGHTS: a file that a job wrote. The names of the classes (classes.json), the network and the size of the
-images (starts.jsonl) are read beside it. FOLDER: images at any depth, or one image. Each is cut, resized and
-normalised as the evaluation of imagenet.py does, by its backend `threads`, and in the same precision.
+images (starts.jsonl) are read from the run's folder. FOLDER: images at any depth, or one image. Each is
+cropped, resized and normalised as in the evaluation of imagenet.py with its backend `threads`, and in the
+same precision.
 
 The CSV has a line for each image: path (relative to FOLDER), error, class_1, probability_1, ..., the most
-probable class first. An image that cannot be read has the reason in `error`, and no class. The file appears
-when it is complete. An earlier one is replaced, another file only with --force.
+probable class first. If an image cannot be read, `error` has the reason, and the classes are empty. The file
+is written atomically. An earlier CSV is replaced; any other file only with --force.
 """
 
 import csv
@@ -95,7 +96,7 @@ def main(arguments: list[str]) -> int:
 
 
 def find_images(folder: str) -> tuple[str, list[str]]:
-    """Return (root, the relative paths of the images below it, in order). folder: may be one image, or a URL.
+    """Return (root, the relative paths of the images below it, in order). folder: also one image, or a URL.
     Raises BadInput."""
     if os.path.isfile(folder):
         root, name = os.path.split(folder)
@@ -116,7 +117,7 @@ def predict(
     batch_size: int = 64,
     workers: int = 1,
 ) -> Iterator[tuple[Sequence[str], list[str], torch.Tensor]]:
-    """Yield (paths, why each cannot be read or "", probabilities float [n, classes]) of a batch at a time.
+    """Yield (paths, reason why each cannot be read or "", probabilities float [n, classes]) for each batch.
 
     One batch is decoded while another is computed.
     """
@@ -149,7 +150,7 @@ def predict(
 
 
 def _fill(path: str, out: np.ndarray, share: float, antialias: bool) -> str:
-    """Put the centred square of an image into `out`, uint8 [size, size, 3]. Return why not, or ""."""
+    """Put the centred square of an image into `out`, uint8 [size, size, 3]. Return the error, or ""."""
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -168,6 +169,6 @@ def _fill(path: str, out: np.ndarray, share: float, antialias: bool) -> str:
 
 
 def _grey(pixels: torch.Tensor) -> torch.Tensor:
-    """uint8 [n, 3, H, W] -> uint8 [n, 1, H, W], by the weights of ITU-R BT.601."""
+    """Convert uint8 [n, 3, H, W] to uint8 [n, 1, H, W], by the weights of ITU-R BT.601."""
     weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
     return (pixels * weights).sum(1, keepdim=True).round().to(torch.uint8)

@@ -1,4 +1,4 @@
-"""A trained network from its file of weights and from what the run wrote beside it."""
+"""Load a trained network from its file of weights and the files of the run's folder."""
 
 import importlib
 import os
@@ -16,11 +16,14 @@ from datasets.memory import image_set
 
 
 class Trained(NamedTuple):
-    """model: in evaluation mode, on the CPU: float [N, channels, size, size] -> logits [N, len(classes)].
+    """A trained network.
 
-    name: of the network. mean, std: of pixels / 255, by which images are normalised. share: the side of the
-    centred square of an image that is shown, as a share of its short side. classes: names by label. settings:
-    the options of the run, {} if they are unknown.
+    model: in evaluation mode, on the CPU: float [N, channels, size, size] -> logits [N, len(classes)]
+    name: of the network
+    mean, std: for the normalisation of pixels / 255
+    share: the side of the centred square of an image that is used, as a share of its short side
+    classes: names by label
+    settings: the options of the run, {} if they are unknown
     """
 
     model: nn.Module
@@ -46,10 +49,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def load(path: str, arch: str | None = None, image_size: int | None = None) -> Trained:
-    """Return the network of a file of weights, or of best.pth in a folder, made of torch's own layers.
+    """Return the network of a file of weights, or of best.pth in a folder. It consists of torch's own layers.
 
-    arch, image_size: as in imagenet.py, default those of the run. Raises BadInput if the network is not
-    known, or if the weights are not those of this network.
+    arch, image_size: as in imagenet.py, default those of the run. Raises BadInput if the network is unknown,
+    or if the weights belong to another network.
     """
     path = os.path.join(path, "best.pth") if os.path.isdir(path) else path
     tensors = weights.read(path)
