@@ -3,19 +3,19 @@
     python -m launch pack jobs/train_ddp.py --to packed                  packed/train_ddp-<12 hex digits>/
     python -m launch pack jobs/train_ddp.py --to packed --single_file    packed/train_ddp-<12 hex digits>.py
 
-Kept are the job and what it imports beside it, common/ and datasets/, and a pip-requirements.txt without
-torch, torchvision, torchaudio, triton and nvidia-*, which the platform's image has. For a script outside a
-Bootfile repository: its folder. Skipped are hidden files, caches, tests, weights, folders of data and
-results, and what .jobignore names (in the code folder, in gitignore's syntax; `!pattern` includes again).
-All of that is listed with its rule.
+The job, the scripts that it imports from its folder, common/, datasets/ and a pip-requirements.txt are kept.
+The list omits torch, torchvision, torchaudio, triton and nvidia-*, which the platform's image has. For a
+script outside a Bootfile repository, its folder is kept. Hidden files, caches, tests, weights, folders of
+data and results, and files that .jobignore names are skipped (.jobignore is in the code folder, in
+gitignore's syntax; `!pattern` includes again). All skipped files are listed with their rule.
 
-The digits are those of a digest of the content, which manifest.json lists with sizes and SHA-256: the same
-content has the same name, and packing it again changes nothing. Text that looks like a key, a token or a
-password is refused by file and line. The platform's limits are checked: 1000 files and folders, 5 GB, 32
+The digits are those of a digest of the content; manifest.json lists the files with sizes and SHA-256. The
+same content has the same name, and packing it again changes nothing. If a text looks like a key, a token or a
+password, an error names file and line. The platform's limits are checked: 1000 files and folders, 5 GB, 32
 levels.
 
 A single file unpacks itself into a private temporary folder and removes it at the end; name a folder for its
-results. A process that is killed leaves its folder (about 1 MB), which the next one removes.
+results. A process that is killed leaves its folder (about 1 MB), which the next process removes.
 
 Exit codes: 0 packed, or unchanged; 2 bad input, and nothing was written.
 """
@@ -40,7 +40,8 @@ _WIDTH = 50  # of the tables' first column
 
 
 class Packed(NamedTuple):
-    """path: of the snapshot. made: False if it was there. manifest: the content of manifest.json."""
+    """A snapshot. path: its folder or file. made: False if it existed. manifest: the content of
+    manifest.json."""
 
     path: str
     made: bool
@@ -97,8 +98,10 @@ def pack(
     verbose: bool = False,
     code_dir: str | None = None,
 ) -> Packed:
-    """Make the snapshot of a job in the folder `to`. The arguments are those of the command. verbose: print
-    what is kept and skipped. Raises BadInput, and writes nothing then."""
+    """Make the snapshot of a job in the folder `to`. The arguments are those of the command.
+
+    verbose: print the kept and skipped files. Raises BadInput; then nothing is written.
+    """
     if not os.path.isfile(job) or not job.endswith(".py"):
         raise BadInput(f"{job} is not a .py file, as a boot file must be")
     code = CodeFolder(job, extra, to, code_dir)
@@ -145,7 +148,7 @@ def _refuse_secrets(contents: list[Content], allowed: Sequence[str]) -> None:
 
 
 def _print_kept(manifest: dict, dependencies: tuple[str, list[str]] | None) -> None:
-    """One line for each file or folder at the top."""
+    """Print one line for each file or folder at the top."""
     files, sizes = defaultdict(int), defaultdict(int)
     for file in manifest["files"]:
         top, slash, _ = file["path"].partition("/")
@@ -171,7 +174,7 @@ def _print_kept(manifest: dict, dependencies: tuple[str, list[str]] | None) -> N
 
 
 def _print_skipped(skipped: list[Skipped]) -> None:
-    """One line for every rule, the largest files first."""
+    """Print one line for every rule, the largest files first."""
     rules = defaultdict(list)
     for item in skipped:
         rules[item.rule].append(item)

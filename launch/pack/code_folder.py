@@ -20,7 +20,7 @@ _COUNTED = 20000  # files of a skipped folder whose sizes are added up
 
 
 class File(NamedTuple):
-    """A file that is uploaded. path: in the code folder, with /. source: links resolved. size: bytes."""
+    """A file to upload. path: in the code folder, with /. source: links resolved. size: bytes."""
 
     path: str
     source: str
@@ -28,8 +28,12 @@ class File(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A skipped file or folder, and the rule. files: number of files. size: bytes. more: whether there are
-    more than were counted."""
+    """A skipped file or folder, and the rule.
+
+    files: number of files
+    size: bytes
+    more: whether there are more files than were counted
+    """
 
     path: str
     rule: str
@@ -39,15 +43,19 @@ class Skipped(NamedTuple):
 
 
 class CodeFolder:
-    """The files that a job needs. In a Bootfile repository: all of common and datasets (some of their
-    modules are imported by name, which no reading of imports finds), and from the job's folder the job,
-    what it imports there, and what is neither a script nor a document (*.md). Else: the folder of the
-    script. The rules of launch/pack/ignore.py apply.
+    """The files that a job needs.
 
-    extra: more files and folders to keep against the rules (which still apply inside such a folder).
-    without: a folder that is left out. code_dir: take this folder, whole, instead. name: the last component
-    of the folder's path. job_path: path of the script in it, with /. is_repository: whether it is a Bootfile
-    repository.
+    In a Bootfile repository these are all of common and datasets, because some of their modules are imported
+    by name. From the job's folder they are the job, its imports there, and all files other than scripts and
+    documents (*.md). For other scripts they are the script's folder. The rules of launch/pack/ignore.py
+    apply.
+
+    extra: more files and folders to keep against the rules (which still apply inside such a folder)
+    without: a folder to skip
+    code_dir: take this whole folder instead
+    name: the last component of the folder's path
+    job_path: path of the script in it, with /
+    is_repository: whether it is a Bootfile repository
     """
 
     def __init__(
@@ -96,13 +104,13 @@ class CodeFolder:
 
     @property
     def files(self) -> list[File]:
-        """The files to upload, sorted by path. Raises BadInput for what a platform refuses: a link out of the
-        folder, a special file, a name, the limits."""
+        """Return the files to upload, sorted by path. Raises BadInput if a platform refuses one: a link out
+        of the folder, a special file, an invalid name, or more than the limits."""
         return self._found[0]
 
     @property
     def skipped(self) -> list[Skipped]:
-        """Skipped files and folders, sorted by path."""
+        """Return the skipped files and folders, sorted by path."""
         return sorted(Skipped(path, rule, *_measure(source)) for path, rule, source in self._found[1])
 
     def copy(self, destination: str) -> None:
@@ -115,7 +123,7 @@ class CodeFolder:
 
     @functools.cached_property
     def _found(self) -> tuple[list[File], list[tuple[str, str, str]]]:
-        """(files, (path, rule, absolute path) of what is skipped)."""
+        """Return (files, (path, rule, absolute path) of each skipped file or folder)."""
         documents = ("*.md",) if self._parts else ()
         self._rules, self._scripts = ignore.Rules(self.root, documents), set[str]()
         if self._parts and self.job_path.startswith("jobs/"):
@@ -131,8 +139,11 @@ class CodeFolder:
         return self._files, self._left
 
     def _visit(self, folder: str, real: tuple[str, ...], rule_above: str | None) -> None:
-        """Add the content of `folder` (relative, "" or with / at its end). real: its real path, after those
-        of the folders above. rule_above: skips all that is not wanted by name."""
+        """Add the content of `folder` (relative, "" or with / at its end).
+
+        real: the real paths of the folders above, then its own
+        rule_above: the rule that skips all files that are not wanted by name
+        """
         for entry in sorted(os.scandir(os.path.join(self.root, folder)), key=lambda entry: entry.name):
             path, wanted = folder + entry.name, (self.job_path, *self._extra)
             is_folder = entry.is_dir()
@@ -196,7 +207,8 @@ _ADVICE = f"skip it with a line in {ignore.FILE}, or replace it by a copy"
 
 
 def _imported_beside(script: str) -> set[str]:
-    """Return the scripts beside `script`, and in its folder's packages, that it imports, directly or not."""
+    """Return `script` and the scripts in its folder and in packages there that it imports, directly or
+    not."""
     folder, found, todo = os.path.dirname(script), set(), [script]
     while todo:
         file = todo.pop()
@@ -251,5 +263,5 @@ def _slashes(path: str) -> str:
 
 
 def _is_repository(folder: str) -> bool:
-    """Return whether it is Bootfile's: the names `common` and `datasets` alone are found elsewhere, too."""
+    """Return whether a folder is a Bootfile repository. Other projects also have `common` and `datasets`."""
     return all(os.path.exists(os.path.join(folder, part)) for part in ("common/entry.py", "datasets"))

@@ -18,9 +18,13 @@ _DATA = (  # data and results by name; a folder with modules in it is code
 
 
 class _Rule(NamedTuple):
-    """A line, applied to a file or a folder itself, not to the content of a folder. floating: it matches
-    names, not paths. spans: a part of it matches any number of folders. names: it names files, unlike
-    `!*/`."""
+    """A line of rules. It applies to a file or a folder itself, not to the content of a folder.
+
+    floating: it matches names, not paths
+    spans: a part of it matches any number of folders
+    names: it names files, unlike `!*/`
+    own: it is the user's own
+    """
 
     name: str
     spec: Any  # pathspec.GitIgnoreSpec
@@ -45,8 +49,8 @@ class _Rule(NamedTuple):
 
 
 class Rules:
-    """The rules of the code folder `root`. more: patterns besides the built-in ones. Raises BadInput for a
-    .jobignore that cannot be read."""
+    """The rules of the code folder `root`. more: additional patterns. Raises BadInput if .jobignore cannot be
+    read."""
 
     def __init__(self, root: str, more: Sequence[str] = ()):
         self._root = root
@@ -69,9 +73,12 @@ class Rules:
                 raise BadInput(f"{path}:{number}: {line!r} is not a valid pattern") from error
 
     def find(self, path: str, is_folder: bool) -> str | None:
-        """Return the rule that skips `path` (relative, with /), None if it is kept: the last one that
-        matches. As in git, the content of a skipped folder is not looked at. `!*/` and the like include
-        what other lines of the user skip, but not .git."""
+        """Return the rule that skips `path` (relative, with /): the last one that matches; None if the path
+        is kept.
+
+        As in git, rules do not include files of a skipped folder again. Lines such as `!*/` include paths
+        that other lines of the user skip, but not .git.
+        """
         included = False
         for rule in reversed(self._rules):
             skips = None if included and rule.own else rule.skips(path, is_folder)

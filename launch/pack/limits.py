@@ -17,7 +17,8 @@ _REFUSED = '\\:*?"<>|'
 
 
 def check(files: list[tuple[str, int]]) -> None:
-    """Check files: (path with /, bytes). Raises BadInput with what is too much, and where most of it is."""
+    """Check the limits for files: (path with /, bytes). Raises BadInput with the excess and its largest
+    part."""
     folders = Counter()  # folder -> files and folders directly in it
     seen = set()
     for path, _ in files:
@@ -46,7 +47,7 @@ def check(files: list[tuple[str, int]]) -> None:
 
 
 def check_name(path: str) -> None:
-    """Raises BadInput for a name that an object store may change or refuse."""
+    """Raise BadInput if an object store may change or refuse a name."""
     name = path.rpartition("/")[2]
     try:
         length = len(path.encode())

@@ -6,7 +6,7 @@ import re
 from common.exits import BadInput
 from launch.pack.code_folder import REQUIREMENTS
 
-# In the platform's image, for its driver and its GPUs. torchaudio needs one version of torch.
+# The platform's image has these, for its driver and GPUs. torchaudio needs one version of torch.
 _OF_THE_IMAGE = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.+")
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
 _WHEEL = re.compile(r"(?P<name>[^/\\]+?)-\d[^/\\]*\.(?:whl|tar\.gz|zip)(?:[#?\s]|$)")
@@ -22,11 +22,11 @@ def find(root: str) -> str | None:
 
 
 def adapt(path: str, keep_torch: bool) -> tuple[str, list[str]]:
-    """Return (text, names of what was left out) of the list to install, from the one at `path`.
+    """Return (text, omitted names) of the list to install, from the one at `path`.
 
-    Left out are torch, torchvision, torchaudio, triton and nvidia-*, which would replace those of the image
-    (unless keep_torch), and lines about files of this machine. Environment markers stay; lists that are
-    included (-r) are copied in, and must be in the folder of the list, or below it. Raises BadInput.
+    torch, torchvision, torchaudio, triton and nvidia-* would replace those of the image, and are omitted
+    unless keep_torch is set. Lines about files of this machine are also omitted. Environment markers stay.
+    Included lists (-r) are copied in; they must be in the folder of the list, or below it. Raises BadInput.
     """
     kept, left_out = [], []
     for line in _lines(path, (), os.path.realpath(os.path.dirname(path))):
@@ -41,7 +41,7 @@ def adapt(path: str, keep_torch: bool) -> tuple[str, list[str]]:
 
 
 def _lines(path: str, above: tuple[str, ...], root: str) -> list[str]:
-    """Return the requirements of a file, without comments and continuations, with those of included files."""
+    """Return the requirements of a file and its included files, without comments and continuations."""
     if os.path.commonpath([root, os.path.realpath(path)]) != root:
         by = f", which {above[-1]} includes," if above else ""
         raise BadInput(f"{path}{by} is not in the code folder {root}: its lines would be uploaded")

@@ -17,8 +17,10 @@ _LONGEST = 100 * 10**6  # bytes: Python holds the file, its text and its archive
 
 
 def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
-    """Make NAME-DIGEST.py in the folder `to`. Returns (its path, whether it was made: False if the same was
-    there). Equal content gives equal bytes. Raises BadInput."""
+    """Write NAME-DIGEST.py to the folder `to`. Return (its path, False if the same file existed).
+
+    Equal content gives equal bytes. Raises BadInput.
+    """
     path = os.path.join(to, f"{manifests.make_folder_name(manifest)}.py")
     try:
         text = _header(manifest, contents) + _body(manifest, contents)
@@ -50,7 +52,7 @@ def _body(manifest: dict, contents: list[Content]) -> str:
 
 
 def _header(manifest: dict, contents: list[Content]) -> str:
-    """Return comments: what this is, how to run it, what it holds."""
+    """Return comments: the purpose of the file, its usage and its content."""
     needs = [each.source.decode() for each in contents if isinstance(each.source, bytes)]
     lines = [
         f"{manifest['job']} and all that it needs, in one file; made by `pack --single_file`.",

@@ -1,4 +1,4 @@
-"""Write a snapshot of code: a folder whose name has the digest of its content, with a manifest."""
+"""Write a snapshot of code: a folder with a manifest, whose name contains the digest of its content."""
 
 import hashlib
 import os
@@ -19,8 +19,8 @@ class Content(NamedTuple):
 
 
 def describe(name: str, contents: list[Content], job: str, git: dict | None) -> dict:
-    """Return the manifest. Its digest is that of paths and contents only: no time, owner, mode or state of
-    git. Raises BadInput for a file that cannot be read."""
+    """Return the manifest. Its digest covers paths and contents, but no time, owner, mode or state of git.
+    Raises BadInput if a file cannot be read."""
     files = []
     for path, source in sorted(contents, key=lambda content: content.path.encode()):
         try:
@@ -35,11 +35,10 @@ def describe(name: str, contents: list[Content], job: str, git: dict | None) -> 
 
 
 def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
-    """Make the snapshot in the folder `to`, whole or not at all. Returns (its path, whether it was made:
-    False if it was there).
+    """Write the snapshot to the folder `to` atomically. Return (its path, False if it existed).
 
-    Raises BadInput for a snapshot of that name that was changed, for a file that changes while it is copied,
-    for a full disk.
+    Raises BadInput if a snapshot of that name was changed, if a file changes while it is copied, or if the
+    disk is full.
     """
     final = os.path.join(to, manifests.make_folder_name(manifest))
     try:
@@ -73,8 +72,7 @@ def _fill(folder: str, manifest: dict, contents: list[Content]) -> None:
 
 
 def _check(folder: str, manifest: dict) -> None:
-    """Raises BadInput if a snapshot is no longer the one of this manifest. Extra files such as __pycache__
-    are ignored."""
+    """Raise BadInput if a snapshot differs from its manifest. Extra files such as __pycache__ are ignored."""
     try:
         with open(os.path.join(folder, manifests.NAME), "rb") as file:
             there = manifests.parse(file.read()) or {}
@@ -94,8 +92,8 @@ def _check(folder: str, manifest: dict) -> None:
 
 
 def read_git_state(root: str, paths: list[str]) -> dict | None:
-    """Return {"commit", "dirty"} of a working tree; None if there is none. dirty: whether `paths` (relative
-    to root) differ from that commit, or a file beside them in it is gone."""
+    """Return {"commit", "dirty"} of a working tree; None if it is not one. dirty: whether `paths` (relative
+    to root) differ from that commit, or a file of the commit in the same top folders was deleted."""
     commit = _git(root, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None

@@ -1,4 +1,4 @@
-# The code of a single file: `pack --single_file` adds a header, and puts the archive in.
+# The code of a single file: `pack --single_file` adds a header and the archive.
 import atexit
 import base64
 import contextlib
@@ -22,8 +22,8 @@ _UNPACKS = 3600.0  # seconds: no process unpacks for longer
 
 
 def _unpack():
-    """Unpack into a new folder that only this user may enter. Every process unpacks for itself, so none waits
-    for another and none trusts an existing folder. A folder is in use while a process holds its lock."""
+    """Unpack into a new folder that only this user may enter. Every process unpacks for itself, so no process
+    waits for another or trusts an existing folder. A folder is in use while a process holds its lock."""
     archive = base64.b64decode(_ARCHIVE)
     if hashlib.sha256(archive).hexdigest() != _SHA256:
         _refuse("this file is not as it was packed: copy it again, completely")
@@ -46,7 +46,7 @@ def _unpack():
             with open(target, "xb") as file:
                 file.write(members.read(name))
         used = os.path.join(os.path.dirname(folder), os.path.basename(folder)[len(_NEW) :])
-        os.rename(folder, used)  # from here on others remove it when the lock is free
+        os.rename(folder, used)  # from here on others remove it if the lock is free
         return used
     except OSError as error:
         if folder:
@@ -64,7 +64,7 @@ def _stays_inside(name: str):
 
 
 def _clean(folder: str):
-    """Remove the folder, and those of processes that were killed. Results that a job wrote beside its code
+    """Remove the folder, and the folders of killed processes. Results that a job wrote next to its code
     stay."""
     _remove(folder)
     if os.path.isdir(folder):
@@ -128,7 +128,7 @@ def _main():
     job = os.path.join(folder, *_JOB.split("/"))
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = os.path.dirname(job)
-    # The job is the main module, in the place of its __file__: so it finds its modules, and processes that
+    # The job is the main module, with its own __file__: so it finds its modules, and processes that
     # multiprocessing starts find it. Processes that run this command again unpack for themselves.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = job
