@@ -1,14 +1,14 @@
-"""Find the largest batch that fits on this GPU, for every way in which images arrive there.
+"""Find the largest batch that fits on this GPU, for each data backend.
 
     python -m launch bench batch-size --arch resnet18 [--data_url DIR] [--minutes 4.5] [--json]
 
-Each try is a process of its own that trains and validates for some batches. The next size to try follows from
-the memory that earlier tries used. A search whose time is over gives the largest size that was seen to fit,
-as ">=". "resident": the validation
-pipeline stays during training; "released": Dataset.prep_for_val() builds it for a validation, and it is
-released after that. The table has the figures of the article "Diving into DALI: how to boost PyTorch data
-loading" (ResNet-18 in fp16 on a V100 of 16 GB), before and after its own change to DALI's example. Without
-a GPU, --memory GB limits what a process may allocate on the host: that shows the search, not a GPU.
+Each try is a separate process that trains and validates for some batches. The memory that earlier tries used
+determines the next size. If a search runs out of time, it gives the largest size that fitted, as ">=".
+"resident": the validation pipeline stays during training. "released": Dataset.prep_for_val() builds it for
+a validation, and it is released afterwards. The table has the figures of the article "Diving into
+DALI: how to boost PyTorch data loading" (ResNet-18 in fp16 on a V100 of 16 GB), before and after its own
+change to DALI's example. Without a GPU, --memory GB limits the memory that a process may allocate on the
+host: this shows the search, not a GPU.
 """
 
 import argparse
@@ -32,15 +32,15 @@ from launch.bench import generated
 from launch.bench.output import log, make_parser, tail
 
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
-_STEPS = 3  # of training, and batches of validation: all buffers exist then
+_STEPS = 3  # training steps, and validation batches; all buffers exist afterwards
 _NO_ROOM = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memoryerror",
     "can't start new thread", "resource temporarily unavailable", "cudnn_status", "unable to find an engine",
     "cublas_status_alloc_failed", "allocator_failure",
 )  # fmt: skip
-_TIMEOUT = 600  # seconds a try
+_TIMEOUT = 600  # seconds for one try
 _MINUTES = 4.5  # of all searches, on a GPU
-_USED = "memory:"  # begins a line of a try: the share of the GPU's memory that it held
+_USED = "memory:"  # begins a try's line with the share of the GPU's memory that it held
 _FULL = 0.97  # share of the memory that a try aims at
 
 
@@ -94,7 +94,7 @@ def _machine(device: torch.device, args: argparse.Namespace) -> str:
 def _largest(
     args: argparse.Namespace, backend: str, way: str, most: int, deadline: float
 ) -> tuple[int, bool]:
-    """Return (largest batch up to `most` that is known to fit, whether the search came to its end).
+    """Return (largest batch up to `most` that is known to fit, whether the search was completed).
 
     The batch is a multiple of --step, 0 if none fits. way: resident or released. deadline: time.monotonic().
     """
@@ -116,7 +116,7 @@ def _largest(
 
 
 def _choose_next(fits: int, fails: int | None, used: dict[int, float], step: int, most: int) -> int:
-    """Return the batch to try next, 0 at the end of the search. Memory is taken to grow linearly."""
+    """Return the batch to try next, 0 at the end of the search. It assumes that memory grows linearly."""
     limit = most + step if fails is None else fails  # exclusive
     guess = 2 * fits if fails is None else (fits + fails) // 2
     if len(used) > 1:
@@ -132,7 +132,7 @@ def _choose_next(fits: int, fails: int | None, used: dict[int, float], step: int
 def _try(
     args: argparse.Namespace, backend: str, resident: bool, batch: int, seconds: float
 ) -> tuple[bool | None, float | None]:
-    """Return (whether the batch fits, None after so many seconds; the share of the GPU's memory in use)."""
+    """Return (whether the batch fits, None after `seconds`; the share of the GPU's memory in use)."""
     case = {
         "backend": backend, "resident": resident, "batch": batch, "arch": args.arch, "memory": args.memory,
         "folder": args.data_url, "cache": args.cache_dir, "size": args.image_size, "workers": args.workers,
@@ -156,7 +156,7 @@ def _try(
 
 
 def _trial(case: dict) -> None:
-    """Train and validate for some batches. A batch that does not fit raises, or ends this process."""
+    """Train and validate for some batches. If the batch does not fit, this raises or ends the process."""
     cuda = torch.cuda.is_available()
     if not cuda:
         import resource
@@ -190,7 +190,7 @@ def _trial(case: dict) -> None:
             model(images)
     if cuda:
         torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()  # torch keeps what it once had
+        free, total = torch.cuda.mem_get_info()  # torch keeps the memory that it allocated
         print(f"{_USED} {1 - free / total:.4f}")
     sys.stdout.flush()
     os._exit(0)  # without waiting for the loaders

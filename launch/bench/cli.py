@@ -1,10 +1,10 @@
-"""Measure what is fast on this machine with these data, before GPUs are rented.
+"""Measure on this machine, with your data, before you rent GPUs.
 
 python -m launch bench loaders --data_url DIR       images/s of every loader, and the predicted wait of a job
-python -m launch bench throughput --data_url DIR    images/s of the ImageNet job, and a published article
+python -m launch bench throughput --data_url DIR    images/s of the ImageNet job and of a published article
 python -m launch bench batch-size --arch resnet18   the largest batch that fits on this GPU
-python -m launch bench train                        images/s of the jobs, and those of a published loop
-python -m launch bench ray --ray_address start      whether workers on other machines would pay
+python -m launch bench train                        images/s of the jobs and of a published loop
+python -m launch bench ray --ray_address start      whether workers on other machines would help
 """
 
 import importlib
@@ -21,7 +21,7 @@ BENCHMARKS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark that is named and return its exit code."""
+    """Run the named benchmark and return its exit code."""
     name, *rest = arguments or [""]
     if name in ("-h", "--help"):
         print(__doc__)

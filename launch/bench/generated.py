@@ -1,4 +1,4 @@
-"""Generated data for benchmarks: more images than datasets/folders/random_folder.py has, for long epochs."""
+"""Generate data for benchmarks: more images than datasets/folders/random_folder.py makes, for long epochs."""
 
 import itertools
 import os
@@ -8,7 +8,7 @@ import numpy as np
 from datasets.folders import random_folder
 from datasets.memory import cifar10
 
-_COPIES = 8  # names of each image, by default: 5,120 for training
+_COPIES = 8  # default number of names for each image: 5,120 names for training
 _RECORDS = 10_000  # of a file of CIFAR-10
 
 
@@ -27,7 +27,7 @@ def image_folder(cache: str, copies: int = _COPIES) -> str:
 
 
 def cifar_folder(cache: str) -> str:
-    """Return a folder of random pixels in the form of CIFAR-10's binary version, as --data_url takes it."""
+    """Return a folder of random pixels in the format of CIFAR-10's binary version, for --data_url."""
 
     def write(folder: str) -> None:
         draw = np.random.default_rng(2024)

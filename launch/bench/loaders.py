@@ -1,12 +1,12 @@
-"""Measure the images/s of every loader here, and the share of a job's time that it would wait.
+"""Measure the images/s of every loader here, and predict the share of its time that a job would wait.
 
     python -m launch bench loaders --data_url DIR [--pack FOLDER] [--json] [--plot FILE.png]
 
-DIR: as for jobs/imagenet.py. Backends are measured in turns, a few seconds each: warm (files in the page
-cache), cold (dropped from it before), and without data (synthetic: the ceiling). CPU use is in cores;
-memory is resident, with shared pages divided among the processes. The wait is predicted for a model
-(--arch) whose own speed is measured here, too: on a GPU loading and computing overlap, on the CPU they
-share the cores. Compare figures of one run only.
+DIR: as for jobs/imagenet.py. Backends take turns of a few seconds: warm (files in the page cache), cold
+(files dropped from it before), and without data (synthetic, the upper limit). CPU use is in cores. Memory is
+resident; the processes share the shared pages. The wait is predicted for a model (--arch), whose speed is
+also measured here. On a GPU loading and computing overlap; on the CPU they share the cores. Compare figures
+of one run only.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from datasets.stores.files import FileStore
 from datasets.stores.store import Store
 from launch.bench.output import log, make_parser, now, plot_bars
 
-_COMPUTE_BATCHES = {"cpu": (1, 4), "cuda": (10, 50)}  # of the model: to warm up, and timed
+_COMPUTE_BATCHES = {"cpu": (1, 4), "cuda": (10, 50)}  # batches of the model: for warm-up, and timed
 
 
 def main(argv: list[str]) -> int:
@@ -121,7 +121,7 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
 def _measure(
     args: argparse.Namespace, backend: str, store: FileStore, head: measure.Head, device: torch.device
 ) -> dict:
-    """Return images/s cold and warm, cores and bytes while warm."""
+    """Return images/s cold and warm, and cores and bytes while warm."""
     _drop(store, head)
     with backends.build(backend, store, head, device, args.workers) as loader:
         cold = _first_pass(loader)
@@ -132,8 +132,8 @@ def _measure(
 
 
 def _first_pass(loader: Iterable) -> float:
-    """Return images/s over batches that were not read before, from the third on: processes have started
-    then."""
+    """Return images/s over batches that were not read before, from the third on, when the processes have
+    started."""
     count, begin = 0, 0.0
     for step, (images, _) in enumerate(loader):
         if step == 1:
@@ -193,7 +193,7 @@ def compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -
 
 
 def _wait(rate: float, compute: float, device: torch.device) -> float:
-    """Return the share of the time that the model would wait."""
+    """Return the share of the time that the model would wait for data."""
     if device.type == "cuda":
         return max(0.0, 1 - rate / compute)
     return compute / (rate + compute)

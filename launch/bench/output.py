@@ -1,4 +1,4 @@
-"""The clock, the options and the chart that benchmarks share."""
+"""The clock, the options and the chart of all benchmarks."""
 
 import sys
 import time
@@ -20,12 +20,12 @@ def make_parser(description: str, name: str) -> arguments.Parser:
 
 
 def log(line: str) -> None:
-    """Print a line about the progress on stderr: a benchmark's result goes to stdout."""
+    """Print a line about the progress to stderr, because a benchmark's result is printed to stdout."""
     print(line, file=sys.stderr, flush=True)
 
 
 def now(device: torch.device) -> float:
-    """Return seconds of time.perf_counter(), after the device has done its work."""
+    """Return seconds of time.perf_counter(), after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -45,8 +45,13 @@ def plot_bars(
     label: str,
     ranges: Sequence[Sequence[float]] | None = None,
 ) -> None:
-    """Write a bar chart of rates as a PNG, with the ratio beside each bar. ranges: (least, greatest) rates.
-    Raises BadInput without matplotlib."""
+    """Write a bar chart of rates as a PNG, with a ratio next to each bar. Raises BadInput without matplotlib.
+
+    path: of the PNG
+    names, rates, ratios: one for each bar
+    title, label: of the chart, of the axis of rates
+    ranges: (least, greatest) rate of each bar
+    """
     figure_type = import_optional("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
     figure = figure_type(figsize=(7, 1 + 0.5 * len(names)), layout="constrained")
     axes = figure.subplots()

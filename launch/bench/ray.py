@@ -1,12 +1,13 @@
-"""Whether workers on other machines pay: the transport of a batch, images/s with and without, a prediction.
+"""Measure whether workers on other machines help: transport of a batch, images/s with and without Ray, a
+forecast.
 
     python -m launch bench ray --data_url DIR [--ray_address start] [--workers N] [--json]
 
-DIR: as jobs/imagenet.py takes it (default: generated images). All rows take turns. "torch": DataLoader with
-Pillow and torchvision's transforms, float32; "ray, same transforms": the same through RayDataLoader; "ray":
-uint8 through simplejpeg and OpenCV, as jobs/imagenet.py --data_backend ray; "threads": that on this machine.
-Remote workers pay only if preparing an image costs more than its transport: the last lines give the result
-for this model (--arch).
+DIR: as for jobs/imagenet.py (default: generated images). All rows take turns. "torch": DataLoader with Pillow
+and torchvision's transforms, float32; "ray, same transforms": the same through RayDataLoader; "ray": uint8
+through simplejpeg and OpenCV, as jobs/imagenet.py --data_backend ray; "threads": the same work on this
+machine. Remote workers help only if preparing an image costs more than its transport. The last lines give the
+result for this model (--arch).
 """
 
 import argparse
@@ -38,12 +39,12 @@ from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 from launch.bench.loaders import compute_rate
 
-_TRANSFERS, _AHEAD = 60, 4  # batches whose transport is timed; how many of them are under way
+_TRANSFERS, _AHEAD = 60, 4  # batches whose transport is timed; number of batches in flight
 _CPU = torch.device("cpu")
 
 
 class Samples(Dataset):
-    """The usual data set: Pillow, a random crop, float32."""
+    """A usual data set: Pillow, a random crop, float32."""
 
     def __init__(self, index: image_folder.ImageFolderIndex, size: int):
         self.paths = [index.path(id) for id in range(len(index))]
@@ -62,7 +63,7 @@ class Samples(Dataset):
 
 
 class _Ready:
-    """A function that has its batch: only the transport is left."""
+    """A task function that returns a prepared batch, so that only the transport is measured."""
 
     def __init__(self, batch: int, size: int):
         self.shape = batch, 3, size, size
@@ -123,7 +124,7 @@ def _measure(args: argparse.Namespace) -> dict:
 
 
 def _transport(pool: Pool) -> float:
-    """Return the seconds for a batch that is ready in a worker, while some more are under way."""
+    """Return the seconds to transport a prepared batch from a worker, with several batches in flight."""
     taken, begin = [], time.perf_counter()
     for _ in pool.map(range(_TRANSFERS), _AHEAD):
         taken.append(time.perf_counter() - begin)
@@ -159,7 +160,7 @@ def _rates(args: argparse.Namespace, index: image_folder.ImageFolderIndex) -> di
             loader = made()
             batches = _endless(loader)
             for _ in range(2 * args.workers + 2):
-                next(batches)  # what was made ready while nobody waited does not count
+                next(batches)  # batches that were prepared before the measurement do not count
             rate = measure.rate(batches, args.seconds)
             found.setdefault(name, []).append(rate)
             del batches
@@ -188,7 +189,7 @@ def _table(found: dict) -> str:
 
 
 def _predict(found: dict) -> str:
-    """Return what the cluster could bring, and whether that is more than this machine makes."""
+    """Return the predicted images/s of the cluster, compared with this machine and the model."""
     here, needed = found["rates"]["threads"][0], found["compute_images_per_s"]
     each, way = found["images_per_s_of_one_worker"], found["images_per_s_of_the_way"]
     whole = min(way, each * found["cpus"])

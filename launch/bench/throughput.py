@@ -1,4 +1,4 @@
-"""Measure the images/s of the ImageNet job with every backend, beside the figures of a published article.
+"""Measure the images/s of the ImageNet job with every backend, and compare with a published article.
 
     python -m launch bench throughput --data_url DIR [--arch shufflenet_v2_x0_5] [--batch_size 512] [--json]
 
@@ -29,7 +29,7 @@ _TIMEOUT = 1800  # seconds a run
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print a table (or JSON) and return 0. Raises BadInput, also with a job's error."""
+    """Measure, print a table (or JSON) and return 0. Raises BadInput, also if a job fails."""
     args, extra = _parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = backends.parse_list(args.backends, device, log)

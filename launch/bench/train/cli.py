@@ -1,17 +1,18 @@
-"""Measure how fast the jobs train here, beside a published loop and beside the peak of the device.
+"""Measure the training speed of the jobs, compared with a published loop and with the peak of the device.
 
     python -m launch bench train [--rounds 5] [--json] [--plot FILE.png]
     python -m launch bench train --arch resnet50 [--data_url IMAGENET]
 
-resnet18: CIFAR-10 (generated without --data_url) with the loop that ModelArts publishes, train.py and its
-variants. resnet50: jobs/imagenet.py with images in memory, and with JPEG files. Every contestant is started
-once, then all take turns while the others are stopped; loading, compiling (without a cache) and warming up
-come before the first round. Ratios are to the first contestant in the same round. TFLOP/s are images/s
-times the cost of forward and backward of an image (convolutions and products, 2 for a multiplication and
-addition); the peak is that of a product of large matrices in the contestant's precision, measured in the
-same rounds. Waiting: the share of the time in which the loop had no batch. Memory: the most that one
-process held, on a GPU allocated by torch. Compiling: as the job reports, else the extra time of its first
-report; start: from the start of the process to its first report.
+resnet18: CIFAR-10 (generated without --data_url) with a loop after ModelArts' published sample, train.py and
+its variants. resnet50: jobs/imagenet.py with images in memory, and with JPEG files. Every contestant is
+started once. Then all take turns, while the others are stopped. Loading, compiling (without a cache) and
+warming up come before the first round. Ratios are to the first contestant in the same round.
+
+TFLOP/s: images/s times the operations of forward and backward for an image (convolutions and matrix products;
+a multiplication and addition count as 2). Peak: TFLOP/s of a product of large matrices in the contestant's
+precision, measured in the same rounds. Waiting: the share of the time in which the loop had no batch. Memory:
+the maximum of one process, on a GPU as allocated by torch. Compiling: as the job reports, else the extra time
+of its first report. Start: from the start of the process to its first report.
 """
 
 import argparse
@@ -41,7 +42,7 @@ _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print a table (or JSON) and return 0. Raises BadInput, also with a job's error."""
+    """Measure, print a table (or JSON) and return 0. Raises BadInput, also if a job fails."""
     args = _parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
     _complete(args, device)
@@ -136,7 +137,7 @@ def _measure(
         for number, (name, contestant) in enumerate(contestants.items()):
             output = os.path.join(folder, str(number))
             command = [*contestant.command, "--output_dir", output]
-            # Nothing that an earlier run compiled is used.
+            # New folders: the caches of earlier runs are not used.
             env = {_MONITORING: "0"} | {each: os.path.join(output, each.lower()) for each in _CACHES}
             runner = stack.enter_context(Runner(name, command, output, env, ROOT))
             rows.append({"name": name, "precision": contestant.precision, "reports": []})
@@ -149,7 +150,7 @@ def _measure(
             for name, dtype in dtypes.items():
                 peaks[name]["tflop_per_s"].append(device_peak.measure_peak(device, dtype))
             pairs = list(zip(rows, runners, strict=True))
-            for row, runner in pairs[:: -1 if number % 2 else 1]:  # a drift favours no contestant
+            for row, runner in pairs[:: -1 if number % 2 else 1]:  # every other round reversed, against drift
                 row["reports"].append(runner.turn(images, args.timeout))
                 rate = turns.rate(row["reports"][-1])
                 log(f"round {number + 1} of {args.rounds}: {row['name']} {rate:.1f} images/s")

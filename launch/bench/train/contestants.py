@@ -18,11 +18,11 @@ _FOREVER = "1000000000"  # steps
 _ENDLESS = ["--epochs", "10000", "--seed", "0"]
 # Saves are not timed.
 _JOB = [*_ENDLESS, "--resume", "never", "--save_every", _FOREVER, "--epoch_weights", "false"]
-_PATIENT = ["--timeout", "864000"]  # seconds: a stopped peer is not lost
+_PATIENT = ["--timeout", "864000"]  # seconds: a stopped process does not count as lost
 
 
 class Contestant(NamedTuple):
-    """A job. command: without the output folder. precision: of its products, "float32" or "half"."""
+    """A job. command: without the output folder. precision: of its matrix products, "float32" or "half"."""
 
     command: list[str]
     precision: str
@@ -30,9 +30,9 @@ class Contestant(NamedTuple):
 
 
 def choose(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Contestant], dict[str, str]]:
-    """Return (contestants by name, reasons of those that are left out), in the order of --jobs.
+    """Return (contestants by name, reasons for those that are omitted), in the order of --jobs.
 
-    Raises BadInput for a name in --jobs that is unknown or left out.
+    Raises BadInput if a name in --jobs is unknown or omitted.
     """
     found = dict(_small(args, device) if args.arch == "resnet18" else _large(args, device))
     left_out = {name: each for name, each in found.items() if isinstance(each, str)}

@@ -8,16 +8,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from common import models
 from launch.bench.output import now
 
-_SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices: larger ones are no faster
-_SECONDS = 0.5  # of products, and one at least: where bfloat16 is emulated, that takes longer
+_SIDE = {"cpu": 2048, "cuda": 8192}  # side of the square matrices; larger ones do not give more TFLOP/s
+_SECONDS = 0.5  # minimum duration; one product takes longer if bfloat16 is emulated
 
 
 def count_flop(arch: str, image_size: int) -> int:
-    """Return the operations of forward and backward of one image: 2 for a multiplication and addition, in
-    convolutions and products only, as usual. Nothing is computed: shapes are enough (device "meta")."""
+    """Return the operations of forward and backward for one image. A multiplication and addition count as 2.
+
+    Only convolutions and matrix products count, as usual. Nothing is computed (device "meta").
+    """
     with torch.device("meta"):
         network = models.resnet18() if arch == "resnet18" else models.classifier(arch, 1000, image_size)
-        images = torch.empty(2, 3, image_size, image_size)  # BatchNorm wants two
+        images = torch.empty(2, 3, image_size, image_size)  # BatchNorm needs two
         with FlopCounterMode(display=False) as counter:
             network(images).sum().backward()
     return counter.get_total_flops() // 2
@@ -32,8 +34,8 @@ def mixed_dtype(device: torch.device) -> torch.dtype:
 def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
     """Return TFLOP/s of the best of several products of square matrices.
 
-    float32 on a GPU: in TF32 if cuDNN may use it, which is torch's default: the networks consist of
-    convolutions, for which the switch for products (off by default) has no effect.
+    On a GPU, float32 products use TF32 if cuDNN may use it, which is torch's default. The networks consist of
+    convolutions, which ignore torch's switch for matrix products (off by default).
     """
     side = _SIDE[device.type]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))

@@ -2,7 +2,7 @@
 
 
 def format_table(found: dict) -> str:
-    """Return the table. found: what `--json` prints."""
+    """Return the table. found: the object that `--json` prints."""
     peaks = [
         f"{peak['dtype']} {peak['tflop_per_s'][0]:.3g}{_range(peak['tflop_per_s'], '.3g')}"
         for peak in found["peaks"].values()

@@ -19,16 +19,18 @@ from common.exits import BadInput
 _POLL = 0.02  # seconds
 _END = 5.0  # seconds until killed processes have ended
 _TAIL = 65536  # bytes of a job's stderr
-# Kills the job's processes when its own input ends: by close(), or because this process has ended. A stopped
-# process would otherwise stay for ever, with its memory.
+# Kills the job's processes when its own input ends: by close(), or because this process has ended. Stopped
+# processes would otherwise keep their memory forever.
 _GUARD = 'read -r nothing; kill -s KILL -- "-$1" 2>/dev/null'
 
 
 class Runner:
-    """A job in a process group of its own, which runs in turns until close().
+    """A job in its own process group, which runs in turns until close().
 
-    name: for messages. command: what to run, with its arguments; it writes `output_dir`/metrics.jsonl as
-    common/metrics.py does. env: in addition to this process's own. cwd: default: this process's.
+    name: for messages
+    command: the job with its arguments; it writes `output_dir`/metrics.jsonl as common/metrics.py does
+    env: variables in addition to this process's own
+    cwd: default: this process's
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class Runner:
     def turn(self, images: int, timeout: float) -> list[dict]:
         """Let the job run until its reports cover `images`, then stop it. The first turn starts it.
 
-        Returns these reports on training steps, as in metrics.jsonl, without the first of a turn and those
-        whose steps began before it: the job may have been stopped between measuring and writing. Raises
-        BadInput, with the job's last error, if it ends or takes more than `timeout` seconds.
+        Return these reports on training steps, as in metrics.jsonl. The first report of a turn is skipped,
+        and so are reports whose steps began before it: the job may have been stopped between measuring and
+        writing. Raises BadInput with the job's last error if the job ends or takes more than `timeout`
+        seconds.
         """
         deadline, begin = time.monotonic() + timeout, time.time()
         process = self._process or self._start()
@@ -110,7 +113,7 @@ class Runner:
         return process
 
     def _signal(self, number: int) -> bool:
-        """Send a signal to all processes of the job. Returns False if there is none."""
+        """Send a signal to all processes of the job. Return False if there are none."""
         if self._process is None:
             return False
         try:
@@ -145,7 +148,7 @@ def seconds(reports: list[dict]) -> float:
 
 
 def rate(reports: list[dict]) -> float:
-    """Return images/s over all of these reports."""
+    """Return images/s over all these reports."""
     return _images(reports) / seconds(reports)
 
 
