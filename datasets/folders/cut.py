@@ -1,4 +1,4 @@
-"""A box of an image, resized and mirrored: the pixels behind datasets/sampling/augment.py's parameters."""
+"""Crop, resize and mirror an image with the parameters of datasets/sampling/augment.py."""
 
 import numpy as np
 import torch
@@ -8,9 +8,9 @@ from common.exits import import_optional
 cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 
 _OPENCV = {1: 1, 2: 0, 3: -1}  # Crop.flip -> cv2.flip's code
-_ROUGH = 1.08  # up to so much smaller the nearest four pixels do: below 2 / 255 on the sharpest photographs
+_ROUGH = 1.08  # up to this reduction no antialiasing: the error is below 2 / 255 on the sharpest photographs
 
-cv2.setNumThreads(1)  # its callers have threads of their own, one an image
+cv2.setNumThreads(1)  # the callers use one thread per image
 
 
 def cut(
@@ -24,11 +24,14 @@ def cut(
     scale: float = 1.0,
     antialias: bool = True,
 ) -> None:
-    """Put the box of the image into `out`, bilinearly resized.
+    """Write the box (top, left, height, width) of the image into `out`, bilinearly resized.
 
-    image: uint8 [H, W, 3]; out: uint8 [height, width, 3], contiguous. flip: as in augment.Crop. scale:
-    of the image against the one for which the box was planned. antialias: average over what becomes one
-    pixel, as Pillow and torchvision do; without it the nearest four pixels count, at half the cost.
+    image: uint8 [H, W, 3].
+    flip: as in augment.Crop.
+    out: uint8 [height, width, 3], contiguous.
+    scale: size of the image relative to the one for which the box was planned.
+    antialias: average all source pixels of a pixel, as Pillow and torchvision do; false: interpolate the
+        nearest four pixels, at half the cost.
     """
     if scale != 1.0:
         top, left, height, width = scaled(top, left, height, width, scale, *image.shape[:2])
@@ -46,14 +49,14 @@ def cut(
 def scaled(
     top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int
 ) -> tuple[int, int, int, int]:
-    """The box in an image that was scaled and now has so many rows and columns."""
+    """Return the box in the scaled image, which has `rows` rows and `columns` columns."""
     top, left = min(round(top * scale), rows - 1), min(round(left * scale), columns - 1)
     height, width = max(round(height * scale), 1), max(round(width * scale), 1)
     return top, left, min(height, rows - top), min(width, columns - left)
 
 
 def resized(image: np.ndarray, height: int, width: int, mode: str = "bilinear") -> np.ndarray:
-    """With antialiasing, as Pillow does it: uint8 [H, W, 3] -> uint8 [height, width, 3]."""
-    source = torch.from_numpy(image.copy()).permute(2, 0, 1)[None]  # torch takes no read-only memory
+    """Resize with antialiasing, as Pillow does: uint8 [H, W, 3] -> uint8 [height, width, 3]."""
+    source = torch.from_numpy(image.copy()).permute(2, 0, 1)[None]  # torch warns about read-only memory
     small = torch.nn.functional.interpolate(source, (height, width), mode=mode, antialias=True)
     return small[0].permute(1, 2, 0).contiguous().numpy()

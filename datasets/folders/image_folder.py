@@ -1,7 +1,7 @@
-"""Folders of images: an index of what there is to learn from, scan_listing once and kept in a cache folder.
+"""Index folders of images: every file is scanned once, and the index is stored in a cache folder.
 
-datasets/folders/listing.py says which folders; this reads each file once, judges it, and keeps what was
-found in memory-mapped arrays. A file whose size or time of change is another is read again.
+datasets/folders/listing.py defines the folders. This module reads and inspects each file once, and stores the
+results in memory-mapped arrays. A file is read again if its size or modification time changes.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from datasets import files
 from datasets.folders import images
 from datasets.folders.listing import SHOWN, THREADS, TOGETHER, VAL_SHARE, Listing, Log, look, progress
 
-_FORMAT = 2  # another one where the columns or the judgement of images.inspect() change
-_COLUMNS = {  # a memory-mapped file each, one row an image
+_FORMAT = 2  # to increase if the columns or the results of images.inspect() change
+_COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
     "labels": "<i8", "widths": "<i4", "heights": "<i4", "channels": "|u1", "plain": "|b1",
-    "misnamed": "|u1",  # 0, or the place of the content's kind in images.KINDS, from 1
+    "misnamed": "|u1",  # 0, or the position of the content's kind in images.KINDS, from 1
     "bytes": "<i8", "crc32": "<u4", "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
 }  # fmt: skip
 
 
 def fraction(text: str) -> float:
-    """The type of an argument: "0.1%" and "0.001" are 0.001. Raises ArgumentTypeError outside 0..1."""
+    """Parse an argument: "0.1%" and "0.001" are 0.001. Raises ArgumentTypeError outside 0..1."""
     try:
         value = decimal.Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         if 0 <= value <= 1:
@@ -44,8 +44,7 @@ def fraction(text: str) -> float:
 
 
 def val_share(text: str) -> float:
-    """The type of an argument: "10%" and "0.1" are 0.1. Raises ArgumentTypeError outside 0..1, or at its
-    ends."""
+    """Parse an argument: "10%" and "0.1" are 0.1. Raises ArgumentTypeError unless 0 < value < 1."""
     with contextlib.suppress(argparse.ArgumentTypeError):
         if 0 < (value := fraction(text)) < 1:
             return value
@@ -53,13 +52,19 @@ def val_share(text: str) -> float:
 
 
 class ImageFolderIndex:
-    """The good images of a split by id, 0..len-1. Every array has one entry an image and is memory-mapped.
+    """The good images of a split by id, 0..len-1. The arrays are memory-mapped, with one entry per image.
 
-    labels int64; widths and heights int32 (pixels, upright); channels uint8 (as stored); plain bool (see
-    images.Header); misnamed uint8 (0, or the content's place in images.KINDS, from 1); bytes int64, crc32
-    uint32 and mtimes int64 (nanoseconds) of the files. classes: names by label. excluded: (path, reason) of
-    the bad images. fingerprint: of classes, relative paths without their endings, labels, sizes and contents,
-    the same for every copy of the data. Pickles as the name of its folder.
+    labels: int64.
+    widths, heights: int32, pixels of the upright image.
+    channels: uint8, as stored.
+    plain: bool, see images.Header.
+    misnamed: uint8, 0 or the position of the content's kind in images.KINDS, from 1.
+    bytes, crc32, mtimes: int64, uint32 and int64 (nanoseconds), of the files.
+    classes: names by label.
+    excluded: (path, reason) of the bad images.
+    fingerprint: of classes, relative paths without their endings, labels, sizes and contents; the same for
+        every copy of the data.
+    A pickle contains only the name of the index's folder and the fingerprint.
     """
 
     labels: np.ndarray
@@ -95,7 +100,7 @@ class ImageFolderIndex:
         return len(self.labels)
 
     def path(self, id: int) -> str:
-        """Absolute."""
+        """Return the absolute path of an image."""
         if not 0 <= id < len(self):
             raise IndexError(f"id {id} is not in 0..{len(self) - 1}")
         return os.path.join(
@@ -119,7 +124,7 @@ class ImageFolderIndex:
 
 
 def open_index(folder: str) -> ImageFolderIndex:
-    """An index as it lies in a cache folder, whatever became of the images since. Raises BadInput."""
+    """Return the index in a cache folder without comparing it with the images. Raises BadInput."""
     try:
         return ImageFolderIndex(folder)
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -143,14 +148,18 @@ def load(
     staged: bool = True,
     val_share: float = VAL_SHARE,
 ) -> ImageFolderIndex:
-    """Return the index of a split, "train" or "val", from `cache` if no file has changed since.
+    """Return the index of a split, from `cache` if no file has changed since.
 
-    max_bad: the share of images that may be bad and is left out. classes: those of the train split, whose
-    numbers "val" must use. log: takes a line. staged: what is below a URL is copied to this node;
-    else it stays there, and each object is read once for the index. val_share: of a folder of classes without
-    splits, the share that is "val" (listing.in_val()); 0: the whole folder is each split. Of several
-    processes one scans and the others wait.
-    Raises BadInput where there is nothing to learn from, where files cannot be read, for too many bad images.
+    root: folder or URL.
+    split: "train" or "val".
+    cache: folder of the index. Of several processes one scans and the others wait.
+    max_bad: maximum share of bad images, which are skipped.
+    classes: those of the train split, whose numbers "val" must use.
+    log: called with one line of text.
+    staged: copy the objects of a URL to this node; false: read each object once for the index.
+    val_share: the share that is "val" if the folder has no splits (listing.in_val()); 0: each split is the
+        whole folder.
+    Raises BadInput if there are no images, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
     if is_url(root) and not staged:
@@ -165,14 +174,14 @@ def load(
 
 
 def one_line(log: Log) -> Log:
-    """`log` for texts that name files: names may hold anything, and the line must print."""
+    """Return a `log` for texts with file names, which may contain line breaks and unprintable characters."""
     return lambda text: log(printable(" ".join(text.split())))
 
 
 def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
-    """The index of what is listed, with the bad images excluded: from `cache`, as in load().
+    """Return the index of the listed files without the bad images, from `cache` as in load().
 
-    Raises BadInput where files cannot be read or the index cannot be written.
+    Raises BadInput if files cannot be read or the index cannot be written.
     """
     root, stamp = listing.root, listing.stamp()
     place = os.fsencode(root) + (f"\0{listing.val_share}".encode() if listing.val_share else b"")
@@ -195,7 +204,7 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
 
 
 def warn_of_names(index: ImageFolderIndex, log: Log) -> None:
-    """Report, in one line, the images whose ending belongs to another kind of content."""
+    """Log one line about images whose file ending does not match their content."""
     rows = np.flatnonzero(index.misnamed)
     if len(rows):
         kind = images.KINDS[index.misnamed[rows[0]] - 1]
@@ -206,7 +215,7 @@ def warn_of_names(index: ImageFolderIndex, log: Log) -> None:
 
 
 def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | None:
-    """Return the index, if it exists and every byte is as it was written."""
+    """Return the index if it exists and all its checksums match."""
     if not os.path.isdir(folder):
         return None
     try:
@@ -240,7 +249,7 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
 def _scan(
     folder: str, listing: Listing, stamp: str, old: ImageFolderIndex | None, log: Log
 ) -> ImageFolderIndex:
-    """Read what the old index does not know, and write a new one."""
+    """Read the files that are not in the old index, and write a new index."""
     count = len(listing.paths)
     columns = {
         name: np.zeros(count, _COLUMNS[name])
@@ -260,7 +269,7 @@ def _scan(
     def read(first: int) -> int:
         for row in rows[first : first + together].tolist():
             path = os.path.join(listing.base, listing.paths[row])
-            if remotely and len(unread) >= SHOWN:  # a store that is away is not asked a million times
+            if remotely and len(unread) >= SHOWN:  # do not send a million requests to a store that is down
                 unread[row] = "not read"
                 continue
             try:
@@ -298,7 +307,7 @@ def _scan(
     sizes, mtimes = listing.sizes.tolist(), listing.mtimes.tolist()
     meta["bad"] = [(listing.paths[row], sizes[row], mtimes[row], bad[row]) for row in sorted(bad)]
     index = write_index(folder, columns, **meta)
-    if unread:  # what was read need not be read again
+    if unread:  # raised after write_index(): the next scan reuses the files that were read
         shown = "; ".join(f"{listing.paths[row]}: {unread[row]}" for row in sorted(unread)[:SHOWN])
         raise BadInput(f"{len(unread)} of {count} files in {listing.base} cannot be read: {shown}")
     return index
@@ -310,14 +319,14 @@ def _content_of(path: str) -> bytes:
 
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
-    """Fill in what the old index knows of unchanged files; returns the rows of the others."""
+    """Copy the unchanged files' values from the old index. Return the rows of the other files."""
     names, offsets = old.names.tobytes(), old.offsets.tolist()
     known = {
         os.fsdecode(names[first:last]): row for row, (first, last) in enumerate(itertools.pairwise(offsets))
     }
     known |= {path: len(old) + row for row, (path, *_) in enumerate(old.bad)}
     source = np.fromiter((known.get(path, -1) for path in listing.paths), np.int64, len(listing.paths))
-    # -1, at the end: what stands for a file that is not known
+    # the last entry, -1, is for files that are not in the old index
     sizes = np.append(old.bytes, [*(size for _, size, _, _ in old.bad), -1])
     mtimes = np.append(old.mtimes, [*(mtime for _, _, mtime, _ in old.bad), -1])
     same = (sizes[source] == listing.sizes) & (mtimes[source] == listing.mtimes)
@@ -334,11 +343,11 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
 
 
 def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> ImageFolderIndex:
-    """Put an index in its place, or in that of an older one, whole or not at all; the caller holds the lock.
+    """Write an index atomically, in place of an older one, and open it. The caller holds the lock.
 
-    columns: those of ImageFolderIndex; names: uint8, the relative paths one after another; offsets: where
-    each begins and the last ends; misnamed: default zeros. meta: root, base, split, classes, stamp and bad
-    (path, size, mtime, reason). Raises OSError.
+    columns: those of ImageFolderIndex; names: uint8, the concatenated relative paths; offsets: the begin of
+    each path and the end of the last; misnamed: default zeros. meta: root, base, split, classes, stamp and
+    bad (path, size, mtime, reason). Raises OSError.
     """
     count = len(columns["labels"])
     columns = {"misnamed": np.zeros(count, np.uint8)} | columns
@@ -363,12 +372,12 @@ def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> ImageFol
 
 
 def _without_endings(names: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lengths int64 [n], the paths one after another) without their endings: .JPEG and .png are the same
-    data. Arguments: as in write_index()."""
+    """Return (lengths int64 [n], concatenated paths) of the paths without their endings, because a .JPEG and
+    a .png may be the same data. Arguments: as in write_index()."""
     starts, ends = offsets[:-1], offsets[1:]
 
     def last(letter: str) -> np.ndarray:
-        """The place of the last one in each path; the place before the path if there is none."""
+        """Return the letter's last position in each path; the position before the path if it is missing."""
         places = np.append(-1, np.flatnonzero(names == ord(letter)))
         return np.maximum(places[np.searchsorted(places, ends) - 1], starts - 1)
 

@@ -1,10 +1,8 @@
-"""Encoded images of any kind, made alike: judged without decoding where that is possible, decoded to RGB.
+"""Inspect and decode encoded images of any kind. All become upright RGB pixels.
 
-
-Whole JPEG and PNG files are judged by walking their segments. Everything else is decoded by Pillow, which
-also says what an image is: its RGB pixels, turned the way its Exif orientation says. An image is `plain`
-where every decoder gives those pixels; any other, an engine with a decoder of its own gets through
-normalised().
+Complete JPEG and PNG files are inspected segment by segment, without decoding. Pillow decodes all other
+files. It also defines the pixels of an image: RGB, turned by its Exif orientation. An image is `plain` if
+every decoder returns these pixels. Engines with their own decoder get other images through normalised().
 """
 
 import contextlib
@@ -26,7 +24,7 @@ _ENDINGS = {  # name ending -> kind of content, as Pillow calls it
     ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP",
 }  # fmt: skip
 KINDS = ("JPEG", "PNG", "TIFF", "WEBP", "PPM", "BMP", "GIF")  # of content, as Pillow calls them
-EXTENSIONS = tuple(_ENDINGS)  # those of torchvision's ImageFolder, to compare with a name in lower case
+EXTENSIONS = tuple(_ENDINGS)  # the same as torchvision's ImageFolder; compare names in lower case
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # colour type -> channels
 _JPEG_CHANNELS = {"Gray": 1, "YCbCr": 3, "RGB": 3}
 _JPEG_FRAMES = {0xC0, 0xC1, 0xC2}  # start of frame: Huffman-coded, baseline, extended or progressive
@@ -43,13 +41,13 @@ _TURNS = {
 
 
 class BadImage(ValueError):
-    """The bytes are not a whole image. The message is the reason, with its values, without the name."""
+    """The bytes are not a complete image. The message is the reason with its values, without the name."""
 
 
 class Header(NamedTuple):
-    """What is known of an image before its pixels are needed."""
+    """The properties of an image that inspect() returns."""
 
-    width: int  # pixels, after it was turned by its orientation
+    width: int  # pixels, after the image was turned by its orientation
     height: int
     channels: int  # as stored: 1, 2 (grey with alpha), 3 or 4; a palette counts as 1
     orientation: int  # Exif's 1..8; 1: upright (also a TIFF, which Pillow turns by itself)
@@ -58,10 +56,10 @@ class Header(NamedTuple):
 
 
 def inspect(content: bytes, name: str) -> Header:
-    """Judge a whole file, in microseconds where it is a JPEG or PNG. name: for Header.misnamed only.
+    """Inspect a file. name: for Header.misnamed only. A JPEG or PNG takes microseconds.
 
-    A JPEG is taken as whole where it ends in its end marker, and is decoded otherwise. Raises BadImage where
-    it is empty, cut, no image, or larger than MAX_PIXELS.
+    A JPEG that ends in the end marker counts as complete; others are decoded. Raises BadImage if the file is
+    empty, truncated, not an image, or larger than MAX_PIXELS.
     """
     kind = _kind(content)
     if kind == "JPEG":
@@ -75,10 +73,10 @@ def inspect(content: bytes, name: str) -> Header:
 
 
 def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -> np.ndarray:
-    """The pixels, uint8 RGB [height, width, 3], C-contiguous and upright. Raises BadImage.
+    """Return the pixels, uint8 RGB [height, width, 3], C-contiguous and upright. Raises BadImage.
 
-    Grey becomes three equal channels, 16 bits lose the lower 8, alpha is dropped. plain: what inspect() said;
-    such a JPEG is decoded without the GIL and, where `out` (flat uint8) is large enough, into its beginning.
+    Grey becomes three equal channels, 16 bits lose the lower 8, alpha is dropped. plain: Header.plain. A
+    plain JPEG is decoded without the GIL, into the beginning of `out` (flat uint8) if that is large enough.
     """
     if plain and content.startswith(b"\xff\xd8"):
         try:
@@ -89,13 +87,13 @@ def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -
         except BadImage:
             raise
         except Exception:
-            pass  # libjpeg warns: Pillow, which repairs what can be repaired, has the last word
+            pass  # libjpeg warns: Pillow can repair some files, so it decides below
     image, orientation = _load(content, _kind(content))
     try:
         if image.mode.startswith("I"):  # Pillow would clip at 255
             grey = np.clip(np.asarray(image).astype(np.int32) >> 8, 0, 255).astype(np.uint8)
             image = Image.fromarray(grey)
-        image.info.pop("transparency", None)  # a palette's alpha, too, is dropped, and without a warning
+        image.info.pop("transparency", None)  # drops a palette's alpha without a warning
         image = image.convert("RGB")
         return np.array(image.transpose(_TURNS[orientation]) if orientation in _TURNS else image)
     except Exception as error:
@@ -103,15 +101,15 @@ def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -
 
 
 def normalised(content: bytes) -> bytes:
-    """A plain PNG of the pixels of decode(), for an engine whose own decoder would see others. Raises
-    BadImage."""
+    """Return a plain PNG of the pixels of decode(), for engines whose own decoder returns other pixels.
+    Raises BadImage."""
     buffer = io.BytesIO()
     Image.fromarray(decode(content)).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 
 
 def _kind(content: bytes) -> str:
-    """By the first bytes. Raises BadImage where they are those of no image."""
+    """Return the kind of an image from its first bytes. Raises BadImage if the kind is not known."""
     head = content[:64]
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
@@ -154,7 +152,7 @@ def _inspect_jpeg(content: bytes) -> Header:
     if frame not in _JPEG_FRAMES or bits != 8 or space not in _JPEG_CHANNELS:
         return _inspect_decoded(content, "JPEG")
     if not content.endswith(b"\xff\xd9"):
-        try:  # other bytes may follow the end marker; if it is missing, libjpeg says so
+        try:  # other bytes may follow the end marker; libjpeg raises if it is missing
             simplejpeg.decode_jpeg(content)
         except Exception as error:
             raise BadImage(f"is cut or damaged ({_tail(content)}): {_text(error)}") from error
@@ -165,8 +163,10 @@ def _inspect_jpeg(content: bytes) -> Header:
 
 
 def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
-    """(start of frame marker, bits per sample, whether a segment may hold an orientation). The marker is 0
-    where the segments up to the pixels are not in order."""
+    """Return (start of frame marker, bits per sample, whether a segment may contain an orientation).
+
+    The marker is 0 if the segments before the pixels are not valid.
+    """
     position, frame, bits, tagged = 2, 0, 0, False
     while position + 5 < len(content) and content[position] == 0xFF:
         marker = content[position + 1]
@@ -199,14 +199,14 @@ def _inspect_png(content: bytes) -> Header:
         if end + 4 > len(content):
             raise BadImage(f"is cut or damaged ({_tail(content)}): a PNG without its end chunk")
         chunk = content[position + 4 : position + 8]
-        # The same CRC that a decoder checks: what is refused here would end a run later.
+        # decoders check the same CRC: a file that is accepted here does not fail during training
         if zlib.crc32(view[position + 4 : end]) != int.from_bytes(content[end : end + 4], "big"):
             raise BadImage(f"is damaged ({_tail(content)}): the PNG chunk at byte {position} has another CRC")
         if chunk == b"tRNS":
             plain = False
         elif chunk == b"eXIf":
             tagged = True
-        elif chunk in (b"tEXt", b"zTXt", b"iTXt"):  # where ImageMagick puts Exif, and where XMP is
+        elif chunk in (b"tEXt", b"zTXt", b"iTXt"):  # may contain ImageMagick's Exif, or XMP
             tagged = tagged or content.startswith((b"Raw profile type", b"XML:com.adobe.xmp"), position + 8)
         position = end + 4
     if tagged:
@@ -229,7 +229,7 @@ def _open(content: bytes, kind: str) -> Image.Image:
 
 
 def _load(content: bytes, kind: str) -> tuple[Image.Image, int]:
-    """The image decoded by Pillow, not yet turned, and its orientation."""
+    """Return the image decoded by Pillow, not yet turned, and its orientation."""
     image = _open(content, kind)
     with _reasons(content, kind):
         image.load()
@@ -238,7 +238,7 @@ def _load(content: bytes, kind: str) -> tuple[Image.Image, int]:
 
 @contextlib.contextmanager
 def _reasons(content: bytes, kind: str):
-    """Whatever Pillow raises, and it raises many kinds for a damaged file, becomes BadImage."""
+    """Turn all exceptions into BadImage: Pillow raises many types for a damaged file."""
     try:
         yield
     except BadImage:
@@ -252,7 +252,7 @@ def _reasons(content: bytes, kind: str):
 def _orientation(image: Image.Image) -> int:
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # damaged Exif is no reason to refuse the pixels
+    except Exception:  # the pixels are usable if only the Exif is damaged
         return 1
     return orientation if orientation in _TURNS else 1
 

@@ -1,13 +1,12 @@
-"""What lies in folders of images now: paths, labels, sizes and times of change, found without reading a file.
+"""List folders of images: paths, labels, sizes and modification times, without reading a file.
 
-A split of a root folder is the first of these that is there ("val" may also be spelled validation, valid or
+A split of a root folder is the first of these that exists ("val" may also be named validation, valid or
 test):
 
-1. <root>/train.txt: a list of lines `relative/path label`, relative to the root or else to <root>/train, and
-   below it. The label is a class name or a number;
+1. <root>/train.txt: a list of lines `relative/path label`. Paths are below the root, or else below
+   <root>/train. The label is a class name or a number;
 2. <root>/train/<class>/**: class folders of any depth, or images of one class directly in <root>/train;
-3. <root>/<class>/**: no folders of splits; then the path of an image decides to which split it belongs
-   (in_val()).
+3. <root>/<class>/**: no folders of splits. The path of an image decides its split (in_val()).
 
 Classes are numbered in the order of their names, images in the order of their paths. Links are followed.
 """
@@ -28,30 +27,30 @@ from tqdm import tqdm
 from common.exits import BadInput
 from datasets.folders import images
 
-Log = Callable[[str], object]  # takes a line
-THREADS = 16  # more than cores: on a network file system most of them wait
-TOGETHER = 64  # files that a thread takes at a time
+Log = Callable[[str], object]  # called with one line of text
+THREADS = 16  # more than cores: on a network file system most threads wait
+TOGETHER = 64  # files per task of a thread
 _LONGEST, _LABEL = 4096, 255  # characters of a path and of a label in a list
-SHOWN = 10  # of a long list in a message
+SHOWN = 10  # entries of a long list in a message
 VAL_SHARE = 0.1  # of the images of a folder without splits
 SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
 
 
 class Listing(NamedTuple):
-    """What lies in the folders now, in the order of the paths."""
+    """The present files of a split, in the order of the paths."""
 
     root: str
     split: str
     base: str  # paths are relative to it
     classes: tuple[str, ...]
     paths: list[str]
-    labels: np.ndarray  # int64, as are the next
+    labels: np.ndarray  # int64, as are sizes and mtimes
     sizes: np.ndarray
     mtimes: np.ndarray
-    val_share: float = 0.0  # if the path of an image decides to which split it belongs
+    val_share: float = 0.0  # if the path of an image decides its split, otherwise 0
 
     def stamp(self) -> str:
-        """Of all that can be seen without reading the files."""
+        """Return a digest of all that is known without reading the files."""
         known = json.dumps([self.base, self.classes, len(self.paths)])
         digest = hashlib.blake2b(known.encode(), digest_size=16)
         digest.update(os.fsencode("\0".join(self.paths)))
@@ -61,7 +60,7 @@ class Listing(NamedTuple):
 
 
 def look(root: str, split: str, classes: Sequence[str] | None, log: Log, val_share: float = 0.0) -> Listing:
-    """What a split of a root folder holds, without reading a file. Arguments: those of image_folder.load().
+    """Return the Listing of a split without reading an image. Arguments: those of image_folder.load().
     Raises BadInput."""
     if not os.path.isdir(root):
         raise BadInput(f"{root} does not exist or is not a folder")
@@ -87,12 +86,12 @@ def look(root: str, split: str, classes: Sequence[str] | None, log: Log, val_sha
 
 
 def in_val(paths: list[str], labels: np.ndarray, share: float) -> np.ndarray:
-    """Which images are for validation: bool [n], those whose hash is below the share.
+    """Return which images are for validation: bool [n], true if the hash is below the share.
 
-    The hash is that of the path without its ending, so an image stays in its split when others come or go,
-    and on every machine. Two exceptions: a class whose images would all be for validation keeps the one with
-    the highest hash for training; if there is no image for validation, the one with the lowest hash is
-    taken, out of the classes that have several.
+    The hash is that of the path without its ending. So an image is in the same split on every machine, also
+    after other images are added or removed. Two exceptions: a class keeps at least one image for training,
+    the one with the highest hash. At least one image is for validation: the one with the lowest hash, of the
+    classes with several images.
 
     paths: relative, with /. labels: int64 [n]. share: above 0, below 1.
     """
@@ -110,7 +109,7 @@ def in_val(paths: list[str], labels: np.ndarray, share: float) -> np.ndarray:
 
 
 def _hash(path: str) -> int:
-    """In 0..2^64-1."""
+    """Return the hash of a path without its ending, in 0..2^64-1."""
     name = os.fsencode(os.path.splitext(path)[0])
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")
 
@@ -123,7 +122,7 @@ def divide(
     val_share: float,
     log: Log,
 ) -> tuple[list[str], np.ndarray]:
-    """(paths, labels) of a split of a folder without splits. Raises BadInput if none remains for "val"."""
+    """Return (paths, labels) of one split of a folder without splits. Raises BadInput if "val" is empty."""
     val = in_val(paths, labels, val_share)
     many = int(val.sum())
     if split == "train":
@@ -146,7 +145,10 @@ def layout(
     is_file: Callable[[str], bool] = os.path.isfile,
     is_folder: Callable[[str], bool] = os.path.isdir,
 ) -> tuple[str, str, str]:
-    """(base folder, the list or the same folder, the split's spelling: "" if there are no splits)."""
+    """Return (base folder, path of the list or the base folder, name of the split).
+
+    The name is "" if the folder has no splits. Raises BadInput if it has only the other split.
+    """
     for name in SPLITS[split]:
         folder, source = os.path.join(root, name), os.path.join(root, f"{name}.txt")
         if is_file(source):
@@ -161,8 +163,8 @@ def layout(
 
 
 def walk(base: str) -> tuple[list[str], int, set[str]]:
-    """(relative paths of the images in a tree, the number of its other files, the folders directly in it).
-    Raises BadInput where a folder cannot be listed."""
+    """Return (relative paths of the images in a tree, number of its other files, the folders directly in it).
+    Raises BadInput if a folder cannot be listed."""
     paths, others, own, level = [], 0, set(), [("", ())]
     with ThreadPoolExecutor(THREADS) as pool, progress(None, f"listing {base}") as bar:
         while level:
@@ -180,7 +182,10 @@ def walk(base: str) -> tuple[list[str], int, set[str]]:
 def by_class(
     base: str, paths: list[str], others: int, class_folders: set[str], classes: Sequence[str] | None, log: Log
 ) -> tuple[list[str], list[str]]:
-    """(paths, the class name of each) of what walk() found."""
+    """Return (paths, class name of each path). paths, others, class_folders: the results of walk().
+
+    base: for messages. classes: as in number(). log: called with one line. Raises BadInput.
+    """
     nested = [path for path in paths if "/" in path]
     loose = len(paths) - len(nested) if nested else 0
     if others or loose:
@@ -190,13 +195,13 @@ def by_class(
     paths = sorted(nested or paths)
     names = [path.partition("/")[0] if nested else "" for path in paths]
     empty = sorted(class_folders - set(names)) if nested and classes is None else []
-    if empty:  # left out, they would change the numbers of the others
+    if empty:  # skipping them would change the numbers of the other classes
         raise BadInput(f"{base}: {len(empty)} class folders hold no image: {', '.join(empty[:SHOWN])}")
     return paths, names
 
 
 def _entries(base: str, relative: str, above: tuple) -> tuple[list, list[str], int]:
-    """(folders, images, number of other files) of one folder. above: the identities of those it is in."""
+    """Return (folders, images, number of other files) of a folder. above: identities of its parents."""
     path = os.path.join(base, relative)
     folders, found, others = [], [], 0
     try:
@@ -207,10 +212,10 @@ def _entries(base: str, relative: str, above: tuple) -> tuple[list, list[str], i
                     others += 1
                 elif entry.is_dir():
                     if entry.is_symlink() and _identity(entry.stat()) in above:
-                        continue  # a link back up: it would never end
+                        continue  # a link to a parent folder: an endless loop
                     folders.append((f"{relative}{entry.name}/", above))
                 elif entry.name.lower().endswith(images.EXTENSIONS) and (
-                    entry.is_file() or entry.is_symlink()  # a link to nothing is reported as missing
+                    entry.is_file() or entry.is_symlink()  # stat_files() reports a broken link as missing
                 ):
                     found.append(relative + entry.name)
                 else:
@@ -225,10 +230,10 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def read_list(lines: Iterable[str], source: str) -> tuple[list[str], list[str]]:
-    """Return (paths, the label of each as it is written) of a list. source: for messages. Raises BadInput."""
+    """Return (paths, labels as text) of a list. source: for messages. Raises BadInput."""
     rows = []
     for number, line in enumerate(lines, 1):
-        words = line.strip().rsplit(maxsplit=1)  # from the right: a path may hold spaces
+        words = line.strip().rsplit(maxsplit=1)  # from the right: a path may contain spaces
         path, label = words if len(words) == 2 else ("", "")
         if words and (not path or "\0" in path + label or len(path) > _LONGEST or len(label) > _LABEL):
             found = " ".join(words)
@@ -250,15 +255,18 @@ def read_list(lines: Iterable[str], source: str) -> tuple[list[str], list[str]]:
 def number(
     names: list[str], classes: Sequence[str] | None, source: str, listed: bool
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return (classes, labels int64 [n]). names: the label of each image, as it is written.
+    """Return (classes, labels int64 [n]).
 
-    classes: those of the train split, if they are known. listed: the labels are those of a list, which may be
-    numbers. source: for messages. Raises BadInput.
+    names: the label of each image as text.
+    classes: those of the train split, if they are known.
+    source: for messages.
+    listed: the labels are from a list, so they may be numbers.
+    Raises BadInput.
     """
     found = set(names)
     strange = sorted(found.difference(classes)) if classes is not None else []
     if listed and (classes is None or strange) and all(re.fullmatch("-?[0-9]+", name) for name in found):
-        # numbers, and not names that look like numbers
+        # the labels are numbers, not class names that look like numbers
         numbers = {name: int(name) for name in found}
         count = len(set(numbers.values()) if classes is None else classes)
         outside = sorted(value for value in numbers.values() if not 0 <= value < count)
@@ -278,7 +286,7 @@ def number(
 
 
 def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(sizes, mtimes in nanoseconds) of files. Raises BadInput where some are missing."""
+    """Return (sizes, mtimes in nanoseconds) of files. Raises BadInput if some are missing."""
 
     def states(first: int) -> np.ndarray:
         part = np.full((min(TOGETHER, len(paths) - first), 2), -1, dtype=np.int64)
@@ -305,6 +313,6 @@ def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def progress(total: int | None, text: str) -> tqdm:
-    """A bar that counts images."""
-    # Not a terminal: one line every 10 s, so that a long scan is not taken for a hang.
+    """Return a progress bar that counts images."""
+    # not a terminal: print every 10 s, so that a long scan does not look like a hang
     return tqdm(total=total, desc=text, unit="image", delay=2, mininterval=10 * (not os.isatty(2)))

@@ -1,10 +1,9 @@
-"""Pairs of images for restoration: a blurry one, and the sharp one of the same name that it should become.
+"""Pairs of images for restoration: a blurry image and the sharp image of the same name.
 
     <root>/{train,test}/{blurry,sharp}/<sub>/<image>    or img and gt instead of blurry and sharp
 
-A pair is what has the same path below its side, whatever the ending: blurry/a/1.jpg and sharp/a/1.png. What
-comes before and after it in a listing does not matter. Both images of a pair are shown through the same
-window, turned over in the same way.
+The images of a pair have the same path in their folders without the ending: blurry/a/1.jpg and
+sharp/a/1.png. Both images of a pair get the same crop and the same flips.
 """
 
 import argparse
@@ -26,7 +25,7 @@ SIDES = (("blurry", "sharp"), ("img", "gt"))
 
 
 def rows(text: str) -> int:
-    """The type of an argument: rows to which images are resized; 0 and "none" leave them as they are."""
+    """Parse an argument: the rows to which images are resized; 0 and "none" keep their size."""
     if text.lower() == "none":
         return 0
     if not text.isdecimal():
@@ -55,17 +54,21 @@ class PairIndex:
         return len(self.labels) // 2
 
     def shape(self, id: int) -> str:
-        """In words."""
+        """Return the size of an image as text."""
         stored = f"{self._stored.widths[id]}x{self._stored.heights[id]} pixels"
         return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}" if self.rows else stored
 
 
 def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> PairIndex:
-    """The pairs of a split, "train" or "test", as images of so many rows (0: as they are).
+    """Return the pairs of a split.
 
-    cache: a folder in which what was found in the files is kept. log: takes a line. Raises BadInput
-    where a folder is missing or empty, an image has no partner or one of another size, a file is bad or
-    cannot be read.
+    root: folder or URL.
+    split: "train" or "test".
+    cache: folder of the index.
+    rows: height to which the images are resized (0: they keep their size).
+    log: called with one line of text.
+    Raises BadInput if a folder is missing or empty, if an image has no partner or a partner of another size,
+    or if a file is damaged or cannot be read.
     """
     log = one_line(log)
     listing = _look(os.path.abspath(files.local_folder(root)), split, log)
@@ -85,7 +88,7 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
 
 
 def _look(root: str, split: str, log: Log) -> Listing:
-    """The images of both sides, matched: all blurry ones, then their partners in the same order."""
+    """Return the matched images of both sides: all blurry images, then the sharp ones in the same order."""
     base = os.path.join(root, split)
     if not os.path.isdir(base):
         raise BadInput(f"{root} has no folder {split}/")
@@ -109,7 +112,7 @@ def _look(root: str, split: str, log: Log) -> Listing:
 
 
 def _by_name(base: str, side: str, log: Log) -> dict[str, str]:
-    """Path below the side without its ending -> path below the base."""
+    """Return path below the side without its ending -> path below the base."""
     folder, found = os.path.join(base, side), {}
     paths, others, _ = walk(folder)
     if not paths:
@@ -132,9 +135,11 @@ def _several(what: str, which: list[str]) -> str:
 def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Plan:
     """Return the plan of pairs: the blurry images of a step and then, in the same order, the sharp ones.
 
-    sampler: a batch sampler of pairs. size: the side of the square windows, pixels. augment: windows
-    anywhere, mirrored left to right and top to bottom with probability 1/2 each, the same for both images
-    of a pair; otherwise the middle as it is. Raises BadInput if an image is smaller than the window.
+    sampler: a batch sampler of pairs.
+    size: the side of the square crops in pixels.
+    augment: random crops, mirrored left to right and top to bottom with probability 1/2 each, the same for
+        both images of a pair; false: the centre, not mirrored.
+    Raises BadInput if an image is smaller than the crop.
     """
     small = np.flatnonzero(np.minimum(index.widths, index.heights) < size).tolist()
     if small:

@@ -1,4 +1,4 @@
-"""Folders of generated JPEG files, to try a job without data: ten classes that can be learned."""
+"""Folders of generated JPEG files, to try a job without data: ten learnable classes."""
 
 import os
 from collections.abc import Callable
@@ -8,13 +8,15 @@ from PIL import Image
 
 from common.files import locked, make_folder_atomic
 
-CLASSES, TRAIN, VAL = 10, 64, 16  # images a class
+CLASSES, TRAIN, VAL = 10, 64, 16  # TRAIN, VAL: images per class
 _SIZES = ((320, 240), (240, 320), (300, 300))
 
 
 def make(folder: str, write: Callable[[str], object] | None = None) -> str:
-    """`folder` with train/<class>/* and val/<class>/*, or what write(folder) puts there; made where it is not
-    there. Returns it."""
+    """Create `folder`, if it does not exist, and return it.
+
+    write: called with an empty folder, which it fills (default: train/<class>/* and val/<class>/*).
+    """
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     with locked(f"{folder}.lock"):
         if not os.path.isdir(folder):
@@ -30,7 +32,7 @@ def _write_classes(folder: str) -> None:
 
 
 def _write(folder: str, split: str, label: int, count: int) -> None:
-    """A class is a colour and a direction of stripes; every image has its own phase and noise."""
+    """Write the images of a class: a colour and a direction of stripes, with random phase and noise."""
     os.makedirs(folder)
     draw = np.random.default_rng([label, split == "val"])
     angle, colour = np.pi * label / CLASSES, np.array([label % 3, label % 4, label % 5]) / 4

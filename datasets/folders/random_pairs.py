@@ -1,4 +1,4 @@
-"""Folders of generated pairs, to try a job without data: shapes, and the same shapes while they moved."""
+"""Folders of generated pairs, to try a job without data: shapes, and the same shapes with motion blur."""
 
 import os
 
@@ -15,7 +15,7 @@ _SIZES = ((384, 288), (288, 384), (320, 320))
 
 
 def make(folder: str) -> str:
-    """`folder` with {train,test}/{blurry,sharp}/<sub>/*; made where it is not there. Returns it."""
+    """Create `folder` with {train,test}/{blurry,sharp}/<sub>/*, if it does not exist, and return it."""
     return random_folder.make(folder, _write)
 
 
@@ -48,7 +48,7 @@ def _shapes(draw: np.random.Generator, width: int, height: int) -> np.ndarray:
 
 
 def _moved(image: np.ndarray, length: float, angle: float) -> np.ndarray:
-    """As a camera sees it that moves `length` pixels at this angle while it is open."""
+    """Return the image with motion blur of `length` pixels in the direction `angle`."""
     side = int(np.ceil(length)) | 1
     kernel, middle = np.zeros((side, side), np.float32), side // 2
     reach = np.array([np.cos(angle), np.sin(angle)]) * middle

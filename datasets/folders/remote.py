@@ -1,4 +1,4 @@
-"""Folders of images below a URL that stay there: listed as datasets/folders/listing.py lists folders."""
+"""List folders of images below a URL without copying them, as datasets/folders/listing.py lists folders."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +14,8 @@ from datasets.staged_copy import time_of
 
 
 def look(url: str, split: str, classes: Sequence[str] | None, log: Log, val_share: float = 0.0) -> Listing:
-    """What a split holds, without reading an image. Arguments: those of image_folder.load(). Raises
-    BadInput."""
+    """Return the Listing of a split without reading an image. Arguments: those of image_folder.load().
+    Raises BadInput."""
     with ObjectStore(url) as store:
         root = store.location.url()
         entries = {entry.key: entry for entry in store.list()}
@@ -49,13 +49,13 @@ def look(url: str, split: str, classes: Sequence[str] | None, log: Log, val_shar
 
 
 def reader(root: str) -> Callable[[str], bytes]:
-    """A function that gives the content of a path below the root; threads may share it. Raises BadInput."""
+    """Return a function that reads a path below the root. Threads may share it; it raises BadInput."""
     store = ObjectStore(root)
     return lambda path: store.read(_below(path, root))
 
 
 def _walk(base: str, root: str, entries: Iterable[str]) -> tuple[list[str], int, set[str]]:
-    """As listing.walk()."""
+    """Return what listing.walk() returns."""
     start = f"{_below(base, root)}/" if base != root else ""
     paths, others, own = [], 0, set()
     for key in entries:

@@ -3,8 +3,8 @@
 Loaded from the first of these that exists in or below data_url:
 
 1. cifar-10-batches-py/ or cifar-10-python.tar.gz, the python version: md5 checked, restricted unpickler;
-2. cifar-10-batches-bin/ or cifar-10-binary.tar.gz, the binary version: the archive's md5 is checked, of
-   unpacked files, for which none is published, size and labels;
+2. cifar-10-batches-bin/ or cifar-10-binary.tar.gz, the binary version: the archive's md5 is checked. Of
+   unpacked files, which have no published md5, size and labels are checked;
 3. train/<class>/* and test/<class>/*, JPEG or PNG: a copy, reported as such;
 4. https://www.cs.toronto.edu/~kriz/: downloaded to data_url, md5 checked.
 
@@ -78,8 +78,8 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
 
 
 def parse_python_batch(name: str, content: bytes) -> _Batch:
-    """Return (images uint8 [n, 3, 32, 32], labels int64 [n]) of a pickled batch, without executing anything
-    in it. Raises BadInput."""
+    """Return (images uint8 [n, 3, 32, 32], labels int64 [n]) of a pickled batch without executing its code.
+    Raises BadInput."""
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
         images = np.asarray(batch[b"data"])
@@ -115,7 +115,7 @@ def _check_labels(name: str, labels: np.ndarray) -> None:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Loads what the official files consist of (containers, bytes, NumPy arrays) and refuses all else."""
+    """An unpickler that loads only containers, bytes and NumPy arrays, as in the official files."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
@@ -151,9 +151,9 @@ def _load_batches(
     archive: str,
     parse: Callable[[str, bytes], _Batch],
 ) -> _Sets | None:
-    """Load the official batches from the folder, its subfolder `below` or its archive; None if there is none.
+    """Load the official batches from the folder, its subfolder `below` or its archive; None if it has none.
 
-    ending: of the batches' names. parse: takes the path of a batch and its content.
+    ending: of the batches' names. parse: called with the path and the content of a batch.
     """
     place, packed = os.path.join(folder, below), os.path.join(folder, archive)
     if os.path.isfile(os.path.join(folder, f"{TRAIN_FILES[0]}{ending}")):
@@ -227,7 +227,7 @@ def _decode_folder(folder: str, classes: list[str]) -> tuple[torch.Tensor, torch
                 images[index] = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
         except BadInput:
             raise
-        except Exception as error:  # Pillow raises many kinds for a damaged file
+        except Exception as error:  # Pillow raises many types for a damaged file
             raise BadInput(f"cannot decode {paths[index]}: {error}") from error
 
     with ThreadPoolExecutor() as pool:
@@ -239,5 +239,5 @@ def _decode_folder(folder: str, classes: list[str]) -> tuple[torch.Tensor, torch
 def _image_set(
     images: torch.Tensor, labels: torch.Tensor, source: str, class_names: tuple[str, ...] = CLASSES
 ) -> ImageSet:
-    # One normalisation for every source, generated images included: a checkpoint means the same everywhere.
+    # the same normalisation for every source and for generated images, so checkpoints fit all of them
     return ImageSet(images, labels, 10, MEAN, STD, 4, True, source, class_names)

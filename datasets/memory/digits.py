@@ -13,9 +13,10 @@ SIDE, MEAN, STD = 8, (0.3047,), (0.3756,)  # pixels; of pixels / 255
 
 
 def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
-    """Return (training set [1438, 1, 8, 8], test set [359, 1, 8, 8]), uint8: every fifth of each digit.
+    """Return (training set [1438, 1, 8, 8], test set [359, 1, 8, 8]), uint8.
 
-    custom_data: generated images of that form. Raises BadInput.
+    Every fifth image of each digit is in the test set. custom_data: generated images of that form. Raises
+    BadInput.
     """
     if custom_data:
         first, second = generate_images(channels=1, side=8)
@@ -23,7 +24,7 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     if data_url is not None:
         from datasets.files import local_folder
 
-        local_folder(data_url)  # not needed, but a folder that does not exist is a mistake
+        local_folder(data_url)  # the folder is not used, but a wrong path is an error
     sklearn = import_optional("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
     digits = sklearn.load_digits()
     images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
@@ -36,7 +37,7 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
 
 
 def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
-    # A mirrored digit is another digit, or none.
+    # no flips: a mirrored digit is another digit or not a digit
     return ImageSet(
         images, labels, 10, MEAN, STD, padding=1, flip=False, source=source,
         class_names=tuple(map(str, range(10))),

@@ -1,8 +1,8 @@
 """Fashion-MNIST (H. Xiao et al., arXiv:1708.07747): 60,000 + 10,000 grey images of 28x28 pixels in 10
 classes.
 
-Read from data_url, its subfolder raw/ or FashionMNIST/raw/: the four official files, packed (.gz) or
-unpacked, md5 checked.
+The four official files, packed (.gz) or unpacked, are read from data_url, its subfolder raw/ or
+FashionMNIST/raw/. Their md5 is checked.
 """
 
 import os

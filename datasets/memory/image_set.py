@@ -1,4 +1,4 @@
-"""A data set that fits in memory, those that have a name, and generated images in that form."""
+"""Data sets in memory: the class, loading by name, and generated images."""
 
 import functools
 import hashlib
@@ -13,12 +13,15 @@ GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 250
 
 @dataclass(frozen=True)
 class ImageSet:
-    """images: uint8 [N, C, H, W]; labels: int64 [N] in 0..classes-1; mean and std: per channel, of pixels /
-    255.
+    """A data set of images in memory.
 
-    padding (pixels) and flip: which random crops and mirror images still show the same class. source: where
-    the images come from, for people. class_names: by label, if the classes have names. reflect: whether the
-    padding mirrors the image at its border instead of being black.
+    images: uint8 [N, C, H, W].
+    labels: int64 [N] in 0..classes-1.
+    mean, std: per channel, of pixels / 255.
+    padding, flip: random crops (in pixels) and mirroring that do not change the class.
+    source: text for users about the origin of the images.
+    class_names: by label, if the classes have names.
+    reflect: the padding mirrors the image at its border instead of being black.
     """
 
     images: torch.Tensor

@@ -42,7 +42,7 @@ class Store:
             raise BadInput(f"cannot decode {self.index.path(id)}: {error}") from error
 
     def portable(self, id: int, content: bytes) -> bytes:
-        """Return a file's bytes for a decoder that is not ours: a PNG if the file is unusual."""
+        """Return a file's bytes for another decoder, as a plain PNG if the image is not plain."""
         return content if self.index.plain[id] else images.normalised(content)
 
     def image(self, id: int) -> np.ndarray:
