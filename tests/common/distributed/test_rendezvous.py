@@ -35,7 +35,7 @@ def _node(port, rank, world_size, *more, host="127.0.0.1", **options):
 
 
 def _errors(process, code):
-    result = finish(process, code, timeout=60)
+    result = finish(process, code)
     return [line for line in result.stderr.splitlines() if line.startswith("error: ")]
 
 

@@ -7,11 +7,12 @@ from common.checkpoint.nonfinite import Guard
 from common.optimization.averaging import MovingAverage
 
 
-def _train(fused, skipped):
-    """Return the average and the model after eight steps. skipped: steps whose loss is not finite."""
+def _train(skipped, **options):
+    """Return the average and the model after eight steps. skipped: steps whose loss is not finite. options:
+    of the optimizer; torch 2.1 does not know `fused`."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options)
     guard, average = Guard(model, optimizer), MovingAverage(model, 0.9)
     for step in range(8):
         images = torch.full((4, 3), float("nan")) if step in skipped else torch.randn(4, 3)
@@ -28,7 +29,7 @@ def _train(fused, skipped):
 @pytest.mark.skipif(torch.__version__ < "2.4", reason="no fused optimizer on the CPU before torch 2.4")
 @pytest.mark.parametrize("skipped", [(), (3,), (0, 5)])
 def test_a_skipped_step_is_not_averaged(skipped):
-    (ours, model), (theirs, _) = _train(True, skipped), _train(None, skipped)
+    (ours, model), (theirs, _) = _train(skipped, fused=True), _train(skipped)
     assert ours.n_averaged == theirs.n_averaged == 8 - len(skipped)
     counts = [name for name, tensor in ours.state_dict().items() if not tensor.is_floating_point()]
     assert len(counts) == 2  # n_averaged and num_batches_tracked
@@ -39,7 +40,7 @@ def test_a_skipped_step_is_not_averaged(skipped):
 
 
 def test_where_the_host_decides_it_is_the_average_of_torch():
-    ours, _ = _train(None, ())
+    ours, _ = _train(())
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     torch.optim.swa_utils.AveragedModel(model).load_state_dict(ours.state_dict())  # the same names

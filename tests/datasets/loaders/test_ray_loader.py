@@ -462,7 +462,7 @@ def test_a_process_that_dies_while_the_head_is_mute_leaves_nothing():
 next(iter(RayDataLoader([1, 2], True, "127.0.0.1:{head.getsockname()[1]}", num_workers=1)))"""
         process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment())
         try:
-            head.settimeout(60)
+            head.settimeout(180)
             connection = head.accept()[0]  # what asks whether it is there; Ray follows
             time.sleep(1)
             (broker,) = psutil.Process(process.pid).children()
