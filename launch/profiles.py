@@ -3,8 +3,9 @@
 The sources are the vendors' documents and SDKs, read in November 2026; none was verified on a live account.
 This module starts nothing.
 
-If a platform fixes the port or leaves it to the user, the given port replaces it, in MASTER_PORT. Nodes that
-share one machine's address cannot all use the platform's port.
+If a platform fixes the port, the given port replaces it. If it leaves the port to the user, the given port is
+set as MASTER_PORT, as users' scripts do. Nodes that share one machine's address cannot all use the platform's
+port.
 """
 
 import json
@@ -69,8 +70,8 @@ _LAUNCHER = (
 )  # fmt: skip
 # An input named data_url and an output named train_url arrive as folders.
 _CHANNELS = ("--data_url={folders.inputs}/data_url_0", "--train_url={folders.outputs}/train_url_0")
-# The code is below user-job-dir, and its parent is on PYTHONPATH. Two counters start at 1: MA_SCHEDULE_CNT of
-# the job's schedulings, MA_PROC_START_CNT of the starts of its command in this container.
+# The code is below user-job-dir, and its parent is on PYTHONPATH. Both counters start at 1: MA_SCHEDULE_CNT
+# counts how often the job was scheduled, MA_PROC_START_CNT how often its command started in this container.
 _MODELARTS = {
     "MA_HOME": "{home}", "MA_MOUNT_PATH": "{mount}", "MA_JOB_DIR": "{code_parent}",
     "MA_LOG_DIR": "{folders.logs}", "MA_NUM_HOSTS": "{nodes}", "MA_NUM_GPUS": "{gpus}",
@@ -110,7 +111,7 @@ PROFILES: dict[str, _Profile] = {
     ),
     # The PyTorchJob operator mixes levels: RANK is the pod's, WORLD_SIZE counts pods x processes.
     "kubeflow": _Profile(_MASTER | {"RANK": "{node}", "WORLD_SIZE": "{world_size}"} | _PET),
-    # Trainer sets only torchrun's options, as variables; a job without torchrun reads them
+    # Trainer sets only torchrun's options, as variables. A job without torchrun must read them
     # itself.
     "kubeflow-v2": _Profile(_PET),
     # A master task and a worker task with the pytorch plugin: RANK and WORLD_SIZE count pods, while

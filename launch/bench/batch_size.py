@@ -4,11 +4,11 @@
 
 Each try is a separate process that trains and validates for some batches. The memory that earlier tries used
 determines the next size. If a search runs out of time, it gives the largest size that fitted, as ">=".
-"resident": the validation pipeline stays during training. "released": Dataset.prep_for_val() builds it for
-a validation, and it is released afterwards. The table has the figures of the article "Diving into
-DALI: how to boost PyTorch data loading" (ResNet-18 in fp16 on a V100 of 16 GB), before and after its own
-change to DALI's example. Without a GPU, --memory GB limits the memory that a process may allocate on the
-host: this shows the search, not a GPU.
+"resident": the validation pipeline stays during training. "released": Dataset.prep_for_val() builds it for a
+validation, and it is released afterwards. The table has the figures of the article "Diving into DALI: how to
+boost PyTorch data loading" (ResNet-18 in fp16 on a V100 of 16 GB), before and after its own change to DALI's
+example. Without a GPU, --memory GB limits the memory that a process may allocate on the host: this shows the
+search, not a GPU.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measure on this machine, with your data, before you rent GPUs.
+"""Measure loaders, jobs and batch sizes on this machine, before you rent GPUs.
 
 python -m launch bench loaders --data_url DIR       images/s of every loader, and the predicted wait of a job
 python -m launch bench throughput --data_url DIR    images/s of the ImageNet job and of a published article

@@ -4,9 +4,9 @@
 
 DIR: as for jobs/imagenet.py. Backends take turns of a few seconds: warm (files in the page cache), cold
 (files dropped from it before), and without data (synthetic, the upper limit). CPU use is in cores. Memory is
-resident; the processes share the shared pages. The wait is predicted for a model (--arch), whose speed is
-also measured here. On a GPU loading and computing overlap; on the CPU they share the cores. Compare figures
-of one run only.
+resident, with shared pages divided among the processes. The wait is predicted for a model (--arch), whose
+speed is also measured here. On a GPU loading and computing overlap; on the CPU they share the cores. Compare
+figures of one run only.
 """
 
 import argparse

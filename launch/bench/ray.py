@@ -1,5 +1,4 @@
-"""Measure whether workers on other machines help: transport of a batch, images/s with and without Ray, a
-forecast.
+"""Measure whether workers on other machines help: transport time, images/s with and without Ray.
 
     python -m launch bench ray --data_url DIR [--ray_address start] [--workers N] [--json]
 

@@ -1,8 +1,8 @@
 """Store, read, list and delete data sets on the servers of a shared cache.
 
-Only the servers know what they hold. A preload that was killed, or whose server has lost its data, stores
-only the missing samples. SET is atomic, so the length of a value tells whether the sample is stored; `check`
-compares bytes.
+All state is on the servers. A preload that was killed, or whose server has lost its data, stores only the
+missing samples. SET is atomic, so the length of a value shows whether the sample is stored; `check` compares
+bytes.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ class Trained(NamedTuple):
     """A trained network.
 
     model: in evaluation mode, on the CPU: float [N, channels, size, size] -> logits [N, len(classes)]
-    name: of the network
+    name: the network's name
     mean, std: for the normalisation of pixels / 255
     share: the side of the centred square of an image that is used, as a share of its short side
     classes: names by label

@@ -3,11 +3,11 @@
     python -m launch pack jobs/train_ddp.py --to packed                  packed/train_ddp-<12 hex digits>/
     python -m launch pack jobs/train_ddp.py --to packed --single_file    packed/train_ddp-<12 hex digits>.py
 
-The job, the scripts that it imports from its folder, common/, datasets/ and a pip-requirements.txt are kept.
-The list omits torch, torchvision, torchaudio, triton and nvidia-*, which the platform's image has. For a
-script outside a Bootfile repository, its folder is kept. Hidden files, caches, tests, weights, folders of
-data and results, and files that .jobignore names are skipped (.jobignore is in the code folder, in
-gitignore's syntax; `!pattern` includes again). All skipped files are listed with their rule.
+`pack` keeps common/, datasets/, the job, the scripts that it imports from its folder, and a
+pip-requirements.txt. This list omits torch, torchvision, torchaudio, triton and nvidia-*, which the
+platform's image has. For a script outside a Bootfile repository `pack` keeps the script's folder. It skips
+hidden files, caches, tests, weights, folders of data and results, and files that .jobignore names (in the
+code folder, in gitignore's syntax; `!pattern` includes again). Skipped files are listed with their rule.
 
 The digits are those of a digest of the content; manifest.json lists the files with sizes and SHA-256. The
 same content has the same name, and packing it again changes nothing. If a text looks like a key, a token or a
@@ -49,7 +49,7 @@ class Packed(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Pack a job, list what is kept and skipped, and return the exit code. Raises BadInput."""
+    """Pack a job, list the kept and skipped files, and return the exit code. Raises BadInput."""
     parser = Parser(__doc__)
     parser.prog = "python -m launch pack"
     add = parser.add_argument

@@ -47,8 +47,8 @@ class CodeFolder:
 
     In a Bootfile repository these are all of common and datasets, because some of their modules are imported
     by name. From the job's folder they are the job, its imports there, and all files other than scripts and
-    documents (*.md). For other scripts they are the script's folder. The rules of launch/pack/ignore.py
-    apply.
+    documents (*.md). For any other script these are the files of its folder. The rules of
+    launch/pack/ignore.py apply.
 
     extra: more files and folders to keep against the rules (which still apply inside such a folder)
     without: a folder to skip
@@ -104,8 +104,10 @@ class CodeFolder:
 
     @property
     def files(self) -> list[File]:
-        """Return the files to upload, sorted by path. Raises BadInput if a platform refuses one: a link out
-        of the folder, a special file, an invalid name, or more than the limits."""
+        """Return the files to upload, sorted by path.
+
+        Raises BadInput for a link out of the folder, a special file, an invalid name, or an exceeded limit.
+        """
         return self._found[0]
 
     @property

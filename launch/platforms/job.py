@@ -48,7 +48,8 @@ def make_parser(description: str, verb: str) -> Parser:
 
 
 class Job:
-    """A job on ModelArts. record: by `submit`. data: the service's answer to the last refresh()."""
+    """A job on ModelArts. record: the one that `submit` wrote. data: the service's answer to the last
+    refresh()."""
 
     def __init__(self, record: dict[str, Any], service: modelarts.ModelArts):
         self.id, self.record, self.service = record["id"], record, service

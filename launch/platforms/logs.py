@@ -151,7 +151,7 @@ def _number(task: str) -> str:
 
 def lines_after(place: Place, preview: Preview, last: bool = False) -> tuple[list[str], Place]:
     """Return the lines after a position, and the new position. last: the log has ended, so also return an
-    unfinished last line. A line in brackets reports missing bytes or a new log."""
+    unfinished last line. A line in brackets reports missing bytes or a restarted log."""
     begin = preview.full_size - preview.current_size  # of the window
     data = _window(preview)
     lines: list[str] = []

@@ -152,7 +152,7 @@ class ModelArts:
         return Preview(content, size, int(answer.get("full_size", size)))
 
     def stop(self, job_id: str) -> None:
-        """Ask the service to stop a job. Does not wait for its end."""
+        """Ask the service to stop a job, without waiting for its end."""
         action = self._sdk.JobActionType(action_type="terminate")
         request = self._sdk.StopTrainingJobRequest(training_job_id=job_id, body=action)
         self._ask(f"stop job {job_id}", self._client.stop_training_job, request)

@@ -27,8 +27,12 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Curve:
-    """A curve. x, y: float64 [n]; NaN or infinite values are gaps. style: index of colour and dash; look: "",
-    "strong" (thicker, and a dot at every point) or "faint"."""
+    """A curve.
+
+    x, y: float64 [n]; NaN or infinite values are gaps
+    style: index of colour and dash
+    look: "", "strong" (thicker, and a dot at every point) or "faint"
+    """
 
     name: str
     x: np.ndarray
@@ -72,7 +76,7 @@ class Axis:
             self.ticks = [each for each in self.ticks if least <= each <= self._ends[1] + step * 1e-9]
 
     def __call__(self, values: np.ndarray | float) -> np.ndarray:
-        """Return positions."""
+        """Return the positions of values."""
         first, last = self._ends
         values = np.log10(np.maximum(values, 1e-300)) if self.log else np.asarray(values)
         return self.low + (values - first) / (last - first) * (self.high - self.low)

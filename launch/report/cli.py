@@ -65,7 +65,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return the shortest ends of the paths that differ. Raises BadInput if a folder is named twice."""
+    """Return the shortest ends of the paths that are all different. Raises BadInput if a folder is named
+    twice."""
     whole = [os.path.realpath(path) for path in paths]
     for place, path in enumerate(whole):
         if path in whole[:place]:

@@ -237,7 +237,7 @@ class _Reader:
                 total[place] += each
 
     def _since(self, time: float) -> float:
-        """Return the begin of the work that ended at `time`: the previous line, or a later start."""
+        """Return the start time of the work that ended at `time`: the previous line, or a later start."""
         while self._start < len(self.run.starts) and self.run.starts[self._start].time <= time:
             start = self.run.starts[self._start].time
             self._before = start if math.isnan(self._before) else max(self._before, start)
@@ -246,7 +246,7 @@ class _Reader:
 
 
 def thin_out(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return about `most` points at most, with the least and the greatest value of each interval."""
+    """Return at most about `most` points, with the least and the greatest value of each interval."""
     if len(steps) <= most:
         return steps, values
     kept = {0, len(steps) - 1}

@@ -32,8 +32,8 @@ class Run:
     """One run of a node's command.
 
     began, ended: seconds of time.monotonic()
-    code: of the first process that failed, 0 when all are done, None before
-    note: why it ended, if the simulation knows
+    code: exit code of the first process that failed, 0 if all ended without an error, None before
+    note: the reason for its end, if the simulation caused it
     error: the last line of its log that names an error
     """
 

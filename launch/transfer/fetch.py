@@ -38,11 +38,14 @@ from launch.transfer.parallel import Progress
 _CHECKPOINT = re.compile(r"(?P<folder>(?:.*/)?)checkpoints/step_(?P<step>\d+)\.pt")
 _METRICS = "metrics.jsonl"
 _BOOTFILE = re.compile(r"(^|/)\.bootfile-[^/]*$")
-_SHOWN = 10  # names that a message lists at most
+_SHOWN = 10  # largest number of names in a message
 
 
 class _Listed(NamedTuple):
-    """A file's entry in a marker (manifest or list of outputs). when: seconds since 1970, of the marker."""
+    """A file's entry in a marker, which is a manifest or a list of outputs.
+
+    when: time of the marker, in seconds since 1970.
+    """
 
     size: int
     sha256: str

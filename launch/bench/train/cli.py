@@ -105,7 +105,7 @@ def _names(text: str) -> list[str]:
 
 
 def _complete(args: argparse.Namespace, device: torch.device) -> None:
-    """Set the defaults that depend on others."""
+    """Set the defaults that depend on other options."""
     gpu, small = device.type == "cuda", args.arch == "resnet18"
     if args.enable_gpu and not gpu:
         raise BadInput(f"--enable_gpu=true, but torch {torch.__version__} sees no GPU here")

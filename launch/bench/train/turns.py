@@ -37,7 +37,7 @@ class Runner:
         self, name: str, command: list[str], output_dir: str, env: dict | None = None, cwd: str | None = None
     ):
         self.name, self.command, self.output_dir = name, command, output_dir
-        self.started = 0.0  # time.time() of the process's begin
+        self.started = 0.0  # time.time() at the start of the process
         self.first: dict = {}  # its first report
         self._env, self._cwd = os.environ | (env or {}), cwd
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
