@@ -1,4 +1,4 @@
-"""Check that this node finds the master and can talk to it: the findings `master` and `interface`."""
+"""Check that this node can resolve and reach the master: the findings `master` and `interface`."""
 
 import concurrent.futures
 import errno
@@ -17,7 +17,8 @@ Facts = tuple[str, list[str], list[str]]  # facts, errors, warnings
 
 
 def find_master(topology: Topology) -> str | None:
-    """Return the host that processes connect to; None for one node that starts its own: they use loopback."""
+    """Return the host that processes connect to; None if one node starts its own processes: they use
+    loopback."""
     return topology.master_host if topology.nodes > 1 or topology.level == "process" else None
 
 
@@ -28,10 +29,13 @@ def check(
     own: concurrent.futures.Future,
     deadline: float,
 ) -> tuple[Facts, Facts]:
-    """Check the way to the master, and this node's interface to it.
+    """Check the route to the master, and this node's interface to it.
 
-    master, own: futures of resolve() for the master (None: one node) and for this host. deadline: seconds of
-    time.monotonic().
+    env: the environment.
+    topology: the place of this process in the job.
+    master: the future of resolve() for the master; None if there is one node.
+    own: the future of resolve() for this host.
+    deadline: in seconds of time.monotonic().
     """
     presets = {name: env[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in env}
     shown = "".join(f", {name}={value}" for name, value in presets.items())
@@ -61,7 +65,7 @@ def check(
 
 
 def _first(addresses: concurrent.futures.Future, deadline: float) -> tuple[tuple | None, str]:
-    """Return (first socket address, ""), or (None, the reason why there is none)."""
+    """Return (first socket address, ""), or (None, reason)."""
     try:
         return addresses.result(timeout=max(0.0, deadline - time.monotonic()))[0], ""
     except concurrent.futures.TimeoutError:
@@ -72,10 +76,10 @@ def _first(addresses: concurrent.futures.Future, deadline: float) -> tuple[tuple
 
 def _own_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
     """Return (errors, warnings) on the node that is the master."""
-    # Processes that a launcher started find its store listening already.
+    # If a launcher started the processes, its store listens already on the port.
     port = topology.master_port if topology.level == "node" else 0
     with _socket(address) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store does
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the store sets it too
         try:
             probe.bind((address[0], port, *address[2:]))
         except OSError as error:
@@ -88,7 +92,7 @@ def _own_port(topology: Topology, address: tuple, deadline: float) -> tuple[list
 
 
 def _other_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
-    """Return (errors, warnings) about the way from this node to the master's port."""
+    """Return (errors, warnings) about the connection from this node to the master's port."""
     seconds = min(1.0, max(0.2, deadline - time.monotonic()))
     with _socket(address) as probe:
         probe.settimeout(seconds)
@@ -108,10 +112,10 @@ def _socket(address: tuple) -> socket.socket:
 
 
 def _preset_trouble(name: str, value: str) -> str | None:
-    """Return why a *_SOCKET_IFNAME finds no interface on this node, or None.
+    """Return the error if *_SOCKET_IFNAME names an interface that this node does not have, or None.
 
-    gloo takes exact names and needs all of them. NCCL takes prefixes, or exact names after "=", and needs one
-    of them; "^" excludes.
+    gloo expects exact names and needs all of them. NCCL expects prefixes, or exact names after "=", and needs
+    one of them; "^" excludes names.
     """
     there = [interface for _, interface in socket.if_nameindex()]
     asked = value.lstrip("=").split(",")
@@ -129,8 +133,7 @@ def resolve(host: str, port: int | None) -> list[tuple]:
 
 
 def start_thread(function: Callable, *arguments) -> concurrent.futures.Future:
-    """Call a function in a thread that does not keep the process alive: a silent name server blocks for
-    minutes."""
+    """Call a function in a daemon thread: a name server that does not answer blocks for minutes."""
     future: concurrent.futures.Future = concurrent.futures.Future()
 
     def work() -> None:

@@ -1,16 +1,16 @@
-"""Check what this node offers before a job relies on it: one finding per subject, within seconds.
+"""Check a node before a job runs on it: one finding per subject, within seconds.
 
 code  names              an error is
 0                        (none; warnings do not stop a job)
 10    accelerators       fewer GPUs than the platform promised, or none although --enable_gpu=true
 11    shm                no /dev/shm on Linux, or one that is full or cannot be written
-12    outputs, scratch   a folder that cannot be written, or has no room for two checkpoints
+12    outputs, scratch   a folder that is not writable, or has no room for two checkpoints
 13    limits             too few open files or processes to train
-14    master, interface  a master that does not resolve or has no route, a preset interface that is not there
-15    versions, packages torch below the floor or at odds with NumPy, a package missing that every job imports
+14    master, interface  a master that does not resolve or has no route, a preset interface that is missing
+15    versions, packages a torch that is too old or does not fit NumPy, a missing package that every job needs
 
-If several subjects have errors, the first in this order gives the code. Nothing is changed: NCCL_* and
-GLOO_* variables are shown under `presets` as they are.
+If several subjects have errors, the first in this order gives the code. The check changes nothing: NCCL_* and
+GLOO_* variables are only shown, under `presets`.
 """
 
 import argparse
@@ -35,8 +35,8 @@ from common.output import local_output
 from common.preflight import network
 from common.topology import Topology, is_distributed, promised_gpus
 
-_SHM = 1e9  # bytes that platforms guarantee; DataLoader workers hand their batches over through /dev/shm
-_NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, as the older one is kept while the newer is written
+_SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batches through /dev/shm
+_NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, because the old one is kept while the new one is written
 _LITTLE_ROOM = 5e9  # bytes
 _DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA: first driver branch (CUDA release notes, minor compatibility)
 _NEEDED = ("numpy", "tqdm")  # imported by every job
@@ -52,7 +52,7 @@ _CODES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One subject of the check. verdict: "ok", "warning" or "error". code: 0 without an error."""
+    """The result for one subject. verdict: "ok", "warning" or "error". code: 0 without an error."""
 
     name: str
     verdict: str
@@ -64,7 +64,12 @@ class Finding:
 
 
 def judge(name: str, facts: str, errors: list[str], warnings: list[str]) -> Finding:
-    """Return the finding for a subject. errors and warnings: sentences; the worst of them is the verdict."""
+    """Return the finding for a subject.
+
+    name: the subject.
+    facts: the text of the finding.
+    errors, warnings: sentences. The verdict is "error" if there are errors, else "warning" if any, else "ok".
+    """
     verdict = "error" if errors else "warning" if warnings else "ok"
     text = "; ".join([*([facts] if facts else []), *errors, *warnings])
     return Finding(name, verdict, " ".join(text.split()), _CODES[name] if errors else 0)
@@ -78,7 +83,7 @@ def inspect(args: argparse.Namespace, env: Mapping[str, str], topology: Topology
     """
     deadline = time.monotonic() + network.SECONDS
     host = network.find_master(topology)
-    ask = network.start_thread  # in threads and first of all: DNS may be slow
+    ask = network.start_thread  # in threads, and before the other checks: DNS may be slow
     master = ask(network.resolve, host, topology.master_port) if host else None
     own = ask(network.resolve, socket.gethostname(), None)
     driver = ask(_driver, True)
@@ -97,8 +102,8 @@ def inspect(args: argparse.Namespace, env: Mapping[str, str], topology: Topology
 def print_findings(args: argparse.Namespace, topology: Topology) -> None:
     """Print one line of facts about the node, then a line for every warning and error.
 
-    For the start of a job: no name is resolved and no program is run, so it takes milliseconds. Raises
-    BadInput if there are fewer GPUs than the platform promised; all else is only printed.
+    A job calls it at its start. It resolves no name and runs no program, so it takes milliseconds. Raises
+    BadInput for an error of the accelerators; other errors are only printed.
     """
     accelerators = _accelerators(args, os.environ, topology)
     if accelerators.verdict == "error":
@@ -142,7 +147,7 @@ def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: To
             f"{processes} processes share {gpus} GPUs, with gloo instead of nccl and slower, unless their "
             "launcher shows each its own only"
         )
-    elif gpus > processes and is_distributed(args):  # one process may use all: train_dp.py
+    elif gpus > processes and is_distributed(args):  # otherwise one process may use all: train_dp.py
         warnings.append(f"{gpus - processes} of {gpus} GPUs stay idle: one process uses one GPU")
     return judge("accelerators", facts, errors, warnings)
 
@@ -162,7 +167,7 @@ def _shm() -> Finding:
 
 
 def _outputs(path: str, probe: bool) -> Finding:
-    if probe:  # write a file there, and take it away again
+    if probe:  # write a test file and delete it
         try:
             if is_url(path):
                 from common.object_store.paths import scratch_folder
@@ -175,7 +180,7 @@ def _outputs(path: str, probe: bool) -> Finding:
 
 
 def _scratch(env: Mapping[str, str]) -> Finding:
-    """Where a platform mounts fast scratch, else where temporary files go."""
+    """Check the folder where a platform mounts fast scratch, else the folder for temporary files."""
     named = env.get("TMPDIR")
     lost = f"TMPDIR={named} is not a writable folder"
     warnings = [lost] if named and not _writable(named) else []
@@ -192,20 +197,20 @@ def _room(name: str, path: str, warnings: list[str]) -> Finding:
     space = os.statvfs(folder)
     free, files = space.f_bavail * space.f_frsize, space.f_favail
     errors = [f"no room for two checkpoints ({_gb(_NO_ROOM)})"] if free < _NO_ROOM else []
-    if space.f_files and files < 100:  # some file systems do not count: f_files is 0 there
+    if space.f_files and files < 100:  # f_files is 0 on file systems that do not count files
         errors.append(f"no more than {files} new files")
     little = [f"below {_gb(_LITTLE_ROOM)}"] if free < _LITTLE_ROOM and not errors else []
     return judge(name, f"{_gb(free)} free at {path}", errors, [*little, *warnings])
 
 
 def _limits(topology: Topology) -> Finding:
-    """The soft limits: those that count."""
+    """Check the soft limits, which the kernel enforces."""
     kinds = {"open_files": "NOFILE", "processes": "NPROC", "locked_memory": "MEMLOCK", "core_size": "CORE"}
     soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{kind}"))[0] for name, kind in kinds.items()}
     unlimited = resource.RLIM_INFINITY
     shown = [f"{name}={'unlimited' if value == unlimited else value}" for name, value in soft.items()]
     errors, warnings = [], []
-    # Batches in flight hold open files, and every process has tens of threads, which count as processes.
+    # Batches in shared memory are open files. Every process has tens of threads, which count as processes.
     for name, option in (("open_files", "-n"), ("processes", "-u")):
         if soft[name] != unlimited and soft[name] < 1024:
             few = f"few {name.replace('_', ' ')}: ulimit {option} 1024 or more"
@@ -231,7 +236,7 @@ def _versions(driver: str | None) -> Finding:
         errors.append("torch 2.1 or later is needed")
     try:
         torch.zeros(1).numpy()
-    except RuntimeError as error:  # a NumPy of another generation than torch was built for, or none
+    except RuntimeError as error:  # NumPy is missing, or torch was built for another major version
         errors.append(f"torch cannot use NumPy ({error}): install another, torch before 2.3 needs numpy<2")
     if driver and not cuda:
         warnings.append("this torch was built without CUDA: it will not use the GPUs")
@@ -259,7 +264,7 @@ def _presets(env: Mapping[str, str]) -> Finding:
 
 
 def _driver(ask_program: bool) -> str | None:
-    """The version of NVIDIA's driver, such as "535.129.03"; None without one."""
+    """Return the version of NVIDIA's driver, such as "535.129.03"; None without a driver."""
     text = _text("/proc/driver/nvidia/version")
     if not text and ask_program and shutil.which("nvidia-smi"):
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -276,7 +281,7 @@ def _writable(path: str) -> bool:
 
 
 def _text(path: str) -> str:
-    """A file of /proc, "" where there is none."""
+    """Return the content of a file of /proc, or "" if it is missing."""
     try:
         with open(path) as file:
             return file.read()

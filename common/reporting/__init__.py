@@ -1,1 +1,1 @@
-"""Where the figures of a run go besides its folder."""
+"""Send the figures of a run to trackers."""

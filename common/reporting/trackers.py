@@ -14,37 +14,42 @@ from typing import Any, Protocol
 
 from common.exits import MissingPackage, import_optional
 
-_TAG = "bootfile.run"  # of an MLflow run: the id of the run that a checkpoint stores
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}  # a step waits
+_TAG = "bootfile.run"  # the tag of an MLflow run with our run id, which a checkpoint stores
+# short time-outs: the training waits for each request
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 
 class Tracker(Protocol):
     """A run at a tracker."""
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Send figures after `step`."""
+        """Send the figures of `step`."""
 
     def finish(self) -> None:
         """Mark the run as finished."""
 
 
 def check(name: str) -> None:
-    """Raise MissingPackage unless the package of a tracker is installed. It is not imported."""
+    """Raise MissingPackage if the package of a tracker is not installed. The package is not imported."""
     if importlib.util.find_spec(name) is None:
         raise MissingPackage(f"--tracker {name} needs a package: pip install {name}")
 
 
 def open_tracker(name: str, run: str, title: str, settings: Mapping[str, Any]) -> Tracker:
-    """Return the run with the id `run` at a tracker, "mlflow" or "wandb". The same id continues the same run.
+    """Return the run with the id `run` at a tracker. The same id continues the same run.
 
-    title: what people see. settings: plain values. Raises MissingPackage, and the package's own errors.
+    name: "mlflow" or "wandb".
+    run: the id.
+    title: the name that the tracker shows.
+    settings: plain values.
+    Raises MissingPackage, and the errors of the package.
     """
     kinds: dict[str, type[MLflow] | type[WeightsAndBiases]] = {"mlflow": MLflow, "wandb": WeightsAndBiases}
     return kinds[name](run, title, settings)
 
 
 class MLflow:
-    """A run at MLflow, found again by a tag."""
+    """A run at MLflow. A restart finds it by a tag."""
 
     def __init__(self, run: str, title: str, settings: Mapping[str, Any]):
         for variable, value in _PATIENCE.items():
