@@ -1,1 +1,1 @@
-"""What a command line asks for besides a job's own options: --help without waiting, and --config."""
+"""Parts of the command line that all jobs share: --help without importing torch, and --config."""

@@ -1,10 +1,10 @@
-"""The options of a job in a TOML file: --config FILE.toml.
+"""Read the options of a job from a TOML file: --config FILE.toml.
 
     dataset = "digits"        # the option's name, with _ or -
     epochs = 12
     custom_data = false
 
-What stands on the command line comes first.
+Options on the command line override those of the file.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from common.exits import BadInput, import_optional
 
 
 def read_toml(path: str) -> dict[str, Any]:
-    """Return the content of a TOML file. Raises BadInput, whose text does not name the file."""
+    """Return the content of a TOML file. Raises BadInput; its message does not name the file."""
     toml = _import_toml()
     try:
         with open(path, "rb") as file:
@@ -30,7 +30,7 @@ def read_toml(path: str) -> dict[str, Any]:
 
 
 def _import_toml():
-    """Return Python's own module (3.11 and later), or tomli, which has the same code, for 3.10."""
+    """Return Python's tomllib (3.11 and later), or tomli, which has the same code, for 3.10."""
     try:
         return importlib.import_module("tomllib")
     except ImportError:
@@ -38,9 +38,9 @@ def _import_toml():
 
 
 def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) -> list[str]:
-    """Return the settings of a file as words of a command line. A key without an option gives a word, too.
+    """Return the settings of a file as words of a command line. A key without an option also gives a word.
 
-    options: by name, with _ for -. Raises BadInput for a value of a wrong type.
+    options: name -> option, with _ for -. Raises BadInput if a value has a wrong type.
     """
     words = []
     for key, value in values.items():
@@ -58,8 +58,8 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
 
 
 def _expected(action: argparse.Action | None, value: object) -> str | None:
-    """Return what a value should be, if it is of another type. Texts may hold numbers, as platforms send
-    them."""
+    """Return the expected type if a value has another one, else None. A number may be a text, as platforms
+    send it."""
     if not isinstance(value, bool | int | float | str):
         return "one text, number, true or false"
     if action is None:

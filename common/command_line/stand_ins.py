@@ -1,10 +1,10 @@
 """Stand-ins for large packages, so that --help does not wait until they are imported.
 
-A job imports torch at its top and defines its options in main(), as a script should. Importing torch takes
-seconds, and --help uses nothing of it. With --help, common/entry.py calls install(): an import of one of
-PACKAGES then gives an empty module. Its attributes are classes that can be called, subscribed, subclassed
-and used as decorators. main() runs up to parse_args(), which prints the help and exits. If anything else
-happens, the process starts again with the real packages. Sphinx does the same (autodoc_mock_imports).
+A job imports torch at its top and defines its options in main(). Importing torch takes seconds, and --help
+does not use it. With --help, common/entry.py calls install(): an import of one of PACKAGES then gives an
+empty module. Its attributes are classes that can be called, subscripted, subclassed and used as decorators.
+main() runs up to parse_args(), which prints the help and exits. If anything else happens, the process starts
+again with the real packages. Sphinx does the same (autodoc_mock_imports).
 """
 
 import os
@@ -19,19 +19,19 @@ PACKAGES = frozenset({
     "pyarrow", "ray", "redis", "scipy", "simplejpeg", "sklearn", "tensorboard", "timm", "torch", "torchaudio",
     "torchvision", "tqdm", "transformers", "wandb",
 })  # fmt: skip
-_REAL = "BOOTFILE_HELP_IMPORTS"  # set when the process has started again: import the real packages
+_REAL = "BOOTFILE_HELP_IMPORTS"  # set if the process has started again with the real packages
 
 
 def install() -> None:
-    """Make imports of PACKAGES give stand-ins, unless torch is imported or stand-ins did not do."""
+    """Make imports of PACKAGES give stand-ins, unless torch is imported or stand-ins have failed before."""
     if _REAL not in os.environ and "torch" not in sys.modules:
         sys.meta_path.insert(0, _Finder)
         sys.excepthook = lambda *error: _start_again()  # a module could not be imported with the stand-ins
 
 
 def run(main: Callable[[], object]) -> None:
-    """Call main() if there are stand-ins: it prints the help and exits. If it does anything else, start
-    again."""
+    """Call main() if stand-ins are installed: it prints the help and exits. Otherwise the process starts
+    again with the real packages."""
     if _Finder not in sys.meta_path:
         return
     try:
@@ -40,7 +40,7 @@ def run(main: Callable[[], object]) -> None:
         if not end.code:
             raise
     except Exception:
-        pass  # main() runs again with the real packages, and then raises its own error
+        pass  # main() runs again with the real packages, and raises its error then
     _start_again()
 
 
@@ -50,7 +50,7 @@ def _start_again() -> NoReturn:
 
 
 class _Meta(type):
-    """The class of StandIn: what can be done with it gives StandIn again."""
+    """The class of StandIn: its attributes, calls and items are StandIn again."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -69,7 +69,7 @@ class _Meta(type):
 
 
 class StandIn(metaclass=_Meta):
-    """Any function, class or value of a package that was not imported."""
+    """The stand-in for any function, class or value of a package."""
 
 
 class _Finder:
@@ -83,7 +83,7 @@ class _Finder:
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
-        """Let the import system make the module."""
+        """Return None: the import system makes the module."""
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:

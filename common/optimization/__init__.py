@@ -1,1 +1,1 @@
-"""How weights learn: optimizers by name, and clipped gradients."""
+"""Optimizers by name, clipped gradients, and averaged weights."""

@@ -5,10 +5,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 class MovingAverage(AveragedModel):
-    """The exponential moving average of a model's weights and buffers; the first step counts in full.
+    """The exponential moving average of a model's weights and buffers, which begins with the first step.
 
-    module: the average, a model. decay: share that the average keeps in a step, 0..1. state_dict() is that
-    of torch's AveragedModel.
+    module: the average, a model. decay: the share of the average that remains in each step, 0..1.
+    state_dict() is that of torch's AveragedModel.
     """
 
     def __init__(self, model: torch.nn.Module, decay: float):
@@ -18,11 +18,11 @@ class MovingAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: torch.nn.Module, found_inf: torch.Tensor | None = None) -> None:
-        """Take in the weights after a step.
+        """Add the weights after a step to the average.
 
-        found_inf: of Checkpointer; float [] on the device: 1 if the step was skipped, which changes nothing.
-        The host does not wait for it: the average is then torch's up to rounding, and integers, which count
-        batches, are copied.
+        found_inf: Checkpointer.found_inf, a float [] on the device: 1 if the step was skipped; then the
+        average does not change. The host does not wait for it. The average equals that of torch up to
+        rounding; integers, which count batches, are copied.
         """
         if found_inf is None:
             super().update_parameters(model)

@@ -1,4 +1,4 @@
-"""The optimizer of a job by its options: SGD or AdamW, decay where it helps, clipped gradients."""
+"""Build the optimizer of a job from its options: SGD or AdamW, weight decay, clipped gradients."""
 
 import argparse
 from collections.abc import Callable
@@ -35,8 +35,8 @@ def set_defaults(args: argparse.Namespace) -> None:
 
 
 def build(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer of the weights that learn. Weights of one dimension do not decay unless
-    --bn_weight_decay is given."""
+    """Return the optimizer of the weights that are trained. Weights of one dimension decay only with
+    --bn_weight_decay."""
     learned = [each for each in model.parameters() if each.requires_grad]
     decay = [each for each in learned if each.ndim > 1 or args.bn_weight_decay]
     no_decay = [each for each in learned if each.ndim <= 1 and not args.bn_weight_decay]
@@ -47,6 +47,6 @@ def build(args: argparse.Namespace, model: torch.nn.Module, device: torch.device
 
 
 def clip(args: argparse.Namespace, model: torch.nn.Module) -> None:
-    """Scale the gradients to the norm --clip_grad if theirs is larger; after a scaler's unscale_()."""
+    """Scale the gradients to the norm --clip_grad if their norm is larger. Call it after unscale_()."""
     if args.clip_grad:
         torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad)

@@ -1,1 +1,1 @@
-"""What makes a job faster: memory, convolutions, compilation, cores."""
+"""Make a job faster: memory, convolutions, compilation, mixed precision."""

@@ -1,4 +1,4 @@
-"""Compile a model before training, not in its first step: the time is known, and no rank waits for it."""
+"""Compile a model before training, not in its first step, so that the time can be shown separately."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -6,15 +6,17 @@ from typing import Any, cast
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-_PASSES = 3  # CUDA graphs are recorded in the second, and the third replays them
+_PASSES = 3  # the second pass records CUDA graphs, the third replays them
 
 
 def backward_without_trace(forward: Callable, module: torch.nn.Module, inputs: Any, passes: int) -> None:
-    """Run forward and backward passes that leave weights, buffers, gradients (none) and random state as they
-    were, also if a pass fails.
+    """Run forward and backward passes that do not change weights, buffers and random state, even if a pass
+    fails. Afterwards the gradients are None.
 
-    forward: the function to call, which calls module. inputs: a tensor [n, ...] or a nest of them, any
-    values, n >= 2 for BatchNorm.
+    forward: the function to call; it calls module.
+    module: the raw model.
+    inputs: a tensor [n, ...] or nested tensors, any values, n >= 2 for BatchNorm.
+    passes: the number of passes.
     """
     parameter = next(module.parameters())
 
@@ -26,8 +28,9 @@ def backward_without_trace(forward: Callable, module: torch.nn.Module, inputs: A
         with torch.random.fork_rng([parameter.device] if parameter.is_cuda else []):
             for _ in range(passes):
                 module.zero_grad()
-                output = forward(tree_map_only(torch.Tensor, move, inputs))  # alive until after backward(),
-                # as in training: CUDA graphs are recorded again where that differs
+                # `output` lives until after backward(), as in training: otherwise torch records the CUDA
+                # graphs again in training
+                output = forward(tree_map_only(torch.Tensor, move, inputs))
                 parts = [
                     each for each in tree_flatten(output)[0] if torch.is_tensor(each) and each.requires_grad
                 ]
@@ -48,16 +51,19 @@ def compile_module(
     """Return the module compiled for batches of this shape; on a GPU, its kernels are a CUDA graph.
 
     If it cannot be compiled (no compiler, no Triton), the reason is logged and the module is returned. The
-    module itself, its weights and its buffers are not changed. images: a batch as in training, float
-    [n, C, H, W]; other shapes are compiled again. graphs: False if outputs are read after the next call,
-    which overwrites those of a CUDA graph. Source: J. Ansel et al., "PyTorch 2", ASPLOS 2024.
+    module, its weights and its buffers do not change. Source: J. Ansel et al., "PyTorch 2", ASPLOS 2024.
+
+    module: the model to compile.
+    images: a batch as in training, float [n, C, H, W]; other shapes are compiled again.
+    log: called with one line.
+    graphs: False if outputs are read after the next call: a CUDA graph overwrites its outputs.
     """
     mode = "reduce-overhead" if graphs and images.is_cuda else None
     try:
-        # raises if Python is too new for torch
+        # torch.compile() raises if Python is too new for torch
         fast = cast(torch.nn.Module, torch.compile(module, mode=mode, dynamic=False))
         backward_without_trace(fast, module, images, _PASSES)
-    except Exception as error:  # of any part of the compiler: training continues without it
+    except Exception as error:  # the compiler raises many types: training continues without it
         log(f"not compiled: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
         torch._dynamo.reset()
         return module

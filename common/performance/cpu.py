@@ -1,10 +1,10 @@
-"""What makes a training step on the CPU faster: other convolutions, and memory that is kept.
+"""Make a training step on the CPU faster: convolutions as matrix products, and memory that is kept.
 
-Convolutions over small maps are matrix products over all images and places at once. oneDNN works image by
-image. Where a map has few places, every image is a short product, and for the weight gradient each reads and
-writes all of it: 512 channels of 4x4 take 36 ms of bfloat16 for 128 images, one product takes 8, patches
-included (torch 2.14, 2 cores with AMX). On other devices and larger maps this is torch.nn.Conv2d. Source: K.
-Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", IWFHR 2006.
+Here convolutions over small maps are one matrix product over all images and positions. oneDNN computes image
+by image. If a map has few positions, each image is a short product, and reads and writes the whole weight
+gradient. For 512 channels of 4x4 and 128 images in bfloat16, oneDNN takes 36 ms and one product 8 ms, with
+its patches (torch 2.14, 2 cores with AMX). On other devices and larger maps this is torch.nn.Conv2d. Source:
+K. Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", IWFHR 2006.
 """
 
 import ctypes
@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# places of the output map up to which the weight gradient, or all, is a product; at 8x8 the patches cost what
-# it gains
+# largest number of positions of the output map for which the weight gradient, or all three passes, are a
+# product; at 8x8 the patches cost as much as the product gains
 _GRADIENT, _ALL = 49, 4
 _Pair = tuple[int, int]  # rows, columns
 
 
 class Conv2d(nn.Conv2d):
-    """torch.nn.Conv2d without bias, dilation or groups; the same parameters, names and results up to
-    rounding."""
+    """A torch.nn.Conv2d without bias, dilation or groups, with the same parameters and names. The results are
+    the same up to rounding."""
 
     def forward(self, images: Tensor) -> Tensor:
         if images.device.type != "cpu" or images.dim() != 4 or not torch.is_grad_enabled():
@@ -37,7 +37,7 @@ class Conv2d(nn.Conv2d):
 
 
 def take_over(model: nn.Module) -> nn.Module:
-    """Make every convolution of the model that may be one a Conv2d of ours, parameters and names kept.
+    """Replace each supported convolution of the model by this module's Conv2d; parameters and names stay.
     Returns the model."""
     for module in model.modules():
         if type(module) is not nn.Conv2d or module.bias is not None or isinstance(module.padding, str):
@@ -57,7 +57,7 @@ class _SmallMap(torch.autograd.Function):
             output = product.view(len(images), *size, len(weight)).permute(0, 3, 1, 2)
         else:
             output = nn.functional.conv2d(images, weight, None, stride, padding)
-        # Under autocast the output says in which precision all is computed.
+        # Under autocast the type of the output is the precision of the computation.
         ctx.save_for_backward(images.to(output.dtype), weight)
         ctx.stride, ctx.padding, ctx.dtype = stride, padding, images.dtype
         return output
@@ -78,17 +78,17 @@ class _SmallMap(torch.autograd.Function):
 
 
 def _rows(weight: Tensor) -> Tensor:
-    """[O, C, H, W] -> [O, H * W * C]: a view, if it is channels_last."""
+    """Reshape [O, C, H, W] to [O, H * W * C]: a view if it is channels_last."""
     return weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
 
 
 def _places(maps: Tensor) -> Tensor:
-    """[N, C, H, W] -> [N * H * W, C]: a view, if it is channels_last."""
+    """Reshape [N, C, H, W] to [N * H * W, C]: a view if it is channels_last."""
     return maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])
 
 
 def _patches(images: Tensor, weight: Tensor, stride: _Pair, padding: _Pair) -> Tensor:
-    """What each place of the output sees: [N * places, kernel height * width * C]."""
+    """Return the input of each output position: [N * positions, kernel height * width * C]."""
     _, channels, height, width = weight.shape
     down, across = padding
     padded = nn.functional.pad(images.permute(0, 2, 3, 1), (0, 0, across, across, down, down))
@@ -97,7 +97,7 @@ def _patches(images: Tensor, weight: Tensor, stride: _Pair, padding: _Pair) -> T
 
 
 def _spread(gradient: Tensor, images: Tensor, weight: Tensor, stride: _Pair, padding: _Pair) -> Tensor:
-    """The gradient of the images: every place's, added to what it saw."""
+    """Return the gradient of the images: the gradient of each output position is added to its inputs."""
     count, channels, rows, columns = images.shape
     _, _, height, width = weight.shape
     _, _, down, across = gradient.shape
@@ -133,7 +133,7 @@ def keep_memory() -> bool:
     for large blocks, no trimming of the heap, and a heap that grows in large pieces. The process keeps its
     peak memory. BOOTFILE_KEEP_MEMORY=0 leaves glibc's defaults.
 
-    Returns False if they were not changed: another C library, or BOOTFILE_KEEP_MEMORY=0.
+    Returns False if the settings were not changed: another C library, or BOOTFILE_KEEP_MEMORY=0.
     """
     if os.environ.get("BOOTFILE_KEEP_MEMORY", "1") == "0":
         return False

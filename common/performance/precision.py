@@ -1,7 +1,7 @@
 """Mixed precision: the type that a device computes fastest in, and the scaler that float16 needs.
 
-bfloat16 has the range of float32, so its gradients need no scale. A training and a prediction that ask here
-compute in the same type.
+bfloat16 has the range of float32, so its gradients need no scale. Training and prediction both use this
+module, so they compute in the same type.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 def choose(device: torch.device, wanted: bool | None) -> tuple[torch.autocast, Any]:
     """Return (autocast context, gradient scaler) for a device; both do nothing without mixed precision.
 
-    wanted: None is yes on a GPU and no on a CPU.
+    wanted: None means True on a GPU and False on a CPU.
     """
     enabled = device.type == "cuda" if wanted is None else wanted
     dtype = fastest_dtype(device)
@@ -27,6 +27,6 @@ def fastest_dtype(device: torch.device) -> torch.dtype:
 
 
 def make_scaler(enabled: bool, dtype: torch.dtype) -> Any:
-    """Return a GradScaler, which does nothing unless the type is float16."""
+    """Return a GradScaler. It is disabled unless the type is float16."""
     scalers = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # before torch 2.3
     return scalers.GradScaler(enabled=enabled and dtype == torch.float16)
