@@ -17,7 +17,7 @@ from common.object_store.errors import shown
 from common.object_store.store import ObjectStore, StoreError
 
 CHECKPOINTS = "checkpoints"
-HISTORY = ("metrics.jsonl", "receipt.bin", "starts.jsonl")  # the job truncates them to the checkpoint
+HISTORY = ("metrics.jsonl", "receipt.bin", "starts.jsonl")  # the job truncates the first two
 _NEW = ".restore"  # below checkpoints/: the folder for downloads, before they are moved to their place
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(\d+)\.pt(\.json)?")
 # reasons of a StoreError that concern one object, and not the connection to the store
@@ -186,8 +186,8 @@ def _install(path: str, place: str, name: str) -> None:
 
 
 def _restore_history(store: ObjectStore, folder: str, name: str) -> None:
-    """Download the current version of a history file: it may be newer than the list, and the job truncates
-    it to the checkpoint."""
+    """Download the current version of a history file. It may be newer than the checkpoint: the job truncates
+    metrics.jsonl and receipt.bin to the step of the checkpoint."""
     try:
         if entry := store.head(name):
             store.fetch(name, os.path.join(folder, name), entry.size, entry.sha256)
