@@ -1,3 +1,3 @@
-"""What every job needs: options, processes, checkpoints, logs. Jobs import it unchanged."""
+"""Modules that every job needs: options, processes, checkpoints, logs. Jobs import them unchanged."""
 
 __version__ = "0.9.0"

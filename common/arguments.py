@@ -1,4 +1,4 @@
-"""Command lines as platforms send them: "true" and "false", options that no job defined, intervals."""
+"""Parse the command lines of jobs as platforms send them: "true" and "false", extra options, intervals."""
 
 import argparse
 import contextlib
@@ -24,14 +24,14 @@ BATCH_SIZE_HELP = (
     "%(default)s)"
 )
 
-_MOST = 1e9  # of any number: what is larger overflows clocks, counters or floats somewhere
-_UNKNOWN = "--?"  # stands for an unknown option while argparse looks at the others
-_OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # too unlike to be compared
+_MOST = 1e9  # the largest number of an option: larger ones overflow clocks, counters or floats
+_UNKNOWN = "--?"  # replaces an unknown option while argparse parses the others
+_OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
 NAMELESS = "(a value without an option)"
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows what an option expects (`true|false`, `N`, `FOLDER`) if it has no metavar of its own."""
+    """Shows the expected value of an option (`true|false`, `N`, `FOLDER`) if it has no metavar of its own."""
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         if action.dest in ("data_url", "output_dir"):
@@ -40,9 +40,11 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line (BadInput) and show no value of an unknown option. Options
-    are never abbreviated; - and _ are the same in their names. A path after an option whose value may be left
-    out (nargs="?") is not its value."""
+    """An ArgumentParser whose errors are one line (BadInput) and show no value of an unknown option.
+
+    Options cannot be abbreviated; - and _ are the same in their names. If the value of an option is optional
+    (nargs="?"), a path after the option is not taken as its value.
+    """
 
     def __init__(self, description: str | None):
         super().__init__(
@@ -66,14 +68,14 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Return the namespace, and the unknown words: options, their values, values without an option."""
+        """Return the namespace and the unknown words: options, their values, and values without an option."""
         known, unknown = self._split(list(sys.argv[1:] if args is None else args))
         found, rest = super().parse_known_args(known, namespace)
         return found, unknown + [word for word in rest if word != _UNKNOWN]
 
     def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """(words with options as they are defined, unknown options). The word after an unknown option is its
-        value."""
+        """Return (words with the defined names of options, unknown options). The word after an unknown option
+        is taken as its value."""
         known, unknown = [], []
         while words:
             word = words.pop(0)
@@ -100,7 +102,7 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def _spelled(self, given: str) -> str | None:
-        """The defined option that is meant, if there is one."""
+        """Return the defined name of an option; None if it is unknown."""
         if given in self._option_string_actions:
             return given
         if not given.startswith("--"):
@@ -112,14 +114,14 @@ class Parser(argparse.ArgumentParser):
         return {_plain(option): option for option in options}
 
     def resembling(self, name: str) -> str | None:
-        """The option that an unknown one is close to, if there is one."""
+        """Return the defined option whose name is similar to an unknown one; None if there is none."""
         options, name = self._by_name(), _plain(name).lower()
         longer = [each for each in options if len(name) > 2 and each.startswith(name)]
         close = [_OTHER_NAMES.get(name), *difflib.get_close_matches(name, options, 1, 0.75), *longer]
         return next((options[each] for each in close if each in options), None)
 
     def _unknown(self, unknown: list[str]) -> str:
-        """What an error says of unknown options."""
+        """Return the error message for unknown options."""
         said = []
         for name in unknown:
             meant = self.resembling(name)
@@ -128,8 +130,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def names(words: list[str]) -> list[str]:
-    """The names of the options among the words, each once. Values may be secrets: NAMELESS stands for one
-    that belongs to no option."""
+    """Return the names of the options among the words, each once. Values may be secrets: NAMELESS replaces a
+    value without an option."""
     found = []
     for before, word in zip(["", *words], words, strict=False):
         if _is_option(word):
@@ -161,8 +163,8 @@ def _plain(option: str) -> str:
 class JobParser(Parser):
     """The Parser of a job. Options that a platform adds are ignored, with one printed line.
 
-    checks: functions that take the parsed arguments, and raise BadInput or complete them before the output
-    is opened.
+    checks: functions that are called with the parsed arguments before the output is opened. They may change
+    the arguments or raise BadInput.
     """
 
     def __init__(self, description: str | None):
@@ -172,9 +174,9 @@ class JobParser(Parser):
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """Parse the command line and open the output.
 
-        Returns the arguments with `output` (an Output), `ignored` (names of options that were let pass), and
-        output_dir as an absolute path that can be written. Raises BadInput, also for unknown options that may
-        not pass; nothing is left on the disk then.
+        Returns the arguments with `output` (an Output), `ignored` (the names of ignored options), and
+        output_dir as an absolute, writable path. Raises BadInput, also for unknown options that are not
+        ignored; nothing is left on the disk then.
         """
         help = "options as NAME = VALUE; those of the command line come first"
         self.add_argument("--config", metavar="FILE.toml", default=argparse.SUPPRESS, help=help)
@@ -196,12 +198,12 @@ class JobParser(Parser):
         return found
 
     def _read_config(self, path: str) -> list[str]:
-        """Return the settings of a TOML file as words of a command line. Raises BadInput, also for a key that
-        is not an option."""
+        """Return the settings of a TOML file as words of a command line. Raises BadInput, also if a key is
+        not an option."""
         from common.command_line import config
 
         if not os.path.exists(path) and os.path.exists(os.path.join(ROOT, path)):
-            path = os.path.join(ROOT, path)  # a platform may start the job in another folder than the code's
+            path = os.path.join(ROOT, path)  # a platform may start the job in any folder
         options = {name: self._option_string_actions[option] for name, option in self._by_name().items()}
         try:
             words = config.to_words(config.read_toml(path), options)
@@ -219,8 +221,11 @@ class JobParser(Parser):
         return " ".join(words) or "defaults"
 
     def _let_pass(self, unknown: list[str], everything: bool) -> list[str]:
-        """Return the unknown options, all of which may pass: on a platform those that it injects and those
-        that resemble none of the parser's; elsewhere none; if `everything`, all. Raises BadInput."""
+        """Return the unknown options if all of them may be ignored, otherwise raise BadInput.
+
+        Options that platforms inject are always ignored. On a platform an unknown option is also ignored if
+        it resembles no option of the parser. everything: ignore all.
+        """
         given = {_plain(name) for name in names(sys.argv[1:])}
         on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
         refused = [
@@ -234,14 +239,13 @@ class JobParser(Parser):
 
 
 def remind(args: argparse.Namespace, log: Callable[[str], object]) -> None:
-    """Log the names of the options that were ignored, if there are any. log: takes one line."""
+    """Log the names of the ignored options, if there are any. log: called with one line."""
     if args.ignored:
         log(f"ignored arguments: {' '.join(args.ignored)}")
 
 
 def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
-    """Return what may be written down of the arguments: plain values, and nothing that looks like a
-    credential."""
+    """Return the arguments that may be logged: plain values, without any that looks like a credential."""
     plain = (str, int, float, bool, type(None))
     given = {
         name: str(value) if isinstance(value, Interval) else value
@@ -256,7 +260,7 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
 
 
 def check_folder(option: str, path: str | None) -> None:
-    """Raise BadInput unless the folder is there and can be written, or can be made."""
+    """Raise BadInput unless the folder is writable, or can be made."""
     if path is None:
         return
     parent = os.path.abspath(path)
@@ -268,14 +272,14 @@ def check_folder(option: str, path: str | None) -> None:
 
 
 def boolean(text: str) -> bool:
-    """ "true" or "false" (also 1/0, yes/no), as a platform's console sends it."""
+    """Parse "true" or "false" (also 1/0, yes/no), as a platform's console sends it."""
     value = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower())
     if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return value
 
 
-# An option that is true when it stands alone: parser.add_argument(name, **FLAG).
+# An option whose value may be left out for true: parser.add_argument(name, **FLAG).
 FLAG: dict[str, Any] = {
     "type": boolean,
     "nargs": "?",
@@ -285,7 +289,7 @@ FLAG: dict[str, Any] = {
 
 
 def positive_int(text: str) -> int:
-    """An integer in 1..1e9."""
+    """Parse an integer in 1..1e9."""
     try:
         value = int(text)
     except ValueError:
@@ -298,7 +302,7 @@ def positive_int(text: str) -> int:
 
 
 def positive_float(text: str) -> float:
-    """A number > 0, at most 1e9."""
+    """Parse a number > 0, at most 1e9."""
     value = _number(text)
     if not 0 < value <= _MOST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and at most {_MOST:g}")
@@ -306,7 +310,7 @@ def positive_float(text: str) -> float:
 
 
 def non_negative_float(text: str) -> float:
-    """A number in 0..1e9."""
+    """Parse a number in 0..1e9."""
     value = _number(text)
     if not 0 <= value <= _MOST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0 and at most {_MOST:g}")
@@ -314,7 +318,7 @@ def non_negative_float(text: str) -> float:
 
 
 def _number(text: str) -> float:
-    """Return NaN for a value that is not a number."""
+    """Return the text as a number; NaN if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -322,20 +326,20 @@ def _number(text: str) -> float:
 
 
 def seed(text: str) -> int:
-    """An integer in 0..2^63-1 (torch.manual_seed and NumPy take more, but not the same more)."""
+    """Parse an integer in 0..2^63-1, the range that both torch.manual_seed and NumPy accept."""
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in 0..2^63-1")
     return int(text)
 
 
 class Interval(NamedTuple):
-    """How often to save: `number` of "step", "s" (seconds) or "epoch"."""
+    """An interval between saves or reports. number: of the unit. unit: "step", "s" (seconds) or "epoch"."""
 
     number: float
     unit: str
 
     def steps(self, steps_per_epoch: int) -> int:
-        """Return how many steps it is; 0 if it counts seconds."""
+        """Return the interval in steps; 0 if it counts seconds."""
         return {"step": int(self.number), "epoch": int(self.number * steps_per_epoch), "s": 0}[self.unit]
 
     def __str__(self) -> str:
@@ -343,7 +347,7 @@ class Interval(NamedTuple):
 
 
 def interval(text: str) -> Interval:
-    """ "200" (steps), "90s" or "1epoch"."""
+    """Parse "200" (steps), "90s" or "1epoch"."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text)
     count = float(found[1]) if found else 0
     unit = (found[2] or "step").removesuffix("s") or "s" if found else ""

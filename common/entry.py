@@ -1,7 +1,7 @@
-"""The main() of a job: every end is one line and an exit code, Ctrl-C included.
+"""Wrap the main() of a job: it ends with one line and an exit code, also after Ctrl-C.
 
-A job imports this module before torch: importing torch takes seconds, and a Ctrl-C there would print a
-traceback of torch's own files. With --help it arranges that torch is not imported (stand_ins.py).
+A job imports this module before torch: importing torch takes seconds, and a Ctrl-C then would print a
+traceback of torch's files. With --help this module prevents the import of torch (stand_ins.py).
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from common.distributed import preemption
 from common.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
-# options that decide a batch
+# options that determine the size of a batch
 _BATCH = ("batch_size", "batch_size_per_gpu", "accumulate", "processes_per_node", "world_size")
 
 
@@ -41,7 +41,7 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
         except BadInput as error:
             say_error(str(error))
             exits.run_before_leaving()
-            if error.code == BAD_INPUT and not exits.in_group():  # alone: no communication to get stuck in
+            if error.code == BAD_INPUT and not exits.in_group():  # no other process can block the exit
                 sys.exit(error.code)
             leave(error.code)
         except Exception as error:
@@ -54,7 +54,7 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _batch_of_one():
-    """Turn BatchNorm's refusal of a single sample into BadInput with the options that decide the batch."""
+    """Turn BatchNorm's error for a single sample into BadInput with the options of the batch size."""
     try:
         yield
     except ValueError as error:
@@ -78,23 +78,22 @@ def _given(words: list[str]) -> dict[str, str]:
 
 def _end(number: int, frame: object) -> None:
     say_error("interrupted")
-    os._exit(INTERRUPTED)  # nothing has begun that would have to end
+    os._exit(INTERRUPTED)  # the job has not begun: there is nothing to clean up
 
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell starts background jobs without
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
     signal.signal(signal.SIGINT, _end)
 
 
-# Threads of OpenMP wait for each other at the end of every operation, and by default libgomp (of PyTorch's
-# wheels for Linux) spins for milliseconds first. If other processes use the cores, that time is lost: a
-# thread that spins keeps the one that it waits for from running. It is read when torch is imported.
+# Threads of OpenMP wait for each other at the end of every operation. By default libgomp (in PyTorch's wheels
+# for Linux) first spins for milliseconds. If other processes use the cores, a spinning thread can block the
+# thread that it waits for. The variable is read when torch is imported.
 if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-    os.environ["GOMP_SPINCOUNT"] = "1000"  # tens of microseconds; libgomp's own: 300,000
+    os.environ["GOMP_SPINCOUNT"] = "1000"  # tens of microseconds; libgomp's default: 300,000
 
 
 def _wants_help() -> bool:
-    """Return whether --help is on the command line (what follows -- does not count), or a shell asks for
-    completions."""
+    """Return whether --help is on the command line, before any --, or a shell asks for completions."""
     words = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     return not {"-h", "--help"}.isdisjoint(words) or "_ARGCOMPLETE" in os.environ
 

@@ -1,6 +1,6 @@
-"""Figures as sums: sums over processes, batches and steps add up exactly, means do not.
+"""Loss, accuracy and metrics as sums: unlike means, sums over batches, steps and ranks add up exactly.
 
-A job's own metrics are sums as well: class Metrics, and top(), absolute_error(), R2 and ConfusionMatrix.
+A job's own metrics are also sums: class Metrics, and top(), absolute_error(), R2 and ConfusionMatrix.
 """
 
 import math
@@ -15,12 +15,12 @@ _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
 
 
 def batch_sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
-    """Return [loss_sum, correct, count] of one batch, float64 [3] on the batch's device, without
-    synchronising: zeros if the loss is not finite.
+    """Return [loss_sum, correct, count] of one batch, float64 [3] on the device of the loss, without
+    synchronising. They are zeros if the loss is not finite.
 
     loss: mean over the batch (scalar). `correct` is NaN, and stays NaN in every sum, unless the job is a
-    classification: logits [N, classes], at least two classes, labels int64 [N]. count: the samples of the
-    labels, which may be any nesting of tensors.
+    classification: logits [N, classes], at least two classes, labels int64 [N]. `count` is the number of
+    samples in the labels, which may be any nesting of tensors.
     """
     found = _sums(loss, logits, labels)
     nothing = torch.zeros_like(found)
@@ -45,7 +45,7 @@ def _is_classification(logits: Any, labels: Any) -> bool:
 
 
 def count_samples(targets: Any) -> int:
-    """Return the samples of a batch: the length of its first tensor, or of a list of dictionaries or text."""
+    """Return the number of samples: the length of the first tensor, or of a list of dictionaries or texts."""
     while isinstance(targets, dict | list | tuple) and targets:
         first = next(iter(targets.values())) if isinstance(targets, dict) else targets[0]
         if not isinstance(targets, dict) and not isinstance(first, torch.Tensor | list | tuple):
@@ -63,15 +63,17 @@ def evaluate(
     stop: Callable[[], bool] = lambda: False,
     mirrored: bool = False,
 ) -> torch.Tensor:
-    """Return [loss_sum, correct, count] over all batches as batch_sums() does, and then the sums of the
-    metrics: float64 [3 + metrics.size] on the model's device. Restore the model's mode.
+    """Return the sums of batch_sums() over all batches, then those of the metrics: float64 [3 + metrics.size]
+    on the model's device. The mode of the model (training or evaluation) is restored.
 
-    batches: iterable of (inputs, targets) on the model's device; may be empty. metrics: usually log.metrics.
-    Pass the raw model: a DistributedDataParallel wrapper communicates in forward(), and ranks may have
-    different numbers of batches. criterion(logits, labels): that of the training, mean over the batch.
-    stop: called before each batch; if true, returns early with incomplete sums. mirrored: evaluate the mean
-    of the logits of each image [N, C, H, W] and of its mirror image; twice the work. Raises BadInput for a
-    criterion that sums or does not reduce, and for a metric that returns another shape.
+    model: the raw model. A DistributedDataParallel wrapper communicates in forward(), but ranks may have
+        different numbers of batches.
+    batches: iterable of (inputs, targets) on the model's device; may be empty.
+    criterion: called with (logits, labels), as in training; the mean over the batch.
+    metrics: usually log.metrics.
+    stop: called before each batch; if true, the function returns early with incomplete sums.
+    mirrored: use the mean of the logits of each image [N, C, H, W] and its mirror image; twice the work.
+    Raises BadInput if the criterion sums or does not reduce, or if a metric returns another shape.
     """
     reduction = getattr(criterion, "reduction", "mean")
     if reduction in ("sum", "none"):
@@ -95,7 +97,7 @@ def evaluate(
 
 @runtime_checkable
 class Metric(Protocol):
-    """A metric that is not a mean over the samples. size: how many sums it needs."""
+    """A metric that is not a mean over the samples. size: the number of its sums."""
 
     size: int
 
@@ -107,11 +109,12 @@ class Metric(Protocol):
 
 
 class Metrics:
-    """What an evaluation reports besides loss and accuracy, and the figure that chooses best.pth.
+    """The metrics of an evaluation besides loss and accuracy, and the one that chooses best.pth.
 
-    metrics: name -> a function(outputs, targets) -> [n], one number a sample, of which the mean is reported,
-    or a Metric. best: the name of one of them, "acc" or "loss"; None: the accuracy, or the loss if the job
-    has no accuracy. lowest: whether the lowest is the best (default: only of the loss). Raises BadInput.
+    metrics: name -> a Metric, or a function(outputs, targets) -> [n] with one number for each sample, whose
+    mean is reported. best: the name of a metric, "acc" or "loss"; None: the accuracy, or the loss if the job
+    has no accuracy. lowest: whether the lowest value is the best (default: true for the loss only). Raises
+    BadInput.
 
         log.metrics = evaluation.Metrics(mae=evaluation.absolute_error, best="mae", lowest=True)
     """
@@ -134,7 +137,7 @@ class Metrics:
 
     @property
     def best_of(self) -> str:
-        """Return what best.pth is the best of, as a checkpoint stores it; "" for the default."""
+        """Return the metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
         return f"{'lowest' if self.lowest else 'highest'} {self.best}" if self.best else ""
 
     def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
@@ -153,7 +156,7 @@ class Metrics:
         return found
 
     def values(self, sums: torch.Tensor) -> dict[str, float]:
-        """Return the value of each metric. sums: of evaluate(), over all ranks. Raises BadInput."""
+        """Return the value of each metric. sums: those of evaluate(), over all ranks. Raises BadInput."""
         count = sums[2].item() or math.nan
         return {
             name: metric.value(part) if isinstance(metric, Metric) else part.item() / count
@@ -161,7 +164,7 @@ class Metrics:
         }
 
     def score(self, sums: torch.Tensor) -> float:
-        """Return what is higher the better the model is, NaN if it is unknown. sums: as for values()."""
+        """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values()."""
         loss_sum, correct, count = sums[:3].tolist()
         figures = {"loss": loss_sum / (count or math.nan), "acc": correct / (count or math.nan)}
         best = self.best or ("loss" if math.isnan(correct) else "acc")
@@ -169,8 +172,8 @@ class Metrics:
         return -figures[best] if self.lowest or (self.best is None and best == "loss") else figures[best]
 
     def confusion(self, sums: torch.Tensor) -> torch.Tensor | None:
-        """Return the matrix of the ConfusionMatrix among the metrics, int64 [classes, classes]; None without
-        one. sums: as for values()."""
+        """Return the matrix of the ConfusionMatrix among the metrics, int64 [classes, classes]; None if there
+        is none. sums: as for values()."""
         for metric, part in zip(self.metrics.values(), self._split(sums), strict=True):
             if isinstance(metric, ConfusionMatrix):
                 return part.view(metric.classes, metric.classes).long()
@@ -188,7 +191,7 @@ class Metrics:
 def top(k: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return a metric: whether the label is among the k highest logits.
 
-    logits [n, classes, ...], labels int64 [n, ...]; of several labels a sample (masks) the share.
+    logits [n, classes, ...], labels int64 [n, ...]. For several labels per sample (masks) it is the share.
     """
 
     def metric(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -209,14 +212,14 @@ def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 class R2:
     """The coefficient of determination, as scikit-learn's r2_score: 1 if all outputs are exact.
 
-    outputs, targets: float [n] or [n, columns]; the mean of the columns' coefficients.
+    outputs, targets: float [n] or [n, columns]. With several columns it is the mean of their coefficients.
     """
 
     def __init__(self, columns: int = 1):
         self.columns, self.size = columns, 4 * columns
 
     def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return [count, sum, sum of squares, squared error] of the targets of each column, float64."""
+        """Return [count, sum, sum of squares, squared error] of each column of the targets, float64."""
         outputs, targets = _columns(outputs, targets, "R2")
         if targets.shape[1] != self.columns:
             raise BadInput(f"R2({self.columns}): the targets have {targets.shape[1]} columns")
@@ -231,9 +234,9 @@ class R2:
 
 
 class ConfusionMatrix:
-    """The confusion matrix, whose value is the mean of the classes' accuracies (balanced accuracy).
+    """The confusion matrix; its value is the mean of the classes' accuracies (balanced accuracy).
 
-    logits [n, classes, ...], labels int64 [n, ...]; labels outside of 0..classes-1 do not count. The log
+    logits [n, classes, ...], labels int64 [n, ...]; labels outside of 0..classes-1 are ignored. The log
     writes the matrix to confusion.json.
     """
 
@@ -251,14 +254,14 @@ class ConfusionMatrix:
         return matrix.scatter_add_(0, places, torch.ones_like(places, dtype=torch.float64))[:-1]
 
     def value(self, sums: torch.Tensor) -> float:
-        """Return the mean accuracy of the classes that have labels; NaN without any."""
+        """Return the mean accuracy of the classes that have labels; NaN if there are no labels."""
         matrix = sums.view(self.classes, self.classes)
         counts = matrix.sum(dim=1)
         return (matrix.diagonal() / counts)[counts > 0].mean().item()
 
 
 def _columns(outputs: torch.Tensor, targets: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both as float64 [n, columns]. Raises BadInput if they differ in more than a dimension of 1."""
+    """Return both as float64 [n, columns]. Raises BadInput if their shapes differ then."""
     outputs, targets = (each.double().reshape(len(each), -1) for each in (outputs, targets))
     if outputs.shape != targets.shape:
         shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"

@@ -1,14 +1,14 @@
-"""How a job ends: one clear line and an exit code.
+"""Exit codes and error messages of a job: it ends with one clear line and an exit code.
 
 0        done
 1        an error in the program, with its traceback
 2        bad input: an argument, a path or a file; no result was written
-4        the processes did not find each other
-5        contact with another process was lost
+4        the processes did not connect to each other
+5        the connection to another process was lost
 6        the last results could not be written
 7        training diverged: too many steps in a row without a finite loss and gradient
 130      interrupted by Ctrl-C (SIGINT), after a last checkpoint if training had begun
-128 + n  a process of this node was ended by signal n
+128 + n  signal n ended a process of this node
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from types import ModuleType
 
 BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT, NOT_SAVED, DIVERGED = 2, 4, 5, 6, 7
 INTERRUPTED = 130
-# file descriptor: the process that started this one prints a shared error once
+# variable with a file descriptor: errors go to the parent process, which prints a shared error only once
 ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 
 _on_failure: list[Callable[[Exception], object]] = []
@@ -29,14 +29,13 @@ _before_leaving: list[Callable[[], object]] = []
 
 
 class BadInput(ValueError):
-    """Something from outside (argument, file, folder, network) is not usable. The message carries the
-    values."""
+    """An input (argument, file, folder, network) is not usable. The message shows the values."""
 
     code = BAD_INPUT
 
 
 class NoRendezvous(BadInput):
-    """The processes did not find each other, or found that they do not belong together."""
+    """The processes of a job did not connect to each other in time."""
 
     code = NO_RENDEZVOUS
 
@@ -46,8 +45,8 @@ class MissingPackage(BadInput):
 
 
 def printable(text: str) -> str:
-    """Return the text with every character that is not printable as a backslash escape: one line, which does
-    not control a terminal. Backslashes of the text itself stay as they are."""
+    """Return the text with a backslash escape for every character that is not printable, so that it is one
+    line and cannot control a terminal. Backslashes in the text do not change."""
     if text.isprintable():
         return text
     return "".join(
@@ -62,40 +61,40 @@ def print_line(line: str) -> None:
 
 
 def import_optional(module: str, purpose: str, package: str | None = None) -> ModuleType:
-    """Return a module, imported. Raises MissingPackage.
+    """Import a module and return it. Raises MissingPackage.
 
-    purpose: begins the message, for example "packs need Arrow". package: as pip knows it, default `module`.
+    purpose: begins the message, for example "packs need Arrow". package: its name for pip (default: module).
     """
     try:
         return importlib.import_module(module)
-    except Exception as error:  # what was built for another NumPy, or has no library, raises other types, too
+    except Exception as error:  # not only ImportError: it may be built for another NumPy, or lack a library
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise MissingPackage(f"{purpose} ({reason}): pip install {package or module}") from error
 
 
 def on_failure(function: Callable[[Exception], object]) -> None:
-    """Call function(error) when main() ends with an exception that is not BadInput; it may leave the
-    process."""
+    """Register function(error) to be called when main() ends with an exception other than BadInput. It may
+    end the process."""
     _on_failure.append(function)
 
 
 def before_leaving(function: Callable[[], object]) -> None:
-    """Call function() when main() ends with an exception, BadInput or not, before those that were named
-    earlier and before anything else is done."""
+    """Register function() to be called when main() ends with any exception, before the functions of
+    on_failure(). The function that was registered last is called first."""
     _before_leaving.append(function)
 
 
 def on_success(function: Callable[[], object]) -> None:
-    """Call function() when main() has returned, before those that were named earlier; it may leave the
-    process."""
+    """Register function() to be called when main() has returned. The function that was registered last is
+    called first. It may end the process."""
     _on_success.append(function)
 
 
 def say_error(text: str) -> None:
-    """Print `error: text` as one printable line on stderr: here, or once for all processes that one parent
-    started."""
+    """Print `error: text` as one printable line on stderr. Processes that one parent started send it to the
+    parent, which prints it once."""
     line = f"error: {printable(' '.join(text.split()))}\n"
-    with contextlib.suppress(OSError, ValueError):  # who listened may be gone, and the process must go on
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed; that must not stop the process
         if ERROR_PIPE in os.environ:
             os.write(int(os.environ[ERROR_PIPE]), line.encode())
         else:
@@ -104,7 +103,8 @@ def say_error(text: str) -> None:
 
 
 def leave(code: int) -> None:
-    """End the process now: no destructor of a communication library gets a chance to wait for a lost peer."""
+    """End the process at once, without destructors: that of a communication library may wait for a lost
+    peer."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -113,7 +113,7 @@ def leave(code: int) -> None:
 
 
 def in_group() -> bool:
-    """Return whether this process has joined others."""
+    """Return whether this process has joined a process group."""
     return bool(_on_failure)
 
 

@@ -1,4 +1,4 @@
-"""Write files and folders atomically, lock them, digest them, and open regular files only.
+"""Write files and folders atomically, lock them, hash them, and open regular files only.
 
 A temporary file gets a new name and the permissions that the umask allows. (tempfile makes files that only
 the owner may read, and the umask cannot be read without setting it for all threads.)
@@ -21,7 +21,7 @@ _BLOCK = 2**20  # bytes
 
 
 def is_url(path: object) -> bool:
-    """Return whether this names something in an object store (s3:// or obs://), and not a path."""
+    """Return whether this is a URL of an object store (s3:// or obs://), and not a path."""
     return isinstance(path, str) and path.startswith(("s3://", "obs://"))
 
 
@@ -29,8 +29,8 @@ def is_url(path: object) -> bool:
 def open_atomic(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a binary file for writing. It appears as `path`, synced to disk, when the block ends.
 
-    mode: permissions before the umask. If the block fails, the file is removed. The file is locked until
-    then, so sweep() in another process leaves it alone. Raises OSError.
+    mode: permissions before the umask. If the block fails, the file is deleted. It is locked during the
+    block, so sweep() in another process does not delete it. Raises OSError.
     """
     name = os.path.join(os.path.dirname(path), f"{PARTIAL}{secrets.token_hex(8)}")
     handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -58,9 +58,9 @@ def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
 def make_folder_atomic(path: str) -> Iterator[str]:
     """Yield a new folder that is renamed to `path` when the block ends. It replaces a folder of that name.
 
-    Two processes must not make the same folder at a time: use locked(). If the block fails, the new folder is
-    removed; what a killed process left is removed first. A process that has files of the replaced folder open
-    can read them to the end. Raises OSError.
+    Two processes must not make the same folder at the same time: use locked(). If the block fails, the new
+    folder is deleted. Folders that a killed process left are deleted first. A process that has opened files
+    of the replaced folder can still read them. Raises OSError.
     """
     new = os.path.join(os.path.dirname(path), f"{PARTIAL}{os.path.basename(path)}")
     old = f"{new}.old"
@@ -79,7 +79,7 @@ def make_folder_atomic(path: str) -> Iterator[str]:
 
 
 def sync_folder(folder: str) -> None:
-    """Sync the names in a folder to disk, if the file system can. Raises OSError if there is no folder."""
+    """Sync the names in a folder to disk, if the file system can. Raises OSError if it is missing."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # mounts of object stores cannot sync a folder
@@ -89,9 +89,9 @@ def sync_folder(folder: str) -> None:
 
 
 def sweep(folder: str, is_temporary: Callable[[str], bool] = lambda name: name.startswith(PARTIAL)) -> None:
-    """Delete the temporary files that killed processes left in a folder; not those that a process has locked.
+    """Delete the temporary files of killed processes in a folder, but not those that a process has locked.
 
-    is_temporary: takes a file name.
+    is_temporary: called with a file name; returns whether the file is temporary.
     """
     for name in filter(is_temporary, os.listdir(folder)):
         with contextlib.suppress(OSError), open(os.path.join(folder, name), "rb") as file:
@@ -101,11 +101,11 @@ def sweep(folder: str, is_temporary: Callable[[str], bool] = lambda name: name.s
 
 @contextlib.contextmanager
 def locked(path: str, shared: bool = False, wait: bool = True) -> Iterator[int]:
-    """Hold a lock on a file, which is made if it is missing, or on a folder. Yields the open descriptor.
+    """Hold a lock on a folder, or on a file, which is made if it is missing. Yields the open descriptor.
 
-    Excludes other processes and other threads, over NFS other nodes as well. shared: other holders of a
-    shared lock are not excluded. wait: if False, raises BlockingIOError if the lock is not free. The file is
-    not removed. A holder may delete it: the next one makes a new file. Raises OSError.
+    It excludes other processes and threads; over NFS also other nodes. shared: allow other shared locks.
+    wait: if False, it raises BlockingIOError when the lock is not free. The file is not deleted. A holder may
+    delete it: the next one makes a new file. Raises OSError.
     """
     kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     while True:
@@ -131,9 +131,8 @@ def is_at(handle: int, path: str) -> bool:
 
 
 def sha256_file(file: str | BinaryIO) -> str:
-    """Return the sha256 of a file, 64 hex digits. file: its path, or open, which is read from its position.
-
-    Raises OSError.
+    """Return the sha256 of a file, 64 hex digits. file: a path, or an open file, which is read from its
+    position. Raises OSError.
     """
     if isinstance(file, str):
         with open(file, "rb") as opened:
@@ -147,7 +146,7 @@ def sha256_file(file: str | BinaryIO) -> str:
 def opener(path: str, flags: int) -> int:
     """Open a file for open(..., opener=opener). Raises OSError if it is not a regular file.
 
-    Without it, open() waits for ever on a FIFO that nothing writes to.
+    Without it, open() waits for ever on a FIFO without a writer.
     """
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
     mode = os.fstat(handle).st_mode

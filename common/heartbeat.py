@@ -1,4 +1,4 @@
-"""Report a long wait or a long task at intervals, so that a silent job is not taken for one that hangs."""
+"""Report a long wait or a long task at intervals: a silent job looks like one that hangs."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ EVERY = 30.0  # seconds
 class Heartbeat:
     """Logs a line at most every `every` seconds (default: EVERY), with the seconds since it was made.
 
-    log: takes the line. Threads may share it; two of them may then log at the same time.
+    log: called with the line. Threads may share a Heartbeat; two of them may log at the same time.
     """
 
     def __init__(self, every: float | None = None, log: Callable[[str], None] = print_line):
@@ -24,7 +24,7 @@ class Heartbeat:
         return time.monotonic() - self._begin
 
     def beat(self, text: str | Callable[[], str]) -> None:
-        """Log "TEXT (N s)" if a line is due. text: or a function that returns it."""
+        """Log "TEXT (N s)" if a line is due. text: the text, or a function that returns it."""
         now = time.monotonic()
         if now - self._last >= (EVERY if self._every is None else self._every):
             self._last = now

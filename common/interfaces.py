@@ -1,4 +1,4 @@
-"""This node's network interfaces, as far as joining a group needs them."""
+"""Find the network interface and the address of this node that other nodes reach."""
 
 import contextlib
 import fcntl
@@ -7,14 +7,14 @@ import socket
 import struct
 import sys
 
-_OUTSIDE = "192.0.2.1"  # an address of documentation (RFC 5737): what leads there leads outside
+_OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route leads to other machines
 
 
 def interface_to(host: str, port: int) -> tuple[str | None, str]:
-    """(interface name, own address) with which this node reaches the host; the name is None where it is not
-    known.
+    """Return (interface name, own address) with which this node reaches the host; the name is None if it is
+    not known.
 
-    Nothing is sent: the kernel only chooses the way. Raises OSError where there is none, or no such host.
+    Nothing is sent: the kernel only chooses a route. Raises OSError if there is no route or no such host.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -24,10 +24,10 @@ def interface_to(host: str, port: int) -> tuple[str | None, str]:
 
 
 def outward() -> tuple[str | None, str] | None:
-    """(interface name, own address) at which other nodes reach this one; None where it has only loopback.
+    """Return (interface name, own address) at which other nodes reach this one; None if it has only loopback.
 
-    The interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names (the platform's choice, or
-    process_group's), else that of the way outside, else, as training nodes may have no such way, the first.
+    It is the interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names (set by the platform or by
+    process_group), else the one of the route to other machines. Without such a route it is the first one.
     """
     own = [(name, address) for address, name in _names().items() if "." in address and name != "lo"]
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -41,7 +41,7 @@ def outward() -> tuple[str | None, str] | None:
 
 
 def _names() -> dict[str, str]:
-    """Address -> name of the interface that has it first; empty on other systems than Linux."""
+    """Return address -> name of its interface. On systems other than Linux it is empty."""
     names = {}
     with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
         for line in file:

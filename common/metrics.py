@@ -1,4 +1,4 @@
-"""Report a run: log lines, metrics.jsonl, TensorBoard events, a progress bar, and where the time went.
+"""Report a run: log lines, metrics.jsonl, TensorBoard events, a progress bar, and a table of the time.
 
 starts.jsonl is written by common/starts.py.
 """
@@ -25,20 +25,22 @@ from common.files import opener, write_atomic
 from common.output import writes_nothing
 
 CLASSES = "classes.json"  # in a run's output folder: the names of the classes, in the order of the labels
-CONFUSION = "confusion.json"  # there: of the last evaluation, per class; and the matrix of so many classes
-_MOST_CLASSES = 100
+CONFUSION = "confusion.json"  # in the same folder: the last evaluation per class, and the confusion matrix
+_MOST_CLASSES = 100  # with more classes the matrix is not written
 
 
 class Log:
-    """What a run prints, and its reports: metrics.jsonl, starts.jsonl, receipt.bin, TensorBoard events.
+    """Prints the lines of a run, and writes metrics.jsonl, starts.jsonl, receipt.bin, TensorBoard events.
 
-    args: those of a JobParser: `output` says where the files go (they are made with the first report),
-    arguments.settings() what is written down of the others. Rank 0 prints and writes. Sums are those of
-    evaluation.batch_sums() over all ranks; reading them here is the only synchronisation with the device.
+    args: the arguments of a JobParser. args.output is the folder of the files, which are made with the first
+    report. Rank 0 prints and writes. Sums are those of evaluation.batch_sums() over all ranks; to read them
+    here is the only synchronisation with the device.
 
-    metrics: what an evaluation reports besides loss and accuracy; a job may set it. autocast: the context of
-    mixed precision, if the job has one. run: an id that a restart keeps, for --tracker. is_late: whether a
-    report by time is due, as all ranks have agreed.
+    Attributes:
+    metrics: the metrics of an evaluation besides loss and accuracy; a job may set it.
+    autocast: the context of mixed precision; a job may set it.
+    run: the id of the run for --tracker; a restart keeps it.
+    is_late: whether a report by time is due; the same on every rank.
     """
 
     def __init__(self, args: argparse.Namespace):
@@ -50,7 +52,7 @@ class Log:
         self._lap_start = _process_start()
         self._file: TextIO | None = None
         self._events: Any = None  # TensorBoard's SummaryWriter
-        self._tracker: Any = None  # of --tracker
+        self._tracker: Any = None  # the tracker of --tracker
         self._bar: tqdm | None = None
         self._loader: Any = None
         self._warnings: set[str] = set()
@@ -68,8 +70,12 @@ class Log:
     ) -> None:
         """Begin to report a training, or continue after `step`. Call it on every rank before the first step.
 
-        loader: the training's. model: print what is trained, and show a progress bar on a terminal. What an
-        earlier start of the run reported after `step` is dropped from the files: it will be reported again.
+        Reports of an earlier start after `step` are deleted from the files: these steps are reported again.
+
+        loader: the training loader.
+        step: the step to continue from, or 0.
+        total_steps: the optimizer steps of the whole run, if they are known.
+        model: describe this model in the log, and show a progress bar on a terminal.
         """
         self._end_lap("model")
         self.output.begin()
@@ -86,7 +92,8 @@ class Log:
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def asks_to_report(self) -> bool:
-        """Return, on rank 0, whether --report_every counts seconds and they have passed; once a report."""
+        """Return, on rank 0, whether --report_every counts seconds and they have passed. It is true only once
+        before each report."""
         every = self.args.report_every
         if self._has_asked or every.unit != "s" or time.time() - self._since < every.number:
             return False
@@ -96,8 +103,8 @@ class Log:
     def print_data(self, train_set: Any, test_set: Any) -> None:
         """Print the sizes of the data sets and their source.
 
-        Its class names, if it has any, are written to classes.json.
-        The time until now counts as loading data.
+        The class names of the training set, if it has any, are written to classes.json. The time until now
+        counts as loading data.
         """
         self._end_lap("data loading")
         self._class_names = class_names_of(train_set)
@@ -105,12 +112,13 @@ class Log:
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
 
     def is_due(self, step: int) -> bool:
-        """Return whether step() has something to report; the same on every rank.
+        """Return whether a report is due; the same on every rank.
 
-        It has every --report_every, and after an epoch; if that counts seconds, also after the first step.
+        One is due every --report_every and after each epoch. If --report_every counts seconds, one is also
+        due after the first step.
         """
         if self._bar:
-            self._bar.update(step - self._bar.n)  # draws ten times a second at most
+            self._bar.update(step - self._bar.n)  # tqdm draws at most ten times a second
         every = self.args.report_every
         if every.unit == "s":
             is_due = self.is_late or step == self._step + 1
@@ -122,7 +130,7 @@ class Log:
         """Report the steps since the last report, on every rank, and set `running` to zero.
 
         step: optimizer steps since the start of training. running: float64 [3], sums over all ranks.
-        scheduler: its learning rate is that of the next step. Commits the loader's receipt.
+        scheduler: gives the learning rate of the next step. The loader's receipt is committed.
         """
         self._trains = True
         self.is_late = self._has_asked = False
@@ -135,7 +143,7 @@ class Log:
         now, waited = time.time(), self._loader.waited
         elapsed, data_time = now - self._since, waited - self._waited
         self._since, self._waited = now, waited
-        loss = loss_sum / (count or math.nan)  # no step was taken: all were skipped
+        loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
         if self._bar:
             self._bar.set_postfix(loss=_short(loss), refresh=False)
             self._bar.update(step - self._bar.n)
@@ -154,8 +162,7 @@ class Log:
     def validation(self, step: int, val_sums: torch.Tensor) -> None:
         """Report an evaluation. The time since the last report counts as evaluating and saving.
 
-        val_sums: of evaluation.evaluate(), sums over all ranks. With --evaluate it is printed, and nothing is
-        written.
+        val_sums: the result of evaluation.evaluate(), over all ranks. With --evaluate it is only printed.
         """
         if not ranks.is_first():
             return
@@ -182,18 +189,18 @@ class Log:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Show the time of the block as a row of its own in the TIME COST table."""
+        """Show the time of the block as a separate row of the TIME COST table."""
         self._end_lap("model")
         yield
         self._end_lap(name)
 
     @property
     def training_seconds(self) -> float:
-        """Seconds of training so far, without evaluating and saving."""
+        """Return the seconds of training so far, without evaluating and saving."""
         return self._laps.get("training", time.time() - self._lap_start) - self._evaluating
 
     def finish(self) -> None:
-        """Print the last result and the TIME COST table, and close the files. start() has it called at the
+        """Print the last result and the TIME COST table, and close the files. start() registers it for the
         end of the job."""
         if self._loader is None or not ranks.is_first():
             return
@@ -214,12 +221,12 @@ class Log:
     def info(self, line: str) -> None:
         """Print a line on rank 0, above the progress bar."""
         if ranks.is_first():
-            with contextlib.suppress(OSError, ValueError):  # a log on a full disk does not end the training
+            with contextlib.suppress(OSError, ValueError):  # a log on a full disk must not stop the training
                 tqdm.write(line)
                 sys.stdout.flush()
 
     def _end_lap(self, name: str) -> None:
-        """Count the time since the last lap (at first: since the process began) as `name`."""
+        """Add the time since the last call (the first time: since the process began) to the lap `name`."""
         now = time.time()
         self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
         self._lap_start = now
@@ -257,7 +264,7 @@ class Log:
             if self._events:
                 for name, value in scalars.items():
                     self._events.add_scalar(name, value, step)
-                self._events.flush()  # the job may be stopped here
+                self._events.flush()  # the job may be killed at any time
         if self._tracker:
             with self._reported():
                 self._tracker.log(scalars, step)
@@ -274,7 +281,7 @@ class Log:
             write_atomic(os.path.join(self.output.folder, CONFUSION), json.dumps(content) + "\n")
 
     def _open(self) -> None:
-        """Open the files, again if they were removed."""
+        """Open the files, or open them again if they were deleted."""
         folder = self.output.folder
         path = os.path.join(folder, "metrics.jsonl")
         if self._file and os.path.exists(path):
@@ -304,12 +311,12 @@ class Log:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        """Print why a report cannot be written, once; the training continues."""
+        """Print the reason once if a report cannot be written; the training continues."""
         try:
             yield
         except MissingPackage as error:
             self._warn(str(error))
-        except Exception as error:  # a full disk as OSError, and other types from TensorBoard
+        except Exception as error:  # OSError if the disk is full; TensorBoard raises other types
             self._warn(f"warning: reports in {self.output.folder} are incomplete: {error}")
 
     def _warn(self, line: str) -> None:
@@ -320,7 +327,7 @@ class Log:
 
 def class_names_of(data: Any) -> tuple[str, ...]:
     """Return the names of the classes in the order of labels: `class_names`, or torchvision's `classes`; ()
-    if the data set has neither. Those of a Subset are its data set's."""
+    if the data set has neither. For a Subset they are those of its data set."""
     while not hasattr(data, "class_names") and hasattr(data, "dataset"):
         data = data.dataset
     names = getattr(data, "class_names", getattr(data, "classes", ()))
@@ -328,8 +335,8 @@ def class_names_of(data: Any) -> tuple[str, ...]:
 
 
 def _keep_lines(path: str, step: int) -> dict[str, float] | None:
-    """Drop from a metrics.jsonl what was reported after `step`, the evaluation at `step` (a checkpoint is
-    older than it) and unfinished lines. Return the step and time of the last report after `step`, or None."""
+    """Delete from a metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is
+    older) and unfinished lines. Return the step and time of the last report after `step`, or None."""
     if not os.path.exists(path):
         return None
     kept, last = [], None
@@ -348,7 +355,7 @@ def _keep_lines(path: str, step: int) -> dict[str, float] | None:
 
 
 def _rate_of(scheduler: Any) -> float:
-    """Return the learning rate of the next step, of the first parameter group."""
+    """Return the learning rate of the first parameter group in the next step."""
     if hasattr(scheduler, "get_last_lr"):
         return scheduler.get_last_lr()[0]
     return scheduler.optimizer.param_groups[0]["lr"]  # ReduceLROnPlateau of torch 2.1
@@ -370,7 +377,7 @@ def _short(value: float | str) -> str:
 
 
 def _process_start() -> float:
-    """When this process began, in seconds of time.time(), so that importing torch counts as set-up."""
+    """Return when this process began, in seconds of time.time(): importing torch counts as set-up."""
     try:
         with open("/proc/self/stat") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])
@@ -380,9 +387,9 @@ def _process_start() -> float:
 
 
 def peak_memory() -> float:
-    """The most memory that this process has held so far, in MB: allocated by torch on its GPU, or resident on
-    the host."""
+    """Return the peak memory of this process so far, in MB: allocated by torch on its GPU, or resident on the
+    host."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 1e6
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes / (1e6 if sys.platform == "darwin" else 1e3)  # bytes there
+    return kilobytes / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes

@@ -1,4 +1,4 @@
-"""Networks: the ResNet-18 of the small jobs, torchvision's and timm's classifiers by name, their weights."""
+"""Networks: the ResNet-18 of the small jobs, and torchvision's and timm's classifiers by name."""
 
 import argparse
 import types
@@ -12,7 +12,7 @@ from common.exits import BadInput, import_optional
 from common.performance.cpu import Conv2d, keep_memory, take_over
 
 # torch.optim.SGD(..., **FUSED[device.type]): on a GPU one kernel updates all weights, and the host does not
-# wait for the device to know whether a step is finite. SGD has it since torch 2.3 (compared as versions).
+# wait for the device to check whether a step is finite. SGD has it since torch 2.3.
 FUSED: dict[str, dict[str, Any]] = {
     "cpu": {},
     "cuda": {"fused": True} if torch.__version__ >= "2.3" else {},
@@ -21,20 +21,21 @@ TIMM = "timm:"  # the name of a network of timm begins with this
 
 
 def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
-    """ResNet-18 for small images: a 3x3 stem without pooling, widths 64-64-128-256-512, two blocks a stage.
+    """Return a ResNet-18 for small images: a 3x3 stem without pooling, widths 64-64-128-256-512, two blocks
+    per stage.
 
     Input float [N, channels, H, W], output logits [N, classes]. 11,173,962 parameters for 3 channels and 10
     classes. Their names are those of the ModelArts sample, so --weights loads its files. Source: K. He et
     al., "Deep Residual Learning for Image Recognition", CVPR 2016, with the stem of its CIFAR networks.
     """
     if not torch.cuda.is_available():
-        keep_memory()  # a step then reuses the memory of the last one: 1.09x with train_amp.py
+        keep_memory()  # each step reuses the memory of the last one: 1.09x with train_amp.py
     return _ResNet(channels, classes, blocks=2)
 
 
 def arch(text: str) -> str:
-    """The type of an argument: the name of a classifier of torchvision, or timm:NAME. Raises
-    ArgumentTypeError, and MissingPackage without timm."""
+    """Check an argument that names a classifier of torchvision, or timm:NAME. Raises ArgumentTypeError, and
+    MissingPackage without timm."""
     if text.startswith(TIMM):
         timm = import_timm()
         if timm.is_model(text.removeprefix(TIMM)):
@@ -50,13 +51,13 @@ def arch(text: str) -> str:
 def check(name: str, image_size: int, batch: int | None, first_image_size: int | None = None) -> None:
     """Raise BadInput if the network of this name (arch()) cannot take images of that size.
 
-    batch: images at a time on which it is also trained; None: it is not trained. first_image_size: a smaller
-    size that the same network is also trained on.
+    batch: images of one training batch; None: the network is not trained. first_image_size: a smaller size on
+    which the same network is also trained.
     """
     try:
         with torch.device("meta"):  # no memory, no arithmetic
             _trial(name, image_size, batch, first_image_size)
-    except (BadInput, RuntimeError):  # some networks cannot be made there
+    except (BadInput, RuntimeError):  # some networks do not support the meta device
         _trial(name, image_size, batch, first_image_size)
 
 
@@ -84,13 +85,13 @@ def _trial(name: str, image_size: int, batch: int | None, first_image_size: int 
 
 
 def classifier(name: str, classes: int, image_size: int) -> nn.Module:
-    """The network of this name (arch()), untrained.
+    """Return the network of this name (arch()), untrained.
 
-    Input float [N, 3, image_size, image_size], output logits [N, classes]. Raises BadInput where it
-    cannot take images of that size.
+    Input float [N, 3, image_size, image_size], output logits [N, classes]. Raises BadInput if it cannot take
+    images of that size.
     """
     if not torch.cuda.is_available():
-        keep_memory()  # a step then reuses the memory of the last one
+        keep_memory()  # each step reuses the memory of the last one
     return take_over(build(name, classes, image_size).train())  # faster convolutions on a CPU
 
 
@@ -121,7 +122,7 @@ def _build_torchvision(name: str, classes: int, image_size: int) -> nn.Module:
 def _build_timm(name: str, classes: int, image_size: int) -> nn.Module:
     create, name = import_timm().create_model, name.removeprefix(TIMM)
     try:
-        return create(name, num_classes=classes, img_size=image_size)  # transformers need it
+        return create(name, num_classes=classes, img_size=image_size)  # transformers need img_size
     except TypeError:
         return create(name, num_classes=classes)
 
@@ -136,9 +137,8 @@ def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def freeze(model: nn.Module, arch: str, image_size: int) -> None:
-    """Let only the head of a classifier learn. BatchNorm before it keeps its statistics in training mode.
-
-    The head: the tensors whose shape depends on the number of classes.
+    """Freeze all weights of a classifier except its head. Frozen BatchNorm layers keep their statistics in
+    training mode. The head is the tensors whose shape depends on the number of classes.
     """
     learned = head(lambda classes: build(arch, classes, image_size))
     for name, parameter in model.named_parameters():
@@ -151,15 +151,15 @@ def freeze(model: nn.Module, arch: str, image_size: int) -> None:
 
 
 def head(make: Callable[[int], nn.Module]) -> dict[str, int]:
-    """Return the tensors of a network whose shape depends on the number of classes, in order: its head.
+    """Return the head of a network: the tensors whose shape depends on the number of classes, in order.
 
-    make: takes the number of classes and returns the network. The values are the dimensions that count the
-    classes.
+    make: called with the number of classes; returns the network. The result maps the name of each tensor to
+    the dimension that counts the classes.
     """
     try:
         with torch.device("meta"):  # no memory, no arithmetic
             few, more = make(2).state_dict(), make(3).state_dict()
-    except (BadInput, RuntimeError):  # some networks cannot be made there
+    except (BadInput, RuntimeError):  # some networks do not support the meta device
         few, more = make(2).state_dict(), make(3).state_dict()
     pairs = {name: list(zip(few[name].shape, more[name].shape, strict=True)) for name in few}
     return {
@@ -208,5 +208,5 @@ def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Module:
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
-    # on a GPU nn.Conv2d; on a CPU a step of small maps takes half the time (performance/cpu.py)
+    # the same as nn.Conv2d on a GPU; on a CPU a step on small maps takes half the time (performance/cpu.py)
     return Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)

@@ -1,11 +1,11 @@
-"""The output folder of a run: where it is, what it holds, and which job writes to it.
+"""The output folder of a run: find it, list its results, and lock it for one job.
 
-    output_dir/train-20261121T072100Z/    of a job without --output_dir: its name and the time of its start
+    output_dir/train-20261121T072100Z/    a run without --output_dir: the job and the time of its start
     output_dir/latest                     a link to the newest of these
     output_dir/index/                     indexes and generated images, for all runs
-    RUN/.lock                             while a job writes to RUN; a job that is killed leaves the file
+    RUN/.lock                             exists while a job writes to RUN; a killed job leaves it there
 
-Pure Python, no torch.
+This module imports no torch.
 """
 
 import argparse
@@ -34,28 +34,28 @@ _OWN = "BOOTFILE_RUN_FOLDER"  # a parent passes the folder that it made to the p
 _FILES = ("metrics.jsonl", "receipt.bin", "starts.jsonl", "best.pth", f"{CHECKPOINTS}/{LATEST}")
 _CHECKPOINT = re.compile(r"step_(\d+)\.pt")
 _REPORTS = re.compile(r"metrics\.jsonl|receipt\.bin|events\.out\.tfevents\..*")
-_BUSY = 10.0  # seconds that a start waits for the last moments of the job before
+_BUSY = 10.0  # seconds that a start waits for the previous job to end
 
 
 class Output:
-    """Where a run writes its results: a folder of this node, and the URL that it stands for, if any.
+    """The output of a run: a folder of this node, and its s3:// or obs:// URL if it has one.
 
-    folder: absolute path, not made before hold(). url: s3:// or obs://; uploading is not this class's task
-    (common/checkpoint/mirror.py). is_default: the folder was made for this run and gets the link `latest`.
+    folder: absolute path, not made before hold(). url: common/checkpoint/mirror.py uploads to it.
+    is_default: the folder was made for this run and gets the link `latest`.
     """
 
     def __init__(self, folder: str, url: str | None = None, is_default: bool = False):
         self.folder, self.url, self.is_default = folder, url, is_default
         self._lock: io.TextIOWrapper | None = None
         self._made: list[str] = []  # folders that were missing
-        self._is_new = False  # whether this job removes the lock's file
+        self._is_new = False  # whether this job deletes the lock file at the end
 
     def __str__(self) -> str:
         return self.url or self.folder
 
     def hold(self) -> None:
-        """Make this process the only one that writes to the folder until it ends. The folder is made if it is
-        missing. Waits some seconds for a job that is just ending. Raises BadInput if another job holds it.
+        """Make this process the only one that writes to the folder until it ends. It makes the folder, and
+        waits up to 10 s for a job that is just ending. Raises BadInput if another job holds the folder.
 
         The lock is a record lock (lockf): a child does not inherit it, and it ends with the process. It also
         ends when the process closes the file, so only this method opens it.
@@ -83,7 +83,7 @@ class Output:
                     "folder"
                 )
                 break
-            file.close()  # another job holds it, or has just removed it
+            file.close()  # another job holds the lock, or has just deleted the file
             if time.monotonic() > deadline:
                 raise BadInput(self._taken())
             time.sleep(0.2)
@@ -92,13 +92,13 @@ class Output:
         exits.before_leaving(self.release)
 
     def begin(self) -> None:
-        """The job that holds the folder begins to write to it: `latest` points to it now."""
+        """Make `latest` point to the folder: the job that holds it begins to write."""
         if self._lock:
             self._is_new = True
             self._link()
 
     def release(self) -> None:
-        """Let another job hold the folder. A start that was refused leaves the folder as it was."""
+        """Release the folder for other jobs. A start that was refused leaves the folder as it was."""
         file, self._lock = self._lock, None
         if file:
             if self._is_new:
@@ -135,8 +135,8 @@ def open_output(args: argparse.Namespace) -> Output:
     """Return the output of a job, and set args.output_dir to its folder, args.output_url to its URL.
 
     args: output_dir (a folder, an s3:// or obs:// URL, or None for a new folder in PARENT) and, if the job
-    has them, cache_dir, rank, prof, evaluate. Without an output_dir the index goes to a folder that all runs
-    share. Raises BadInput; nothing is left on the disk then.
+    has them, cache_dir, rank, prof, evaluate. Without an output_dir all runs share one folder for the index.
+    Raises BadInput; nothing is left on the disk then.
     """
     given = args.output_dir
     if not given:
@@ -159,24 +159,24 @@ def open_output(args: argparse.Namespace) -> Output:
 
 
 def writes_nothing(args: argparse.Namespace) -> bool:
-    """Whether the job only measures (--prof) or evaluates (--evaluate)."""
+    """Return whether the job only measures (--prof) or evaluates (--evaluate)."""
     return bool(getattr(args, "prof", None) or getattr(args, "evaluate", False))
 
 
 def local_output(path: str) -> str:
-    """The real, absolute path of a folder in which results can be made. Raises BadInput. The folder itself is
-    not made."""
+    """Return the real, absolute path of an output folder. Raises BadInput if it is not writable. The folder
+    is not made."""
     if "://" in path:
         raise BadInput(
             f"output_dir {path} is a URL, not s3:// or obs:// and not a folder: let the platform bring the "
             "outputs back (ModelArts: an output named train_url), and pass the folder"
         )
-    path = os.path.realpath(path)  # `latest` may point elsewhere tomorrow
+    path = os.path.realpath(path)  # `latest` may point to another folder later
     parent = path
     while not os.path.lexists(parent):
         parent = os.path.dirname(parent)
     probe = None
-    try:  # make the missing folders somewhere beside, write a file, and take it all away again
+    try:  # make the missing folders and a file below a temporary folder, and delete them
         probe = tempfile.mkdtemp(prefix=".probe-", dir=parent)
         target = os.path.join(probe, os.path.relpath(path, parent))
         os.makedirs(target, exist_ok=True)
@@ -195,9 +195,8 @@ def local_output(path: str) -> str:
 
 
 def make_default(args: argparse.Namespace) -> str:
-    """Return the new folder of a job without --output_dir. It is removed at the end if nothing was written.
-
-    A process that writes nothing gets PARENT. Raises BadInput.
+    """Make the folder of a job without --output_dir and return its path. It is deleted at the end if it is
+    empty. A process that writes nothing gets PARENT. Raises BadInput.
     """
     if STARTED_BY in os.environ and _OWN in os.environ:
         return os.environ[_OWN]
@@ -211,7 +210,7 @@ def make_default(args: argparse.Namespace) -> str:
         os.makedirs(parent, exist_ok=True)
         for number in itertools.count(1):
             path = os.path.join(parent, name if number == 1 else f"{name}-{number}")
-            with contextlib.suppress(FileExistsError):  # of a job that was started in the same second
+            with contextlib.suppress(FileExistsError):  # another job was started in the same second
                 os.mkdir(path)
                 break
     except OSError as error:
@@ -225,17 +224,17 @@ def make_default(args: argparse.Namespace) -> str:
 
 
 def results(folder: str) -> list[str]:
-    """The names of the results of a run in a folder: checkpoints first, then weights, then reports."""
+    """Return the names of the results in the folder of a run: checkpoints, then weights, then reports."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     found = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
     found += [name for name in names if WEIGHTS.fullmatch(name)]
     reports = [name for name in names if _REPORTS.fullmatch(name) and not _is_empty(folder, name)]
-    # A receipt alone is from a job that was killed during its first report: no result is lost with it.
+    # If there is only a receipt, the job was killed during its first report and has no results.
     return found + ([] if reports == ["receipt.bin"] else reports)
 
 
 def checkpoints(folder: str) -> list[str]:
-    """The names of the checkpoints in an output folder, by step."""
+    """Return the names of the checkpoints in an output folder, by step."""
     with contextlib.suppress(FileNotFoundError):
         names = os.listdir(os.path.join(folder, CHECKPOINTS))
         steps = sorted(int(match[1]) for match in map(_CHECKPOINT.fullmatch, names) if match)
@@ -244,7 +243,7 @@ def checkpoints(folder: str) -> list[str]:
 
 
 def epochs(folder: str) -> list[float]:
-    """The epochs whose weights are in an output folder; infinity if only best.pth is there."""
+    """Return the epochs whose weights are in an output folder; infinity if it has only best.pth."""
     with contextlib.suppress(FileNotFoundError):
         found = [match for match in map(WEIGHTS.fullmatch, os.listdir(folder)) if match]
         return [int(match[1]) for match in found if match[1]] or [math.inf for _ in found]
@@ -258,7 +257,7 @@ def _is_empty(folder: str, name: str) -> bool:
 
 
 def _missing(folder: str) -> list[str]:
-    """The folders that makedirs() would make, the outermost first."""
+    """Return the folders that makedirs() would make, the outermost first."""
     missing = []
     while not os.path.lexists(folder):
         missing.insert(0, folder)
@@ -273,9 +272,9 @@ def _remove_empty(folders: list[str]) -> None:
 
 
 def _is_not_first(args: argparse.Namespace) -> bool:
-    """Whether another process is rank 0, as far as that is known before the processes meet. Only rank 0
-    writes, so no other process needs to know the folder."""
-    with contextlib.suppress(BadInput):  # is refused later, with its reason
+    """Return whether another process is rank 0, if this is known before the rendezvous. Only rank 0 writes,
+    so the other processes do not need the folder."""
+    with contextlib.suppress(BadInput):  # the topology is checked later, with an error message
         if "LOCAL_RANK" in os.environ:
             return platforms.whole(os.environ, "RANK", 0) > 0
         if getattr(args, "rank", None) is not None:

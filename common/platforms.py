@@ -1,7 +1,7 @@
-"""What a platform's environment says of nodes: one small function per platform, the most specific first.
+"""Read the nodes of a job from a platform's environment: one function per platform, the most specific first.
 
-Pure Python. Several platforms share the names RANK and WORLD_SIZE and mean different things by them; what
-stands beside them decides. Where none of it does, the claim says so (level None).
+This module imports no torch. Several platforms use the names RANK and WORLD_SIZE with different meanings. The
+other variables of the platform decide; if none does, the level of the claim is None.
 """
 
 import itertools
@@ -14,25 +14,30 @@ from dataclasses import dataclass
 
 from common.exits import BadInput
 
-# Options that platforms add to a job's own.
+# Options that platforms add to the command line of a job.
 INJECTED = frozenset({"init_method", "rank", "world_size", "local_rank", "node_rank", "num_gpus"})
 
 STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent; set by a job that starts its own processes
 
 MOST_PROCESSES = 1_000_000  # of one job; a larger number is a mistake
 
-# Where the platform names a host but no port and MASTER_PORT is not set: torch's own default.
+# torch's default, used if the platform gives a host but no port, and MASTER_PORT is not set.
 _PORT = 29500
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What one platform says of this process.
+    """The place of this process in the job, as one platform gives it.
 
-    level: what the platform starts one of, "node" or "process"; None where its variables do not tell, and
-    then node_rank and nodes are RANK and WORLD_SIZE as they stand. said_rank and said_nodes: the variables
-    with their values, for messages. processes: per node; where local_rank is set the platform started them,
-    else it asks the node to (None: it does not say).
+    source: the name of the platform.
+    level: whether the platform starts one process per "node" or per "process" (rank). None if its variables
+        do not tell; then node_rank and nodes are the values of RANK and WORLD_SIZE.
+    node_rank, nodes: the index of this node, and the number of nodes.
+    said_rank, said_nodes: the variables with their values, for messages.
+    host, port: the address of the first node.
+    processes: the number per node, None if it is not given. If local_rank is set, the platform has started
+        them; otherwise the node must start them.
+    local_rank: the index of this process on its node, if the platform started one per rank.
     """
 
     source: str
@@ -48,14 +53,14 @@ class Claim:
 
     @property
     def started(self) -> int:
-        """Return how many processes the platform started on each node."""
+        """Return the number of processes that the platform started on each node."""
         return 1 if self.local_rank is None else self.processes or 1
 
 
 def detect(env: Mapping[str, str]) -> Claim | None:
-    """What the first platform that is recognised says, or None. LOCAL_RANK is not looked at.
+    """Return the claim of the first platform that is recognised, or None. LOCAL_RANK is not read.
 
-    Raises BadInput for values that are missing, no numbers, or contradict each other.
+    Raises BadInput if values are missing, are not numbers, or contradict each other.
     """
     for platform in _PLATFORMS:
         claim = platform(env)
@@ -69,7 +74,8 @@ def detect(env: Mapping[str, str]) -> Claim | None:
 
 
 def recognised(env: Mapping[str, str]) -> bool:
-    """Whether a platform set these variables. RANK and WORLD_SIZE alone may be a user's, or torchrun's."""
+    """Return whether a platform set these variables. RANK and WORLD_SIZE alone do not count: a user or
+    torchrun may set them."""
     for platform in _PLATFORMS:
         if platform is not _ambiguous:
             try:
@@ -77,7 +83,7 @@ def recognised(env: Mapping[str, str]) -> bool:
                     return True
             except BadInput:  # its variables contradict each other
                 return True
-    return "AZUREML_NODE_COUNT" in env  # which needs no claim: it sets LOCAL_RANK
+    return "AZUREML_NODE_COUNT" in env  # Azure ML has no claim, because it sets LOCAL_RANK
 
 
 def is_first_on_node() -> bool:
@@ -87,8 +93,8 @@ def is_first_on_node() -> bool:
 
 
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """The number that a variable holds. Raises BadInput where it holds none, or is missing without a
-    default."""
+    """Return the value of a variable as an integer. Raises BadInput if it is not an integer, or is missing
+    without a default."""
     if name not in env and default is not None:
         return default
     try:
@@ -100,7 +106,7 @@ def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
 
 
 def port(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """whole(), in 1..65535."""
+    """Return the value of a variable as a port in 1..65535. Raises BadInput."""
     number = whole(env, name, default)
     if not 0 < number < 65536:
         raise BadInput(f"{name}={number} is not a port in 1..65535")
@@ -108,16 +114,16 @@ def port(env: Mapping[str, str], name: str, default: int | None = None) -> int:
 
 
 def hostlist(text: str) -> list[str]:
-    """The names in a Slurm host list: "node[001-002,7],gpu3" -> node001, node002, node7, gpu3.
+    """Return the names in a Slurm host list: "node[001-002,7],gpu3" -> node001, node002, node7, gpu3.
 
-    Raises BadInput. What `scontrol show hostnames` prints, without needing scontrol in the container.
+    It does the same as `scontrol show hostnames`, which is missing in most containers. Raises BadInput.
     """
     parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
     if not parts or ",".join(parts) != text:
         raise BadInput(f"{text!r} is not a Slurm host list")
     names = []
     for part in parts:
-        pieces = re.split(r"\[(.*?)\]", part)  # fixed text and ranges in turn
+        pieces = re.split(r"\[(.*?)\]", part)  # text and ranges alternate
         choices = [_ranges(piece, text) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
         if len(names) + math.prod(map(len, choices)) > MOST_PROCESSES:
             raise BadInput(f"{text!r} is not a Slurm host list: more than {MOST_PROCESSES} hosts")
@@ -137,10 +143,10 @@ def _ranges(piece: str, text: str) -> list[str]:
 
 
 def _modelarts(env: Mapping[str, str]) -> Claim | None:
-    """A custom image gets no arguments: nodes are MA_NUM_HOSTS, and the first of VC_WORKER_HOSTS is the
-    master.
+    """Return the claim of ModelArts for a custom image, which gets no arguments. MA_NUM_HOSTS is the number
+    of nodes, and the first of VC_WORKER_HOSTS is the master.
 
-    ModelArts runs on Volcano and shares the VC_ names with it. It names no port.
+    ModelArts runs on Volcano and shares the VC_ names with it. It does not give a port.
     """
     hosts = _split(env.get("VC_WORKER_HOSTS", ""))
     if "MA_NUM_HOSTS" not in env and not (hosts and any(name.startswith("MA_") for name in env)):
@@ -161,7 +167,8 @@ def _volcengine(env: Mapping[str, str]) -> Claim | None:
 
 
 def _sagemaker(env: Mapping[str, str]) -> Claim | None:
-    """A node's rank is the place of its name in the list, which is the same on every node."""
+    """Return the claim of SageMaker. A node's rank is the index of its name in a list, which is the same on
+    every node."""
     if "SM_HOSTS" not in env:
         return None
     said = f"SM_HOSTS={env['SM_HOSTS']}"
@@ -196,9 +203,10 @@ def _dstack(env: Mapping[str, str]) -> Claim | None:
 
 
 def _slurm(env: Mapping[str, str]) -> Claim | None:
-    """srun starts one process per task. A job step may have fewer nodes than the job: STEP names come first.
+    """Return the claim of Slurm. srun starts one process per task. A job step may have fewer nodes than the
+    job, so the STEP variables are preferred.
 
-    One task on a node with several GPUs is read as a node, or all but one would stay idle.
+    If a node with several GPUs has one task, the level is "node"; otherwise all GPUs but one would be idle.
     """
     tasks_name = _first(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     if "SLURM_PROCID" not in env or not tasks_name:  # salloc, or a batch script that starts no tasks
@@ -229,7 +237,7 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
     if list_name and hosts and len(hosts) != nodes:
         raise BadInput(f"{list_name}={env[list_name]} ({len(hosts)} hosts) contradicts {said_nodes}")
     hosts = [env["MASTER_ADDR"]] if env.get("MASTER_ADDR") else hosts
-    # Jobs that share a node must not meet at one port. Above Linux's ephemeral ports, which end at 60999.
+    # Jobs that share a node need different ports: above Linux's ephemeral ports, which end at 60999.
     derived = 61440 + whole(env, "SLURM_JOB_ID", 0) % 4096
     level = "node" if count == 1 and gpus.isdecimal() and int(gpus) > 1 else "process"
     return Claim(
@@ -239,10 +247,10 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
 
 
 def _kubeflow(env: Mapping[str, str]) -> Claim | None:
-    """PET_* are torchrun's own options. The first operator adds RANK, which counts pods, and WORLD_SIZE,
-    which counts pods x processes; the second has no such names.
+    """Return the claim of Kubeflow. PET_* are the options of torchrun. The first operator adds RANK, which
+    counts pods, and WORLD_SIZE, which counts pods x processes; the second operator does not set them.
 
-    PET_NPROC_PER_NODE may be "auto", "gpu" or "cpu", and then WORLD_SIZE counts pods, too.
+    If PET_NPROC_PER_NODE is "auto", "gpu" or "cpu", WORLD_SIZE also counts pods.
     """
     if "PET_NNODES" not in env:
         return None
@@ -261,7 +269,8 @@ def _kubeflow(env: Mapping[str, str]) -> Claim | None:
 
 
 def _volcano(env: Mapping[str, str]) -> Claim | None:
-    """The pytorch plugin numbers all pods by RANK. Without it, VC_TASK_INDEX counts within one task only."""
+    """Return the claim of Volcano. The pytorch plugin numbers all pods by RANK. Without it, VC_TASK_INDEX
+    counts the pods of one task only."""
     lists = {name: _split(env[name]) for name in sorted(env) if re.fullmatch(r"VC_\w+_HOSTS", name)}
     if not lists:
         return None
@@ -281,7 +290,7 @@ def _volcano(env: Mapping[str, str]) -> Claim | None:
 
 
 def _pai_or_baidu(env: Mapping[str, str]) -> Claim | None:
-    """Alibaba PAI-DLC and Baidu AIHC set the same names, and all of them count nodes."""
+    """Return the claim of Alibaba PAI-DLC or Baidu AIHC. Both set the same names, which count nodes."""
     number = env.get("NPROC_PER_NODE", "")
     if "NPROC_PER_NODE" not in env or not {"RANK", "WORLD_SIZE"} & set(env):
         return None
@@ -290,7 +299,7 @@ def _pai_or_baidu(env: Mapping[str, str]) -> Claim | None:
 
 
 def _ambiguous(env: Mapping[str, str]) -> Claim | None:
-    """RANK and WORLD_SIZE with nothing beside them: older operators count nodes, a shell script may count
+    """Return a claim from RANK and WORLD_SIZE only: older operators count nodes, a shell script may count
     processes."""
     return _counted(env, "environment", None) if {"RANK", "WORLD_SIZE"} & set(env) else None
 
@@ -311,9 +320,15 @@ def _one_per_node(
     port_name: str = "MASTER_PORT",
     processes: int | None = None,
 ) -> Claim:
-    """A claim of a platform that numbers nodes by one variable, or two that agree.
+    """Return the claim of a platform that numbers nodes by one variable, or by two that must agree.
 
-    On one node the number is not read: some platforms leave another task's index there.
+    On one node the variables are not read: on some platforms they hold the index of another task.
+
+    said, nodes: the number of nodes, as text and as a number.
+    rank_names: the variables that number the nodes.
+    hosts: the master is the first of these, or MASTER_ADDR if the list is empty.
+    port_name: the variable of the port.
+    processes: the number per node, if it is given.
     """
     said_rank, node_rank = f"{rank_names[0]} (one node)", 0
     if nodes > 1:
@@ -325,7 +340,7 @@ def _one_per_node(
 
 
 def _counted(env: Mapping[str, str], source: str, level: str | None, processes: int | None = None) -> Claim:
-    """A claim by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    """Return a claim from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
     for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
         if name not in env:
             raise BadInput(f"{other}={env[other]} is set, but {name} is not")
@@ -336,14 +351,14 @@ def _counted(env: Mapping[str, str], source: str, level: str | None, processes: 
 def _master(
     env: Mapping[str, str], hosts: list[str], derived: int | None = None, port_name: str = "MASTER_PORT"
 ) -> tuple[str | None, int | None]:
-    """(host, port), or (None, None) where nobody names a host."""
+    """Return (host, port) of the master, or (None, None) if no variable names a host."""
     host = hosts[0] if hosts else env.get("MASTER_ADDR")
     name = port_name if port_name in env else "MASTER_PORT"
     return (host, port(env, name, derived or _PORT)) if host else (None, None)
 
 
 def _agreed(statements: Sequence[tuple[str, int]]) -> tuple[str, int]:
-    """The first of (text, number); all must hold the same number."""
+    """Return the first of (text, number). Raises BadInput if the numbers differ."""
     said, number = statements[0]
     for other, value in statements[1:]:
         if value != number:
@@ -367,10 +382,11 @@ _CGROUPS = "/sys/fs/cgroup"
 
 
 def available_cores(cgroups: str = _CGROUPS) -> int:
-    """Return the cores of the CPU affinity, or of the control group's quota if that is less; at least 1.
+    """Return the number of cores of the CPU affinity, or of the control group's quota if that is less; at
+    least 1. A quota is rounded up.
 
-    cgroups: where control groups are mounted. A quota is rounded up. Source: Linux, admin-guide/cgroup-v2.rst
-    (cpu.max) and scheduler/sched-bwc.rst (cpu.cfs_quota_us).
+    cgroups: the folder where control groups are mounted. Source: Linux, admin-guide/cgroup-v2.rst (cpu.max)
+    and scheduler/sched-bwc.rst (cpu.cfs_quota_us).
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _numbers(cgroups, "cpu.max") or _numbers(cgroups, "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")

@@ -1,12 +1,16 @@
-"""What a run was started with: one line of starts.jsonl a start, never cut back.
+"""Record how a run was started: starts.jsonl has one line for each start, and is never truncated.
 
     {"time": 1795212080.9, "step": 40, "steps": 180, "laps": {"set-up": 2.2, ...},
      "lost": {"step": 55, "time": 1795212071.3}, "settings": {...}, "ignored": [...], "environment": {...}}
 
-time: when training began or went on, seconds of time.time(), after `step` of `steps`; laps: the seconds
-before it, by what they were spent on; lost: the last report of the start before, where that came after
-`step`; training data: their fingerprint; settings: the job's arguments, without credentials; ignored: the
-names of the options that the job did not know; environment: versions, device, nodes.
+time: when training began or continued, in seconds of time.time().
+step, steps: the step after which it began, and the total.
+laps: the seconds before training, by kind of work.
+lost: the last report of the previous start, if it was after `step`.
+training data: the fingerprint of the data.
+settings: the job's arguments, without credentials.
+ignored: the names of the options that the job did not know.
+environment: versions, device, nodes.
 """
 
 import argparse
@@ -33,7 +37,7 @@ _SMALL_BATCH = 32  # samples of a GPU
 
 
 def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
-    """Append a start to FILE in the folder. facts: what only the job knows. Raises OSError."""
+    """Append a start to FILE in the folder. facts: the other entries of the line. Raises OSError."""
     known = {
         "settings": arguments.settings(args),
         "ignored": getattr(args, "ignored", []),
@@ -45,7 +49,7 @@ def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
 
 
 def read(folder: str) -> list[dict]:
-    """The starts of the run in a folder, in their order, without lines that are damaged."""
+    """Return the starts of the run in a folder, in order, without damaged lines."""
     found = []
     with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, FILE), errors="replace") as file:
         for line in file:
@@ -64,9 +68,14 @@ def describe(
     steps_per_epoch: int,
     device: torch.device | None = None,
 ) -> list[str]:
-    """Return the lines that a training prints before its first step: what is trained, on what, where to.
+    """Return the lines that a training prints before its first step: model, device, batch and output folder.
 
-    autocast: the context of mixed precision, or another that does nothing. device: default, the model's.
+    args: the arguments of the job.
+    model: the raw model.
+    autocast: the context of mixed precision, or a context that does nothing.
+    total_steps: the optimizer steps of the whole run, if they are known.
+    steps_per_epoch: the optimizer steps of an epoch.
+    device: default: the device of the model.
     """
     weights = list(model.parameters())
     device = device or weights[0].device
@@ -107,9 +116,9 @@ def job() -> str:
 
 
 def environment() -> dict[str, str | int]:
-    """What this process runs on. CUDA is asked only where the job uses it."""
+    """Return versions, device and nodes of this process. CUDA is queried only if the job uses it."""
     world_size = ranks.world_size()
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of whoever started one process per rank
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by a launcher of processes
     per_node = int(local) if local.isdecimal() and int(local) else 1
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     found = {

@@ -1,6 +1,6 @@
-"""Who is who: what a launcher, arguments or a platform say of nodes and processes, resolved once.
+"""Find the rank of this process and the layout of the job from the launcher, the arguments or the platform.
 
-Pure Python, no torch.
+This module imports no torch.
 """
 
 import argparse
@@ -12,8 +12,8 @@ from common import platforms
 from common.exits import BadInput
 from common.platforms import STARTED_BY, Claim, whole
 
-# What may not be more than the GPUs that are there. PET_NPROC_PER_NODE is not among them: Kubeflow fills it
-# with the number of CPUs on a node without GPUs.
+# Variables with the number of GPUs that a platform promises. PET_NPROC_PER_NODE is not one of them: on a node
+# without GPUs, Kubeflow sets it to the number of CPUs.
 _PROMISES = (
     "MA_NUM_GPUS", "MLP_WORKER_GPU", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE", "DSTACK_GPUS_PER_NODE",
     "NPROC_PER_NODE",
@@ -25,12 +25,15 @@ Address = tuple[str | None, int | None]  # host and port
 
 @dataclass(frozen=True)
 class Topology:
-    """Where this process stands.
+    """The layout of the job, and the place of this process in it.
 
-    level: "process" where the platform started one process per rank (local_rank is set), "node" where it
-    started one per node, which starts the others (local_rank is None). master_host is None on a single node
-    that was told none. source: what spoke; "environment-assumed-node" where a choice had to be made that
-    --rank_level can turn. ignored: arguments that were given and not used, separated by commas.
+    node_rank, nodes: the index of this node, and the number of nodes.
+    processes_per_node: the same on every node.
+    local_rank: the index of this process on its node; None if it has to start the node's processes.
+    master_host, master_port: the address of the first node; None on a single node without one.
+    level: "process" if the platform started one process per rank, "node" if it started one per node.
+    source: where the layout comes from. "environment-assumed-node" is a guess that --rank_level can change.
+    ignored: arguments that were given and not used, separated by commas.
     """
 
     node_rank: int
@@ -49,12 +52,12 @@ class Topology:
 
     @property
     def starts_processes(self) -> bool:
-        """Whether this process was started once for its node and has to start one process per GPU."""
+        """Return whether this process is the only one on its node and has to start the others."""
         return self.local_rank is None and self.processes_per_node > 1
 
     @property
     def rank(self) -> int:
-        """Global rank; of a node that has yet to start its processes, the rank of the first of them."""
+        """Return the global rank; before a node has started its processes, the rank of the first one."""
         return self.node_rank * self.processes_per_node + (self.local_rank or 0)
 
     def __str__(self) -> str:
@@ -67,7 +70,7 @@ class Topology:
 
 
 def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
-    """Where this process stands, by _resolve(). Raises BadInput, also for absurdly many processes."""
+    """Return the topology that _resolve() finds. Raises BadInput, also for too many processes."""
     topology = _resolve(args, env)
     for count, most, what in (
         (topology.processes_per_node, _MOST_PER_NODE, "processes per node"),
@@ -79,23 +82,26 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
 
 
 def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
-    """The first of these that speaks:
+    """Return the topology from the first of these sources that is present:
 
-    1. A launcher of processes: LOCAL_RANK in the environment. torchrun, torch.distributed.launch, Azure ML,
-       or a job that started its own processes. Arguments are ignored, and the topology says so: with torchrun
-       a tcp:// address would make every rank a client of a store that nobody holds.
-    2. Arguments: --init_method, --rank, --world_size. They count nodes, as ModelArts means them; with
-       --rank_level process they count processes. What they leave out is taken from 3 or 4.
+    1. A launcher of processes, which sets LOCAL_RANK: torchrun, torch.distributed.launch, Azure ML, or a job
+       that started its own processes. Arguments are ignored, and listed in Topology.ignored: with torchrun a
+       tcp:// address would make every rank a client of a store without a server.
+    2. Arguments: --init_method, --rank, --world_size. They count nodes, as on ModelArts; with --rank_level
+       process they count processes. Missing values are taken from 3 or 4.
     3. The environment of a platform, the most specific first: ModelArts, Volcengine, SageMaker, SkyPilot,
        dstack, Slurm, Kubeflow, Volcano, PAI-DLC or Baidu.
-    4. RANK and WORLD_SIZE with nothing beside them that tells what they count. They are taken to count
-       nodes, which is the same thing where a node has one GPU; --rank_level says otherwise.
-    5. Nothing: one node.
+    4. RANK and WORLD_SIZE without a variable that tells what they count. They are assumed to count nodes,
+       which is correct if a node has one GPU; --rank_level changes it.
+    5. Otherwise: one node.
 
-    args: init_method ("tcp://host:port", "host:port", or "env://" for MASTER_ADDR and MASTER_PORT), rank,
-    world_size, processes_per_node (what a node starts where it has to; None leaves it to the platform, else
-    1), rank_level ("node", "process" or None); one that is missing counts as None, and a job without
-    processes_per_node starts none. Raises BadInput with the values, also where 2 contradicts 3 or 4.
+    args: a missing one counts as None.
+        init_method: "tcp://host:port", "host:port", or "env://" for MASTER_ADDR and MASTER_PORT.
+        rank, world_size: see 2.
+        processes_per_node: the processes that a node starts. None: the number of the platform, else 1. A job
+            without this argument starts none.
+        rank_level: "node", "process" or None.
+    Raises BadInput with the values, also if 2 contradicts 3 or 4.
     """
     level = getattr(args, "rank_level", None)
     if level not in (None, "node", "process"):
@@ -114,13 +120,13 @@ def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
 
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
-    """GPUs that the platform says this node has, or None where it does not say or has none."""
+    """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0."""
     promises = (env.get(name, "") for name in _PROMISES)
     return next((int(text) for text in promises if text.isdecimal() and int(text)), None)
 
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str | None) -> Topology:
-    own = STARTED_BY in env  # the arguments are this process's parent's, which has taken them
+    own = STARTED_BY in env  # the parent process has applied the arguments already
     if "LOCAL_RANK" not in env:
         raise BadInput("TORCHELASTIC_RUN_ID is set, but LOCAL_RANK is not: start the job with torchrun")
     if level == "node" and not own:
@@ -133,7 +139,7 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str 
             raise BadInput(f"LOCAL_RANK is set, but {name} is not: start the job with torchrun")
     rank, local_rank, size = (whole(env, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     count = _local_world_size(args, env, rank, local_rank, size)
-    # Under torchrun two nodes with unequal numbers of processes can each look right by themselves.
+    # Under torchrun two nodes with different numbers of processes can each look consistent.
     elastic = "TORCHELASTIC_RUN_ID" in env
     node_name = "GROUP_RANK" if elastic else "NODE_RANK"
     nodes_name = "GROUP_WORLD_SIZE" if elastic else "AZUREML_NODE_COUNT"
@@ -172,8 +178,9 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str 
 def _local_world_size(
     args: argparse.Namespace, env: Mapping[str, str], rank: int, local_rank: int, size: int
 ) -> int:
-    """Processes per node. Azure ML sets no LOCAL_WORLD_SIZE: then from its number of nodes, or from the
-    ranks that stand before this node's first, or, on the first node, from --processes_per_node."""
+    """Return the number of processes per node. Azure ML sets no LOCAL_WORLD_SIZE: then it comes from its
+    number of nodes, from the rank of this node's first process, or, on the first node, from
+    --processes_per_node."""
     if "LOCAL_WORLD_SIZE" in env:
         return whole(env, "LOCAL_WORLD_SIZE")
     nodes, node_rank = whole(env, "AZUREML_NODE_COUNT", 0), whole(env, "NODE_RANK", 0)
@@ -263,8 +270,15 @@ def _grouped(
     names: tuple[str, str],
     source: str,
 ) -> Topology:
-    """Ranks that count processes, but no LOCAL_RANK: node by node, as many as fit the nodes that are known,
-    else --processes_per_node."""
+    """Return the topology if ranks count processes and LOCAL_RANK is not set. The ranks of a node are
+    consecutive.
+
+    rank, size: the rank and the number of processes.
+    claim: gives the number of nodes; None: --processes_per_node gives the processes of each node.
+    master: the address of the first node.
+    names: the names of the rank and of the size, for messages.
+    source: that of the topology.
+    """
     if claim:
         said, count = claim.said_nodes, size // claim.nodes
         divides = count * claim.nodes == size
@@ -282,7 +296,7 @@ def _grouped(
 
 
 def _claimed(claim: Claim | None, level: str | None) -> tuple[int, int] | None:
-    """(rank, size) of a claim as --rank and --world_size count them, or None where it does not say."""
+    """Return (rank, size) of a claim as --rank and --world_size count them; None if they are not known."""
     if claim is None:
         return None
     if level != "process" or claim.level is None:
@@ -293,12 +307,12 @@ def _claimed(claim: Claim | None, level: str | None) -> tuple[int, int] | None:
 
 
 def is_distributed(args: argparse.Namespace) -> bool:
-    """Whether the job can be several processes: it has the argument that counts them."""
+    """Return whether the job can have several processes: it has the argument processes_per_node."""
     return hasattr(args, "processes_per_node")
 
 
 def _processes(args: argparse.Namespace, claim: Claim | None) -> int:
-    """Processes that a node starts."""
+    """Return the number of processes that a node starts."""
     if not is_distributed(args):
         return 1
     count = _number("--processes_per_node", args.processes_per_node)
@@ -310,7 +324,7 @@ def _processes(args: argparse.Namespace, claim: Claim | None) -> int:
 
 
 def _named(claim: Claim | None, env: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """Where the processes meet if no argument says it."""
+    """Return the host and port of the first node if no argument gives them."""
     if claim:
         return claim.host, claim.port
     if env.get("MASTER_ADDR"):
@@ -319,8 +333,8 @@ def _named(claim: Claim | None, env: Mapping[str, str]) -> tuple[str | None, int
 
 
 def _address(args: argparse.Namespace) -> tuple[str, int] | None:
-    """--init_method: "tcp://host:port" or "host:port", an IPv6 address in brackets. None without one, and
-    for env://."""
+    """Parse --init_method: "tcp://host:port" or "host:port", an IPv6 address in brackets. None if it is
+    missing or env://."""
     init_method = getattr(args, "init_method", None)
     if init_method in (None, "", "env://"):
         return None
@@ -331,7 +345,7 @@ def _address(args: argparse.Namespace) -> tuple[str, int] | None:
 
 
 def _number(name: str, value: object) -> int | None:
-    """An argument as a whole number: parsed by the job, or as the platform sent it."""
+    """Return an argument as an integer, whether the job has parsed it or not."""
     if value is None:
         return None
     try:
