@@ -1,1 +1,1 @@
-"""Which samples a step reads and how they are augmented: pure functions, and their receipt."""
+"""Pure functions that choose the samples of a step and their augmentation, and the receipt of both."""

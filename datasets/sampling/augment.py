@@ -1,8 +1,8 @@
 """Augmentation parameters as a pure function of (seed, epoch, sample id, size of the image).
 
 Engines draw no random numbers. They receive these parameters, so every engine cuts the same crop, at any
-world size and after any restart. A function is what Plan takes as `augment`: it receives (index, ids int64
-[n], seed, epoch) and returns one row per id.
+world size and after any restart. Plan takes one of these functions as `augment`: it receives (index, ids
+int64 [n], seed, epoch) and returns one row per id.
 """
 
 import math
@@ -36,10 +36,9 @@ def crop_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
 
 
 def alternating_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
-    """Return the windows of crop_flip(), mirrored in every second epoch: chance decides only whether an image
-    begins with the odd or the even ones.
+    """Return the windows of crop_flip(), mirrored in every second epoch: at random in the odd or even ones.
 
-    Two epochs in a row so show both mirror images of every sample. Source: K. Jordan, "94% on CIFAR-10 in
+    So two consecutive epochs show both mirror images of every sample. Source: K. Jordan, "94% on CIFAR-10 in
     3.29 Seconds on a Single GPU", arXiv:2404.00498.
     """
     crops = crop_flip(index, ids, seed, epoch)

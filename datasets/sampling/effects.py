@@ -1,4 +1,4 @@
-"""Parameters of what is done to pixels after the crop: pure functions of (seed, epoch, sample id).
+"""Parameters of the pixel changes after the crop: pure functions of (seed, epoch, sample id).
 
 Every parameter is an integer, so the receipt covers it and every device computes the same pixels from it
 (datasets/loaders/pixels.py). Sources: TrivialAugment (Mueller and Hutter, ICCV 2021, arXiv:2103.10158, the
@@ -18,7 +18,7 @@ from common.exits import BadInput
 from datasets.sampling.philox import Operation, below, draw, uniform
 
 ONE = 2**16  # factors and shares are multiples of 1 / ONE
-STRONGEST = 30  # of TrivialAugment's strengths, in either direction
+STRONGEST = 30  # TrivialAugment's strengths are -30..30
 OPERATIONS = (
     "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "saturation",
     "contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize",
@@ -28,9 +28,13 @@ _ERASED, _RATIO = (0.02, 0.33), (0.3, 3.3)  # share of the area; height / width
 
 
 class Effects(NamedTuple):
-    """Which effects a training uses; 0 is none. mixup, cutmix: alpha of the Beta distribution; of both, each
-    sample gets one. random_erasing: probability. color_jitter: the factors of brightness, contrast and
-    saturation are in 1 - X..1 + X. trivial_augment: one random operation of OPERATIONS a sample."""
+    """The effects of a training; 0 means none.
+
+    trivial_augment: one random operation of OPERATIONS per sample.
+    color_jitter: X; the factors of brightness, contrast and saturation are in 1 - X..1 + X.
+    random_erasing: probability.
+    mixup, cutmix: alpha of the Beta distribution. If both are given, each sample gets one of them.
+    """
 
     trivial_augment: bool = False
     color_jitter: float = 0.0
@@ -42,10 +46,13 @@ class Effects(NamedTuple):
 class Drawn(NamedTuple):
     """Parameters of n samples, int64 [n] each.
 
-    operation: of OPERATIONS; strength: -STRONGEST..STRONGEST. brightness, contrast, saturation: factors, in
-    1 / ONE. erase_*: a box in pixels, of height 0 for none. mix: NOTHING, MIXUP or CUTMIX with the other
-    sample of the pair; share: of the sample itself in the result, in 1 / ONE; mix_*: the box that is taken
-    from the other.
+    operation: index in OPERATIONS.
+    strength: -STRONGEST..STRONGEST.
+    brightness, contrast, saturation: factors, in 1 / ONE.
+    erase_*: a box in pixels; its height is 0 if nothing is erased.
+    mix: NOTHING, MIXUP or CUTMIX with the other sample of the pair.
+    share: share of the sample itself in the result, in 1 / ONE.
+    mix_*: the box that is copied from the other sample.
     """
 
     operation: np.ndarray
@@ -66,7 +73,7 @@ class Drawn(NamedTuple):
 
 
 def add_arguments(add: Callable[..., Any]) -> None:
-    """Add the options of from_args(). add: add_argument of a parser or a group of one."""
+    """Add the options of from_args(). add: add_argument of a parser or of an argument group."""
     number = {"type": non_negative_float, "default": 0.0}
     add("--trivial_augment", **FLAG, help="one random operation for each image")
     add("--color_jitter", **number, metavar="X", help="brightness and the like by 1-X..1+X (default: 0)")
@@ -76,7 +83,7 @@ def add_arguments(add: Callable[..., Any]) -> None:
 
 
 def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
-    """Return the effects of a training, None without any. local_batch: samples of a step of one process.
+    """Return the effects of a training, None if it has none. local_batch: samples per step of one process.
     Raises BadInput."""
     effects = Effects(*(getattr(args, name) for name in Effects._fields))
     for name in ("color_jitter", "random_erasing"):

@@ -18,7 +18,7 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 
 
 class Operation(IntEnum):
-    """What a random number is for; part of its address, so that no two uses share one. Never renumber."""
+    """The use of a random number, a part of its address: two uses never share a number. Never renumber."""
 
     ORDER = 0
     CROP_FLIP = 1
@@ -51,20 +51,19 @@ def philox4x32(counter: Iterable, key: int) -> np.ndarray:
 
 
 def draw(seed: int, epoch: int, ids: ArrayLike, operation: Operation, block: int = 0) -> np.ndarray:
-    """Four random 32-bit words for every sample id.
+    """Return four random 32-bit words for every sample id: uint64 [4, n], uniform in 0 <= word < 2^32.
 
-    ids: integers [n] in 0 <= id < 2^64. block: which four, 0 <= block < 2^16. Returns uint64 [4, n], uniform
-    in 0 <= word < 2^32.
+    ids: integers [n] in 0 <= id < 2^64. block: 0 <= block < 2^16; each block has four other words.
     """
     ids = np.asarray(ids).astype(np.uint64)
     return philox4x32((ids & _LOW, ids >> _HALF, epoch, int(operation) + (block << 16)), seed)
 
 
 def uniform(words: np.ndarray, low: float, high: float) -> np.ndarray:
-    """32-bit random words -> float64 in low <= value < high."""
+    """Map 32-bit random words to float64 in low <= value < high."""
     return low + words * ((high - low) / 2**32)
 
 
 def below(words: np.ndarray, bounds: ArrayLike) -> np.ndarray:
-    """32-bit random words -> uniform integers in 0 <= value < bounds (int64; bias below bounds / 2^32)."""
+    """Map 32-bit random words to uniform int64 in 0 <= value < bounds (bias below bounds / 2^32)."""
     return ((words * np.asarray(bounds, dtype=np.uint64)) >> _HALF).astype(np.int64)

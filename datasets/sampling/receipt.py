@@ -1,8 +1,7 @@
 """The receipt of a run: a digest over the sample ids, labels and crops of the batches that a loader yielded.
 
-It proves that two runs handed the same samples, labels and crops to the same training steps, whatever their
-loaders, world sizes and restarts were. It does not look at pixels. Batches that were prepared but not yielded
-are not in it.
+It proves that two runs passed the same samples, labels and crops to the same training steps. Their loaders,
+world sizes and restarts may differ. It does not cover pixels, or batches that were prepared but not yielded.
 
 Each sample becomes three 64-bit hashes: of its id, of (id, label), of (id, augmentation parameters). A step
 is their sums modulo 2^64: neither the order inside a global batch nor its division among the ranks matters,
@@ -24,7 +23,7 @@ from common.exits import BadInput
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")
-_CHUNK = 4096  # samples whose sums are computed at a time: NumPy's cost per call, spread over several steps
+_CHUNK = 4096  # samples per computation of sums: spreads NumPy's cost per call over several steps
 _RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("sums", "<u8", (len(PARTS),))])
 
 
@@ -54,7 +53,7 @@ class Receipt:
             self._sum()
 
     def take(self) -> torch.Tensor:
-        """Return and forget this rank's steps since the last take(): int64 [steps, 3], sums modulo 2^64."""
+        """Return and clear this rank's steps since the last take(): int64 [steps, 3], sums modulo 2^64."""
         self._sum()
         taken, self._sums = self._sums, []
         return torch.from_numpy(np.concatenate([np.zeros((0, len(PARTS)), np.int64), *taken]))
@@ -72,9 +71,8 @@ class Receipt:
     ) -> None:
         """Sum the steps since the last commit over the ranks, chain them, and append them to FILE on rank 0.
 
-        Call it on all ranks after step `step` (counted from 1). device: one on which the process group, if
-        there is one, communicates. A record that cannot be written is reported and costs the record, not the
-        digest.
+        Call it on all ranks after step `step` (counted from 1). device: of the process group's communication.
+        If a record cannot be written, a warning is printed. The digest still covers it.
         """
         sums = self.take()
         if ranks.is_initialized():
@@ -122,23 +120,27 @@ class Receipt:
 def batch_sums(
     ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray], ends: np.ndarray
 ) -> np.ndarray:
-    """Return the sums of batches that lie one after the other, modulo 2^64: int64 [batches, 3].
+    """Return the sums of consecutive batches, modulo 2^64: int64 [batches, 3].
 
-    ids, labels, crops: one number per sample, [n]. ends: where each batch ends in them, int64 [batches].
+    ids, labels, crops: one number per sample, [n]. ends: the end of each batch in them, int64 [batches].
     """
     hashed = _mix(_words(ids))
     augmented = hashed
     for column in crops:
         augmented = _mix(augmented ^ _words(column))
-    # Differences of running totals, which may pass 2^64 as well: batches of any size at once.
+    # differences of running totals modulo 2^64: one call for batches of any size
     totals = np.zeros((len(PARTS), len(hashed) + 1), np.uint64)
     np.cumsum((hashed, _mix(hashed ^ _words(labels)), augmented), axis=1, out=totals[:, 1:])
     return np.diff(totals[:, [0, *ends]]).T.copy().view(np.int64)
 
 
 class Comparison(NamedTuple):
-    """What two runs have in common. steps: how many both recorded; step and epoch: the first that differs (0:
-    none); parts: what differs there, of PARTS."""
+    """The result of compare().
+
+    steps: number of steps that both runs recorded.
+    epoch, step: of the first step that differs (0: none).
+    parts: the entries of PARTS that differ in that step, or "epoch".
+    """
 
     steps: int
     epoch: int
@@ -147,7 +149,7 @@ class Comparison(NamedTuple):
 
 
 def read(folder: str) -> np.ndarray:
-    """The records of a run's output folder: fields epoch, step, sums; steps ascend. Raises BadInput."""
+    """Return the records in an output folder: fields epoch, step, sums; steps ascend. Raises BadInput."""
     path = os.path.join(folder, FILE)
     try:
         with open(path, "rb") as file:
@@ -174,7 +176,7 @@ def _open(path: str, step: int) -> io.FileIO:
 
 
 def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """The first step that both runs recorded and that differs. Arguments: those of read()."""
+    """Find the first step that both runs recorded and that differs. Arguments: results of read()."""
     steps, left, right = np.intersect1d(first["step"], second["step"], return_indices=True)
     first, second = first[left], second[right]
     other = (first["sums"] != second["sums"]).any(axis=1) | (first["epoch"] != second["epoch"])
@@ -182,7 +184,7 @@ def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
         return Comparison(len(steps), 0, 0, ())
     place = int(other.argmax())
     differs = (first["sums"] != second["sums"])[place]
-    # Other ids have other labels and crops: only the ids are news then.
+    # if the ids differ, labels and crops differ too: report only the ids
     parts = (
         PARTS[:1] if differs[0] else tuple(part for part, each in zip(PARTS, differs, strict=True) if each)
     )

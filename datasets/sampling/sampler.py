@@ -6,7 +6,7 @@ batch's positions. So any step of any epoch costs the time and memory of one bat
 the state to resume is the number of steps done. Source: J. Black and P. Rogaway, "Ciphers with Arbitrary
 Finite Domains", CT-RSA 2002 (the generalised Feistel cipher and cycle walking).
 
-Engines receive a Plan and deliver its batches: what a step gets is decided here, before any byte is read.
+Engines receive a Plan and deliver its batches. The samples of a step are chosen here, before files are read.
 """
 
 import copy
@@ -23,23 +23,23 @@ from datasets.sampling.philox import Operation, philox4x32
 
 _Sampler = TypeVar("_Sampler", bound="BatchSampler")
 _ROUNDS = 8  # even; with 4 the tests of its quality fail, with 6 they pass
-# positions computed at a time while iterating: NumPy's cost per call, spread over several steps
+# positions computed at a time while iterating: spreads NumPy's cost per call over several steps
 _CHUNK = 4096
 
 
 def permute(positions: ArrayLike, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Sample ids at these positions of the epoch's permutation of 0..size-1.
+    """Return the sample ids at these positions of the epoch's permutation of 0..size-1, int64 [n].
 
-    positions: integers [n] in 0 <= position < size <= 2^62. Returns int64 [n].
+    positions: integers [n] in 0 <= position < size <= 2^62.
     """
-    # digits (high, low) with high < rows, low < side: hardly more pairs than samples
+    # digits (high, low) with high < rows, low < side: few more pairs than samples
     side = math.isqrt(size - 1) + 1
     rows = -(-size // side)
     ids = np.array(positions, dtype=np.uint64)
     outside = np.arange(len(ids))
     while True:
         ids[outside] = _feistel(ids[outside], rows, side, seed, epoch)
-        outside = np.flatnonzero(ids >= size)  # cycle walking: again until it falls inside
+        outside = np.flatnonzero(ids >= size)  # cycle walking: repeat until the id is below size
         if not len(outside):
             return ids.astype(np.int64)
 
@@ -59,7 +59,7 @@ def _round(half: np.ndarray, number: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def split_batch(global_batch: int, world_size: int) -> int:
-    """Return the samples of each rank. Raises BadInput, with the nearest sizes that can be divided."""
+    """Return the number of samples of each rank. Raises BadInput with the nearest divisible sizes."""
     local, rest = divmod(global_batch, world_size)
     if rest:
         sizes = [str(each * world_size) for each in (local, local + 1) if each]
@@ -75,13 +75,15 @@ class BatchSampler:
 
     Iterating yields int64 arrays of ids [global_batch / world_size]: this rank's contiguous part of each
     global batch, from the position to the end of the epoch, or to `total_steps`. Every rank has the same
-    number of steps, size // global_batch in an epoch; the remainder, another one in each epoch, is left out.
+    number of steps, size // global_batch in an epoch. The remaining samples, others each epoch, are skipped.
 
-    size: samples in the data set. global_batch: samples of one optimizer step over all ranks. epochs,
-    max_steps: limits of the training. Raises BadInput if the numbers do not fit.
-
-    epoch: of the position, counted from 1. total_steps: of the training; None without epochs and max_steps.
-    largest: the number of ids in the largest batch of this rank.
+    size: samples in the data set.
+    global_batch: samples of one optimizer step over all ranks.
+    epochs, max_steps: limits of the training.
+    `epoch`: of the position, counted from 1.
+    `total_steps`: of the training; None without epochs and max_steps.
+    `largest`: number of ids in the largest batch of this rank.
+    Raises BadInput if the numbers are not valid.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class BatchSampler:
             raise BadInput(f"seed {seed} is not in 0..2^64-1")
         self._set_rank(rank, world_size)
         limits = [epochs and epochs * len(self), max_steps]
-        # Any: a job that gives a limit need not compare it with None
+        # Any: jobs with a limit need no check for None
         self.total_steps: int | Any = min((limit for limit in limits if limit is not None), default=None)
         self.seek(0)
 
@@ -119,7 +121,7 @@ class BatchSampler:
         self.rank, self.world_size = rank, world_size
 
     def seek(self, step: int) -> None:
-        """Set the position: the next batch is that of global step `step`, the number of steps done before.
+        """Set the position: the next batch is that of global step `step`, counted from 0.
 
         Raises BadInput if it is not in 0..total_steps.
         """
@@ -130,8 +132,9 @@ class BatchSampler:
     def epochs_from(self, step: int) -> Iterator[int]:
         """Yield the numbers of the remaining epochs, from 1, each with the position set to its next batch.
 
-        step: the number of steps done. If it ends an epoch, that epoch comes first, with no batch left: its
-        evaluation may be missing. Without total_steps there is no last epoch. Raises BadInput as seek() does.
+        step: the number of completed steps. If it ends an epoch, that epoch comes first, without batches,
+        because its evaluation may be missing. Without total_steps the epochs never end. Raises BadInput as
+        seek() does.
         """
         self.seek(step)
         last = math.inf if self.total_steps is None else -(-self.total_steps // len(self))
@@ -142,11 +145,11 @@ class BatchSampler:
             yield epoch
 
     def __len__(self) -> int:
-        """Return the number of steps of a whole epoch, whatever the position is."""
+        """Return the number of steps of a whole epoch. It does not depend on the position."""
         return self.size // self.global_batch
 
     def batch(self, step: int) -> np.ndarray:
-        """Return this rank's ids of global step `step` (from 0), int64 [n], whatever the position is."""
+        """Return this rank's ids of global step `step` (from 0), int64 [n]. The position is not used."""
         return self._batches(step // len(self) + 1, step % len(self), 1)[0]
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -164,11 +167,11 @@ class BatchSampler:
 
 
 class WholeBatchSampler(BatchSampler):
-    """A BatchSampler that leaves nothing out: the last batch of an epoch holds the remaining samples.
+    """A BatchSampler that skips no samples: the last batch of an epoch holds the remaining samples.
 
-    The parts of that batch differ by one sample at most from rank to rank, the larger ones first, and may be
-    empty: every rank has the same number of steps. global_batch may exceed size. shuffle: False yields
-    0..size-1 in order.
+    The ranks' parts of that batch differ by one sample at most. Lower ranks have the larger parts. A part may
+    be empty, because every rank has the same number of steps. global_batch may exceed size. shuffle: False
+    yields 0..size-1 in order.
     """
 
     def __init__(
@@ -209,7 +212,7 @@ class SequentialBatchSampler:
     communicate.
     """
 
-    seed, epoch = 0, 1  # of a random augmentation: the same one in every evaluation
+    seed, epoch = 0, 1  # a random augmentation is the same in every evaluation
 
     def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1):
         self.size, self.largest = size, batch
@@ -237,16 +240,17 @@ class Batch(NamedTuple):
 
 
 class Plan:
-    """Iterates the Batches of an epoch, from the position of the sampler.
+    """An iterable of the Batches of an epoch, from the position of the sampler.
 
-    index: has `labels` (integers, by id), `fingerprint` and what `augment` needs: an ImageFolderIndex, an
-    ImageSet, a PairIndex. sampler: a batch sampler of datasets/sampling/sampler.py. augment(index, ids, seed,
-    epoch): a function of datasets/sampling/augment.py, or another one that returns a NamedTuple of arrays
-    [n]. size: side of the square images that engines deliver, pixels, or a function of the epoch that returns
-    it; ignored by engines that deliver whole images. views: images of a sample; those of sample k have the
-    ids k, len(index) + k and so on.
-
-    largest: the number of images in the largest batch.
+    index: an ImageFolderIndex, an ImageSet, a PairIndex, or another object with `labels` (integers, by id),
+        `fingerprint` and the attributes that `augment` uses.
+    sampler: a batch sampler of datasets/sampling/sampler.py.
+    augment: a function of datasets/sampling/augment.py, or another one with the arguments (index, ids, seed,
+        epoch) that returns a NamedTuple of arrays [n].
+    size: side of the square images that engines deliver, pixels, or a function of the epoch that returns it.
+        Engines that deliver whole images ignore it.
+    views: images per sample. Sample k has the ids k, len(index) + k and so on.
+    `largest`: number of images in the largest batch.
     """
 
     def __init__(
