@@ -1,9 +1,9 @@
-"""Folders of images behind one object: loaders for training and validation that are told in one line.
+"""A `Dataset` that creates the training and validation loaders of a folder of images.
 
-The interface, its names and its defaults are those of the `Dataset` of "Diving into DALI: how to boost
-PyTorch data loading", so its users change the import and go on. What is different: every process reads its
-own part, the order and the crops follow from a seed and go on at any step, the validation counts every image
-once at any batch size, and memory is given back without loading a module again.
+Interface, names and defaults are those of `Dataset` in "Diving into DALI: how to boost PyTorch data loading",
+so its users change only the import. The differences: every process reads its own part. Order and crops follow
+from a seed and can be resumed at any step. The validation counts every image once at any batch size. Memory
+is freed without reloading a module.
 
     dataset = Dataset(data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16)
     for epoch in range(epochs):
@@ -41,11 +41,11 @@ _ORDER = (
 
 
 class Loader:
-    """One split. Each iteration is its next epoch: (images [n, 3, size, size] normalised and channels_last,
-    labels int64 [n]) on the device.
+    """The loader of a split. Each iteration is the next epoch.
 
-    epoch, step: of the iteration that goes on, counted from 1 and in batches handed out: what set_epoch()
-    needs to go on there. `receipt` says what was delivered.
+    It yields (images [n, 3, size, size] normalised and channels_last, labels int64 [n]) on the device.
+    `epoch`, `step`: the current epoch, from 1, and its number of yielded batches. set_epoch() takes both to
+    resume there. `receipt`: the digest of the yielded batches.
     """
 
     def __init__(self, plan: Plan, build: Callable[[Plan], loaders.Loader], kept: bool):
@@ -55,27 +55,27 @@ class Loader:
         self._next, self.epoch, self.step = (1, 0), 0, 0
 
     def __len__(self) -> int:
-        """Batches of this process in a whole epoch."""
+        """Return the number of batches of this process in a whole epoch."""
         return len(self._plan)
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:
-        """Where the next iteration begins."""
+        """Set the epoch and the step at which the next iteration starts."""
         self._next = epoch, start_step
 
     def prepare(self) -> None:
-        """Start threads, processes or a pipeline, where they are not there."""
+        """Start the threads, processes or pipeline if they are not running."""
         if self._loader is None:
             self._loader = self._build(self._plan)
             self._loader.receipt = self.receipt
 
     def close(self) -> None:
-        """End them, and give their memory back. The next iteration starts them again."""
+        """Stop the threads, processes or pipeline and free their memory. The next iteration restarts them."""
         if self._loader is not None:
             self._loader.close()
             self._loader = None
 
     def replace(self, plan: Plan) -> None:
-        """Another plan from the next iteration on."""
+        """Set the plan of the next iterations."""
         self._plan = plan
         if self._loader is not None:
             self._loader.plan = plan
@@ -98,19 +98,26 @@ class Loader:
 class Dataset:
     """Loaders for <data_dir>/train/<class>/* and <data_dir>/val/<class>/*, or for <data_dir>/<class>/*.
 
-    batch_size, val_batch_size (default: batch_size): images of one process; world_size processes share an
-    epoch, and the training leaves its incomplete last batch out. size: pixels of the square images.
-    val_size: pixels of the short side, out of whose middle `size` are cut for validation. min_crop_size: the
-    smallest share of an image's area that is cut for training. workers: threads or processes. cuda: on the
-    GPU where there is one. use_dali, dali_cpu: DALI instead of torch's DataLoader, and whether it works on
-    the CPU alone; the GPU then only converts and normalises. fp16: float16 images. mean, std: of the pixels
-    0..255, or of pixels / 255 where every std is below 1. pin_memory: copy to a GPU from pinned memory.
-
-    The positional arguments are those that the article prints; the others are given by name. backend: one of
-    backends.BACKENDS instead of use_dali and dali_cpu. rank: default that of torch.distributed. pack: a
-    folder for decoded images, made once. cache_dir: for the index. val_share: of <data_dir>/<class>/*, the
-    share for validation, 0.1 or "10%". max_bad_images, antialias: as in image_folder.load() and
-    backends.build(). Raises BadInput.
+    batch_size, val_batch_size: images per batch of one process (default of the second: batch_size). The
+        training skips its incomplete last batch.
+    workers: threads or processes.
+    use_dali: DALI instead of torch's DataLoader.
+    dali_cpu: DALI works only on the CPU; the GPU only converts and normalises.
+    fp16: float16 images.
+    size: pixels of the square images.
+    val_size: pixels of the short side of validation images; their centre of `size` pixels is used.
+    min_crop_size: minimum share of an image's area in a training crop.
+    world_size: number of processes that share an epoch.
+    cuda: use a GPU if one is available.
+    mean, std: of pixels 0..255, or of pixels / 255 if every std is below 1.
+    pin_memory: copy to a GPU from pinned memory.
+    backend: one of backends.BACKENDS instead of use_dali and dali_cpu.
+    rank: default that of torch.distributed.
+    pack: folder for a pack of decoded images, which is built once.
+    cache_dir: folder of the index.
+    max_bad_images, antialias: as in image_folder.load() and backends.build().
+    val_share: share of <data_dir>/<class>/* for validation, 0.1 or "10%".
+    Only the arguments in the article are positional. Raises BadInput.
     """
 
     def __init__(
@@ -201,7 +208,7 @@ class Dataset:
         return self._val
 
     def get_nb_train(self) -> int:
-        """Images of all processes."""
+        """Return the number of training images of all processes."""
         return len(self._train_index)
 
     def get_nb_val(self) -> int:
@@ -211,17 +218,17 @@ class Dataset:
         return len(self._train_index.classes)
 
     def set_train_batch_size(self, n: int) -> None:
-        """From the next epoch on. Raises BadInput."""
+        """Set the batch size of the next epochs. Raises BadInput."""
         self._train.replace(self._train_plan(n))
 
     def prep_for_val(self) -> None:
-        """Before a validation: make room on the GPU, and get its loader ready."""
+        """Prepare a validation: free memory on the GPU (dali-gpu only) and start the loader."""
         if self.backend == "dali-gpu":
             self._train.close()
         self._val.prepare()
 
     def reset(self) -> None:
-        """After an epoch: give back what prep_for_val() made and no validation used."""
+        """Close the validation loader, if no validation has used it since prep_for_val()."""
         self._val.close()
 
     def close(self) -> None:

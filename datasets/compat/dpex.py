@@ -1,6 +1,6 @@
 """torch's DataLoader with workers on the nodes of a Ray cluster. It replaces DataLoader by changing one name.
 
-What a batch holds follows from the loader's seed and the number of the batch, not from the worker. So a batch
+The content of a batch depends on the loader's seed and the number of the batch, not on the worker. So a batch
 that was lost with a worker, a node or the cluster is the same when it is computed again.
 """
 
@@ -29,18 +29,22 @@ _fetcher = _DatasetKind.create_fetcher
 class RayDataLoader(DataLoader):
     """A DataLoader whose workers are actors on the nodes of a Ray cluster if distribute_mode is true.
 
-    distribute_mode: false, or num_workers=0, is the plain DataLoader. head_address: HOST:PORT of the cluster,
-    or "auto": that of RAY_ADDRESS, or of this machine, which is a node of it. If "auto" finds none, a cluster
-    is started on this machine. It ends with this process, whose loaders share it, as do the job's ranks here.
-    num_workers: actors, each with `cpus_per_worker` CPUs (fewer run if the cluster has fewer CPUs). They live
-    until close(), or until the loader is garbage. The other arguments are those of DataLoader, except that
-    multiprocessing_context has no effect and batches always keep their order. Batches have the types that
-    collate_fn returns; uint8 is a quarter of the bytes of float32. log: called with one line about workers
-    that were lost (default: print).
+    distribute_mode: false, or num_workers=0, is the plain DataLoader.
+    head_address: HOST:PORT of the cluster, or "auto": RAY_ADDRESS, or the cluster of which this machine is a
+        node. If "auto" finds none, a cluster is started on this machine. All loaders of this process and the
+        job's ranks on this machine share it. It ends with this process.
+    num_workers: actors (fewer run if the cluster has fewer CPUs). They run until close(), or until the loader
+        is garbage-collected.
+    cpus_per_worker: CPUs of each actor.
+    log: called with one line about lost workers (default: print).
+    The other arguments are those of DataLoader, but multiprocessing_context has no effect, and batches always
+    keep their order. Batches have the types that collate_fn returns; uint8 has a quarter of the bytes of
+    float32.
 
     torch, NumPy and random are seeded for every batch. If the data set has changed since the last epoch, new
-    workers get it; with persistent_workers this is not checked. Iterating raises what the data set raised,
-    with the worker's traceback and the sample's id, and BadInput if there is no cluster, or no room in it.
+    workers are started with it; with persistent_workers this is not checked. Iterating raises the exceptions
+    of the data set, with the worker's traceback and the sample's id. It raises BadInput if there is no
+    cluster, or if the cluster is full.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class RayDataLoader(DataLoader):
         return _Epoch(self) if self.distribute_mode else super().__iter__()
 
     def close(self) -> None:
-        """End the workers. Iterating again starts new ones."""
+        """End the workers. Iterating again starts new workers."""
         if self._pool:
             self._pool.close()
         self._pool = None
@@ -96,7 +100,7 @@ class RayDataLoader(DataLoader):
         return self.__dict__ | {"_pool": None, "_epochs": itertools.count()}
 
     def pool(self) -> Pool:
-        """Return workers that have the data set as it is now."""
+        """Return a pool of workers with the current state of the data set."""
         if self._pool and self.persistent_workers:
             return self._pool
         fetcher = _Fetcher(self)
@@ -117,10 +121,10 @@ DpexDataLoader = RayDataLoader
 
 
 class _Epoch:
-    """Iterates the batches of one epoch, in order, with a bounded number of them under way."""
+    """An iterator over the batches of one epoch, in order, with a bounded number of running tasks."""
 
     def __init__(self, loader: RayDataLoader):
-        self._loader = loader  # which must not be garbage while this is used
+        self._loader = loader  # a reference, so that the loader is not garbage-collected
         self._ids = iter(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
         if not loader.persistent_workers or loader._seed is None:
             # drawn at the same place as in torch's DataLoader, so shuffling is the same
@@ -173,7 +177,7 @@ class _Epoch:
 
 
 class _Fetcher:
-    """The function of a worker: returns a batch of the data set, or _END. Draws no random numbers outside."""
+    """The function of a worker: returns a batch, or _END. It restores the process's random generators."""
 
     def __init__(self, loader: RayDataLoader):
         self.dataset, self.init = loader.dataset, loader.worker_init_fn
@@ -181,7 +185,7 @@ class _Fetcher:
         self.collation = loader._auto_collation, _Collate(loader.collate_fn), loader.drop_last
 
     def begin(self, worker: int, workers: int) -> None:
-        """Learn which worker this is."""
+        """Set the number of this worker and of all workers."""
         self.worker, self.workers, self.epoch = worker, workers, None
         self.streams: dict[int, _Stream] = {}
 
@@ -200,7 +204,7 @@ class _Fetcher:
                     _seed(seed, 1, number)
                     return _fetcher(_DatasetKind.Map, _Named(self.dataset), *self.collation).fetch(ids)
                 if epoch not in self.streams:
-                    for old in sorted(self.streams)[:-3]:  # of epochs that may still be iterated
+                    for old in sorted(self.streams)[:-3]:  # the last three may still be iterated
                         del self.streams[old]
                     _seed(seed, 0, self.worker)
                     self.streams[epoch] = _Stream(self.dataset, self.collation)
@@ -210,7 +214,7 @@ class _Fetcher:
 
 
 class _Stream:
-    """A worker's batches of an iterable data set, from the first on. Its random numbers are its own."""
+    """A worker's batches of an iterable data set, from the first on, with its own random state."""
 
     def __init__(self, dataset: IterableDataset, collation: tuple):
         self.dataset, self.collation, self.position = dataset, collation, 0
@@ -218,7 +222,7 @@ class _Stream:
         self.state = _get_state()
 
     def at(self, position: int, ids: Any) -> Any:
-        """Return the batch at this position. Batches before it are computed if they were not."""
+        """Return the batch at this position. Compute earlier batches first if they are missing."""
         _set_state(self.state)
         try:
             if self.source is None:
@@ -259,7 +263,7 @@ class _Named:
 
 
 def _name(error: Exception, sample: str) -> Exception:
-    """Return an exception of the same kind whose message names the sample."""
+    """Return an exception of the same type, if possible, whose message names the sample."""
     if isinstance(error, BadInput):
         return error
     with contextlib.suppress(Exception):
@@ -268,7 +272,7 @@ def _name(error: Exception, sample: str) -> Exception:
 
 
 class _Collate:
-    """A collate_fn. In a worker, torch's own puts batches into shared memory: not here."""
+    """A collate_fn. In a worker torch's own would put batches into shared memory; this one prevents it."""
 
     def __init__(self, function: Callable):
         self.function = function
@@ -282,7 +286,7 @@ class _Collate:
 
 @contextlib.contextmanager
 def _worker_info(info: Any) -> Iterator[None]:
-    """Let torch.utils.data.get_worker_info() return this."""
+    """Let torch.utils.data.get_worker_info() return `info`."""
     before, torch_worker._worker_info = torch_worker._worker_info, info
     try:
         yield
@@ -291,7 +295,7 @@ def _worker_info(info: Any) -> Iterator[None]:
 
 
 def _seed(seed: int, kind: int, number: int) -> None:
-    """Seed all that a data set may draw from. kind: 0 for the worker of this number, 1 for the batch."""
+    """Seed the global generators. kind: 0 for the worker of this number, 1 for the batch of this number."""
     words = np.random.SeedSequence([seed & (2**64 - 1), kind, number]).generate_state(3, np.uint64)
     torch.random.default_generator.manual_seed(int(words[0]))
     random.seed(int(words[1]))

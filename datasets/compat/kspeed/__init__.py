@@ -1,6 +1,6 @@
-"""KSpeed's calls on this project's caches: folders of images whose files' bytes come from memory.
+"""KSpeed's interface with this project's caches: the bytes of image files come from memory.
 
-A script that was written for KSpeed changes its import:
+A script for KSpeed changes only its import:
 
     from datasets.compat.kspeed import KSpeedImageFolder
 
@@ -8,14 +8,15 @@ A script that was written for KSpeed changes its import:
 
 iplist: hosts, "host[:port]" in a list or in one text with commas (several are nodes of a Cluster of Redis or
 Valkey); a URL, redis:// or rediss://; a folder of packs, "/..."; None or "": a pack in this node's memory or
-on its disk. The bytes are those of the files, whoever gives them; whatever fails is a miss, read from the
-file and counted. `folder.counts` and `folder.hit_rate` are of the process and all its workers.
+on its disk. All return the same bytes as the files. Any failure is a miss: the file is read, and the miss is
+counted. `folder.counts` and `folder.hit_rate` include the process and all its workers.
 
-user and password: of the servers. What the URL or the environment says (BOOTFILE_CACHE_PASSWORD,
-BOOTFILE_CACHE_PASSWORD_FILE) goes before them. If a server refuses the user, the user "default" is tried with
-the same password: so "admin", "admin" opens a server without users, too. A password that stands only in the
-script is put into the environment of its process, for worker processes; it is in no pickle and no message.
-workers: taken for KSpeed's sake, and not used: who needs many files asks for a batch.
+user and password: of the servers. A user in the URL and a password in the environment
+(BOOTFILE_CACHE_PASSWORD, BOOTFILE_CACHE_PASSWORD_FILE) have priority. If a server refuses the user, the user
+"default" is tried with the same password, so "admin", "admin" also opens a server without users. If only the
+script has the password, it is put into the environment of the process for its workers. It is never in a
+pickle or a message.
+workers: not used, only accepted for compatibility. To read many files in parallel, request a batch.
 """
 
 import io
@@ -36,11 +37,13 @@ from datasets.sampling.sampler import WholeBatchSampler
 class KSpeedFolder:
     """The files below a folder, by path: absolute, or as joined to `root`, or relative to it.
 
-    root: of class folders, or of a data set with train/ and val/. mode: "active", so that the last process
-    that uses the cache takes it away; "offline" leaves it. cache_dir: for the index of the files, which are
-    read once for it. max_bad_images: the share of them that may be damaged; their bytes come from the folder.
-    say: takes a line of text. Raises BadInput for arguments, and where a server refuses the user or the
-    password. Goes into worker processes, forked or pickled.
+    root: of class folders, or of a data set with train/ and val/.
+    mode: "active": the last process that uses the cache deletes it; "offline": the cache stays.
+    cache_dir: for the index. All files are read once for it.
+    max_bad_images: share of images that may be damaged; their bytes are read from the folder.
+    say: called with one line of text.
+    Workers may get it by fork or pickle. Raises BadInput if an argument is wrong, or if a server refuses the
+    user or the password.
     """
 
     def __init__(
@@ -65,59 +68,59 @@ class KSpeedFolder:
             raise BadInput(str(error).replace("--cache", "iplist")) from None
 
     def getBIN(self, path: str) -> bytes:
-        """The file's bytes. Raises OSError where there is no such file."""
+        """Return a file's bytes. Raises OSError if it does not exist."""
         return self.getbatch([path])[0]
 
     def get(self, path: str) -> np.ndarray:
-        """The file's bytes, uint8 [n]. Raises OSError."""
+        """Return a file's bytes, uint8 [n]. Raises OSError."""
         return np.frombuffer(self.getBIN(path), np.uint8)
 
     def getPIL(self, path: str) -> Image.Image:
-        """The image in RGB. Raises OSError."""
+        """Return the image in RGB. Raises OSError."""
         return _rgb(io.BytesIO(self.getBIN(path)))
 
     def getbatch(self, paths: Iterable[str]) -> list[bytes]:
-        """Return the bytes of several files, asked for together. Raises OSError."""
+        """Return the bytes of several files, requested together. Raises OSError."""
         return self.files.read([self._absolute(path) for path in paths])
 
     def size(self, path: str | None = None) -> int:
-        """Bytes of a file, or of all whole images. Raises OSError."""
+        """Return the size in bytes of a file, or of all good images. Raises OSError."""
         if path is not None:
             return self.files.size(self._absolute(path))
         return sum(int(index.bytes.sum(dtype=np.int64)) for index in self.files.indexes)
 
     def __len__(self) -> int:
-        """Whole images."""
+        """Return the number of good images."""
         return sum(map(len, self.files.indexes))
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many files were read from the cache (hits), and from the folder: misses, bad (damaged in the
-        cache) and errors. Of this process and of its workers, forked or spawned; not of other machines."""
+        """Numbers of files that were read from the cache (hits), and from the folder: misses, bad (damaged in
+        the cache) and errors. They include this process and its workers, but not other machines."""
         return self.files.counts
 
     @property
     def hit_rate(self) -> float:
-        """Share of the files read so far that the cache gave, 0 to 1."""
+        """Share of hits of the files read so far, 0 to 1."""
         counts = self.counts
         return counts["hits"] / max(1, sum(counts.values()))
 
     def close(self) -> None:
-        """Let go of the cache; else the end of the process does."""
+        """Release the cache. Without this call the end of the process releases it."""
         self.files.close()
 
     def _absolute(self, path: str) -> str:
         path = os.fspath(path)
-        if not os.path.isabs(path):  # as the folder was named then, wherever the process is now
+        if not os.path.isabs(path):  # the working directory may have changed since the start
             path = os.path.join(self.root, path.removeprefix(self._given))
         return os.path.normpath(path)
 
 
 class KSpeedImageFolder(ImageFolder):
-    """torchvision's ImageFolder, its bytes from a KSpeedFolder, in `folder`.
+    """torchvision's ImageFolder that reads its files from `folder`, a KSpeedFolder.
 
     loader: None for Pillow's image in RGB, or a function of a file object with the bytes. options: those of
-    KSpeedFolder. A DataLoader asks for a whole batch at once.
+    KSpeedFolder. A DataLoader requests a whole batch at once.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class KSpeedImageFolder(ImageFolder):
         self.folder = KSpeedFolder(root, workers, iplist, user, password, **options)
 
     def __getitem__(self, index: int) -> tuple:
-        """(sample, target)."""
+        """Return (sample, target)."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[tuple]:
@@ -162,15 +165,17 @@ class KSpeedCallable:
         fn.external_source(source, num_outputs=2, batch=False, parallel=True)
         fn.external_source(source, num_outputs=2, batch=True, batch_info=True, parallel=True)
 
-    Which samples: those of a WholeBatchSampler (datasets/sampling) with batches of batch_size * num_shards,
-    so each at most once an epoch, in any number of shards, the same for the same seed; shuffle=False: in
-    order. As a source of samples it ends after the last full batch of all shards, for DALI takes no other
-    from it, and leaves out what remains, another part each epoch; as a source of batches it leaves out
-    nothing. first_epoch: the number of DALI's first. Unusual files are given as PNG, which DALI decodes to
-    Pillow's pixels.
+    The samples are those of a WholeBatchSampler (datasets/sampling) with batches of batch_size * num_shards.
+    So each sample comes at most once an epoch, and the global batches follow from the seed. A source of
+    samples ends after the last full batch of all shards, because DALI takes no partial batches from it, and
+    skips the remaining samples. A source of batches skips none. Images that are not plain are passed as PNG,
+    which DALI decodes to Pillow's pixels.
 
-    root: of class folders. options: those of KSpeedFolder. Raises BadInput as image_folder.load() does, and
-    where the pipeline has another batch size.
+    root: of class folders.
+    shuffle: False: the samples are in order.
+    first_epoch: the number of DALI's first epoch.
+    options: those of KSpeedFolder.
+    Raises BadInput as image_folder.load() does, and if the pipeline has another batch size.
     """
 
     def __init__(
@@ -232,7 +237,7 @@ class KSpeedCallable:
         return content if self.index.plain[id] else images.normalised(content)
 
     def _ids(self, epoch: int, iteration: int) -> np.ndarray:
-        """Of this shard's part of a batch: computed once for all of it."""
+        """Return the ids of this shard's part of a batch, which are computed once per batch."""
         if self._known is None or self._known[0] != (epoch, iteration):
             step = (self.first_epoch + epoch - 1) * len(self.sampler) + iteration
             self._known = (epoch, iteration), self.sampler.batch(step)

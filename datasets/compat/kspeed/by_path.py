@@ -1,7 +1,7 @@
-"""The bytes of files by their paths, from the first tier that has them, for scripts that know no ids.
+"""Read the bytes of files by path, from the first tier that has them, for scripts without sample ids.
 
-The tiers are those of ids, in encoded form: servers that all nodes share, a pack on the node, the files.
-Whatever fails in a tier is a miss, and counted.
+The tiers are servers that all nodes share, or a pack on the node, in encoded form, and then the files. Any
+failure in a tier is a miss and is counted.
 """
 
 import bisect
@@ -37,14 +37,17 @@ class ByPath:
     """The files below a folder of class folders, or of a data set with splits.
 
     place: "host[:port],...", a URL of servers, a folder of packs that begins with "/", or "": a pack in this
-    node's memory or on its disk. user, password: of the servers; what the URL or the environment says goes
-    before them, and a server that refuses this user is asked as the user default. mode: "active" or
-    "offline". cache_dir: for the index. max_bad: the share of images that may be bad; they are read from the
-    folder. say: takes a line of text.
+        node's memory or on its disk.
+    user, password: of the servers. A user in the URL and a password in the environment have priority. If a
+        server refuses the user, the user default is tried.
+    mode: "active" or "offline".
+    cache_dir: for the index.
+    max_bad: share of images that may be bad; they are read from the folder.
+    say: called with one line of text.
+    `indexes`: of the splits; empty if they cannot be made for the `reason`.
 
-    `indexes`: of the splits; none where they cannot be made, `reason` says why. Threads may share one; goes
-    into worker processes, forked or pickled, without the password. Raises BadInput for arguments, and where
-    a server refuses the user or the password.
+    Threads may share it. Workers may get it by fork or pickle; a pickle does not contain the password. Raises
+    BadInput if an argument is wrong, or if a server refuses the user or the password.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class ByPath:
             self._tiers.append(_tier(index, servers, place, mode, say, opened, self._reads))
 
     def read(self, paths: list[str]) -> list[bytes]:
-        """Return the files under absolute paths, asked for together. Raises OSError."""
+        """Return the bytes of files by their absolute paths. Raises OSError."""
         found: list[bytes | None] = [None] * len(paths)
         asked = 0
         for index, tier in zip(self.indexes, self._tiers, strict=True):
@@ -99,7 +102,7 @@ class ByPath:
         return [_read_file(path) if each is None else each for path, each in zip(paths, found, strict=True)]
 
     def size(self, path: str) -> int:
-        """Bytes of the file under an absolute path. Raises OSError."""
+        """Return the size in bytes of the file with this absolute path. Raises OSError."""
         for index in self.indexes:
             if (id := _id(index, path)) is not None:
                 return int(index.bytes[id])
@@ -107,12 +110,12 @@ class ByPath:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many reads were hits, misses, bad (not what was put) and errors: of this process and of all
-        workers that it has given this to."""
+        """Numbers of reads that were hits, misses, bad (damaged in the cache) and errors. They include this
+        process and all its workers."""
         return self._reads.read()
 
     def close(self) -> None:
-        """Let go of the tiers; else the end of the process does. The files can still be read."""
+        """Release the tiers. Without this call the end of the process releases them. Files stay readable."""
         self._tiers = [None] * len(self.indexes)
         self._finalizer()
 
@@ -130,13 +133,13 @@ def _read_file(path: str) -> bytes:
 
 
 class _Shared:
-    """Of a Tiers."""
+    """The contents of files, read from a Tiers."""
 
     def __init__(self, tiers: "Tiers"):
         self._tiers = tiers
 
     def contents(self, ids: list[int]) -> list[bytes | None]:
-        """None where the file is another one now."""
+        """Return the contents; None for a file that has changed since the scan."""
         try:
             return cast("list[bytes | None]", self._tiers.read(np.array(ids)))  # their form is encoded
         except BadInput:
@@ -144,13 +147,13 @@ class _Shared:
 
 
 class _Packed:
-    """Of a pack."""
+    """The contents of files, read from a pack."""
 
     def __init__(self, store: pack.PackStore, reads: SharedCounts):
         self._store, self._reads = store, reads
 
     def contents(self, ids: list[int]) -> list[bytes | None]:
-        """None where the pack is damaged."""
+        """Return the contents; None for a file whose copy in the pack is damaged."""
         counts = {"hits": 0, "bad": 0, "errors": 0}
         found = [self._content(id, counts) for id in ids]
         self._reads.add(**counts)
@@ -170,14 +173,14 @@ class _Packed:
 
 
 def _scanned(root: str, cache: str, max_bad: float) -> list[image_folder.ImageFolderIndex]:
-    """Of the splits that a folder has, or of the folder itself. Raises BadInput."""
+    """Return the indexes of a folder's splits, or of the folder itself. Raises BadInput."""
 
     def has(name: str) -> bool:
         path = os.path.join(root, name)
         return os.path.isdir(path) or os.path.isfile(f"{path}.txt")
 
     splits = [split for split, names in SPLITS.items() if any(map(has, names))]
-    if not splits:  # named as it is in its data set, so that a pack that was made for that is found
+    if not splits:  # the split's name in its data set, so that the data set's pack is found
         splits = ["val" if os.path.basename(root) in SPLITS["val"] else "train"]
     found: list[image_folder.ImageFolderIndex] = []
     for split in splits:
@@ -195,9 +198,9 @@ def _tier(
     opened: list,
     reads: SharedCounts,
 ) -> _Shared | _Packed | None:
-    """Return what gives the contents of an index's files, or None.
+    """Return the tier with the contents of an index's files, or None.
 
-    opened: takes what is to be closed. reads: counts what is read.
+    opened: list to which objects with close() are appended. reads: counters of the reads.
     """
     if servers:
         from datasets.stores.shared.redis import RedisStore
@@ -235,14 +238,14 @@ def _address(place: str, user: str | None) -> address.Address:
 
 
 def _hand_on(password: str | None) -> None:
-    """Worker processes inherit the environment; a pickle may lie on a disk."""
+    """Put the password into the environment, which workers inherit. A pickle may be stored on a disk."""
     known = os.environ.get(address.PASSWORD)
     if password and not os.environ.get(address.PASSWORD_FILE) and known in (None, "", _handed_on[0]):
         os.environ[address.PASSWORD] = _handed_on[0] = password
 
 
 def _close(opened: list, pid: int) -> None:
-    """By the process that opened it, the last one first."""
+    """Close the objects in reverse order, only in the process that opened them."""
     if os.getpid() == pid:
         while opened:
             opened.pop().close()

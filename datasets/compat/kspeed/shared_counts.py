@@ -1,4 +1,4 @@
-"""Counters in shared memory: a process and its workers, forked or spawned, add to the same numbers."""
+"""Counters in shared memory, to which a process and its forked or spawned workers add."""
 
 import contextlib
 import fcntl
@@ -15,8 +15,9 @@ import numpy as np
 class SharedCounts:
     """Numbers by name, from 0. Threads and processes may add at the same time.
 
-    A forked process shares the memory. A pickle holds the process and the descriptor of the memory (Linux's
-    /proc), so a worker that gets it shares the memory while that process lives; any other copy starts at 0.
+    A forked process shares the memory. A pickle contains the id of the process and its file descriptor of the
+    memory (Linux's /proc). A worker that unpickles it shares the memory while that process runs; any other
+    copy starts at 0.
     """
 
     def __init__(self, *names: str):
@@ -41,7 +42,7 @@ class SharedCounts:
         self._names, descriptor = state["names"], None
         path = f"/proc/{state['process']}/fd/{state['file']}"
         with contextlib.suppress(OSError):
-            if _id(os.stat(path)) == state["id"]:  # else that process has ended, and another has its number
+            if _id(os.stat(path)) == state["id"]:  # otherwise that process has ended, and another has its id
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._open(_anonymous(8 * len(self._names)) if descriptor is None else descriptor)
 
@@ -77,7 +78,7 @@ def _id(status: os.stat_result) -> tuple[str, int, int]:
 
 
 def _anonymous(size: int) -> int:
-    """A descriptor of so much memory, which is freed with its last user."""
+    """Return a file descriptor of `size` bytes of memory, which are freed with the last user."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("counts", os.MFD_CLOEXEC)
     else:
