@@ -156,7 +156,7 @@ class Metrics:
         return found
 
     def values(self, sums: torch.Tensor) -> dict[str, float]:
-        """Return the value of each metric. sums: those of evaluate(), over all ranks. Raises BadInput."""
+        """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
         count = sums[2].item() or math.nan
         return {
             name: metric.value(part) if isinstance(metric, Metric) else part.item() / count
@@ -254,7 +254,7 @@ class ConfusionMatrix:
         return matrix.scatter_add_(0, places, torch.ones_like(places, dtype=torch.float64))[:-1]
 
     def value(self, sums: torch.Tensor) -> float:
-        """Return the mean accuracy of the classes that have labels; NaN if there are no labels."""
+        """Return the mean accuracy of the classes that have labels; NaN without labels."""
         matrix = sums.view(self.classes, self.classes)
         counts = matrix.sum(dim=1)
         return (matrix.diagonal() / counts)[counts > 0].mean().item()

@@ -103,8 +103,8 @@ def say_error(text: str) -> None:
 
 
 def leave(code: int) -> None:
-    """End the process at once, without destructors: that of a communication library may wait for a lost
-    peer."""
+    """End the process at once, without destructors: a communication library may wait for a lost peer in its
+    destructor."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -123,7 +123,7 @@ def locked(path: str, shared: bool = False, wait: bool = True) -> Iterator[int]:
 
 
 def is_at(handle: int, path: str) -> bool:
-    """Return whether an open descriptor is that of the file at `path`."""
+    """Return whether an open descriptor belongs to the file at `path`."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except FileNotFoundError:

@@ -14,7 +14,7 @@ def interface_to(host: str, port: int) -> tuple[str | None, str]:
     """Return (interface name, own address) with which this node reaches the host; the name is None if it is
     not known.
 
-    Nothing is sent: the kernel only chooses a route. Raises OSError if there is no route or no such host.
+    Nothing is sent: the kernel only chooses a route. Raises OSError if the host is unknown or has no route.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -92,7 +92,7 @@ class Log:
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def asks_to_report(self) -> bool:
-        """Return, on rank 0, whether --report_every counts seconds and they have passed. It is true only once
+        """Return on rank 0 whether --report_every counts seconds and they have passed. It is true only once
         before each report."""
         every = self.args.report_every
         if self._has_asked or every.unit != "s" or time.time() - self._since < every.number:

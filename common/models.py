@@ -96,8 +96,8 @@ def classifier(name: str, classes: int, image_size: int) -> nn.Module:
 
 
 def build(name: str, classes: int, image_size: int) -> nn.Module:
-    """Return the network of this name (arch()) in torch's own layers, untrained and in evaluation mode.
-    Raises BadInput as classifier() does."""
+    """Return the network of this name (arch()) with torch's layers, untrained and in evaluation mode. Raises
+    BadInput as classifier() does."""
     try:
         model = (_build_timm if name.startswith(TIMM) else _build_torchvision)(
             name, classes, image_size

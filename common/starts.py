@@ -111,7 +111,7 @@ def describe(
 
 
 def job() -> str:
-    """The file name of the running job."""
+    """Return the file name of the running job."""
     return os.path.basename(sys.argv[0])
 
 

@@ -178,8 +178,8 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str 
 def _local_world_size(
     args: argparse.Namespace, env: Mapping[str, str], rank: int, local_rank: int, size: int
 ) -> int:
-    """Return the number of processes per node. Azure ML sets no LOCAL_WORLD_SIZE: then it comes from its
-    number of nodes, from the rank of this node's first process, or, on the first node, from
+    """Return the number of processes per node. Azure ML sets no LOCAL_WORLD_SIZE. Then the number is computed
+    from the number of nodes or the rank of this node's first process; on the first node it is
     --processes_per_node."""
     if "LOCAL_WORLD_SIZE" in env:
         return whole(env, "LOCAL_WORLD_SIZE")
@@ -277,7 +277,7 @@ def _grouped(
     claim: gives the number of nodes; None: --processes_per_node gives the processes of each node.
     master: the address of the first node.
     names: the names of the rank and of the size, for messages.
-    source: that of the topology.
+    source: the source of the topology.
     """
     if claim:
         said, count = claim.said_nodes, size // claim.nodes

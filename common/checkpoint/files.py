@@ -6,8 +6,8 @@
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
 fsync of the folder). So a job that is killed at any moment leaves the files of other names as they were.
-To overwrite a checkpoint takes two renames, checksum and data. If the job is killed between them, that one
-checkpoint is refused.
+Overwriting a checkpoint needs two renames, for the checksum and the data. If the job is killed between them,
+this checkpoint is refused.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from common.files import open_atomic, opener, sha256_file, sweep, sync_folder, w
 
 LATEST = "latest"
 _NAME = re.compile(r"step_(\d+)\.pt")
-Chunk = bytes | memoryview  # what torch.save writes
+Chunk = bytes | memoryview  # the types that torch.save writes
 _TAIL = 4096  # bytes
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
 _PAGE = "it is an HTML or XML page, as a failed download leaves it"
 
 
 class Refused(Exception):
-    """A checkpoint that cannot be used. The message says why."""
+    """A checkpoint cannot be used. The message has the reason."""
 
 
 def name_of(step: int) -> str:

@@ -18,7 +18,7 @@ from common.object_store.store import ObjectStore, StoreError
 KEY = ".bootfile-lease.json"
 RENEW, WATCH = 10.0, 25.0  # seconds
 _GONE = ("404", "NoSuchKey", "NotFound")
-_OLD = 3600.0  # seconds: the clocks of two nodes never differ by this much
+_OLD = 3600.0  # seconds: the clocks of two nodes are assumed to differ by less
 
 
 class Lease:

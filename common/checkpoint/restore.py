@@ -42,7 +42,7 @@ def names_of(step: int) -> tuple[str, str]:
 
 
 def read_list(store: ObjectStore) -> dict[str, File] | None:
-    """Return the whole files at a URL by path; None if there is no list. Raises BadInput."""
+    """Return the complete files at a URL by path; None if the list is missing. Raises BadInput."""
     try:
         content = store.read(output_list.NAME)
     except StoreError as error:

@@ -32,7 +32,7 @@ class Saver:
     ):
         self.folder, self.keep, self.log, self.saved = folder, keep, log, saved
         self.checkpoints = os.path.join(folder, "checkpoints")
-        self.step = self.durable = 0  # the last checkpoint that was submitted; that is on the disk
+        self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
         self._writer = BackgroundWriter()
         self._pending = ""  # the name of the file that is being written
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed

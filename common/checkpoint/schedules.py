@@ -3,8 +3,8 @@
 A checkpoint holds the scheduler's state_dict and how the schedule began. There are two kinds of schedules:
 
 - torch's schedules that depend only on the number of calls of step(). If the schedule began as in the
-  checkpoint, its state is loaded. If it began with other settings (--lr, --epochs), step() is called on the
-  new schedule as often as on the old one, so it continues at that step of the new schedule.
+  checkpoint, its state is loaded. If it began with other settings (--lr, --epochs), the new schedule repeats
+  the calls of step(): it continues at the same step.
 - all others, such as ReduceLROnPlateau and classes of the user's own. Their state is loaded. It is an error
   if --lr, --epochs or the schedule's own settings are not those of the checkpoint.
 
@@ -262,7 +262,7 @@ def _scheduled(name: str) -> bool:
 
 
 def _merged(own: Any, saved: Any) -> Any:
-    """Return the saved state in the types of the scheduler's own, with its own functions."""
+    """Return the saved state in the types of the scheduler's present state, with its functions."""
     if isinstance(own, dict) and isinstance(saved, dict):
         merged = {name: _merged(own.get(name), saved[name]) for name in saved}
         merged = {name: value for name, value in own.items() if name not in saved} | merged

@@ -1,8 +1,8 @@
 """A barrier that may take hours. It uses the store of the group, because --timeout limits every collective.
 
-The work of one node before all can continue (fetch data, restore a checkpoint) may take long, and each node
-takes a different time. In the store a process reports that it is done, that it is alive, or its error: then
-all processes end with the same line.
+A node may work for long before all can continue (fetch data, restore a checkpoint), and nodes need different
+times. In the store a process reports that it is alive, that it is done, or its error. After an error all
+processes end with the same line.
 """
 
 import os

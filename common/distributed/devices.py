@@ -18,8 +18,9 @@ def select(args: argparse.Namespace) -> torch.device:
     args: enable_gpu (None: a GPU if there is one). If a node has more processes than GPUs, they share them. A
     process that starts the others of its node does not touch the GPUs.
 
-    Raises BadInput if torch sees no GPU although --enable_gpu is true, if it sees fewer than the platform
-    promised, if torch cannot use the GPU (open_gpu), and if a job of one process was started as several.
+    Raises BadInput if torch sees no GPU although --enable_gpu is true, or fewer than the platform promised.
+    It also raises BadInput if torch cannot use the GPU (open_gpu), and if a job of one process was started
+    as several.
     """
     topology = find_topology(args)
     if topology.world_size > 1 and not is_distributed(args):

@@ -36,16 +36,16 @@ def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind:
 def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: Any) -> None:
     """Run backward passes that change no state, on every rank before training.
 
-    After its first backward pass DistributedDataParallel reorders the buckets: gradients that are ready first
-    come first. Three or more processes then add them in another order, which rounds differently. Without this
-    call the first step after a restart would differ from that of the uninterrupted run. With static_graph the
-    first pass only counts the gradients; the second one finds their order.
+    After its first backward pass DistributedDataParallel reorders the buckets by the time at which gradients
+    are ready. Three or more processes then add them in another order, which rounds differently. Without this
+    call the first step after a restart differs from the same step of an uninterrupted run. With static_graph
+    the first pass only counts the gradients; the second pass finds their order.
 
     Weights, buffers and random state do not change. inputs: a batch of at least two samples, any values.
     """
     if torch.distributed.get_world_size() < 3:
         return
-    # Do not compile a compiled model for this batch as well: torch 2.6 and later can skip it.
+    # torch 2.6 and later can run a compiled model without compiling it for this batch.
     set_stance = getattr(torch.compiler, "set_stance", None)
     with set_stance("force_eager") if set_stance else contextlib.nullcontext():
         backward_without_trace(forward, forward, inputs, 2 if forward.static_graph else 1)

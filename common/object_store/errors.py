@@ -67,8 +67,7 @@ class Trouble(NamedTuple):
 def explain(error: Exception, endpoint: str) -> Trouble | None:
     """Return the meaning of an exception of boto3 or the network; None for any other exception.
 
-    endpoint: the name of the server for messages. The server's own text is not repeated: it may quote a
-    request with its secrets.
+    endpoint: the name of the server for messages. The server's text is not repeated: it may quote a request.
     """
     from botocore import exceptions as boto
 

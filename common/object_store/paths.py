@@ -91,7 +91,7 @@ class PartialFile:
                 return self.file
         except (
             OSError
-        ):  # another process or thread downloads it or has just finished, or there are no locks here
+        ):  # another process or thread has the file, or has just finished, or the file system has no locks
             pass
         self.file.close()
         own = f"-{os.getpid()}-{threading.get_ident()}{_PARTIAL[1]}"

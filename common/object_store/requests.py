@@ -130,7 +130,7 @@ class Requests:
     def upload(self, key: str, operation: str, content: bytes, **parameters) -> str:
         """Send bytes as an object or a part, and return the ETag.
 
-        The store checks them against their MD5; its ETag is checked as well.
+        The store checks the bytes against their MD5, and the ETag that it returns is also checked.
         """
         digest = hashlib.md5(content, usedforsecurity=False)
         checksum = base64.b64encode(digest.digest()).decode()

@@ -114,7 +114,7 @@ class ObjectStore:
         continues with the hidden file of a big object.
 
         size: the expected length in bytes.
-        sha256: the expected sha256 (default: that of the metadata, or the MD5 in the ETag if it has none).
+        sha256: the expected sha256. Default: the one in the metadata; without it the MD5 in the ETag is used.
         progress: called with the number of new bytes; negative if bytes must be downloaded again.
         """
         return transfer.fetch(self.requests, key, path, size, sha256, progress or _nothing)
@@ -142,7 +142,7 @@ class ObjectStore:
             pass
 
     def uploads(self, key: str | None = None) -> _Uploads:
-        """Return (key, upload id, seconds since 1970) of unfinished multipart uploads. key: only its own."""
+        """Return (key, upload id, seconds since 1970) of unfinished multipart uploads: of a key, or all."""
         prefix, skip = self.location.full(key or ""), len(self.location.full(""))
         found, markers = [], {}
         while True:

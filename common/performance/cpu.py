@@ -2,9 +2,11 @@
 
 Here convolutions over small maps are one matrix product over all images and positions. oneDNN computes image
 by image. If a map has few positions, each image is a short product, and reads and writes the whole weight
-gradient. For 512 channels of 4x4 and 128 images in bfloat16, oneDNN takes 36 ms and one product 8 ms, with
-its patches (torch 2.14, 2 cores with AMX). On other devices and larger maps this is torch.nn.Conv2d. Source:
-K. Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", IWFHR 2006.
+gradient. For 512 channels of 4x4 and 128 images in bfloat16, oneDNN takes 36 ms. One product takes 8 ms,
+including the patches (torch 2.14, 2 cores with AMX). Other devices and larger maps use torch.nn.Conv2d.
+
+Source: K. Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", IWFHR
+2006.
 """
 
 import ctypes
