@@ -1,1 +1,1 @@
-"""From the bytes of stores to batches on the device."""
+"""Loaders: turn the samples of stores into batches on the device."""

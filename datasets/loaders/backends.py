@@ -1,6 +1,6 @@
-"""The backends of the loaders by name: which are available here, and how to build a loader or an engine.
+"""Select a backend by name, check whether it is available, and build a loader or an engine.
 
-Every backend delivers the same samples, labels and boxes.
+Every backend except synthetic delivers the same samples, labels and boxes.
 """
 
 import importlib.util
@@ -21,14 +21,14 @@ from datasets.loaders.loader import Engine, Loader
 from datasets.loaders.ray.wire import RAY
 from datasets.sampling.sampler import Plan
 
-CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # a cache of samples, and the engine that it feeds
+CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # backend with a cache of samples -> its engine
 BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic", *CACHED, "ray")
 SPELLINGS = {"syntetic": "synthetic", "torchvision": "pytorch", "dali-cpu": "dali"}
-_MIXED_THREADS = 4  # of dali-gpu: each has 350 MB of buffers, and the GPU does the work
+_MIXED_THREADS = 4  # of dali-gpu: each needs 350 MB for buffers, and the GPU does the work
 
 
 def reasons(device: torch.device) -> dict[str, str | None]:
-    """Return for each engine why it is not available with this device; None if it is."""
+    """Return engine -> the reason why it is not available with this device; None if it is available."""
     dali = missing()
     return {
         "pytorch": None,
@@ -53,8 +53,9 @@ def resolve(backend: str, device: torch.device) -> str:
 
 
 def parse_list(names: str | None, device: torch.device, log: Callable[[str], None]) -> list[str]:
-    """Return the backends of a list separated by commas, or all that are available; log why others are not.
+    """Return the backends of a list separated by commas; without a list all that are available.
 
+    log: called with one line about each backend that is not available, if there is no list.
     Raises BadInput as resolve() does.
     """
     if names:
@@ -90,8 +91,14 @@ def engine(
     antialias: bool = True,
     pinned: bool = True,
 ) -> Engine:
-    """Return an engine. backend: one of BACKENDS, or another spelling of one. store: of datasets/stores; the
-    caller closes it. workers: threads or processes, default cores(). Raises BadInput as resolve() does."""
+    """Return an engine. Raises BadInput as resolve() does.
+
+    backend: one of BACKENDS or SPELLINGS.
+    store: of datasets/stores. The caller closes it.
+    workers: threads or processes (default: cores()).
+    antialias: false: no antialiasing (faster).
+    pinned: use pinned memory if the device is a GPU.
+    """
     backend, workers = resolve(backend, device), workers or cores()
     backend, pinned = CACHED.get(backend, backend), pinned and device.type == "cuda"
     if backend == "synthetic":
@@ -109,8 +116,8 @@ def engine(
 
 
 def cores() -> int:
-    """Return the CPU cores for the loader of one process: those that it may use, divided among the node's
-    processes. Raises BadInput for a LOCAL_WORLD_SIZE that is not a number of processes."""
+    """Return the CPU cores for the loader of one process: the available cores divided among the node's
+    processes. Raises BadInput if LOCAL_WORLD_SIZE is not a number of processes."""
     processes = platforms.whole(os.environ, "LOCAL_WORLD_SIZE", 1)
     if processes < 1:
         raise BadInput(f"LOCAL_WORLD_SIZE={processes} is not at least 1")

@@ -74,8 +74,8 @@ def open_loaders(
 
     args: those of add_arguments(), batch_size, seed, epochs, max_steps, training_only (the second loader is
     then not used) and output_dir. Set here: data_backend ("auto" is measured), data_url, pack and cache.
-    eval_batch: images of an evaluation batch of one rank. What the arguments alone decide is checked before
-    the images are scanned. Raises BadInput.
+    eval_batch: images of an evaluation batch of one rank. The arguments are checked before the images are
+    scanned. Raises BadInput.
     """
     backend = (
         args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
@@ -93,7 +93,7 @@ def open_loaders(
     exits.on_success(opened.close)
     train_index, val_index = _open_indexes(args, log, is_synthetic=backend == "synthetic")
     train_store, val_store = opened.open(train_index), opened.open(val_index)
-    barrier.wait_for_all("prepared", "to prepare")  # one node may read its data for the first time
+    barrier.wait_for_all("prepared", "to prepare")  # a node that scans its data takes longer
     fingerprints = {index.split: index.fingerprint for index in (train_index, val_index)}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)
     shard = {"rank": rank, "world_size": world_size}

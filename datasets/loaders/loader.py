@@ -1,4 +1,4 @@
-"""The loader of every job: a plan and an engine in, batches on the device and their receipt out."""
+"""The loader of every job: it turns a plan and an engine into batches on the device, with a receipt."""
 
 import collections
 import contextlib
@@ -15,12 +15,12 @@ from datasets.sampling.sampler import Batch, Plan
 
 Images = Generator[tuple[Batch, torch.Tensor], None, None]  # what Engine.run() yields
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # of (images, labels)
-_KEPT = 4  # batches whose memory is used again
+_KEPT = 4  # batches whose memory is reused
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
 
 
 class Engine(Protocol):
-    """Produces the images of a plan: decoded, cut and resized, not normalised.
+    """A producer of a plan's images: decoded, cropped and resized, not normalised.
 
     reuses_memory: whether the images of a batch are overwritten when run() is resumed.
     """
@@ -38,7 +38,7 @@ def _references(arrays: list[np.ndarray]) -> list[int]:
     return [sys.getrefcount(array) for array in arrays]
 
 
-_OURS = _references([np.empty(0)])[0]  # of an array that nothing but the list holds
+_OURS = _references([np.empty(0)])[0]  # count for an array that only the list refers to
 
 
 class Copy(NamedTuple):
@@ -50,12 +50,12 @@ class Copy(NamedTuple):
 
 
 class ToDevice:
-    """Images uint8 [n, C, H, W] -> [n, C, H, W] in `dtype`, channels_last, (pixel / 255 - mean) / std.
+    """A stage: images uint8 [n, C, H, W] -> `dtype` [n, C, H, W], channels_last, (pixel / 255 - mean) / std.
 
-    dtype: default torch's own, float32 unless that was changed; float16 is good to 4e-3. To a GPU a quarter
-    of the bytes of float32 travel, from pinned memory, on a stream of their own, which a batch that is begun
-    ahead shares with nobody; the caller's stream waits for them, not the caller. pinned: false copies from
-    ordinary memory, and then the caller does wait.
+    dtype: default torch.get_default_dtype(). The error of float16 is up to 4e-3.
+    pinned: copy to a GPU from pinned memory; false: from pageable memory, and then the caller waits.
+    A GPU receives uint8, a quarter of the bytes of float32, on a separate stream. The caller's stream waits
+    for the copy; the caller does not.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ToDevice:
         pinned: bool = True,
     ):
         self.device, self.dtype, self.pinned = device, dtype or torch.get_default_dtype(), pinned
-        # Computed on the host, which then waits for the copies: the stream of the batches reads them.
+        # these copies block the host, because another stream reads them: that of the batches
         shift, scale = 255 * torch.tensor(mean), 1 / (255 * torch.tensor(std))
         self._shift, self._scale = (
             each.to(self.dtype).view(1, -1, 1, 1).to(device) for each in (shift, scale)
@@ -82,12 +82,12 @@ class ToDevice:
         return self.end(self.move(images, labels))
 
     def begin(self, batch: Batch, images: torch.Tensor, change: Change | None = None) -> Copy:
-        """Start the way of a batch with its images [n, H, W, C] to the device, as move() does."""
+        """Start moving a batch with its images [n, H, W, C] to the device, as move() does."""
         labels = torch.tensor(batch.labels)  # a copy: the caller may change it
         return self.move(images.permute(0, 3, 1, 2), labels, change)
 
     def move(self, images: torch.Tensor, labels: torch.Tensor, change: Change | None = None) -> Copy:
-        """Start the way to the device. The images given must stay as they are until wait().
+        """Start moving images and labels to the device. The images must not change until wait() returns.
 
         change: applied on the device before the images are normalised.
         """
@@ -95,7 +95,7 @@ class ToDevice:
             if change:
                 images, labels = change(images, labels)
             return Copy(self._on_host(images), labels)
-        if images.is_cuda:  # an engine on the GPU has put them there
+        if images.is_cuda:  # from an engine on the GPU
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             images.record_stream(self._stream)  # torch does not reuse its memory while the stream reads it
         with torch.cuda.stream(self._stream):
@@ -106,23 +106,23 @@ class ToDevice:
             if change:
                 images, labels = change(images, labels)
             images = self._normalised(images)
-            ready = torch.cuda.Event(blocking=True)  # a host that waits for it sleeps
+            ready = torch.cuda.Event(blocking=True)  # a waiting host thread sleeps
             ready.record()
             if not on_host:  # an engine's own memory is read until here
                 self._copied = ready
         return Copy(images, labels, ready)
 
     def end(self, copy: Copy) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch, for the caller's stream."""
+        """Return (images, labels) for use on the caller's stream."""
         if copy.ready:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(copy.ready)
-            copy.images.record_stream(current)  # its memory is not given away while the caller's stream reads
+            copy.images.record_stream(current)  # not reused while the caller's stream reads them
             copy.labels.record_stream(current)
         return copy.images, copy.labels
 
     def wait(self) -> None:
-        """Until the last images are no longer needed where they were given."""
+        """Wait until the memory of the last images given to move() may be overwritten."""
         if self._copied:
             self._copied.synchronize()
             self._copied = None
@@ -137,8 +137,8 @@ class ToDevice:
         return images.contiguous(memory_format=torch.channels_last)
 
     def _on_host(self, images: torch.Tensor) -> torch.Tensor:
-        """The same numbers in memory that is used again, whole rows of pixels at a time: three channels by
-        themselves are too short for the processor's vectors."""
+        """Return what _normalised() returns, in reused memory. It computes whole rows of pixels, because
+        three channels are too few for the processor's vectors."""
         rows = images.permute(0, 2, 3, 1)
         if not rows.is_contiguous() or not len(rows):
             return self._normalised(images)
@@ -152,11 +152,11 @@ class ToDevice:
         return result.permute(0, 3, 1, 2)
 
     def _memory(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Memory for a batch: that of an earlier one, once nobody holds it. Fresh memory would cost more than
-        what is written to it, in page faults.
+        """Return memory for a batch: that of an earlier batch if it is free. The page faults of new memory
+        would cost more than writing the batch.
 
-        A tensor on it, and every view of that, holds a reference to the array. Not torch's own memory: its
-        aligned blocks do not fit where such a block was freed (glibc before 2.38).
+        A tensor on the array and all its views hold a reference to the array. Torch's own memory is not used:
+        glibc before 2.38 cannot put an aligned block into the space of a freed one.
         """
         for count, result in zip(_references(self._results), self._results, strict=True):
             if count == _OURS and result.shape == shape:
@@ -167,19 +167,20 @@ class ToDevice:
 
 
 class Loader:
-    """Iterates (images [n, C, H, W] channels_last and normalised, labels int64 [n]) on `device`.
+    """An iterable of (images [n, C, H, W] channels_last and normalised, labels int64 [n]) on `device`.
 
-    plan: may be replaced between two epochs. mean, std: of pixels / 255. dtype, pinned: see ToDevice. On a
-    GPU one batch is copied and normalised while the previous one is used. to_device: another last stage, for
-    an engine that delivers no images (map_style.MoveToDevice).
+    On a GPU the next batch is copied and normalised while a batch is used. len: steps of an epoch.
 
-    effects: an Effects (datasets/sampling/effects.py), applied after the engine; None by default. transform:
-    your own function before it, (images uint8 [n, C, H, W], labels int64 [n]) -> the same, on the device, in
-    new memory; None by default. torch's random numbers in it are a function of (seed, epoch, id of the first
-    sample).
-
-    waited: seconds that iterating has cost the caller so far. receipt: the digest of the batches that were
-    yielded (datasets/sampling/receipt.py). len: steps of an epoch.
+    plan: may be replaced between two epochs.
+    mean, std: of pixels / 255.
+    dtype, pinned: see ToDevice.
+    to_device: another last stage, for an engine without images (map_style.MoveToDevice).
+    `effects`: an Effects (datasets/sampling/effects.py), applied after the engine; None by default.
+    `transform`: your own function, applied before the effects; None by default. It receives (images uint8
+        [n, C, H, W], labels int64 [n]) on the device and returns the same in new memory. Torch's random
+        numbers in it are a function of (seed, epoch, id of the first sample).
+    `waited`: seconds that the caller has waited for batches so far.
+    `receipt`: the digest of the yielded batches (datasets/sampling/receipt.py).
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class Loader:
         self._mean = mean
         self.effects: Any = None
         self.transform: Change | None = None
-        self._ahead = 1 if device.type == "cuda" else 0  # on the CPU it would only take memory
+        self._ahead = 1 if device.type == "cuda" else 0  # on the CPU a batch ahead would only use memory
 
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, counted from 0."""
@@ -238,11 +239,11 @@ class Loader:
                 delivered = self.to_device.end(copy)
                 self.waited += time.perf_counter() - start
                 yield delivered
-                del copy, delivered  # its memory may be used again
+                del copy, delivered  # its memory may be reused
                 start = time.perf_counter()
 
     def _copies(self) -> Generator[tuple[Batch, Copy], None, None]:
-        """Start the copies, as many batches ahead as the device can use."""
+        """Yield batches with their started copies, on a GPU one batch ahead."""
         begun: collections.deque[tuple[Batch, Copy]] = collections.deque()
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, images in batches:
@@ -255,14 +256,14 @@ class Loader:
                     del images
                     if len(begun) > self._ahead:
                         yield begun.popleft()
-                finally:  # also if the epoch is left here: the engine then ends or uses its memory again
+                finally:  # also if the caller leaves the epoch: the engine then frees or reuses its memory
                     if self.engine.reuses_memory:
                         self.to_device.wait()
             while begun:
                 yield begun.popleft()
 
     def _plan_change(self, batch: Batch) -> tuple[Batch, Change]:
-        from datasets.loaders import pixels  # only a training with effects needs it
+        from datasets.loaders import pixels  # only needed with effects or a transform
 
         return pixels.plan_change(self.plan, batch, self.effects, self.transform, self._mean)
 

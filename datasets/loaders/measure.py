@@ -1,4 +1,4 @@
-"""How fast the backends are on this machine and these data, and what that means for a job."""
+"""Measure the speed of the backends on this machine with these data, and advise a job."""
 
 import argparse
 import itertools
@@ -17,13 +17,13 @@ from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
 
-# images/s of "Diving into DALI: how to boost PyTorch data loading": shufflenet_v2_x0_5, 512 a batch, one V100
+# images/s in "Diving into DALI: how to boost PyTorch data loading": shufflenet_v2_x0_5, batch 512, one V100
 ARTICLE = {"pytorch": 1058, "dali": 1816, "dali-gpu": 3910}
-_SECONDS = 2.0  # each backend, after its first batches
-HEAD = 8  # batches that are measured, again and again
-_WARM_UP = 2  # batches: starting processes and pipelines is not what an epoch costs
-_ENOUGH = 0.03  # share of waiting below which nothing is gained
-_SHORT = 20.0  # seconds of a training that is no more than a smoke test
+_SECONDS = 2.0  # for each backend, after its first batches
+HEAD = 8  # batches that are measured repeatedly
+_WARM_UP = 2  # first batches, not measured because they include the start of processes and pipelines
+_ENOUGH = 0.03  # share of waiting: below it another backend gains nothing
+_SHORT = 20.0  # seconds: a shorter training is only a smoke test
 
 
 def rates(
@@ -34,17 +34,17 @@ def rates(
     seconds: float = _SECONDS,
     antialias: bool = True,
 ) -> dict[str, float]:
-    """Backend -> images/s of this process, for every backend that is available and reads data.
+    """Return backend -> images/s of this process, for every available backend that reads data.
 
-    The same batches, one backend after the other, over and over for some seconds each. What they read was
-    read before, so the files are in the page cache where there is room: this compares engines, not disks.
+    The backends load the same batches one after the other, repeatedly for `seconds` each. The files are read
+    once before, so they are in the page cache if they fit: this compares engines, not disks.
     """
     head, found = Head(plan), dict[str, float]()
     for backend, reason in backends.reasons(device).items():
         if reason is None and backend != "synthetic":
             try:
                 with backends.build(backend, store, head, device, workers, antialias) as loader:
-                    if not found:  # else the first would have to read the files for all
+                    if not found:  # otherwise only the first backend reads from the disk
                         for _ in itertools.islice(loader, HEAD):
                             pass
                     found[backend] = rate(loader, seconds)
@@ -56,8 +56,7 @@ def rates(
 
 
 def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) -> float:
-    """Return the images/s that a loader delivers when nothing else is done, over so many seconds or the whole
-    epoch."""
+    """Return the images/s of a loader alone, measured for `seconds` or the whole epoch."""
     count, begin = 0, time.perf_counter()
     for step, (images, _) in enumerate(loader):
         if images.is_cuda:
@@ -72,7 +71,7 @@ def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) ->
 
 
 def profile(count: int, seconds: float, batches: int, backend: str, arch: str) -> str:
-    """What --prof says: so many images in so many seconds, beside the article's of the same network."""
+    """Return the text of --prof: images/s, and the article's figures if the network is the same."""
     said = f"prof: {count / seconds:.1f} images/s with {backend}, {batches} batches"
     if arch == "shufflenet_v2_x0_5" and backend in ARTICLE:
         table = ", ".join(f"{name} {rate}" for name, rate in ARTICLE.items())
@@ -81,13 +80,13 @@ def profile(count: int, seconds: float, batches: int, backend: str, arch: str) -
 
 
 def text(found: dict[str, float]) -> str:
-    """ "threads 812, dali 401 images/s"."""
+    """Return the rates as text: "threads 812, dali 401 images/s"."""
     ordered = sorted(found, key=found.__getitem__, reverse=True)
     return ", ".join(f"{backend} {found[backend]:.0f}" for backend in ordered) + " images/s"
 
 
 def log_advice(loader: Loader, args: argparse.Namespace, log: Log) -> None:
-    """Log advice() on a training that is over and saved. Call it on every rank.
+    """Log advice() on a training that has ended and is saved. Call it on every rank.
 
     args: data_backend, workers, antialias.
     """
@@ -100,11 +99,12 @@ def log_advice(loader: Loader, args: argparse.Namespace, log: Log) -> None:
 def advice(
     loader: Any, backend: str, waited: float, seconds: float, workers: int | None, antialias: bool
 ) -> str:
-    """One sentence on what waiting for data cost, and which backend would cut it.
+    """Return one sentence on the time spent waiting for data, and the backend that would reduce it.
 
-    loader: that of a training which is over; it took `seconds`, of which the process that waited longest
-    `waited`. Where that is more than 3 %, and the training was no smoke test, the backends are measured for
-    some seconds each.
+    loader: of a training that has ended.
+    waited: seconds of the process that waited longest.
+    seconds: of the training. If it waited for 3 % or more and took 20 s or more, the backends are measured
+        for some seconds each.
     """
     share = waited / seconds
     said = f"the device waited for data for {share:.1%} of the training time with {backend}"
@@ -115,7 +115,7 @@ def advice(
         return f"{said}; backends are compared after {_SHORT:g} s of training or more"
     try:
         found = rates(loader.engine.store, loader.plan, loader.to_device.device, workers, antialias=antialias)
-    except Exception as error:  # the training is over and saved: nothing may fail now
+    except Exception as error:  # the training has ended and is saved: the job must not fail now
         return f"{said}; the backends could not be measured: {error}"
     if backend not in found:
         return f"{said} ({text(found)})"
@@ -130,7 +130,7 @@ def advice(
 
 
 class Head(Plan):
-    """The first batches of a plan, over and over."""
+    """A plan that repeats the first batches of another plan."""
 
     def __init__(self, plan: Plan):
         super().__init__(plan.index, plan.sampler, plan.augment, plan.size, plan.views)

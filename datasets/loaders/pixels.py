@@ -1,6 +1,6 @@
 """Change the pixels and labels of a batch by the parameters of datasets/sampling/effects.py.
 
-All arithmetic on pixels is that of integers: a sample becomes the same on every device and in every batch.
+All arithmetic on pixels uses integers, so a sample gets the same pixels on every device and in every batch.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,10 @@ Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor
 
 _GREY = (19595, 38470, 7471)  # ITU-R BT.601, in 1 / ONE
 _TOGETHER = 4  # images; even
-_BITS, _SHIFT = ONE.bit_length() - 1, 32  # of a factor; TrivialAugment's farthest translation, pixels
+_BITS, _SHIFT = (
+    ONE.bit_length() - 1,
+    32,
+)  # of a factor's fraction; TrivialAugment's largest translation in pixels
 
 
 def plan_change(
@@ -34,7 +37,7 @@ def plan_change(
     transform: Change | None,
     mean: tuple[float, ...],
 ) -> tuple[Batch, Change]:
-    """Return the batch, whose crops now have the parameters of its effects, and the function that changes its
+    """Return the batch, with the parameters of its effects in `crops`, and the function that changes its
     images and labels: `transform`, then the effects."""
     seed, epoch, ids = plan.sampler.seed, plan.sampler.epoch, batch.ids
     drawn = draw_effects(effects, ids, seed, epoch, plan.size) if effects else None
@@ -65,7 +68,7 @@ def apply(
     images: uint8 [n, C, H, W]; those of a pair, 2k and 2k + 1, are mixed with each other. labels: int64 [n];
     float [n, classes] if images are mixed. mean: of pixels / 255, what erased boxes are filled with.
     """
-    if not images.is_cuda and len(images) > _TOGETHER:  # so few stay in the cache of a CPU
+    if not images.is_cuda and len(images) > _TOGETHER:  # few images fit into the CPU's cache
         parts = [slice(first, first + _TOGETHER) for first in range(0, len(images), _TOGETHER)]
         found = [
             apply(
@@ -98,7 +101,7 @@ def apply(
 
 
 def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the host on the device; the host does not wait for the copy to a GPU."""
+    """Copy a tensor from the host to the device. The host does not wait for a GPU."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
@@ -110,7 +113,7 @@ def _mix(
     cut = _inside(images, drawn["mix_top"], drawn["mix_left"], drawn["mix_height"], drawn["mix_width"])
     if effects.mixup:
         images = _blend(images, others, torch.where(drawn["mix"] == MIXUP, drawn["share"], ONE))
-    images = torch.where(cut, others, images)  # of mixup the boxes are empty
+    images = torch.where(cut, others, images)  # for mixup the boxes are empty
     own = torch.nn.functional.one_hot(labels, classes).to(torch.get_default_dtype())
     share = (drawn["share"] / ONE).to(own.dtype).view(-1, 1)
     return images, own * share + own[other] * (1 - share)
@@ -123,7 +126,7 @@ def _inside(
     height: torch.Tensor,
     width: torch.Tensor,
 ) -> torch.Tensor:
-    """Which pixels are in the box of each image: bool [n, 1, H, W]."""
+    """Return which pixels are in the box of each image: bool [n, 1, H, W]."""
     rows = torch.arange(images.shape[2], device=images.device).view(1, 1, -1, 1)
     columns = torch.arange(images.shape[3], device=images.device).view(1, 1, 1, -1)
     below, right = rows - _column(top), columns - _column(left)
@@ -135,7 +138,7 @@ def _column(values: torch.Tensor) -> torch.Tensor:
 
 
 def _blend(images: torch.Tensor, other: torch.Tensor | None, factor: torch.Tensor) -> torch.Tensor:
-    """images * factor + other * (1 - factor), uint8. other: None is 0. factor: int64 [n], 0..2 in 1 / ONE."""
+    """Return images * factor + other * (1 - factor), uint8. other: None: 0. factor: int64 [n], in 1 / ONE."""
     own = _column(factor.to(torch.int32))
     mixed = images * own  # int32
     if other is not None:
@@ -146,7 +149,7 @@ def _blend(images: torch.Tensor, other: torch.Tensor | None, factor: torch.Tenso
 
 
 def _grey(images: torch.Tensor) -> torch.Tensor:
-    """uint8 [n, 3, H, W] -> int32 [n, 1, H, W]; images of another number of channels are their own grey."""
+    """Return grey images: uint8 [n, 3, H, W] -> int32 [n, 1, H, W]. Without 3 channels they do not change."""
     if images.shape[1] != 3:
         return images.int()
     grey = images[:, :1].int().mul_(_GREY[0])
@@ -172,7 +175,7 @@ def _saturation(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def _sharpness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Blend with the mean of 3x3 pixels, the middle one five times; the border stays."""
+    """Blend images with their 3x3 means, whose centre counts five times. Border pixels do not change."""
     wide = images.int()
     height, width = images.shape[2:]
     total = 4 * wide[:, :, 1:-1, 1:-1]
@@ -202,7 +205,7 @@ def _trivial_augment(drawn: Drawn, images: torch.Tensor) -> torch.Tensor:
 
 
 def _operate(name: str, images: torch.Tensor, strength: np.ndarray) -> torch.Tensor:
-    """One operation of TrivialAugment, with a strength for each image."""
+    """Apply one operation of TrivialAugment, with a strength for each image."""
     share = strength / STRONGEST  # -1..1
 
     def tensor(values: np.ndarray) -> torch.Tensor:
@@ -222,7 +225,7 @@ def _operate(name: str, images: torch.Tensor, strength: np.ndarray) -> torch.Ten
         scaled = ((images.int() - low) * 255 + span // 2) // span.clamp(min=1)
         return torch.where(span > 0, scaled, images.int()).to(torch.uint8)
     if name == "equalize":
-        from torchvision.transforms.v2 import functional  # integers, for each image by itself
+        from torchvision.transforms.v2 import functional  # uses integers, and treats each image separately
 
         return functional.equalize(images)
     if name == "identity":
@@ -232,7 +235,7 @@ def _operate(name: str, images: torch.Tensor, strength: np.ndarray) -> torch.Ten
 
 def _matrix(name: str, share: np.ndarray, height: int, width: int) -> np.ndarray:
     """Return int64 [6, n]: the source of the pixel (x, y) of the result is (a x + b y + c, d x + e y + f), in
-    1 / ONE. Shears leave the upper or left edge where it is, rotations the middle."""
+    1 / ONE. Shears do not move the upper or left edge, rotations do not move the centre."""
     zero, one = np.zeros_like(share), np.ones_like(share)
     if name == "rotate":
         angle, x, y = np.radians(135 * share), (width - 1) / 2, (height - 1) / 2
@@ -249,7 +252,7 @@ def _matrix(name: str, share: np.ndarray, height: int, width: int) -> np.ndarray
 
 
 def _move(images: torch.Tensor, *matrix: torch.Tensor) -> torch.Tensor:
-    """Take the nearest source pixel, black outside of the image."""
+    """Return images of the nearest source pixels, black outside of the image."""
     height, width = images.shape[2:]
     a, b, c, d, e, f = (each.view(-1, 1, 1) for each in matrix)
     y = torch.arange(height, device=images.device).view(1, -1, 1)

@@ -1,4 +1,4 @@
-"""Options as other programs spell them: NVIDIA's ConvNets and the article "Diving into DALI"."""
+"""Options with the names of other programs: NVIDIA's ConvNets and the article "Diving into DALI"."""
 
 import argparse
 import os
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def merge(args: argparse.Namespace) -> None:
-    """Remove the options of add_arguments() and set data_url, amp, data_backend and keep by them. args: also
-    enable_gpu. Raises BadInput if two options contradict each other."""
+    """Replace the options of add_arguments() by data_url, amp, data_backend and keep. args: also enable_gpu.
+    Raises BadInput if two options contradict each other."""
     given = ("data", "fp16", "use_dali", "dali_cpu", "gather_checkpoints")
     data, fp16, use_dali, dali_cpu, gathered = (args.__dict__.pop(name) for name in given)
     if data and args.data_url and os.path.abspath(data) != os.path.abspath(args.data_url):

@@ -1,6 +1,6 @@
-"""NVIDIA DALI, told what to do: encoded bytes and boxes go in through an external source.
+"""An engine with NVIDIA DALI, which gets encoded bytes and boxes through an external source.
 
-DALI's own readers and random operators would decide which samples and which boxes; here the plan does, so a
+DALI's own readers and random operators would choose other samples and boxes. Here the plan chooses them, so a
 run may change from or to this engine at any step. On the GPU, JPEGs are decoded by nvJPEG ("mixed").
 """
 
@@ -20,12 +20,12 @@ from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
 
-DALI = "nvidia-dali-cuda120"  # as pip knows it
-_AHEAD = 3  # batches that are in work while one is used
+DALI = "nvidia-dali-cuda120"  # the package's name for pip
+_AHEAD = 3  # batches that are prepared while one is used
 _IMAGES_PER_TASK = 8  # images that a thread reads in one task
-# nvJPEG's buffers for the largest image of ImageNet: without the padding they grow, and free, while training
+# bytes for the largest image of ImageNet: without this padding nvJPEG reallocates buffers while training
 _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
-# Chroma is interpolated, as by every other decoder here; nvJPEG repeats it unless asked (from CUDA 12.1 on).
+# Interpolate chroma, as all other decoders here do. nvJPEG repeats it by default (option from CUDA 12.1 on).
 NVJPEG = {"device": "mixed", "jpeg_fancy_upsampling": True}
 
 
@@ -37,13 +37,18 @@ def missing() -> str | None:
 
 
 def load_dali() -> tuple[ModuleType, ModuleType]:
-    """Return nvidia.dali's fn and types as modules: its stubs lack constants, and refuse keywords in **."""
+    """Return nvidia.dali's fn and types as modules: its type stubs lack constants and refuse ** arguments."""
     return importlib.import_module("nvidia.dali.fn"), importlib.import_module("nvidia.dali.types")
 
 
 class Dali:
-    """An engine for Loader. workers: threads. device: the GPU on which to decode and cut; None for all
-    on the CPU. Raises BadInput if DALI cannot be imported."""
+    """An engine for Loader. Raises BadInput if DALI cannot be imported.
+
+    store: of datasets/stores.
+    workers: threads.
+    device: the GPU that decodes and crops; None: the CPU.
+    antialias: as in fn.resize.
+    """
 
     reuses_memory = True
 
@@ -81,7 +86,7 @@ class Dali:
                 pipeline.release_outputs()
         finally:
             self._inputs.close()
-            if not ended:  # what is in flight would come out first in the next epoch
+            if not ended:  # the next epoch would begin with the batches in flight
                 self._pipeline = None
 
     def close(self) -> None:
@@ -93,7 +98,7 @@ class Dali:
         self._reader.close()
 
     def _read_ahead(self, plan: Plan):
-        """(batch, its encoded images), in order; files are read while DALI decodes what came before."""
+        """Yield (batch, its encoded images) in order. Files are read while DALI decodes earlier batches."""
         waiting = collections.deque()
         batches = iter(plan)
         try:
@@ -109,7 +114,7 @@ class Dali:
                 concurrent.futures.wait(contents)
 
     def _reading(self, batch: Batch) -> list[concurrent.futures.Future]:
-        """Tasks that read the batch's images in order, some a task."""
+        """Return tasks that read the batch's images in order, each of them several images."""
         ids, read = batch.ids, self._reader.start(batch.ids)
 
         def prepare(places: range) -> list[np.ndarray]:
@@ -129,8 +134,8 @@ class Dali:
         return np.frombuffer(self.store.portable(id, content), np.uint8)
 
     def _source(self) -> tuple:
-        """What DALI asks for before it works on a batch: images, corners and sizes of the boxes, sizes of
-        what becomes of them, and ids. Raises StopIteration at the end of the epoch."""
+        """Return DALI's inputs for a batch: images, corners and sizes of the boxes, output sizes, and ids.
+        Raises StopIteration at the end of the epoch."""
         batch, contents = next(self._inputs)
         crops = batch.crops
         anchors = np.stack([crops.top, crops.left], axis=1)
@@ -143,11 +148,13 @@ class Dali:
         sizes = np.full(shapes.shape, self._built_for[0], np.float32)
         sizes[crops.flip, 1] *= -1  # a negative width mirrors
         inputs = contents, anchors.astype(np.int32), shapes.astype(np.int32), sizes, batch.ids
-        self._in_flight.append((batch, inputs))  # not copied: they live until the batch comes out
+        self._in_flight.append(
+            (batch, inputs)
+        )  # DALI does not copy them: keep them until the batch comes out
         return inputs
 
     def _culprit(self, error: RuntimeError) -> Exception:
-        """Which file it was: DALI does not know their names."""
+        """Return the error with the name of the bad file, which DALI does not know."""
         for batch, _ in self._in_flight:
             for id in batch.ids:
                 try:
@@ -157,7 +164,7 @@ class Dali:
         return error
 
     def _built(self, plan: Plan):
-        """The pipeline, kept from epoch to epoch."""
+        """Return the pipeline, which is kept from epoch to epoch."""
         built_for = plan.size, plan.largest
         if self._pipeline is None or self._built_for != built_for:
             self._pipeline, self._built_for = self._build(*built_for), built_for
@@ -180,7 +187,7 @@ class Dali:
         return pipeline
 
     def _graph(self, size: int) -> tuple:
-        """(images uint8 [size, size, 3], ids) of what _source() gives."""
+        """Return the outputs (images uint8 [size, size, 3], ids) for the inputs from _source()."""
         fn, types = load_dali()
         gpu = self.device is not None
         contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)

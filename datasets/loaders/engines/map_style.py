@@ -25,7 +25,7 @@ from datasets.loaders.loader import Copy, Loader
 from datasets.sampling.philox import Operation, draw
 from datasets.sampling.sampler import Batch, Plan
 
-TARGETS = ("label", "labels", "target", "targets", "y")  # keys of a dictionary, the first that is there
+TARGETS = ("label", "labels", "target", "targets", "y")  # the first of these keys in a dictionary is used
 _MT19937 = 625 * 4  # bytes of the state of NumPy's global generator: 624 words and a position
 
 
@@ -42,13 +42,16 @@ def map_style_loader(
     """Return a loader of (inputs, targets) on the device, of any map-style Dataset.
 
     dataset: has __getitem__ and __len__; an item is (input, target), or a dictionary with one of TARGETS.
-    sampler: of datasets/sampling. augment: not used, since items transform themselves. collate_fn: takes a
-    list of items and returns (inputs, targets), nested as you like (default: torch's default_collate).
-    workers: processes; 0 loads in this one. pinned: to a GPU, copy from pinned memory while the model works.
-    Raises BadInput, for an IterableDataset too.
+    sampler: of datasets/sampling.
+    augment: not used, because the dataset transforms its items.
+    collate_fn: gets a list of items and returns (inputs, targets), nested in any way (default: torch's
+        default_collate).
+    workers: processes; 0: this process loads.
+    pinned: copy to a GPU from pinned memory while the model works.
+    Raises BadInput, for example for an IterableDataset.
 
-    The receipt covers ids, targets and the seed of each item, not the inputs. A `fingerprint` of the dataset
-    (any text) says which data it holds; without one it is computed (datasets/fingerprint.py).
+    The receipt covers ids, targets and the seed of each item, not the inputs. The `fingerprint` of the
+    dataset (any text) identifies its data; if it has none, it is computed (datasets/fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
     engine = MapStyle(fetcher, workers, pinned and device.type == "cuda")
@@ -56,13 +59,13 @@ def map_style_loader(
 
 
 def build_loader(engine: Any, fetcher: "Fetcher", sampler: Any, device: torch.device) -> Loader:
-    """Return a Loader of an engine that delivers what the fetcher fetches."""
+    """Return a Loader of an engine that delivers the fetcher's batches."""
     plan = Plan(Index(fetcher), sampler, draw_seeds)
     return Loader(engine, plan, device, to_device=MoveToDevice(device))
 
 
 class Seeds(NamedTuple):
-    """What the generators are seeded with around an item. seed: int64 [n], at least 0."""
+    """The seeds of the generators for each item. seed: int64 [n], at least 0."""
 
     seed: np.ndarray
 
@@ -74,8 +77,7 @@ def draw_seeds(index: Any, ids: np.ndarray, seed: int, epoch: int) -> Seeds:
 
 
 class Index:
-    """The index of a Plan: how many samples there are, and which. Their labels are known once they are
-    read."""
+    """The index of a Plan for any Dataset. All labels are 0, because they are known only after reading."""
 
     def __init__(self, fetcher: "Fetcher"):
         self.labels = np.broadcast_to(np.int64(0), len(fetcher.dataset))  # type: ignore[arg-type]
@@ -87,10 +89,10 @@ class Index:
 
 
 class Fetcher:
-    """Reads the items of a batch and collates them, each with generators of its own seed.
+    """A reader that loads and collates the items of a batch, each item with its own seed.
 
-    It can be pickled, and runs in any process. Other arguments are those of map_style_loader(). Raises
-    BadInput if the dataset cannot be read by number.
+    It can be pickled, and runs in any process. The arguments are those of map_style_loader(). Raises BadInput
+    if the dataset has no __getitem__ or __len__.
     """
 
     def __init__(self, dataset: Dataset, collate_fn: Callable[[list], Any] | None = None):
@@ -105,7 +107,7 @@ class Fetcher:
             raise BadInput(f"{name} needs __getitem__ and __len__, as every map-style Dataset has")
         self.dataset, self.collate_fn = dataset, collate_fn
         self._table, self._rows = _table_of(dataset) if collate_fn is None else (None, None)
-        self._draws = False  # whether an item has used a generator
+        self._draws = False  # whether an item has used a global generator
         self._reseed: list[Callable[[int], object]] | None = None  # of the generators that the dataset holds
 
     @functools.cached_property
@@ -116,7 +118,7 @@ class Fetcher:
 
     def batch(self, ids: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return (labels for the receipt, int64 [n]; (inputs, targets)) of samples, collated."""
-        if self._table:  # whole rows at once, and nothing is random
+        if self._table:  # all rows in one call; they are not random
             rows = torch.from_numpy(ids if self._rows is None else self._rows[ids])
             inputs, targets = _pair(tuple(tensor[rows] for tensor in self._table.tensors))
             return hash_rows(targets), (inputs, targets)
@@ -125,20 +127,20 @@ class Fetcher:
         return self.collate(self.items(ids, seeds), int(seeds[-1]))
 
     def collate(self, items: list, seed: int) -> tuple[np.ndarray, tuple[Any, Any]]:
-        """Return what batch() returns, of items. seed: that of the last one, for a collate_fn that draws."""
+        """Return collated items as batch() does. seed: of the last item, for a random collate_fn."""
         if self.collate_fn:
             _seed(seed)
         inputs, targets = _pair((self.collate_fn or default_collate)(items))
         if self.collate_fn is None and isinstance(targets, torch.Tensor):
             return hash_rows(targets), (inputs, targets)
-        labels = [hash_value(_target(item)) for item in items]  # the batch may be padded: not its rows
+        labels = [hash_value(_target(item)) for item in items]  # not of rows: the batch may be padded
         return np.array(labels, np.int64), (inputs, targets)
 
     def items(self, ids: np.ndarray, seeds: np.ndarray) -> list:
         """Return the items of samples.
 
-        As long as no item has used a generator, they are not seeded, which would cost 8 us an item. An item
-        that draws is noticed, and its batch is read again. Draws from the generators.
+        Seeding costs 8 us per item, so it starts only after an item has used a generator. This is detected,
+        and that batch is read again. The call changes the state of the global generators.
         """
         if self._reseed is None:
             self._reseed = find_generators(self.dataset)
@@ -198,14 +200,14 @@ class MapStyle:
 
 
 class MoveToDevice:
-    """The last stage of a loader of any Dataset: tensors, nested as they are, move to the device."""
+    """The last stage of a loader of any Dataset: it moves nested tensors to the device."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def begin(self, batch: Batch, data: tuple[Any, Any]) -> Copy:
-        """Start the way to the device."""
+        """Start moving (inputs, targets) to the device."""
         if self._stream is None:
             return Copy(self._move(data[0]), self._move(data[1]))
         with torch.cuda.stream(self._stream):
@@ -215,7 +217,7 @@ class MoveToDevice:
         return Copy(inputs, targets, ready)
 
     def end(self, copy: Copy) -> tuple[Any, Any]:
-        """Return (inputs, targets), for the caller's stream."""
+        """Return (inputs, targets) for use on the caller's stream."""
         if copy.ready:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(copy.ready)
@@ -223,14 +225,14 @@ class MoveToDevice:
         return copy.images, copy.labels
 
     def wait(self) -> None:
-        """Do nothing: no memory is used again."""
+        """Do nothing: no memory is reused."""
 
     def _move(self, data: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), data)
 
 
 def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
-    """Return the TensorDataset that a dataset is, or is a part of, and which rows (None: all)."""
+    """Return the TensorDataset of a dataset or its Subsets, and the rows (None: all); else (None, None)."""
     rows = None
     while type(dataset) is Subset:
         indices = np.asarray(dataset.indices, np.int64)
@@ -241,9 +243,9 @@ def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
 def find_generators(dataset: Any) -> list[Callable[[int], object]]:
     """Return functions that seed the generators which a dataset holds.
 
-    torch.Generator, numpy.random.Generator and RandomState, random.Random, and what has a method
-    set_random_seed(), as Albumentations' pipelines do: in attributes, in lists and dictionaries of them, and
-    in what the functions among them and __getitem__ refer to.
+    Generators are torch.Generator, numpy.random.Generator and RandomState, random.Random, and objects with
+    set_random_seed(), such as Albumentations' pipelines. They are searched in attributes, in lists and
+    dictionaries, and in the objects to which functions and __getitem__ refer.
     """
     found: list[Callable[[int], object]] = []
     seen: set[int] = set()
@@ -274,7 +276,7 @@ _DEPTH = 6
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Return what a value refers to, if a generator may be there."""
+    """Return the objects to which a value refers and that may hold a generator."""
     if isinstance(value, list | tuple | set):
         return list(value) if len(value) < 100 else []  # longer ones are data
     if isinstance(value, dict):
@@ -300,21 +302,21 @@ def _seed_short(function: Callable[[int], object], seed: int) -> None:
 
 
 def _seed(seed: int) -> None:
-    """Seed the three generators that belong to no object."""
+    """Seed the global generators of torch, NumPy and `random`."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
 
 
 def _snapshot() -> tuple:
-    """Return the states of the three generators, to be compared. NumPy's own way to its state takes 30 us."""
+    """Return the states of the global generators, for comparison. NumPy's get_state() would take 30 us."""
     state = np.random.get_bit_generator().ctypes.state_address  # type: ignore[attr-defined]
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), ctypes.string_at(state, _MT19937)
 
 
 @contextlib.contextmanager
 def restored_generators() -> Iterator[None]:
-    """A context after which the three generators are as before."""
+    """Restore the states of the global generators at the end of the context."""
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         yield
@@ -325,7 +327,7 @@ def restored_generators() -> Iterator[None]:
 
 
 class _Keys:
-    """(ids, seeds) of each step."""
+    """An iterable of the (ids, seeds) of each step."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -339,16 +341,16 @@ class _Keys:
 
 
 class _Batches(Dataset):
-    """Whole batches by their keys."""
+    """A dataset of whole batches, whose keys are (ids, seeds)."""
 
     def __init__(self, fetcher: Fetcher):
         self.fetcher = fetcher
 
     def __getitems__(self, keys: list[np.ndarray]) -> list[tuple]:
-        """Return [(ids, seeds, labels, batch)]; a BadInput instead of the batch, because it would become the
-        text of a traceback."""
+        """Return [(ids, seeds, labels, batch)]. A BadInput is returned instead of the batch, because a raised
+        error would become the text of a traceback."""
         ids, seeds = keys
-        here = torch.utils.data.get_worker_info() is None  # where dropout draws from the generators, too
+        here = torch.utils.data.get_worker_info() is None  # in this process the model uses the generators too
         try:
             with restored_generators() if here else contextlib.nullcontext():
                 return [(ids, seeds, *self.fetcher.batch(ids, seeds))]
@@ -380,7 +382,7 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 
 def _target(item: Any) -> Any:
-    """Return the target of an item; the whole item if it is not to be told apart."""
+    """Return the target of an item; the whole item if it has no separate target."""
     if isinstance(item, dict):
         return next((item[key] for key in TARGETS if key in item), item)
     return item[1] if isinstance(item, list | tuple) and len(item) == 2 else item

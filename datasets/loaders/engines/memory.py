@@ -1,4 +1,4 @@
-"""Batches of a data set that fits in memory, gathered whole: no item-by-item fetch, collation or worker."""
+"""An engine for a data set in memory. It gathers whole batches, without items, collation or workers."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def plan_of(data: ImageSet, sampler: Any, augment: bool) -> Plan:
 
 
 def corners(batch: Batch) -> CropFlip:
-    """Return the windows of a batch; without augmentation those that show the images as they are."""
+    """Return the windows of a batch; without augmentation they show the whole images."""
     if batch.crops:
         return CropFlip(*batch.crops)
     corner = np.zeros(len(batch.ids), np.int64)
@@ -41,8 +41,8 @@ def corners(batch: Batch) -> CropFlip:
 
 
 class Memory:
-    """An engine that cuts batches out of images in host memory. augment: whether the plan's crops need the
-    padding of the data set."""
+    """An engine that crops images in host memory. augment: whether the plan's crops need the padding of the
+    data set."""
 
     reuses_memory = False
 
@@ -60,12 +60,12 @@ class Memory:
 def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device) -> torch.Tensor:
     """Return the images with `padding` pixels around them, uint8 [N, H + 2 padding, W + 2 padding, C].
 
-    images: uint8 [N, C, H, W]. reflect: the padding mirrors the image without repeating its border; else it
-    is black.
+    images: uint8 [N, C, H, W]. reflect: the padding mirrors the image without repeating its border; false:
+    it is black.
     """
     count, channels, height, width = images.shape
     shape = (count, height + 2 * padding, width + 2 * padding, channels)
-    # Filled on the device: the host never holds the padded images as well.
+    # filled on the device, so the host needs no memory for the padded images
     padded = torch.zeros(shape, dtype=torch.uint8, device=device)
     bottom, right = padding + height - 1, padding + width - 1
     padded[:, padding : bottom + 1, padding : right + 1] = images.to(device).permute(0, 2, 3, 1)
@@ -79,9 +79,9 @@ def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device)
 
 
 class Windows:
-    """Cuts windows out of images that are kept padded.
+    """Padded images, from which windows are cut.
 
-    images, padding, reflect: as for pad(), on the host. Takes the memory of the padded images.
+    images, padding, reflect: as for pad(), on the host. It needs memory for the padded images.
     """
 
     def __init__(self, images: torch.Tensor, padding: int, reflect: bool = False):

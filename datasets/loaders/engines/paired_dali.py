@@ -1,4 +1,4 @@
-"""Pairs of images through NVIDIA DALI: decoded, resized, cut and turned over there, as the plan says."""
+"""An engine for pairs of images with NVIDIA DALI, which decodes, resizes, crops and flips by the plan."""
 
 from typing import Any
 
@@ -13,9 +13,14 @@ from datasets.stores.files import PairFiles
 
 
 class PairedDali(Dali):
-    """An engine for pairs. store: of a paired_images.PairIndex. workers: threads. device: where the batches
-    go. where: "cpu"; or "gpu", where nvJPEG decodes ("mixed") and the images stay on `device`; None: on the
-    device if it is a GPU. Raises BadInput where DALI or the GPU is missing."""
+    """An engine for pairs. Raises BadInput if DALI or the GPU is missing.
+
+    store: of a paired_images.PairIndex.
+    workers: threads.
+    device: of the batches.
+    where: "cpu"; "gpu": nvJPEG decodes ("mixed") and the images stay on `device`; None: "gpu" if `device` is
+        a GPU.
+    """
 
     def __init__(self, store: PairFiles, workers: int, device: torch.device, where: str | None = None):
         where = where or ("gpu" if device.type == "cuda" else "cpu")
@@ -34,7 +39,7 @@ class PairedDali(Dali):
         return super()._read_ahead(self._not_empty(plan))
 
     def _not_empty(self, plan: Plan):
-        """What DALI can run: this process's part of an epoch's last batch may be nothing."""
+        """Yield the batches that DALI can run. A rank's part of the last batch of an epoch may be empty."""
         for batch in plan:
             if len(batch.ids):
                 yield batch
@@ -51,7 +56,9 @@ class PairedDali(Dali):
         if index.rows:
             sizes = np.stack([index.heights[batch.ids], index.widths[batch.ids]], axis=1)
             inputs += (sizes.astype(np.float32),)
-        self._in_flight.append((batch, inputs))  # not copied: they live until the batch comes out
+        self._in_flight.append(
+            (batch, inputs)
+        )  # DALI does not copy them: keep them until the batch comes out
         return inputs
 
     def _graph(self, size: int) -> tuple:

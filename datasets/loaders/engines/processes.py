@@ -1,7 +1,6 @@
-"""The usual way: torch's DataLoader with worker processes, Pillow and torchvision's transforms.
+"""An engine with torch's DataLoader: worker processes, Pillow and torchvision's transforms.
 
-It differs from the usual in what it is told: ids with their boxes instead of ids, so that no worker draws
-random numbers.
+The workers receive ids with their boxes, so they draw no random numbers.
 """
 
 import io
@@ -23,7 +22,7 @@ from datasets.stores.store import Store
 
 
 class Processes:
-    """An engine for Loader. workers: processes; 0 loads in the calling one."""
+    """An engine for Loader. workers, pinned: as in Workers. antialias: as in torchvision's resized_crop."""
 
     reuses_memory = False
 
@@ -47,7 +46,7 @@ class Processes:
 
 
 class _Rows:
-    """Lists of (id, label, top, left, height, width, flip, size), a list a step."""
+    """An iterable of lists of (id, label, top, left, height, width, flip, size), one list per step."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -66,7 +65,7 @@ class _Images(Dataset):
         self.store, self.antialias = store, antialias
 
     def __getitems__(self, rows: list[list[int]]) -> list[tuple[list[int], torch.Tensor | BadInput]]:
-        """Return the items of a batch, or its error: raised, it would become the text of a traceback."""
+        """Return the items of a batch, or its error. A raised error would become the text of a traceback."""
         try:
             contents = self.store.read(np.array([row[0] for row in rows], dtype=np.int64))
             return [self._item(row, content) for row, content in zip(rows, contents, strict=True)]

@@ -1,4 +1,4 @@
-"""Reads the batches of a store; a store that is far away is asked before a batch is needed."""
+"""Read the batches of a store, in advance if it is remote."""
 
 import concurrent.futures
 from collections.abc import Callable
@@ -7,11 +7,11 @@ import numpy as np
 
 from datasets.stores.store import Store
 
-_THREADS = 2  # while one batch is received, the next is asked for
+_THREADS = 2  # while one batch is received, the next is requested
 
 
 class Reader:
-    """Reads from a store on behalf of an engine."""
+    """A reader of a store for an engine."""
 
     def __init__(self, store: Store):
         self._store = store
@@ -20,9 +20,9 @@ class Reader:
             self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "fetcher")
 
     def start(self, ids: np.ndarray) -> Callable[[range], list[bytes | np.ndarray]]:
-        """Return a function that gives what Store.read() returns for a range of places in `ids`.
+        """Return a function that returns the samples for a range of positions in `ids`, as Store.read() does.
 
-        If the store is remote, reading starts now, for all of them; else when the function is called.
+        If the store is remote, all ids are read from now on. Otherwise reading starts with the function call.
         """
         if self._threads is None:
             return lambda places: self._store.read(ids[places.start : places.stop])

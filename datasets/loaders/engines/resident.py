@@ -1,4 +1,4 @@
-"""Batches of a data set that stays in the device's memory: a step copies ids, corners and labels."""
+"""An engine for a data set in the device's memory: a step copies only ids, crop corners and labels."""
 
 import itertools
 from typing import Any
@@ -11,13 +11,13 @@ from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import Plan
 
-_CHUNK = 4096  # images, at least a batch, gathered at a time: fewer copies and kernels
+_CHUNK = 4096  # images gathered at a time (at least a batch), for fewer copies and kernels
 
 
 def resident_loader(data: ImageSet, sampler: Any, device: torch.device, augment: bool = False) -> Loader:
     """Return a loader whose images stay on the device: the same batches as make_loader(), bit for bit.
 
-    It takes the memory of the padded uint8 images: 240 MB for CIFAR-10. On the CPU it is a make_loader().
+    It needs memory for the padded uint8 images: 240 MB for CIFAR-10. On the CPU it returns make_loader().
     """
     if device.type == "cpu":
         return make_loader(data, sampler, device, augment)
@@ -45,7 +45,7 @@ class Resident:
 
 
 class Gather:
-    """Gathers windows from images that are kept on `device`, padded as memory.pad() does it."""
+    """Images on `device`, padded by memory.pad(), from which windows are gathered."""
 
     def __init__(self, images: torch.Tensor, padding: int, device: torch.device, reflect: bool = False):
         _, channels, self.height, self.width = images.shape

@@ -1,4 +1,4 @@
-"""No data at all: the ceiling that the other engines are measured against."""
+"""An engine without data, to measure the maximum speed of a training."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from datasets.sampling.sampler import Plan
 
 
 class SyntheticIndex:
-    """What a plan needs to know of a data set that is not there: `count` images of 500x375 pixels."""
+    """The index of a data set without files: `count` images of 500x375 pixels."""
 
     def __init__(self, count: int, split: str, classes: int = 1000):
         self.classes = tuple(map(str, range(classes)))
@@ -22,8 +22,10 @@ class SyntheticIndex:
 
 
 class Synthetic:
-    """An engine for Loader: the plan's ids and labels, and the same random images, already on the
-    device. What it delivers has no boxes, so its receipt is not that of real data."""
+    """An engine for Loader: the plan's ids and labels, and always the same random images on the device.
+
+    Its batches have no boxes, so its receipt differs from that of real data.
+    """
 
     reuses_memory = False
 

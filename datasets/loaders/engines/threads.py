@@ -1,6 +1,6 @@
-"""Threads that decode, cut and resize straight into a ring of batches.
+"""An engine with threads that decode, crop and resize images into a ring of batch buffers.
 
-simplejpeg, OpenCV and torch release the interpreter's lock, so threads do what DataLoader's processes do,
+simplejpeg, OpenCV and torch release the GIL. So threads work in parallel, like DataLoader's processes, but
 without copies between processes.
 """
 
@@ -19,12 +19,17 @@ from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
 
 _AHEAD = 3  # batches that are filled while one is used
-_IMAGES_PER_TASK = 4  # images a task: what a task costs to begin, spread
+_IMAGES_PER_TASK = 4  # spreads the cost of starting a task
 
 
 class Threads:
-    """An engine for Loader. store: of datasets/stores. workers: threads. pinned: fill memory from which
-    a GPU can copy by itself."""
+    """An engine for Loader.
+
+    store: of datasets/stores.
+    workers: threads.
+    pinned: use pinned memory, which a GPU can read directly.
+    antialias: as in cut().
+    """
 
     reuses_memory = True
 
@@ -58,7 +63,7 @@ class Threads:
             tasks = [task for entry in waiting for task in entry[-1]]
             for task in tasks:
                 task.cancel()
-            concurrent.futures.wait(tasks)  # nobody writes into memory that is used again
+            concurrent.futures.wait(tasks)  # no task may write into memory that is reused
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -66,7 +71,7 @@ class Threads:
         self._ring.clear()
 
     def _memory(self, count: int, size: int) -> list[torch.Tensor]:
-        """The ring, kept from epoch to epoch."""
+        """Return the ring of buffers, which is kept from epoch to epoch."""
         shape = (count, size, size, 3)
         if not self._ring or self._ring[0].shape != shape:
             self._ring = [
@@ -92,7 +97,7 @@ class Threads:
             cut(image, top, left, height, width, flip, images[place], scale, self.antialias)
 
     def _scratch(self, id: int) -> np.ndarray:
-        """Memory of this thread into which an image is decoded: fresh memory would cost page faults."""
+        """Return this thread's memory for a decoded image. New memory would cost page faults."""
         needed = 3 * int(self.store.index.widths[id]) * int(self.store.index.heights[id])
         scratch = getattr(self._own, "scratch", None)
         if scratch is None or len(scratch) < needed:
@@ -101,7 +106,7 @@ class Threads:
 
 
 def _pool(workers: int) -> concurrent.futures.ThreadPoolExecutor:
-    """Return threads in which torch starts no threads: for one image they cost more than they gain."""
+    """Return a pool in whose threads torch starts no threads: for one image they cost more than they gain."""
     threads = torch.get_num_threads()
     begun = threading.Barrier(workers)
 
@@ -111,5 +116,5 @@ def _pool(workers: int) -> concurrent.futures.ThreadPoolExecutor:
 
     pool = concurrent.futures.ThreadPoolExecutor(workers, "loader", initializer=begin)
     concurrent.futures.wait([pool.submit(int) for _ in range(workers)])
-    torch.set_num_threads(threads)  # what a thread sets, those that begin later take over
+    torch.set_num_threads(threads)  # begin() also changed the default of later threads
     return pool

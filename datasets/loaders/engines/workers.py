@@ -15,8 +15,8 @@ from common.distributed import preemption
 
 
 class Workers:
-    """Loads batches in worker processes. count: processes; 0 loads in the calling one. pinned: whether the
-    batches come in pinned memory."""
+    """Worker processes that load batches. count: of processes; 0: the calling process loads. pinned: return
+    batches in pinned memory."""
 
     def __init__(self, count: int, pinned: bool):
         self.count, self.pinned = count, pinned
@@ -41,7 +41,7 @@ class Workers:
                 pin_memory=self.pinned,
                 persistent_workers=self.count > 0,
                 worker_init_fn=functools.partial(_begin, self._closing),
-                generator=torch.Generator(),  # its seed is not to be drawn from the job's random numbers
+                generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
         return iter(self._loader)
 
@@ -52,8 +52,7 @@ class Workers:
 
 
 def _begin(closing: Any, worker: int) -> None:
-    """In a worker: not to die of a platform's SIGTERM before the job has saved, but of its parent's at the
-    end."""
+    """Prepare a worker: it ignores SIGTERM until close(), because the job saves after the platform's."""
     preemption.ignore()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if closing.value else None)
 

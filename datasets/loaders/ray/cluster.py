@@ -1,7 +1,7 @@
 """Find, start, join and leave a Ray cluster.
 
-Ray listens on all interfaces, and whoever reaches its ports may run code there. So a cluster that is started
-here asks for a token (Ray's documentation, "Token authentication"), and has no dashboard.
+Ray listens on all interfaces, and any client that reaches its ports can run code. So a cluster that is
+started here requires a token (Ray's documentation, "Token authentication"), and has no dashboard.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _nodes: list[tuple[subprocess.Popen, socket.socket]] = []  # that this process h
 
 
 class NoCluster(BadInput):
-    """There is no Ray cluster at the address. reason: what Ray says. cure: what to do, except `ray start`."""
+    """There is no Ray cluster at the address. reason: Ray's message. cure: advice besides `ray start`."""
 
     def __init__(self, address: str, reason: str, cure: str):
         place = "on this machine" if address == "auto" else f"at {address}"
@@ -71,9 +71,12 @@ def join(
 ) -> None:
     """Make "auto" mean this cluster for every loader of this process.
 
-    address: as HELP says. broadcast: returns rank 0's value on all ranks; all of them must call join(). With
-    "start" rank 0's node is the head, and the job's other nodes join it. RAY_AUTH_TOKEN, if it is set for the
-    job, is the cluster's token, and lets further machines join. Raises BadInput.
+    address: see HELP. "start": rank 0's node is the head, and the job's other nodes join it.
+    broadcast: returns rank 0's value on all ranks. All ranks must call join().
+    rank, world_size: of this process.
+    log: called with one line of text.
+    If RAY_AUTH_TOKEN is set for the job, it is the cluster's token, and more machines may join. Raises
+    BadInput.
     """
     if reason := unavailable():
         raise BadInput(f"--ray_address {address}: {reason}")
@@ -116,8 +119,8 @@ def join(
 def start_own(reason: str, log: Callable[[str], None] = print) -> None:
     """Start a cluster of this machine alone, and make "auto" mean it. It ends with this process.
 
-    The job's ranks on this machine share the one that the first of them starts. reason: why no other cluster
-    is used. Raises BadInput.
+    The job's ranks on this machine share the cluster of the first rank. reason: why no other cluster is used.
+    Raises BadInput.
     """
     joined = torch.distributed.is_available() and torch.distributed.is_initialized()
     world_size = torch.distributed.get_world_size() if joined else whole(os.environ, "WORLD_SIZE", 1)
@@ -163,7 +166,7 @@ def leave() -> None:
 
 
 def _start_head(shared: bool, record: str = "") -> tuple[str, str]:
-    """Start a cluster whose head is this node. Returns (address, token). record: a file that ends with it."""
+    """Start a cluster whose head is this node. Return (address, token). record: deleted at its end."""
     token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     if len(token) < 16:
         raise BadInput(f"RAY_AUTH_TOKEN has {len(token)} characters: take at least 16")
@@ -178,14 +181,14 @@ def _start_head(shared: bool, record: str = "") -> tuple[str, str]:
 
 
 def _start_node(address: str, cpus: int | None = None) -> None:
-    """Let this machine join a cluster. cpus: that it offers, default all that it may use."""
+    """Let this machine join a cluster. cpus: number that it offers (default: available_cores())."""
     own = _own_address(address)
     arguments = ["--address", address, *([f"--node-ip-address={own}"] if own else [])]
     _start(arguments, available_cores() if cpus is None else cpus, os.environ.get("RAY_AUTH_TOKEN"))
 
 
 def _start(arguments: list[str], cpus: int, token: str | None, record: str = "") -> None:
-    """Start a node on this machine, which ends with this process. Raises BadInput with what Ray says."""
+    """Start a node on this machine, which ends with this process. Raises BadInput with Ray's message."""
     ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}
     paths = filter(None, [ROOT, os.environ.get("PYTHONPATH")])

@@ -20,8 +20,8 @@ from common.exits import import_optional
 from datasets.loaders.ray import worker
 from datasets.loaders.ray.wire import RAY, Message, pack, read, write
 
-_AT_ONCE = 2  # tasks a worker: one that it computes, and one that waits there
-_FATAL = 3  # workers that one task may end
+_AT_ONCE = 2  # tasks per worker: one runs, and one waits there
+_FATAL = 3  # a task fails after it has ended this number of workers
 _REACHED = 5.0  # seconds for the head to accept a connection
 _FULL = 15.0  # seconds for workers to start before a full cluster is reported
 _SLOW = 120.0  # seconds for the first worker if the cluster has room
@@ -32,9 +32,9 @@ _LONELY = 10.0  # seconds for a replacement if no worker is left
 def main(connection: socket.socket) -> None:
     """Serve the pool at the other end of the connection until that end closes.
 
-    Receives a dict of options and the packed function; answers the size of the cluster, or why there is none.
-    Then receives ("task", key, lane) with a packed task and ("forget", keys), and sends ("done", key) with a
-    packed result, ("log", text), ("alone", whether no worker is left) and ("refused", text).
+    Receive a dict of options and the packed function. Send the size of the cluster, or the reason why there
+    is none. Then receive ("task", key, lane) with a packed task and ("forget", keys), and send ("done", key)
+    with a packed result, ("log", text), ("alone", whether no worker is left) and ("refused", text).
     """
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     file = connection.makefile("rwb")
@@ -43,7 +43,7 @@ def main(connection: socket.socket) -> None:
     try:
         ray = import_optional("ray", "Ray cannot be imported", RAY)
         host, _, port = options["address"].rpartition(":")
-        if host:  # Ray itself would wait, and then end this process
+        if host:  # ray.init() would wait, and then end this process
             socket.create_connection((host, int(port)), _REACHED).close()
         node = {"_node_ip_address": options["node"]} if options["node"] else {}
         quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
@@ -65,7 +65,7 @@ class _Driver:
         self.queues: dict = collections.defaultdict(asyncio.PriorityQueue)  # lane -> keys, smallest first
         self.deaths: collections.Counter = collections.Counter()  # workers that a task has ended
         self.ready: set[int] = set()  # the workers that run
-        self.served: set[int] = set()  # those that have ever run
+        self.served: set[int] = set()  # the workers that have run at any time
         self.alone = False
         self.failure = "no reason is known"
 
@@ -90,7 +90,7 @@ class _Driver:
             self.tasks.pop(key, None)
 
     async def _keep(self, number: int) -> None:
-        """Keep a worker running. Its tasks are those of its lane, or of any."""
+        """Keep a worker running. Its tasks are those of its lane, or of the common queue."""
         queue = self.queues[number if self.lanes else None]
         while True:
             actor = self.actor.remote(self.paths, self.held, number, self.workers)
@@ -116,7 +116,7 @@ class _Driver:
     async def _feed(
         self, number: int, actor: Any, queue: asyncio.PriorityQueue, given: collections.deque
     ) -> None:
-        """Give a worker tasks, and send its results. Raises RayError when it is lost."""
+        """Give tasks to a worker and send its results. Raises RayError if the worker is lost."""
         name = await actor.name.remote()
         self.ready.add(number)
         self.served.add(number)

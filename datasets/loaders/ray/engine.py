@@ -1,7 +1,6 @@
-"""An engine whose work is done on the nodes of a Ray cluster: ids and boxes go out, uint8 images come back.
+"""An engine on the nodes of a Ray cluster: it sends ids and boxes, and receives uint8 images.
 
-A task holds all that a worker needs, and workers draw no random numbers. So the images do not depend on the
-cluster.
+A task contains all parameters, and workers draw no random numbers. So images do not depend on the cluster.
 """
 
 import collections
@@ -24,15 +23,19 @@ from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import Batch, Plan, rows
 from datasets.stores.files import FileStore
 
-_CPUS = 0.5  # of a worker: those of training and those of evaluation take turns
-_ROWS = 64  # images a task: a larger batch is divided among the workers
-_AHEAD = 2  # tasks a worker that are under way while one batch is used
+_CPUS = 0.5  # per worker: the workers of training and of evaluation do not run at the same time
+_ROWS = 64  # images per task: a larger batch is divided among the workers
+_AHEAD = 2  # running tasks per worker while one batch is used
 _MISSING = "the nodes of the Ray cluster must see the images under the same path as this one"
 
 
 class RayEngine:
-    """An engine for Loader. cutter: makes the images on the workers; its method join(batch, parts), if it has
-    one, makes a batch of their results here. Other arguments are those of Pool."""
+    """An engine for Loader.
+
+    cutter: a function for Pool that makes images. If it has a method join(batch, parts), this process calls
+        it to make a batch of the results.
+    The other arguments are those of Pool.
+    """
 
     reuses_memory = False
 
@@ -50,7 +53,7 @@ class RayEngine:
         self._pool = Pool(cutter, workers, address, cpus, log)
 
     def run(self, plan: Plan) -> Generator[tuple[Batch, Any], None, None]:
-        """Yield each batch with its images, uint8 [n, H, W, C], or what the cutter joins. Raises BadInput."""
+        """Yield each batch with its images, uint8 [n, H, W, C], or the results of join(). Raises BadInput."""
         batches: collections.deque = collections.deque()  # (batch, its tasks), oldest first
 
         def tasks() -> Iterator[tuple]:
@@ -81,7 +84,7 @@ def _join_images(batch: Batch, parts: list[np.ndarray]) -> tuple[Batch, torch.Te
 
 
 class FolderCutter:
-    """Decodes, cuts and resizes images. store: of datasets/stores; the workers must reach what it reads."""
+    """A cutter that decodes, crops and resizes images. The workers must be able to read the store."""
 
     def __init__(self, store: Any, antialias: bool = True):
         self.store, self.antialias = store, antialias
@@ -90,7 +93,7 @@ class FolderCutter:
             self.store.index = _Columns(store.index)
 
     def begin(self, worker: int, workers: int) -> None:
-        """Let torch use one thread: a worker has one CPU."""
+        """Let torch use one thread, because a worker has one CPU at most."""
         torch.set_num_threads(1)
 
     def __call__(self, task: tuple) -> np.ndarray:
@@ -106,7 +109,7 @@ class FolderCutter:
 
 
 class _Columns(ImageFolderIndex):
-    """An index that is pickled whole: the workers need not see the folder in which it is kept."""
+    """An index that is pickled with its arrays, so the workers do not need its folder."""
 
     def __init__(self, index: ImageFolderIndex):
         for name, value in vars(index).items():
@@ -117,14 +120,14 @@ class _Columns(ImageFolderIndex):
 
 
 class WindowCutter:
-    """Cuts windows out of images in memory. augment: whether the plan's crops need the data set's padding."""
+    """A cutter of images in memory. augment: whether the plan's crops need the data set's padding."""
 
     def __init__(self, data: ImageSet, augment: bool):
         self.images, self.padding = data.images.numpy(), data.padding if augment else 0
         self.reflect = data.reflect
 
     def begin(self, worker: int, workers: int) -> None:
-        """Lay the images out."""
+        """Pad the images."""
         images = torch.from_numpy(np.array(self.images))
         self._windows = Windows(images, self.padding, self.reflect)
 
@@ -134,7 +137,7 @@ class WindowCutter:
 
 
 class ItemReader:
-    """Reads items of any Dataset. The workers must reach what it reads."""
+    """A cutter that reads items of any Dataset. The workers must be able to read its files."""
 
     def __init__(self, fetcher: Fetcher):
         self.fetcher = fetcher
@@ -149,7 +152,7 @@ class ItemReader:
             return self.fetcher.items(ids, crops[0]) if len(ids) else []
 
     def join(self, batch: Batch, parts: list[list]) -> tuple[Batch, Any]:
-        """Return the batch with its labels, and its (inputs, targets)."""
+        """Return (the batch with its labels, its (inputs, targets))."""
         items = [item for part in parts for item in part]
         with restored_generators():
             if not items:  # a rank's part of a last batch may be empty
@@ -176,8 +179,8 @@ def ray_map_style_loader(
 ) -> Loader:
     """Return a map_style_loader() whose items are read by workers of a Ray cluster.
 
-    augment: not used, as there. workers, address, log: as Pool takes them. The dataset travels to the workers
-    once, with its tensors.
+    augment: not used. workers, address, log: as in Pool. The dataset with its tensors is sent to the workers
+    once.
     """
     fetcher = Fetcher(dataset, collate_fn)
     return build_loader(RayEngine(ItemReader(fetcher), workers, 1.0, address, log), fetcher, sampler, device)
@@ -194,8 +197,8 @@ def ray_memory_loader(
 ) -> Loader:
     """Return a make_loader() whose crops and flips are made by workers of a Ray cluster.
 
-    workers, address, log: as Pool takes them. Images that fit in memory are cut faster in this process: this
-    shows the change, and that the data are the same.
+    workers, address, log: as in Pool. Images that fit in memory are cropped faster in this process. This
+    loader shows the necessary change, and delivers the same data.
     """
     engine = RayEngine(WindowCutter(data, augment), workers, 1.0, address, log)
     return Loader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)

@@ -1,4 +1,4 @@
-"""A process that runs one node of a Ray cluster, and ends it when the job ends, also if the job is killed."""
+"""The process that runs one node of a Ray cluster, and ends it when the job ends or is killed."""
 
 import contextlib
 import os
@@ -22,13 +22,13 @@ _ENDED = 5.0  # seconds for its processes to end by themselves
 def main(connection: socket.socket) -> None:
     """Start a node, and end it when the other end of the connection closes.
 
-    Receives (arguments of `ray start`, path of a file that ends with the node if it names the token); answers
-    with nothing, or why the node does not run.
+    Receive (arguments of `ray start`, path of a file that is deleted with the node if it contains the token).
+    Send "" or the reason why the node does not run.
     """
     file = connection.makefile("rwb")
     (arguments, record), _ = read(file)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the job's end decides
+        signal.signal(number, signal.SIG_IGN)  # the node ends with the job
     folder = tempfile.mkdtemp(prefix="ray-")
     try:
         own = [f"--temp-dir={folder}"] if "--head" in arguments else []

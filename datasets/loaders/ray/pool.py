@@ -1,4 +1,4 @@
-"""A function that runs on workers of a Ray cluster, and in this process when no worker is left."""
+"""Run a function on workers of a Ray cluster, or in this process if no worker is left."""
 
 import collections
 import contextlib
@@ -24,14 +24,17 @@ _RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", "RAY_ENABLE_UV_RUN_RUNTI
 
 
 class Pool:
-    """Runs function(task) on workers of a Ray cluster. Results come in any order, and are taken by key.
+    """Workers of a Ray cluster that run function(task). Results come in any order and are taken by key.
 
-    function: an object with begin(worker, workers) and __call__(task). The result must follow from function
-    and task alone: a task is computed again if its worker is lost. workers: actors, each with `cpus` CPUs.
-    address: of the cluster; "auto": RAY_ADDRESS, or a node of it runs on this machine. log: called with one
-    line. cure: what to do if there is no cluster. lanes: tasks name their worker, so all workers must run.
+    function: an object with begin(worker, workers) and __call__(task). The result must depend only on
+        function and task, because a task is computed again if its worker is lost.
+    workers: actors, each with `cpus` CPUs.
+    address: of the cluster; "auto": RAY_ADDRESS, or the cluster with a node on this machine.
+    log: called with one line of text.
+    cure: the advice in the error if there is no cluster.
+    lanes: tasks name their worker, so all workers must run.
     On a cluster that a loader has started (cluster.OWN) Ray reserves no CPUs, because loaders share the
-    cores: each has at most one actor for `cpus` cores. Raises BadInput if there is no Ray or no cluster.
+    cores: each has at most one actor for `cpus` cores. Raises BadInput if Ray or the cluster is missing.
     """
 
     def __init__(
@@ -73,11 +76,11 @@ class Pool:
             link.log(f"ray: {text}: this machine has {available_cores()} CPUs")
 
     def runs(self, function: Any) -> bool:
-        """Return whether the workers have this function as it is now."""
+        """Return whether the workers have the current state of this function."""
         return _digest(pack(function)) == self._digest
 
     def submit(self, task: Any, lane: int | None = None) -> int:
-        """Begin a task and return its key. Earlier tasks come first. lane: its worker, None for any."""
+        """Start a task and return its key. Earlier tasks run first. lane: its worker, None for any."""
         key = next(self._keys)
         self._link.tasks[key] = lane, task
         self._link.send(("task", key, lane), pack(task))
@@ -102,7 +105,7 @@ class Pool:
         raise value
 
     def map(self, tasks: Iterable, ahead: int) -> Generator:
-        """Yield the results of tasks in order, with `ahead` more of them under way. Raises as take() does."""
+        """Yield the results of tasks in order, while `ahead` more tasks run. Raises as take() does."""
         tasks, keys = iter(tasks), collections.deque()
         try:
             while True:
@@ -114,17 +117,17 @@ class Pool:
             self.forget(keys)
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Drop tasks whose results are not wanted."""
+        """Drop tasks whose results are not needed."""
         if dropped := [key for key in keys if self._link.drop(key)]:
             self._link.send(("forget", dropped))
 
     def close(self) -> None:
-        """End the workers and the link to Ray, and wait for it."""
+        """End the workers and the connection to Ray, and wait until the driver has ended."""
         self._finalizer()
 
 
 class _Link:
-    """The connection to the driver. A thread reads it, which does not keep the pool alive."""
+    """The connection to the driver. Its reading thread does not refer to the pool, which can be collected."""
 
     def __init__(self, log: Callable[[str], None]):
         self.log, self.owner = log, os.getpid()
@@ -137,7 +140,7 @@ class _Link:
         self.refused = ""
 
     def open(self, options: dict, function: Message) -> dict | str:
-        """Let the driver connect. Returns the size of the cluster, or why there is none."""
+        """Let the driver connect. Return the size of the cluster, or the reason why there is none."""
         try:
             write(self.file, options, function)
             found, _ = read(self.file)
@@ -151,7 +154,7 @@ class _Link:
             write(self.file, header, message)
 
     def wait(self, key: int, timeout: float) -> Message | None:
-        """Return the result of a task, or None if it is to be computed in this process."""
+        """Return the result of a task, or None if this process must compute it."""
         with self.changed:
 
             def is_decided() -> bool:
@@ -164,7 +167,7 @@ class _Link:
             return self.results.get(key)
 
     def drop(self, key: int) -> bool:
-        """Forget a task. Returns whether the driver still has it."""
+        """Drop a task. Return whether the driver still has it."""
         with self.changed:
             return self.tasks.pop(key, None) is not None and self.results.pop(key, None) is None
 

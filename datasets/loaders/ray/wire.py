@@ -19,13 +19,13 @@ import torch
 from common.exits import import_optional
 from common.files import ROOT
 
-RAY = '"ray>=2.52"'  # as pip knows it; 2.52 is the first version with tokens
+RAY = '"ray>=2.52"'  # the requirement for pip; 2.52 is the first version with tokens
 
 Message = tuple[bytes, list]  # the pickle of a value, and the bytes of its tensors and arrays, uint8
 
 
 def pack(value: Any) -> Message:
-    """Pickle a value. The buffers are views of its tensors and arrays. Raises what pickle raises."""
+    """Pickle a value. The buffers are views of its tensors and arrays. Raises pickle's exceptions."""
     cloudpickle: Any = import_optional("ray.cloudpickle", "Ray cannot be imported", RAY)
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[name-defined]  # an optional package
@@ -47,7 +47,7 @@ def unpack(message: Message) -> Any:
 
 
 def write(file: io.BufferedRWPair, header: Any, message: Message = (b"", [])) -> None:
-    """Send a header, which is any value that pickle takes, and a message. Raises OSError if that fails."""
+    """Send a header, any value that can be pickled, and a message. Raises OSError."""
     form, buffers = message
     pickle.dump((header, form, [len(buffer) for buffer in buffers]), file, 5)
     for buffer in buffers:
@@ -69,9 +69,9 @@ def read(file: io.BufferedRWPair) -> tuple[Any, Message]:
 
 
 def start(module: str, **environment: str) -> tuple[subprocess.Popen, socket.socket]:
-    """Start main(connection) of a module of this package. Returns the process and our end of the connection.
+    """Start main(connection) of a module of this package. Return the process and our end of the connection.
 
-    The process ends when this end closes, which it also does when this process is killed.
+    The process ends when our end closes, also because this process is killed.
     """
     ours, theirs = socket.socketpair()
     code = f"""import socket, sys; sys.path.insert(0, {ROOT!r})

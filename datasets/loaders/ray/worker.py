@@ -1,7 +1,7 @@
 """The actor that runs on the nodes of a Ray cluster.
 
-The class travels by value and imports this project only when sys.path is set: every node needs this project's
-files, at the same path or on the PYTHONPATH of `ray start`.
+The class is pickled by value and imports this project only after it has set sys.path. Every node needs this
+project's files, at the same path or on the PYTHONPATH of `ray start`.
 """
 
 import os
@@ -11,10 +11,11 @@ from typing import Any
 
 
 class Worker:
-    """Runs a function on one task after the other.
+    """An actor that runs a function on one task after another.
 
-    paths: sys.path of the training process. held: [reference to the packed function]. number: of this worker,
-    from 0 to count - 1.
+    paths: sys.path of the training process.
+    held: [reference to the packed function].
+    number, count: the number of this worker, from 0, and of all workers.
     """
 
     def __init__(self, paths: list, held: list, number: int, count: int):
