@@ -25,9 +25,9 @@ DEFAULT_FOLDER = os.path.join(ROOT, "input_dir")
 def local_folder(data_url: str | None) -> str:
     """Return data_url as a local folder. None: the repository's input_dir/, which need not exist yet.
 
-    Objects below an s3:// or obs:// URL are copied to the node's scratch disk (datasets/staging.py), and
-    every process of the job waits until all nodes have them. Raises BadInput if that fails, for another URL
-    and for a missing folder.
+    Objects below an s3:// or obs:// URL are copied to the node's scratch disk (datasets/staging.py). Every
+    process of the job waits until all nodes have them. Raises BadInput if that fails, for another URL and for
+    a missing folder.
     """
     if data_url is None:
         return DEFAULT_FOLDER

@@ -32,7 +32,7 @@ from common.object_store.store import Object, ObjectStore
 from datasets.staged_copy import StagedCopy, format_line, read_boot_id, read_clock, time_of
 
 THREADS = 16
-MANIFESTS = ("manifest.json", output_list.NAME)  # they list the sizes and sha256 of what was uploaded
+MANIFESTS = ("manifest.json", output_list.NAME)  # they list size and sha256 of the uploaded files
 _IN_USE = 60.0  # seconds to wait for another job to end
 _LARGEST_MANIFEST = 2**30  # bytes
 _SLACK = 4096  # bytes that a file may take on the disk in addition to its size

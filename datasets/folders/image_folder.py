@@ -24,7 +24,7 @@ from datasets import files
 from datasets.folders import images
 from datasets.folders.listing import SHOWN, THREADS, TOGETHER, VAL_SHARE, Listing, Log, look, progress
 
-_FORMAT = 2  # to increase if the columns or the results of images.inspect() change
+_FORMAT = 2  # increase it if the columns or the results of images.inspect() change
 _COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
     "labels": "<i8", "widths": "<i4", "heights": "<i4", "channels": "|u1", "plain": "|b1",
     "misnamed": "|u1",  # 0, or the position of the content's kind in images.KINDS, from 1
@@ -159,7 +159,7 @@ def load(
     staged: copy the objects of a URL to this node; false: read each object once for the index.
     val_share: the share that is "val" if the folder has no splits (listing.in_val()); 0: each split is the
         whole folder.
-    Raises BadInput if there are no images, if files cannot be read, or if too many images are bad.
+    Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
     if is_url(root) and not staged:

@@ -1,4 +1,4 @@
-"""List folders of images: paths, labels, sizes and modification times, without reading a file.
+"""List folders of images: paths, labels, sizes and modification times, without reading an image.
 
 A split of a root folder is the first of these that exists ("val" may also be named validation, valid or
 test):

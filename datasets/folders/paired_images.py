@@ -67,8 +67,8 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
     cache: folder of the index.
     rows: height to which the images are resized (0: they keep their size).
     log: called with one line of text.
-    Raises BadInput if a folder is missing or empty, if an image has no partner or a partner of another size,
-    or if a file is damaged or cannot be read.
+    Raises BadInput if a folder is missing or empty, or if a file is damaged or cannot be read. It is also
+    raised if an image has no partner, or if the images of a pair differ in size.
     """
     log = one_line(log)
     listing = _look(os.path.abspath(files.local_folder(root)), split, log)

@@ -55,7 +55,7 @@ def resolve(backend: str, device: torch.device) -> str:
 def parse_list(names: str | None, device: torch.device, log: Callable[[str], None]) -> list[str]:
     """Return the backends of a list separated by commas; without a list all that are available.
 
-    log: called with one line about each backend that is not available, if there is no list.
+    log: called with one line about each backend that is not available, unless a list is given.
     Raises BadInput as resolve() does.
     """
     if names:

@@ -13,7 +13,7 @@ import torch
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import Batch, Plan
 
-Images = Generator[tuple[Batch, torch.Tensor], None, None]  # what Engine.run() yields
+Images = Generator[tuple[Batch, torch.Tensor], None, None]  # yielded by Engine.run()
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # of (images, labels)
 _KEPT = 4  # batches whose memory is reused
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255

@@ -66,7 +66,7 @@ def apply(
     """Return (images, labels) with the effects, in new memory.
 
     images: uint8 [n, C, H, W]; those of a pair, 2k and 2k + 1, are mixed with each other. labels: int64 [n];
-    float [n, classes] if images are mixed. mean: of pixels / 255, what erased boxes are filled with.
+    float [n, classes] if images are mixed. mean: of pixels / 255, the colour of erased boxes.
     """
     if not images.is_cuda and len(images) > _TOGETHER:  # few images fit into the CPU's cache
         parts = [slice(first, first + _TOGETHER) for first in range(0, len(images), _TOGETHER)]

@@ -1,6 +1,6 @@
 """CIFAR-10 (A. Krizhevsky, 2009): 50,000 + 10,000 colour images of 32x32 pixels in 10 classes.
 
-Loaded from the first of these that exists in or below data_url:
+It is loaded from the first of these that exists in or below data_url:
 
 1. cifar-10-batches-py/ or cifar-10-python.tar.gz, the python version: md5 checked, restricted unpickler;
 2. cifar-10-batches-bin/ or cifar-10-binary.tar.gz, the binary version: the archive's md5 is checked. Of

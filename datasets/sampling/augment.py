@@ -51,7 +51,7 @@ def alternating_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> Crop
 class Crop(NamedTuple):
     """A box in the image, in pixels (int64 [n]), and whether its content is mirrored.
 
-    flip: bool [n], left and right exchanged; or integers [n], 2 more if top and bottom are exchanged.
+    flip: bool [n], mirrored left to right; or integers [n], 1 for left to right plus 2 for top to bottom.
     """
 
     top: np.ndarray

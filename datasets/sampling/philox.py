@@ -1,8 +1,8 @@
 """Random numbers as a pure function of their address: Philox4x32-10, vectorised in NumPy.
 
 Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, and its library Random123,
-whose published test vectors the tests check. A counter-based generator has no state, so a sample's
-augmentation can be computed anywhere, in any order, after any restart, and is the same.
+whose published test vectors the tests check. A counter-based generator has no state. So a sample's
+augmentation is the same on any machine, in any order and after any restart.
 """
 
 from collections.abc import Iterable

@@ -3,10 +3,10 @@
 It proves that two runs passed the same samples, labels and crops to the same training steps. Their loaders,
 world sizes and restarts may differ. It does not cover pixels, or batches that were prepared but not yielded.
 
-Each sample becomes three 64-bit hashes: of its id, of (id, label), of (id, augmentation parameters). A step
-is their sums modulo 2^64: neither the order inside a global batch nor its division among the ranks matters,
-and one all_reduce combines the ranks. The steps are chained. Hash of a word: the finalizer of SplitMix64
-(Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
+Each sample becomes three 64-bit hashes: of its id, of (id, label), of (id, augmentation parameters). The
+record of a step has their sums modulo 2^64. So the order inside a global batch and its division among the
+ranks do not matter, and one all_reduce combines the ranks. The steps are chained. Hash of a word: the
+finalizer of SplitMix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
 """
 
 import hashlib

@@ -1,10 +1,10 @@
 """The samples of each step with their labels and crops: a pure function of (seed, epoch, step).
 
-The epoch's permutation is never stored. It is a keyed bijection on 0..size-1, a Feistel network over two
-digits of the sample number whose round function is Philox, and the ids of one batch are the images of that
-batch's positions. So any step of any epoch costs the time and memory of one batch, also for 10^9 samples, and
-the state to resume is the number of steps done. Source: J. Black and P. Rogaway, "Ciphers with Arbitrary
-Finite Domains", CT-RSA 2002 (the generalised Feistel cipher and cycle walking).
+The epoch's permutation is never stored. It is a keyed bijection on 0..size-1: a Feistel network over two
+digits of the sample number, with Philox as round function. The ids of a batch are the images of its
+positions. So any step of any epoch costs the time and memory of one batch, also for 10^9 samples. The state
+to resume is the number of completed steps. Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite
+Domains", CT-RSA 2002 (the generalised Feistel cipher and cycle walking).
 
 Engines receive a Plan and deliver its batches. The samples of a step are chosen here, before files are read.
 """
@@ -208,8 +208,8 @@ class SequentialBatchSampler:
     """A batch sampler for evaluation: every sample exactly once over all ranks, no padding, nothing dropped.
 
     Iterating yields int64 arrays of at most `batch` ids: this rank's contiguous part of 0..size-1 in order.
-    Ranks may have different numbers of batches (none if size < world_size), so nothing inside the loop may
-    communicate.
+    Ranks may have different numbers of batches (0 for some if size < world_size), so the ranks must not
+    communicate inside the loop.
     """
 
     seed, epoch = 0, 1  # a random augmentation is the same in every evaluation

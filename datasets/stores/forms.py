@@ -26,7 +26,7 @@ class Sample(NamedTuple):
 def make(
     files: Any, id: int, form: str, short_side: int = SHORT_SIDE, scratch: np.ndarray | None = None
 ) -> Sample:
-    """Return the sample made from its file. files: a FileStore. Raises BadInput as it does."""
+    """Return the sample made from its file. files: a FileStore. Raises BadInput as files.content() does."""
     return convert(files.index, id, files.content(id), form, short_side, scratch)
 
 

@@ -14,8 +14,8 @@ from datasets.folders import images
 class Store:
     """The samples of a data set, by id. Threads may share it; it can be pickled and survives a fork.
 
-    index: an ImageFolderIndex. form: what read() returns, "encoded" or "decoded". is_remote: reading waits
-    for a network, so engines request a whole batch in advance.
+    index: an ImageFolderIndex. form: of the samples that read() returns, "encoded" or "decoded". is_remote:
+    reading waits for a network, so engines request a whole batch in advance.
     """
 
     index: Any
@@ -30,7 +30,7 @@ class Store:
         raise NotImplementedError
 
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
-        """Return the pixels of what read() returned for a sample, uint8 [height, width, 3].
+        """Return the pixels of a sample, uint8 [height, width, 3]. content: as returned by read().
 
         scratch: uint8 memory, which the result may use. Raises BadInput if the content cannot be decoded.
         """
@@ -62,7 +62,7 @@ class Threads:
         self._pid = 0
 
     def map(self, function: Callable[[int], Any], values: Iterable[int]) -> list:
-        """Return the results in order. Raises what the first failing call raised."""
+        """Return the results in order. Raises the exception of the first failing call."""
         if self._pool is None or self._pid != os.getpid():
             self._pool, self._pid = ThreadPoolExecutor(self._count, self._name), os.getpid()
         return list(self._pool.map(function, values))

@@ -1,7 +1,7 @@
 """The tiers of a data set: a pack on the node, a shared cache, the files. The first with a sample is used.
 
 A pack has every sample or none, so Stores chooses it once. A cache is asked for each sample. A missing sample
-is made from its file in the form of the cache, so it has the same bits as a sample from the cache.
+is made from its file in the form of the cache, so both tiers return the same bits.
 """
 
 from collections.abc import Callable

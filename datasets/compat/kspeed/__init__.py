@@ -167,9 +167,9 @@ class KSpeedCallable:
 
     The samples are those of a WholeBatchSampler (datasets/sampling) with batches of batch_size * num_shards.
     So each sample comes at most once an epoch, and the global batches follow from the seed. A source of
-    samples ends after the last full batch of all shards, because DALI takes no partial batches from it, and
-    skips the remaining samples. A source of batches skips none. Images that are not plain are passed as PNG,
-    which DALI decodes to Pillow's pixels.
+    samples ends after the last full batch of all shards, because DALI takes no partial batches from it. The
+    remaining samples, others each epoch, are skipped. A source of batches skips none. Images that are not
+    plain are passed as PNG, which DALI decodes to Pillow's pixels.
 
     root: of class folders.
     shuffle: False: the samples are in order.

@@ -1,7 +1,7 @@
 """Batches of any map-style torch Dataset, the same at any number of workers and ranks and after any restart.
 
-Around each item the generators of torch, NumPy and `random`, and those that the dataset holds, are seeded by
-(seed, epoch, sample id). So what random transforms draw depends on the sample alone.
+For each item the generators of torch, NumPy, `random` and the dataset are seeded by (seed, epoch, sample id).
+So random transforms do not depend on the worker or on other samples.
 """
 
 import contextlib

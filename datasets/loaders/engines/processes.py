@@ -87,7 +87,7 @@ class _Images(Dataset):
         try:
             file = io.BytesIO(self.store.portable(id, content))
             return Image.open(file, formats=["JPEG", "PNG"]).convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises
+        except (OSError, SyntaxError, ValueError) as error:  # Pillow's exceptions
             raise BadInput(f"cannot decode {self.store.index.path(id)}: {error}") from error
 
 

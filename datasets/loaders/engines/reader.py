@@ -22,7 +22,7 @@ class Reader:
     def start(self, ids: np.ndarray) -> Callable[[range], list[bytes | np.ndarray]]:
         """Return a function that returns the samples for a range of positions in `ids`, as Store.read() does.
 
-        If the store is remote, all ids are read from now on. Otherwise reading starts with the function call.
+        If the store is remote, reading of all ids starts now. Otherwise reading starts with the call.
         """
         if self._threads is None:
             return lambda places: self._store.read(ids[places.start : places.stop])

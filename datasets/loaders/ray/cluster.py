@@ -119,8 +119,8 @@ def join(
 def start_own(reason: str, log: Callable[[str], None] = print) -> None:
     """Start a cluster of this machine alone, and make "auto" mean it. It ends with this process.
 
-    The job's ranks on this machine share the cluster of the first rank. reason: why no other cluster is used.
-    Raises BadInput.
+    The job's ranks on this machine share the cluster that one of them starts. reason: why no other cluster is
+    used. Raises BadInput.
     """
     joined = torch.distributed.is_available() and torch.distributed.is_initialized()
     world_size = torch.distributed.get_world_size() if joined else whole(os.environ, "WORLD_SIZE", 1)

@@ -1,7 +1,7 @@
 """The process that is connected to Ray: it keeps the workers of one pool alive and gives them tasks.
 
-Ray ends a connected process when the head dies ("The program will terminate") or the token is wrong. So the
-training is not connected: this process is. When it ends, Ray ends its workers and frees their objects.
+Ray ends a connected process when the head dies ("The program will terminate") or the token is wrong. So this
+process is connected instead of the training. When it ends, Ray ends its workers and frees their objects.
 """
 
 import asyncio

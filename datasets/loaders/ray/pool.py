@@ -31,7 +31,7 @@ class Pool:
     workers: actors, each with `cpus` CPUs.
     address: of the cluster; "auto": RAY_ADDRESS, or the cluster with a node on this machine.
     log: called with one line of text.
-    cure: the advice in the error if there is no cluster.
+    cure: the advice in the error if no cluster is found.
     lanes: tasks name their worker, so all workers must run.
     On a cluster that a loader has started (cluster.OWN) Ray reserves no CPUs, because loaders share the
     cores: each has at most one actor for `cpus` cores. Raises BadInput if Ray or the cluster is missing.
@@ -87,8 +87,8 @@ class Pool:
         return key
 
     def take(self, key: int, timeout: float = 0.0) -> Any:
-        """Return the result of a task. Raises what the function raised, BadInput if the cluster has no room,
-        and RuntimeError after `timeout` seconds (0: never)."""
+        """Return the result of a task. Raises the function's exception, BadInput if the cluster is full, and
+        RuntimeError after `timeout` seconds (0: never)."""
         result = self._link.wait(key, timeout)
         lane, task = self._link.tasks[key]
         self.forget([key])

@@ -1,7 +1,7 @@
 """Messages between processes: a pickle, followed by the bytes of its tensors and arrays.
 
 Ray's pickle sends functions and classes of the running script by value. Torch's pickle copies a tensor
-several times, so plain tensors travel as buffers of pickle protocol 5 (PEP 574).
+several times, so plain tensors are sent as buffers of pickle protocol 5 (PEP 574).
 """
 
 import contextlib

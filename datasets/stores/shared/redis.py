@@ -102,7 +102,7 @@ class RedisStore:
             return False
 
     def put(self, ids: Iterable[int], samples: list[Sample]) -> int:
-        """Put the samples. Return how many were stored. A server that is full or down stores none."""
+        """Put the samples. Return how many were stored. A server that is full or down stores no more."""
         self._start()
         parts: dict[Server, list] = {}
         for id, sample in zip(ids, samples, strict=True):

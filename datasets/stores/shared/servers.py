@@ -25,7 +25,7 @@ _SLOWEST = 20e6  # bytes/s: reading the files is faster than that
 _SLOTS, _STRIDE = 16384, 79  # the stride: odd, near the golden ratio of GROUPS
 _TICK = 0.5  # seconds between two rounds of the background thread
 _PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds before a server is tried again: doubled each time
-_WORTH = 200  # a failure cost c seconds: a server that worked for less than 200 c is not used for 200 c
+_WORTH = 200  # after a failure of c seconds, a server that worked for less than 200 c is not used for 200 c
 _COMMANDS = 500  # sent at a time
 _NODES = 8  # asked at a time
 
