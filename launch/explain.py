@@ -11,7 +11,7 @@ _CODES = {
     0: "done",
     1: "an error in the program: its traceback is in the log",
     BAD_INPUT: "bad input: the log has one line `error: ...` with the value",
-    NO_RENDEZVOUS: "the processes did not find each other: the log names those that are missing or wrong",
+    NO_RENDEZVOUS: "the processes did not connect to each other: the log names the missing or wrong ones",
     LOST_CONTACT: "contact with another process was lost: look at the node that failed first",
     NOT_SAVED: "the last results could not be written: the log says which, and why",
     DIVERGED: "training diverged: too many steps in a row without a finite loss and gradient",
