@@ -34,15 +34,14 @@ def two(tmp_path_factory):
 
 
 def test_survivors_of_a_killed_rank_leave():
-    """Of every node, whatever the rank: within 2 s, with an exit code that is not 0."""
+    """Of every node, whatever the rank, with an exit code that is not 0. On an idle machine it takes 2 s; a
+    collective would wait for TIMEOUT."""
     for rank in (0, 3):
         fault = f"kill:rank={rank},step=2"
         result = simulate("--nodes=2", "--processes=2", "--fault", fault, *JOB, code=None)
         table, moment = rows(result.stdout), fired(result.stdout, fault)
         assert table[str(rank // 2)].code == 137 and table[str(1 - rank // 2)].code not in (0, 137)
-        assert max(row.seconds for row in table.values()) - moment < 2 + 0.2, (
-            "0.2: the table and its rounding"
-        )
+        assert max(row.seconds for row in table.values()) - moment < TIMEOUT / 2
 
 
 def test_survivors_of_a_stopped_rank_leave():
