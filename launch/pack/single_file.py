@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import itertools
 import os
 import textwrap
 import zipfile
@@ -35,6 +36,13 @@ def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
     except OSError as error:
         raise BadInput(f"{to} cannot be written: {error.strerror}") from error
     return path, True
+
+
+def holds_bootfile(path: str) -> bool:
+    """Return whether a script is a single file with a job of Bootfile, which takes that job's options."""
+    with open(path, "rb") as file:
+        header = itertools.takewhile(lambda line: line.startswith(b"#"), file)
+        return any(line.startswith(b"#     common/entry.py  ") for line in header)
 
 
 def _body(manifest: dict, contents: list[Content]) -> str:

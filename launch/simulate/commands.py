@@ -11,6 +11,7 @@ import sys
 from common.exits import BadInput
 from common.object_store.paths import SCRATCH
 from common.platforms import available_cores
+from launch.pack import single_file
 from launch.profiles import make_starts
 from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node
@@ -87,12 +88,13 @@ class Commands:
         return "://" in (get_option(self._args.job_options, name) or "")
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
-        """Return the user's arguments on a node. A job of a Bootfile repository also gets missing ones:
+        """Return the user's arguments on a node. A job of Bootfile, also as a single file, gets missing ones:
         folder for results, number of processes, report interval."""
         args, given = self._args, list(self._args.job_arguments)
         if args.data is not None:
             given = [*_without(given, "--data_url"), f"--data_url={os.path.join(node.folders.inputs, INPUT)}"]
-        if not args.code.is_repository:  # a script of another kind may not accept them
+        script = os.path.join(args.code.root, args.code.job_path)
+        if not args.code.is_repository and not single_file.holds_bootfile(script):  # it may not accept them
             return given
         options = [*args.job_options, *platforms]
         if get_option(options, "--train_url", "--output_dir") is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.pack import single_file
 from launch.pack.cli import pack
 from launch.profiles import PROFILES
 from tests.conftest import environment, finish, records, start
@@ -159,6 +160,13 @@ def packed_jobs(tmp_path_factory):
     whole = pack("jobs/train_ddp.py", str(folder / "folder"))
     single = pack("jobs/train_ddp.py", str(folder / "single"), one_file=True)
     return {"folder": Path(whole.path) / "jobs/train_ddp.py", "single_file": Path(single.path)}
+
+
+def test_a_single_file_tells_whether_it_takes_the_options_of_a_job(packed_jobs, single):
+    """`simulate` adds --train_url to such a file; a script of another kind may not accept it."""
+    assert single_file.holds_bootfile(str(packed_jobs["single_file"]))
+    assert not single_file.holds_bootfile(str(packed_jobs["folder"]))
+    assert not single_file.holds_bootfile(str(single[1]))
 
 
 def trained(boot_file, tmp_path, platform, nodes, processes):
