@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rank", type=int, help="index of this node")
     parser.add_argument("--world_size", type=int, help="number of nodes")
     parser.add_argument(
-        "--rank_level", choices=("node", "process"), help="what ranks count, if the platform does not tell"
+        "--rank_level", choices=("node", "process"), help="what ranks count, unless the platform defines it"
     )
     parser.add_argument("--local-rank", "--local_rank", type=int, help="of torch.distributed.launch")
     parser.add_argument("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         "--output_dir",
         "--train_url",
         default=os.path.join(ROOT, "output_dir"),
-        help="folder for results (default: output_dir/ beside jobs/)",
+        help="folder for results (default: output_dir/ next to jobs/)",
     )
     parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")

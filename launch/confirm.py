@@ -24,7 +24,7 @@ def ask_on_terminal(question: str, yes: bool) -> bool:
     Raises BadInput if there is no terminal.
     """
     if not yes and not sys.stdin.isatty():
-        raise BadInput(f"there is no terminal to ask on: --yes to {question}")
+        raise BadInput(f"cannot ask without a terminal: pass --yes to {question}")
     return yes or ask(question)
 
 

@@ -184,7 +184,7 @@ def make_starts(
     if not 0 <= node < nodes or len(host_names) != nodes:
         raise BadInput(f"node {node} of {nodes} with {len(host_names)} host names")
     if name == "plain" and nodes > 1:
-        raise BadInput(f"platform plain tells a job nothing, so it cannot start {nodes} nodes")
+        raise BadInput(f"platform plain passes no rank or address, so it cannot start {nodes} nodes")
     master, mount, parent = host_names[0], os.path.dirname(folders.inputs), os.path.dirname(folders.code)
     named = host_names
     if len(set(named)) < nodes:  # names must differ between nodes; only the first one is resolved

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     args = _parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not args.memory:
-        raise BadInput("no GPU here, whose memory limits the batch: --memory GB tries it on the host")
+        raise BadInput("no GPU found: --memory GB runs the search on the CPU with that limit")
     args.data_url = args.data_url or generated.image_folder(args.cache_dir)
     images = image_folder.load(args.data_url, "train", args.cache_dir, log=log)
     most = len(images) // args.step * args.step
@@ -74,14 +74,14 @@ def main(argv: list[str]) -> int:
 def _parse_args(argv: list[str]) -> argparse.Namespace:
     parser = make_parser(__doc__, "batch-size")
     add, count = parser.add_argument, arguments.positive_int
-    add("--arch", type=models.arch, default="resnet18", help="of torchvision.models (default: resnet18)")
+    add("--arch", type=models.arch, default="resnet18", help="from torchvision.models (default: resnet18)")
     add("--data_url", metavar="DIR", help="folder with train/ and val/<class>/* (default: generated)")
     add("--image_size", type=count, default=224, help="default: 224")
     add("--workers", type=count, default=4, help="default: 4")
     add("--backends", help="names, separated by commas (default: torchvision and DALI's)")
-    add("--step", type=count, default=16, help="sizes are multiples of it (default: 16)")
-    add("--minutes", type=arguments.positive_float, help="of all searches (default: 4.5; no GPU: no limit)")
-    add("--memory", type=arguments.positive_float, metavar="GB", help="without a GPU: limit the process")
+    add("--step", type=count, default=16, help="try multiples of this size (default: 16)")
+    add("--minutes", type=arguments.positive_float, help="time limit (default: 4.5; without a GPU: no limit)")
+    add("--memory", type=arguments.positive_float, metavar="GB", help="without a GPU: memory limit")
     return parser.parse_args(argv)
 
 
@@ -103,7 +103,7 @@ def _largest(
     while batch := _choose_next(fits, fails, used, args.step, most):
         room, share = _try(args, backend, way == "resident", batch, deadline - time.monotonic())
         if room is None:
-            log(f"{backend}, {way}: the time is over")
+            log(f"{backend}, {way}: out of time")
             return fits, False
         log(f"{backend}, {way}: {batch} {'fits' if room else 'does not fit'}")
         if room:

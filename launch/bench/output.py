@@ -14,7 +14,7 @@ def make_parser(description: str, name: str) -> arguments.Parser:
     """Return a parser of `python -m launch bench NAME` with --cache_dir and --json."""
     parser = arguments.Parser(description)
     parser.prog = f"python -m launch bench {name}"
-    parser.add_argument("--cache_dir", default="output_dir/index", help="of indexes (default: %(default)s)")
+    parser.add_argument("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

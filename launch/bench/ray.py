@@ -93,7 +93,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--data_url", metavar="DIR", help="folder with train/<class>/* (default: generated)")
     add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
     add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
-    add("--workers", type=arguments.positive_int, default=available_cores(), help="each (default: cores)")
+    add("--workers", type=arguments.positive_int, default=available_cores(), help="default: cores")
     add("--image_size", type=arguments.positive_int, default=224, help="default: 224")
     add("--batch_size", type=arguments.positive_int, default=64, help="default: 64")
     add("--seconds", type=arguments.positive_float, default=2.0, help="of a turn (default: 2)")
@@ -192,13 +192,13 @@ def _predict(found: dict) -> str:
     here, needed = found["rates"]["threads"][0], found["compute_images_per_s"]
     each, way = found["images_per_s_of_one_worker"], found["images_per_s_of_the_way"]
     whole = min(way, each * found["cpus"])
-    limit = "the way" if way < each * found["cpus"] else "their CPUs"
+    limit = "the transport" if way < each * found["cpus"] else "their CPUs"
     said = (
-        f"prediction: workers on all {found['cpus']:g} CPUs would bring {whole:.0f} images/s, limited by "
-        f"{limit}; threads here make {here:.0f}, and {found['arch']} takes {needed:.1f}"
+        f"prediction: workers on all {found['cpus']:g} CPUs would deliver {whole:.0f} images/s, limited by "
+        f"{limit}; threads here deliver {here:.0f}, and {found['arch']} needs {needed:.1f}"
     )
     if needed <= here:
-        return f"{said}\nremote workers do not pay: this machine makes more than the model takes"
+        return f"{said}\nremote workers do not help: this machine delivers more than the model needs"
     if whole <= here:
-        return f"{said}\nremote workers do not pay: they would bring no more than this machine makes"
-    return f"{said}\nremote workers pay: up to {min(whole, needed) / here:.1f}x of what this machine makes"
+        return f"{said}\nremote workers do not help: they would deliver no more than this machine"
+    return f"{said}\nremote workers help: up to {min(whole, needed) / here:.1f}x the rate of this machine"

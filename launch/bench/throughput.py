@@ -57,7 +57,7 @@ def _parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--backends", help="names, separated by commas (default: all that are available)")
     add("--prof", type=count, default=30, metavar="N", help="batches of a run (default: 30)")
     add("--rounds", type=count, default=5, help="default: 5")
-    parser.epilog = "Other arguments go to the job: --workers 10, --image_size 128, --pack FOLDER ..."
+    parser.epilog = "Other arguments are passed to the job: --workers 10, --image_size 128, --pack FOLDER ..."
     return parser.parse_known_args(argv)
 
 

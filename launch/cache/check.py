@@ -65,7 +65,7 @@ def describe(found: dict) -> None:
             print(f"{kind}: and {len(found[kind]) - _SHOWN} more (--json names all)")
     counts = "".join(f", {len(found[kind])} {kind}" for kind in KINDS if found[kind])
     split, equal, samples = (found[name] for name in ("split", "equal", "samples"))
-    print(f"{split}: {equal} of {samples} samples are there and equal to the files{counts}", flush=True)
+    print(f"{split}: {equal} of {samples} samples are stored and equal to the files{counts}", flush=True)
 
 
 def _same(kept: bytes | np.ndarray, made: forms.Sample) -> bool:

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     try:
         return VERBS[verb](place, args)
     except Unavailable as error:
-        raise BadInput(f"the cache cannot be asked: {error}") from error
+        raise BadInput(f"cannot reach the cache: {error}") from error
     except KeyboardInterrupt:
         _log("interrupted")
         return _INTERRUPTED
@@ -68,9 +68,9 @@ def preload(place: Place, args: argparse.Namespace) -> int:
         share = f", {len(ids)} of them by node {node} of {nodes}" if nodes > 1 else ""
         print(f"{index.split}: {len(index)} samples{share}", flush=True)
         there = place.preload(index, args.form or place.form, args.short_side, args.workers, ids)
-        line = f"{index.split}: {there} of {len(ids)} samples are in"
+        line = f"{index.split}: {there} of {len(ids)} samples are stored"
         if there < len(ids):
-            line, code = f"{line}, {len(ids) - there} are not: the servers take no more", 1
+            line, code = f"{line}, {len(ids) - there} are not: the servers are full", 1
         print(line, flush=True)
     return code
 
@@ -106,13 +106,13 @@ def stat(place: Place, args: argparse.Namespace) -> int:
 
 def rm(place: Place, args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
-        raise BadInput("rm: name a data set, as ls shows it, or say --all")
+        raise BadInput("rm: name a data set, as ls shows it, or pass --all")
     there = place.sets(counted=False)
     unwanted = there if args.all else [sets.choose(there, args.dataset)]
     for each in unwanted:
         if each.users and not args.force:
             who = ", ".join(sets.describe_user(*user) for user in each.users)
-            raise BadInput(f"{each.name} is in use: {who}; --force deletes it all the same")
+            raise BadInput(f"{each.name} is in use: {who}; --force deletes it anyway")
     for each in unwanted:
         place.remove(each)
         print(f"removed {each.name}  {each.title}", flush=True)
@@ -132,31 +132,29 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--split", choices=("train", "val"), help="default: both")
         add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
         add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
-        add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="as in the job")
+        add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="that of the job")
     if verb in ("preload", "check"):
         add("--form", choices=forms.FORMS, help="default: that of the URL, else decoded")
         add("--short_side", type=number, default=forms.SHORT_SIDE, help="of a pack; jobs use the default")
-        add("--workers", type=number, default=2 * available_cores(), help="threads (default: two a core)")
-        add("--node", type=int, help="take the share of one node, from 0 (preload: the platform's)")
-        add("--nodes", type=number, help="nodes that share the work")
+        add("--workers", type=number, default=2 * available_cores(), help="threads (default: two per core)")
+        add("--node", type=int, help="process the share of this node, from 0 (preload: the platform's)")
+        add("--nodes", type=number, help="number of nodes that share the work")
     if verb == "check":
-        add("--missing_ok", action="store_true", help="exit code 0 where what is there is equal")
+        add("--missing_ok", action="store_true", help="exit code 0 if all stored samples are equal")
     if verb in ("check", "ls", "stat"):
         add("--json", action="store_true", help="print JSON")
     if verb == "rm":
-        add("dataset", nargs="?", metavar="DATASET", help="its name in ls, or how it begins")
-        add("--all", action="store_true", help="all data sets there")
-        add("--force", action="store_true", help="even where somebody uses them")
+        add("dataset", nargs="?", metavar="DATASET", help="name as ls shows it, or its beginning")
+        add("--all", action="store_true", help="all data sets")
+        add("--force", action="store_true", help="even if a job uses them")
     args, unknown = parser.parse_known_args(argv)
     if unknown:  # values are not shown: one may be a password
         names = " ".join(word.partition("=")[0] for word in unknown if word.startswith("--"))
-        hint = f"; the password stands in the environment, {address.PASSWORD} or {address.PASSWORD_FILE}"
-        raise BadInput(
-            f"{verb} does not know all of its arguments: {names or '...'}" + hint * ("pass" in names)
-        )
+        hint = f"; set the password in {address.PASSWORD} or {address.PASSWORD_FILE}"
+        raise BadInput(f"{verb}: unknown arguments: {names or '(not shown)'}" + hint * ("pass" in names))
     node, nodes = getattr(args, "node", None), getattr(args, "nodes", None)
     if (node is None) != (nodes is None):
-        raise BadInput("--node and --nodes belong together")
+        raise BadInput("--node needs --nodes, and --nodes needs --node")
     if node is not None and nodes is not None and not 0 <= node < nodes:
         raise BadInput(f"--node {node} is not in 0..{nodes - 1}: --nodes {nodes}")
     return args
@@ -199,7 +197,7 @@ def _share(place: Place, args: argparse.Namespace) -> tuple[int, int]:
     """Return (this node's number, number of nodes that share the work)."""
     if args.nodes is not None:
         if not place.shared:
-            raise BadInput("--node and --nodes are for a shared cache: every node has a pack of its own")
+            raise BadInput("--node and --nodes are for a shared cache: every node has its own pack")
         return args.node, args.nodes
     if not place.shared:
         return 0, 1

@@ -41,11 +41,11 @@ class Packs:
         path = self._path(index, form, short_side)
         meta, store = pack.described(path), None
         if wrong := pack.damage(path, meta):
-            self._say(f"{index.split}: the pack is damaged: {wrong}; `preload` makes its damaged parts again")
+            self._say(f"{index.split}: the pack is damaged: {wrong}; `preload` rebuilds the damaged parts")
         elif meta.get("whole"):
             store = pack.PackStore(path, index)
         else:
-            self._say(f"{index.split}: there is no finished pack {path}")
+            self._say(f"{index.split}: no finished pack at {path}")
 
         def read(ids: np.ndarray) -> list[bytes | np.ndarray | str]:
             found: list[bytes | np.ndarray | str] = []
@@ -123,8 +123,8 @@ def _users(path: str) -> list[str]:
     found = [
         who
         for who, ending, lock in (
-            ("a process that makes it", ".lock", fcntl.flock),
-            ("a job that takes it away at its end", ".lease", fcntl.flock),
+            ("a process that builds it", ".lock", fcntl.flock),
+            ("a job that deletes it at its end", ".lease", fcntl.flock),
         )
         if _is_locked(path + ending, lock)
     ]

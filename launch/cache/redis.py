@@ -66,7 +66,7 @@ class Shared:
         try:
             self._warn_of_other_contents(store)
             missing = self._patiently(lambda: self._missing(store, ids))
-            self._log(f"{index.split}: {len(ids) - len(missing)} of {len(ids)} samples are there")
+            self._log(f"{index.split}: {len(ids) - len(missing)} of {len(ids)} samples are stored already")
             self._warn_of_room(int(store.whole_lengths(missing).sum()))
             # Without a terminal, print a line every 10 s, so that a long preload does not look like a hang.
             with tqdm(
@@ -109,7 +109,7 @@ class Shared:
             fingerprint, _, label = each.name.partition(":")
             there = size = None
             if counted:
-                with progress(each.samples, f"looking at {each.name}") as bar:
+                with progress(each.samples, f"counting {each.name}") as bar:
                     ids = np.arange(each.samples)
                     lengths = leases.ask(self.servers, each.name, "STRLEN", ids, bar.update)
                 there, size = int((lengths > 0).sum()), int(lengths.clip(0).sum())
@@ -139,7 +139,7 @@ class Shared:
         title, label = store.lease.title, store.name.partition(":")[2]
         for each in leases.held(self.servers):
             if each.title == title and each.name.endswith(f":{label}") and each.name != store.name:
-                self._log(f"{title} is there with other contents, too, as {each.name}: rm deletes it")
+                self._log(f"{title} is also stored with other contents: `rm {each.name}` deletes them")
 
     def _warn_of_room(self, needed: int) -> None:
         rooms = self.rooms()
@@ -152,7 +152,7 @@ class Shared:
         permanent."""
         store.lease.announce("offline")  # each time: a restarted server has lost it
         store.keep(ids)
-        with progress(len(ids), "looking for what is there") as bar:
+        with progress(len(ids), "counting stored samples") as bar:
             return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
 
     def _send(self, store: RedisStore, ids: np.ndarray, workers: int, bar: tqdm) -> None:

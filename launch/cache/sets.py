@@ -83,12 +83,12 @@ def choose(sets: list[DataSet], text: str) -> DataSet:
     ]
     if len(found) != 1:
         shown = ", ".join(each.name for each in found or sets) or "nothing"
-        raise BadInput(f"{text!r} names {len(found)} data sets; there: {shown}")
+        raise BadInput(f"{text!r} matches {len(found)} data sets; stored: {shown}")
     return found[0]
 
 
 def describe_user(who: str, left: float | None) -> str:
-    return who if left is None else f"{who} (a lease of {left:.0f} s more)"
+    return who if left is None else f"{who} (lease ends in {left:.0f} s)"
 
 
 def format_table(sets: list[DataSet]) -> str:
@@ -110,7 +110,7 @@ def format_details(sets: list[DataSet], rooms: list[Room]) -> str:
         size = f"{(each.bytes or 0) / 1e9:.3f} GB"
         lines.append(f"  {each.there} of {each.samples} samples, {size}, {each.form}, {each.mode}")
         if each.counts:
-            rate = "not asked yet" if each.hit_rate is None else f"hit rate {each.hit_rate:.1%}"
+            rate = "no reads yet" if each.hit_rate is None else f"hit rate {each.hit_rate:.1%}"
             counts = ", ".join(f"{name} {number}" for name, number in sorted(each.counts.items()))
             lines.append(f"  {rate} ({counts})")
         lines += [f"  used by {describe_user(who, left)}" for who, left in each.users]

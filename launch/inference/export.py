@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     difference = compare(network, run)
     if not difference <= TOLERANCE:
         raise BadInput(
-            f"{args.to} is not written: its logits differ from those of the network by {difference:.2g} of "
+            f"{args.to} is not written: its logits differ from the network's by {difference:.2g} of "
             f"the largest, expected at most {TOLERANCE:g}"
         )
     try:

@@ -104,7 +104,7 @@ def find_images(folder: str) -> tuple[str, list[str]]:
     root = local_folder(folder)
     paths, _, _ = listing.walk(root)
     if not paths:
-        raise BadInput(f"{folder} holds no image ({' '.join(images.EXTENSIONS)})")
+        raise BadInput(f"{folder} contains no images ({' '.join(images.EXTENSIONS)})")
     return root, sorted(paths)
 
 

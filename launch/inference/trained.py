@@ -43,7 +43,7 @@ def add_arguments(parser: Parser) -> None:
         "weights", metavar="WEIGHTS", help="best.pth, epoch_<n>.pth, a checkpoint, or a run's folder"
     )
     parser.add_argument(
-        "--arch", type=models.arch, help="network (default: that of starts.jsonl beside WEIGHTS)"
+        "--arch", type=models.arch, help="network (default: that of starts.jsonl next to WEIGHTS)"
     )
     parser.add_argument("--image_size", type=positive_int, help="pixels (default: that of starts.jsonl)")
 
@@ -77,12 +77,12 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
         make = lambda classes: models.resnet18(channels, classes).eval()  # noqa: E731
     else:
         raise BadInput(
-            f"{path}: there is no starts.jsonl of imagenet.py or train.py beside it: name the network with "
+            f"{path}: no starts.jsonl of imagenet.py or train.py in its folder: name the network with "
             "--arch and --image_size"
         )
     place = next(((each, dim) for each, dim in models.head(make).items() if each in tensors), None)
     if place is None:
-        raise BadInput(f"{path}: it has no head of {name}: these are weights of another network")
+        raise BadInput(f"{path}: no classifier weights of {name}: the file is of another network")
     count = tensors[place[0]].shape[place[1]]
     model = make(count)
     weights.fill(path, model, tensors, complete=True)

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     add(
         "--allow_secret", action="append", default=[], metavar="PATH",
-        help="file, as the error names it, in which nothing is a secret; repeatable",
+        help="file without secrets, as the error names it; repeatable",
     )  # fmt: skip
     add("--code_dir", metavar="FOLDER", help="pack this folder above the script (default: the script's own)")
     add("--keep_torch", action="store_true", help="keep torch and nvidia-* in pip-requirements.txt")
@@ -103,14 +103,14 @@ def pack(
     verbose: print the kept and skipped files. Raises BadInput; then nothing is written.
     """
     if not os.path.isfile(job) or not job.endswith(".py"):
-        raise BadInput(f"{job} is not a .py file, as a boot file must be")
+        raise BadInput(f"{job}: expected a .py file as boot file")
     code = CodeFolder(job, extra, to, code_dir)
     if os.path.realpath(to) == os.path.realpath(code.root):
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
     contents = [Content(file.path, file.source) for file in code.files]
     taken = {content.path for content in contents} & {manifests.NAME, REQUIREMENTS[0]}
     if taken:
-        raise BadInput(f"{taken.pop()} is a name that pack uses itself")
+        raise BadInput(f"pack writes its own {taken.pop()}: rename yours")
     listed, dependencies, sources = requirements.find(code.root), None, [file.path for file in code.files]
     if listed:
         text, left_out = requirements.adapt(listed, keep_torch)
@@ -142,7 +142,7 @@ def _refuse_secrets(contents: list[Content], allowed: Sequence[str]) -> None:
     if findings:
         more = f" and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
         raise BadInput(
-            f"what looks like a secret would be uploaded: {', '.join(map(str, findings[:_SHOWN]))}{more}; "
+            f"suspected secrets would be uploaded: {', '.join(map(str, findings[:_SHOWN]))}{more}; "
             "remove it, name the file in .jobignore, or, if it is not a secret, pass --allow_secret PATH"
         )
 

@@ -15,7 +15,7 @@ from launch.pack import ignore, limits
 _PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
 _LINKED = ("common", "datasets")  # may be links to those of another Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
-_OTHER = "the job does not need it"
+_OTHER = "not needed by the job"
 _COUNTED = 20000  # files of a skipped folder whose sizes are added up
 
 

@@ -35,7 +35,7 @@ def check(files: list[tuple[str, int]]) -> None:
     deepest = max((path for path, _ in files), key=lambda path: path.count("/"))
     if deepest.count("/") + 1 > DEPTH:
         raise BadInput(
-            f"{deepest} lies {deepest.count('/') + 1} levels deep, and a code folder may have {DEPTH}"
+            f"{deepest} is {deepest.count('/') + 1} levels deep, and a code folder may have {DEPTH}"
         )
     total = sum(size for _, size in files)
     if total > SIZE:

@@ -44,7 +44,7 @@ def _lines(path: str, above: tuple[str, ...], root: str) -> list[str]:
     """Return the requirements of a file and its included files, without comments and continuations."""
     if os.path.commonpath([root, os.path.realpath(path)]) != root:
         by = f", which {above[-1]} includes," if above else ""
-        raise BadInput(f"{path}{by} is not in the code folder {root}: its lines would be uploaded")
+        raise BadInput(f"{path}{by} is not in the code folder {root}, but its lines would be uploaded")
     if path in above:
         raise BadInput(f"{path} includes itself")
     try:

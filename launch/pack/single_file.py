@@ -26,7 +26,7 @@ def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
     try:
         text = _header(manifest, contents) + _body(manifest, contents)
         if len(text) > _LONGEST:
-            raise BadInput(f"{len(text)} bytes are too many for one file ({_LONGEST}): use a folder")
+            raise BadInput(f"{len(text)} bytes, at most {_LONGEST} fit into one file: pack a folder")
         os.makedirs(to, exist_ok=True)
         if os.path.isfile(path):
             with open(path, "rb") as file:
@@ -63,7 +63,7 @@ def _header(manifest: dict, contents: list[Content]) -> str:
     """Return comments: the purpose of the file, its usage and its content."""
     needs = [each.source.decode() for each in contents if isinstance(each.source, bytes)]
     lines = [
-        f"{manifest['job']} and all that it needs, in one file; made by `pack --single_file`.",
+        f"{manifest['job']} and the code that it needs, in one file; made by `pack --single_file`.",
         "",
         f"    python {manifests.make_folder_name(manifest)}.py --help",
         "",
@@ -71,9 +71,9 @@ def _header(manifest: dict, contents: list[Content]) -> str:
         "private temporary folder, which is removed at the end, so name a folder for results.",
         "",
         f"digest: {manifest['digest']}",
-        "it needs what the job needs" + (", beside torch and torchvision:" if needs else ""),
+        "requirements: those of the job" + (", in addition to torch and torchvision:" if needs else ""),
         *(f"    {line}" for line in "".join(needs).splitlines()),
-        "it holds:",
+        "content:",
         *(f"    {file['path']}  {file['size']} bytes" for file in manifest["files"]),
     ]
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n"

@@ -26,7 +26,7 @@ def _unpack():
     waits for another or trusts an existing folder. A folder is in use while a process holds its lock."""
     archive = base64.b64decode(_ARCHIVE)
     if hashlib.sha256(archive).hexdigest() != _SHA256:
-        _refuse("this file is not as it was packed: copy it again, completely")
+        _refuse("this file was changed after it was packed: copy it again, completely")
     members, folder = zipfile.ZipFile(io.BytesIO(archive)), None
     names = members.namelist()
     if not all(map(_stays_inside, names)):
@@ -51,7 +51,7 @@ def _unpack():
     except OSError as error:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
-        _refuse(f"this file cannot be unpacked, and TMPDIR may name another place: {error}")
+        _refuse(f"cannot unpack this file: {error}; TMPDIR may name another folder")
 
 
 def _refuse(text: str):
@@ -68,7 +68,7 @@ def _clean(folder: str):
     stay."""
     _remove(folder)
     if os.path.isdir(folder):
-        text = f"{folder} stays, as this job wrote files there: name an output folder"
+        text = f"{folder} is kept because the job wrote files there: name an output folder"
         print(text, file=sys.stderr, flush=True)
     for name in os.listdir(os.path.dirname(folder)):
         if name.startswith((_PREFIX, _NEW + _PREFIX)):

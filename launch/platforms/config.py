@@ -215,7 +215,7 @@ def _check_modelarts(data: dict) -> None:
     if not _SNAPSHOT.fullmatch(_last_component(data["code"])):
         raise BadInput(
             f"code = {data['code']!r} is not the URL of an uploaded snapshot: "
-            "obs://bucket/prefix/name-abcdef012345, as `python -m launch upload` prints it"
+            "expected obs://bucket/prefix/name-abcdef012345, as `python -m launch upload` prints it"
         )
     image, resources = data["image"], data["resources"]
     preset = {"engine_name", "engine_version"} & set(image)

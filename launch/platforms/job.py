@@ -132,7 +132,7 @@ def connect(record: dict[str, Any]) -> modelarts.ModelArts:
     if not modelarts.is_expected(place):
         print(
             f"warning: the record of job {record['id']} names {place}, which is not a host of "
-            f"{modelarts.DOMAIN}: it gets requests that your keys have signed, and the session token",
+            f"{modelarts.DOMAIN}: it receives requests signed with your keys, and the session token",
             file=sys.stderr, flush=True,
         )  # fmt: skip
     return modelarts.connect(place, record["project_id"])

@@ -156,7 +156,7 @@ def lines_after(place: Place, preview: Preview, last: bool = False) -> tuple[lis
     data = _window(preview)
     lines: list[str] = []
     if preview.full_size < place.offset or (begin == 0 and place.tail and not _ends_of(place.tail, data)):
-        lines.append("[the log begins anew]")
+        lines.append("[the log starts again]")
         place = Place()
     if place.offset >= begin:
         at = _index(place, data, place.offset - begin)
@@ -165,7 +165,7 @@ def lines_after(place: Place, preview: Preview, last: bool = False) -> tuple[lis
         if at == 0 and not last:
             return [], place
         missing = begin + at - place.offset
-        lines.append(f"[{missing} bytes are missing here: the service shows the end of a log only]")
+        lines.append(f"[{missing} bytes are missing here: the service shows only the end of a log]")
     whole, newline, rest = data[at:].rpartition(b"\n")
     text = (whole + newline).decode(errors="ignore")
     end = rest.decode(errors="ignore") if last else ""

@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
         object_store.parse(args.resume_from)
     outputs = request.make_outputs(config.outputs, run, args.resume_from)
     if args.resume_from and not config.prefetch_to_local:
-        raise BadInput("--resume_from needs prefetch_to_local = true: else the job finds an empty folder")
+        raise BadInput("--resume_from needs prefetch_to_local = true: the job would find an empty folder")
     body = request.make_body(config, outputs)
     if args.dry_run:
         _show(config, body)
@@ -80,10 +80,10 @@ def _parse_args(arguments: list[str]) -> argparse.Namespace:
     add("--config", required=True, metavar="FILE", help="job.toml")
     add("--platform", choices=PLATFORMS, default="modelarts", help="default: modelarts")
     add("--dry_run", action="store_true", help="show everything and send nothing")
-    add("--to", metavar="FILE", help="write another platform's file there (default: standard output)")
-    add("--force", action="store_true", help="replace the file at --to even if it is another one")
+    add("--to", metavar="FILE", help="file to write for another platform (default: standard output)")
+    add("--force", action="store_true", help="replace the file at --to even if it is not of this job")
     add("--resume_from", metavar="URL", help="outputs of an earlier run, to continue")
-    add("--snapshot", metavar="FOLDER", help="what `pack` made of the code: JOB must be in it")
+    add("--snapshot", metavar="FOLDER", help="folder that `pack` made; it must contain JOB")
     add("--yes", action="store_true", help="send without asking")
     return parser.parse_args(arguments)
 

@@ -203,7 +203,7 @@ def _progress(runs: list[Run]) -> dict:
     unit, name = choose_unit(seconds)
     for each in curves + marks:
         each.x = each.x / unit
-    about = "Steps done by the time since each run began; a fall is work that a restart repeated"
+    about = "Steps by the time since each run began; the curve falls if a restart repeats steps"
     picture = svg.draw_lines("Progress", about, curves, marks, name, "step")
     shown = {"both": False, "long": False, "restarts": bool(marks)}
     return {"heading": "Steps over time", "svg": Markup(picture)} | shown

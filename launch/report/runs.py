@@ -134,7 +134,7 @@ def _lines(path: str, run: Run) -> Iterator[dict]:
         run.notes.append(f"{METRICS} is missing or empty: nothing was reported yet")
     if not last:
         bad -= 1
-        run.notes.append(f"{os.path.basename(path)}: the last line is unfinished, as a killed job leaves it")
+        run.notes.append(f"{os.path.basename(path)}: the last line is incomplete, as a killed job leaves it")
     if bad:
         run.notes.append(f"{os.path.basename(path)}: lines that could not be read: {bad}")
 
@@ -205,7 +205,7 @@ class _Reader:
             run.notes.append(f"figures left out, more than {_MOST_FIGURES} names: {len(self._left_out)}")
         for name, (_, values) in run.figures.items():
             if wrong := int((~np.isfinite(values)).sum()):
-                run.notes.append(f"{name}: {wrong} of {len(values)} values are NaN or infinite, and are gaps")
+                run.notes.append(f"{name}: {wrong} of {len(values)} values are NaN or infinite (gaps)")
 
     def _add(self, step: float, line: dict) -> None:
         if isinstance(line.get("receipt"), str):

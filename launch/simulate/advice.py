@@ -48,6 +48,6 @@ def advise(error: str, code: CodeFolder, platform: str) -> str | None:
             if f"/{path.rstrip('/')}/" in name:
                 return (
                     f"{path} is not uploaded (rule: {rule}): pass data by --data_url, or add a line !{path} "
-                    "to .jobignore beside the code"
+                    "to .jobignore in the code folder"
                 )
     return None

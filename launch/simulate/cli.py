@@ -92,11 +92,11 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--processes", type=int, default=1, help="processes of every node (default: 1)")
     add("--platform", choices=PROFILES, default="modelarts", help="default: modelarts")
     add("--fault", action="append", default=[], help="a fault, see above")
-    add("--seed", type=int, default=0, help="draws steps that are not given (default: 0)")
+    add("--seed", type=int, default=0, help="seed for steps that are not given (default: 0)")
     add("--network-namespaces", action="store_true", help="give every node its own network; needs root")
     add("--code_dir", metavar="FOLDER", help="the uploaded folder of a script (default: the script's own)")
     add("--keep", help="keep the nodes' folders in this empty or new folder (default: temporary)")
-    add("--limit", type=positive_float, help="end everything after so many seconds (default: never)")
+    add("--limit", type=positive_float, help="end the simulation after this many seconds (default: never)")
     args = parser.parse_args(argv[:split])
     args.job_arguments = argv[split + 1 :]
     args.job_options = [*_read_config(args.job_arguments), *args.job_arguments]

@@ -207,7 +207,7 @@ class Simulation:
         self._stopped_since = self._stopped_since or now
         for node in left:
             if self._stopped.issuperset(node.pids) or now - self._stopped_since > _STANDSTILL:
-                node.runs[-1].note = "stopped by a fault, and killed when nothing else was left"
+                node.runs[-1].note = "stopped by a fault, and killed after all others had ended"
                 node.kill()
 
     def _end_from_outside(self) -> int | None:

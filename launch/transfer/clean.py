@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     parser.prog = "python -m launch clean"
     parser.add_argument("url", metavar="URL", help="the URL that was given to `upload`")
     parser.add_argument(
-        "--keep", type=positive_int, default=3, help="newest snapshots of each name that stay (default: 3)"
+        "--keep", type=positive_int, default=3, help="newest snapshots to keep of each name (default: 3)"
     )
     parser.add_argument(
         "--older_than",
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
         with ObjectStore(args.url, parallel.THREADS) as store:
             return clean(store, args.keep, args.older_than, args.yes)
     except KeyboardInterrupt:
-        print("interrupted: what was not removed is still there", file=sys.stderr)
+        print("interrupted: start it again to remove the rest", file=sys.stderr)
         return parallel.INTERRUPTED
 
 

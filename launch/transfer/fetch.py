@@ -57,13 +57,13 @@ def main(arguments: list[str]) -> int:
     parser = Parser(__doc__)
     parser.prog = "python -m launch fetch"
     parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, obs://bucket/prefix, or RECORD")
-    parser.add_argument("--to", metavar="FOLDER", required=True, help="where the files go")
+    parser.add_argument("--to", metavar="FOLDER", required=True, help="folder for the files")
     parser.add_argument(
         "--latest_checkpoint",
         action="store_true",
         help=f"only the newest complete checkpoint, and {_METRICS}",
     )
-    parser.add_argument("--yes", action="store_true", help="replace files of another content without asking")
+    parser.add_argument("--yes", action="store_true", help="replace files with other content without asking")
     args = parser.parse_args(arguments)
     url = args.url if "://" in args.url else _output_of(args.url)
     parse(url)
@@ -93,7 +93,7 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
     with ObjectStore(url, parallel.THREADS) as store:
         there = {entry.key: entry for entry in store.list()}
         if not there:
-            raise BadInput(f"there is nothing below {url}")
+            raise BadInput(f"no objects below {url}")
         listed = _listed(store, there)
         if latest_checkpoint:
             wanted = _find_newest(store, there)
@@ -113,7 +113,7 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
             print(f"replace {shown(os.path.join(to, key))}")
         if len(others) > _SHOWN:
             print(f"replace {len(others) - _SHOWN} more")
-        question = f"replace {len(others)} files in {to} that have another content"
+        question = f"replace {len(others)} files in {to} with other content"
         if others and not confirm.ask_on_terminal(question, yes):
             print("nothing was fetched")
             return 1
@@ -178,7 +178,7 @@ def _find_newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Obje
         if f"{key}.json" in there and (key in listed or not job):
             names = [key, f"{key}.json", f"{folder}{_METRICS}"]
             return {name: there[name] for name in names if name in there}
-    raise BadInput(f"there is no complete checkpoint below {store.location.url()}: checkpoints/step_<n>.pt")
+    raise BadInput(f"no complete checkpoint below {store.location.url()}: expected checkpoints/step_<n>.pt")
 
 
 def _is_here(store: ObjectStore, to: str, entry: Object, sha256: str | None, progress: Progress) -> bool:

@@ -54,7 +54,7 @@ def upload(folder: str, to: str) -> int:
     manifest = manifest or manifests.describe_folder(folder, parallel.THREADS)
     files = manifest["files"]
     if not files:
-        raise BadInput(f"there are no files in {folder}")
+        raise BadInput(f"{folder} contains no files")
     with ObjectStore(url, parallel.THREADS) as store:
         there = {entry.key: entry for entry in store.list()}
         missing, complete = _compare(store, files, there, manifest)
@@ -71,7 +71,7 @@ def upload(folder: str, to: str) -> int:
     print(f"unchanged {parallel.describe([each['size'] for each in files if each['path'] not in sent])}")
     others = there.keys() - {file["path"] for file in files} - {manifests.NAME}
     if others:
-        print(f"{len(others)} objects stay that are not in {folder}, first: {printable(min(others))}")
+        print(f"kept {len(others)} objects that are not in {folder}, first: {printable(min(others))}")
     print(store.location.url())
     return 0
 
@@ -107,7 +107,7 @@ def _compare(
         written = manifests.parse(store.read(manifests.NAME))
         if not written:
             raise BadInput(
-                f"{store.location.url(manifests.NAME)} is not a manifest of ours: it is not replaced"
+                f"{store.location.url(manifests.NAME)} was not written by `upload`: it is not replaced"
             )
         earlier = {file["path"]: file["sha256"] for file in written["files"]}
         when = there[manifests.NAME].modified

@@ -1,4 +1,4 @@
-"""`python -m launch check` as a user runs it, and what a job says of its node when it starts."""
+"""`python -m launch check` checks a node, and a job prints the findings of its node when it starts."""
 
 import argparse
 import contextlib
@@ -29,7 +29,7 @@ NO_HOST = "bootfile-no-such-host.invalid"  # RFC 2606: never resolves
 
 
 def _check(*arguments, code=0, **options):
-    """(output, {name: (verdict, text)}) of the command."""
+    """Return (output, {name: (verdict, text)}) of the command."""
     output = run("-m", "launch", "check", *arguments, code=code, **options).stdout
     lines = re.findall(r"^check name=(\S+) verdict=(\S+) (.+)$", output, re.MULTILINE)
     assert [name for name, _, _ in lines] == NAMES, output
@@ -51,7 +51,7 @@ def test_a_plain_machine_and_its_json(tmp_path):
     assert f"\n{data['topology']}\n" in output
     assert {each["code"] for each in data["findings"]} == {0}
     same = {each["name"]: (each["verdict"], each["text"]) for each in data["findings"]}
-    gigabytes = re.compile(r"\d+\.\d GB")  # free space changes while others write
+    gigabytes = re.compile(r"\d+\.\d GB")  # free space changes when other programs write
     for name in NAMES:
         assert same[name][0] == found[name][0]
         assert gigabytes.sub("", same[name][1]) == gigabytes.sub("", found[name][1])
@@ -64,7 +64,7 @@ def _few_open_files():
 @pytest.mark.parametrize(
     ("arguments", "variables", "code", "wrong"),
     [
-        # The first error gives the exit code, and the others are said, too.
+        # The first error gives the exit code; the others are printed, too.
         (
             ["--output_dir=FILE"], {"MA_NUM_GPUS": "8"}, 10,
             {"accelerators": "promised 8 .*sees 0", "outputs": "FILE"},
@@ -96,7 +96,7 @@ def test_errors_have_exit_codes_and_name_the_value(arguments, variables, code, w
 
 
 def test_packages_that_are_not_there(tmp_path):
-    """The same packages without three of them: links to all others."""
+    """The check names three missing packages, in a folder with links to all others."""
     for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
         if not re.match(r"numpy|tqdm|tensorboard[^_]", entry.name):
             (tmp_path / entry.name).symlink_to(entry)
@@ -110,7 +110,7 @@ def test_packages_that_are_not_there(tmp_path):
 
 
 def _unshare(*kinds):
-    """The command that gives a process namespaces of its own and ends it with itself, or skip."""
+    """Return a command that runs a process in new namespaces and ends it at its own end; skip if refused."""
     root = [] if os.geteuid() == 0 else ["--map-root-user"]
     command = ["unshare", *root, "--pid", "--fork", "--kill-child", *kinds]
     try:
@@ -137,7 +137,7 @@ def test_little_shared_memory_and_a_small_disk():
 
 
 def test_a_name_server_that_is_silent(tmp_path):
-    """getaddrinfo() would wait for two minutes here."""
+    """The check ends in time if the name server does not answer; getaddrinfo() would wait two minutes."""
     (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:30 attempts:4\n")
     (tmp_path / "silent.py").write_text(
         "import fcntl, socket, struct, subprocess, sys\n"
@@ -155,7 +155,7 @@ def test_a_name_server_that_is_silent(tmp_path):
     assert "name=master verdict=error node-0.example:6666; the master's host name does not resolve" in output
     assert "no answer within 3 s" in output
     assert 3 <= float(re.search(r"^check verdict=.* seconds=(\S+)$", output, re.MULTILINE)[1]) < 5
-    assert time.monotonic() - began < 30, "the thread that still waits must not keep the process"
+    assert time.monotonic() - began < 30, "the waiting thread must not delay the end of the process"
 
 
 def _args(**given):
@@ -186,12 +186,14 @@ def test_the_master_seen_from_both_nodes(rank, listening, verdict, text):
     with listener:
         found = _inspect(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     assert found["master"][0] == verdict and text.replace("PORT", str(port)) in found["master"][1]
-    assert found["interface"][0] == "warning", "two nodes meet on loopback on one machine only"
+    assert found["interface"][0] == "warning", "two nodes can use loopback only on one machine"
     assert found["interface"][1].startswith("lo with 127.0.0.1; the 2 nodes meet at 127.0.0.1")
 
 
 def test_a_master_whose_address_is_another_machine_s():
-    found = _inspect(init_method="tcp://198.51.100.7:6666", rank=0, world_size=2)  # RFC 5737: nobody's
+    found = _inspect(
+        init_method="tcp://198.51.100.7:6666", rank=0, world_size=2
+    )  # RFC 5737: an unused address
     assert (
         found["master"][0] == "warning" and "198.51.100.7 is not one of its addresses" in found["master"][1]
     )
@@ -252,7 +254,7 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("MA_NUM_GPUS", "8")
     with pytest.raises(BadInput, match=r"promised 8 GPUs, .* sees 0"):
         node.print_findings(args, topology)
-    node.print_findings(_args(enable_gpu=False), topology)  # nobody asks for the GPUs
+    node.print_findings(_args(enable_gpu=False), topology)  # the GPUs are not checked
 
 
 @pytest.mark.parametrize(
@@ -282,7 +284,7 @@ def test_no_verb_or_an_unknown_one(verb, said):
         "export",
         "receipt",
     ]
-    assert result.stdout == "False\n", "a verb's module is imported when it is asked for"
+    assert result.stdout == "False\n", "a verb's module is imported only if the verb runs"
 
 
 def test_a_relative_folder_that_is_not_there(tmp_path):

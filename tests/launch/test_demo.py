@@ -1,4 +1,4 @@
-"""The whole way, as the README's `make demo` goes it, with fewer images."""
+"""`make demo` runs all its steps, here with fewer images."""
 
 import json
 import re
@@ -15,7 +15,7 @@ def test_from_the_folder_to_the_report(tmp_path):
     assert re.search(r"^1 run 2 +0 ", said, re.MULTILINE)
     lines = (tmp_path / "results" / "metrics.jsonl").read_text().splitlines()
     steps = [line["step"] for line in map(json.loads, lines) if "loss" in line]
-    assert steps == list(range(1, 51))  # each once, whatever was lost and done again
+    assert steps == list(range(1, 51))  # each once, although some were lost and repeated
     assert (tmp_path / "results" / "checkpoints" / "step_50.pt").exists()
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Two nodes, killed once" in page and "http://" not in page.replace("http://www.w3.org", "")

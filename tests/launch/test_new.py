@@ -1,4 +1,4 @@
-"""`python -m launch new FOLDER`: its test passes at once, and the verbs work on it."""
+"""The test of a project of `python -m launch new FOLDER` passes, and the verbs accept the project."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of Bootfile: guides/own_script.md says how they are rehearsed and shipped."""
+"""Scripts that do not use Bootfile are simulated and packed as guides/own_script.md says."""
 
 import re
 
@@ -89,7 +89,7 @@ def test_command_of_the_page_runs(command, project, tmp_path):
     words = command.replace("PROJECT", str(project)).replace("--to packed", f"--to {tmp_path}/to").split()
     output = run("-m", *words).stdout
     if "ddp" in command:
-        assert output.count("ranks 4") == 4  # unbuffered, the end of a line is a write of its own
+        assert output.count("ranks 4") == 4  # without a buffer, the end of a line is a separate write
     if " pack " in command:
         (folder,) = (tmp_path / "to").iterdir()
         assert {"mylib/net.py", "tools/run.py", "pip-requirements.txt"} <= {*listed(folder)}

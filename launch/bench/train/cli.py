@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     _complete(args, device)
     contestants, left_out = jobs.choose(args, device)
     for name, reason in left_out.items():
-        log(f"{name} is left out: {reason}")
+        log(f"{name} is skipped: {reason}")
     load = os.getloadavg()[0]  # before the jobs run
     signal.signal(signal.SIGTERM, _leave)
     try:
@@ -89,9 +89,9 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--rounds", type=count, default=5, help="default: 5")
     add("--batch_size", type=count, help="default: 128; resnet50: 32, on a GPU 256")
     add("--report_every", type=count, help="steps of a turn (default: 2, on a GPU 50)")
-    add("--image_size", type=count, help="of resnet50 (default: 224)")
+    add("--image_size", type=count, help="for resnet50 (default: 224)")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
-    add("--compile", type=arguments.boolean, help="true: compiled networks, too (default: on a GPU)")
+    add("--compile", type=arguments.boolean, help="also run compiled networks (default: on a GPU)")
     add("--timeout", type=arguments.positive_float, default=1800, help="seconds of a turn (default: 1800)")
     add("--plot", metavar="FILE.png", help="write a bar chart")
     return parser.parse_args(argv)
@@ -100,7 +100,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if len(set(names)) < len(names) or "" in names:
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty name, or one twice")
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty or a repeated name")
     return names
 
 
@@ -108,9 +108,9 @@ def _complete(args: argparse.Namespace, device: torch.device) -> None:
     """Set the defaults that depend on other options."""
     gpu, small = device.type == "cuda", args.arch == "resnet18"
     if args.enable_gpu and not gpu:
-        raise BadInput(f"--enable_gpu=true, but torch {torch.__version__} sees no GPU here")
+        raise BadInput(f"--enable_gpu=true, but torch {torch.__version__} sees no GPU")
     if small and args.image_size not in (None, 32):
-        raise BadInput(f"--image_size {args.image_size}: CIFAR-10's images have 32; --arch resnet50 takes it")
+        raise BadInput(f"--image_size {args.image_size}: expected 32 (CIFAR-10), or add --arch resnet50")
     args.image_size = args.image_size or (32 if small else 224)
     args.batch_size = args.batch_size or (128 if small else 256 if gpu else 32)
     args.report_every = args.report_every or (50 if gpu else 2)

@@ -69,7 +69,7 @@ def _small(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
     if several and available_cores() < 2:
         yield "train_ddp.py", "two processes would share the one core"
     elif device.type == "cuda" and torch.cuda.device_count() > 1:
-        yield "train_ddp.py", "a kernel of nccl that waits for a stopped process would slow the others down"
+        yield "train_ddp.py", "an NCCL kernel that waits for a stopped process would slow down the others"
     else:
         yield "train_ddp.py", Contestant(job("train_ddp.py", *_PATIENT, *several), "float32")
 
@@ -92,7 +92,7 @@ def _large(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
     if device.type == "cuda" if args.compile is None else args.compile:
         yield "mixed compiled", Contestant([*synthetic, *mixed, "--compile", "true"], "half", compiled=True)
     else:
-        yield "mixed compiled", "--compile true includes it, and costs about a minute here"
+        yield "mixed compiled", "--compile true includes it; compiling takes about a minute"
     folder = args.data_url or generated.image_folder(args.cache_dir)  # several steps an epoch
     data = ["--data_url", os.path.abspath(folder)]
     yield "mixed from JPEG", Contestant([*job, *mixed, *data, "--data_backend", "threads"], "half")

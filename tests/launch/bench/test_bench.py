@@ -1,4 +1,4 @@
-"""python -m launch bench: figures that can be believed, as a table, as JSON, as a picture."""
+"""`python -m launch bench` measures loaders, jobs and batch sizes, and writes tables, JSON and charts."""
 
 import argparse
 import json
@@ -89,7 +89,7 @@ def test_the_largest_batch_that_a_limit_on_memory_allows(tmp_path):
 @pytest.mark.parametrize("measured, tries", [(True, 10), (False, 18)])
 @pytest.mark.parametrize("largest", [0, 16, 1216, 3008, 5120])
 def test_few_tries_find_the_largest_batch(largest, measured, tries, monkeypatch):
-    """On a GPU a try reports the memory that it used: about linear in the batch."""
+    """The search needs few tries, with and without a GPU's report of the used memory."""
     tried = []
 
     def attempt(args, backend, resident, batch, seconds):
@@ -120,7 +120,7 @@ def test_a_batch_size_without_a_gpu_needs_a_limit(folder, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     command = (*BENCH, "batch-size", f"--data_url={folder}", f"--cache_dir={tmp_path}")
-    assert "no GPU here, whose memory limits the batch: --memory GB" in run(*command, code=2).stderr
+    assert "no GPU found: --memory GB" in run(*command, code=2).stderr
     failed = run(*command, "--memory=4", "--backends=pytorch", "--image_size=9", "--arch=alexnet", code=2)
     assert "pytorch with 16 samples failed: " in failed.stderr and "--image_size 9" in failed.stderr
 

@@ -1,4 +1,4 @@
-"""python -m launch bench ray: figures and a prediction that follows from them."""
+"""`python -m launch bench ray` measures rates with and without Ray, and predicts the rate of the cluster."""
 
 import json
 
@@ -14,12 +14,12 @@ FOUND = {
 
 
 @pytest.mark.parametrize("other, said", [
-    ({}, "would bring 4000 images/s, limited by the way"),
-    ({}, "remote workers pay: up to 4.0x"),
-    ({"cpus": 4.0}, "remote workers pay: up to 1.2x"),
+    ({}, "4000 images/s, limited by the transport"),
+    ({}, "remote workers help: up to 4.0x"),
+    ({"cpus": 4.0}, "remote workers help: up to 1.2x"),
     ({"cpus": 4.0}, "1200 images/s, limited by their CPUs"),
-    ({"cpus": 2.0}, "do not pay: they would bring no more than this machine makes"),
-    ({"compute_images_per_s": 800.0}, "do not pay: this machine makes more than the model takes"),
+    ({"cpus": 2.0}, "do not help: they would deliver no more"),
+    ({"compute_images_per_s": 800.0}, "do not help: this machine delivers more"),
 ])  # fmt: skip
 def test_the_prediction(other, said):
     assert said in _predict(FOUND | other)

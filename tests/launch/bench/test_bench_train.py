@@ -1,5 +1,4 @@
-"""python -m launch bench train, and launch/bench/train/turns.py: jobs that take turns, and that are gone at
-the end."""
+"""`python -m launch bench train` runs jobs in turns and ends all their processes."""
 
 import argparse
 import json
@@ -21,8 +20,8 @@ from tests.conftest import ROOT, environment, finish, run, start
 BENCH = ("-m", "launch", "bench", "train")
 QUICK = ("--rounds=1", "--report_every=1", "--batch_size=8", "--timeout=100", "--jobs=seed loop,train.py")
 
-# A job of two processes. Each writes its beats; the first reports, late: the time for which it is stopped
-# while a report is on its way is in the window of the next.
+# A job of two processes. Both write heartbeats. The first also writes reports. A report that is delayed by a
+# stop includes the time of the stop.
 JOB = """
 import json, os, sys, time
 folder = sys.argv[1]
@@ -52,7 +51,7 @@ def beats(folder) -> int:
 
 
 def living(mark) -> list[psutil.Process]:
-    """The processes that `mark` is in a command of, zombies aside."""
+    """Return the processes with `mark` in their command line, without zombies."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         named = str(mark) in " ".join(process.info["cmdline"] or ())
@@ -69,7 +68,7 @@ def none_left(mark, seconds: float = 20) -> bool:
 
 
 def stopped(mark) -> bool:
-    """Both of its processes stand still; one in the middle of a system call does not at once."""
+    """Return whether both processes are stopped. A process in a system call stops after the call."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         if [process.status() for process in living(mark)] == [psutil.STATUS_STOPPED] * 2:
@@ -218,9 +217,9 @@ def test_a_table_of_images(tmp_path):
 
 @pytest.mark.parametrize("arguments, message", [
     (["--jobs=train.py,speed"], "--jobs: 'speed' is not one of seed loop, train.py, train_amp.py"),
-    (["--jobs=train.py,train.py"], "'train.py,train.py' has an empty name, or one twice"),
+    (["--jobs=train.py,train.py"], "'train.py,train.py' has an empty or a repeated name"),
     (["--arch=resnet50", "--jobs=float32,mixed compiled", "--compile=false"], "--jobs: mixed compiled: "),
-    (["--image_size=64"], "--image_size 64: CIFAR-10's images have 32"),
+    (["--image_size=64"], "--image_size 64: expected 32"),
 ])  # fmt: skip
 def test_bad_input(arguments, message):
     with pytest.raises(BadInput, match=re.escape(message)):
@@ -236,7 +235,7 @@ def test_a_contestant_that_dies_is_one_line(tmp_path):
 
 
 def test_without_the_tests_folder_the_published_loop_is_left_out(tmp_path):
-    """A packed snapshot has no tests/."""
+    """The published loop is in tests/, which `pack` skips."""
     for name in ("common", "datasets", "jobs", "launch"):
         (tmp_path / name).symlink_to(ROOT / name)
     failed = run(*BENCH, "--jobs=seed loop", code=2, cwd=tmp_path)

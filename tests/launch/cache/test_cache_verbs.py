@@ -1,4 +1,4 @@
-"""`launch cache` as a user runs it, on packs and real servers: what is in, equal, missing, in use, gone."""
+"""`launch cache` fills, checks, lists and deletes packs and the data sets of real Redis servers."""
 
 import contextlib
 import json
@@ -68,7 +68,7 @@ def empty(server):
 
 @pytest.fixture
 def launch(cache_dir, capsys):
-    """Run a verb in this process: (exit code, what it printed). `said`: on stderr."""
+    """A function that runs a verb in this process: (exit code, stdout). launch.said: stderr."""
 
     def call(verb, to, data=None, *options):
         capsys.readouterr()
@@ -118,15 +118,17 @@ class Opened:
 def test_from_preload_to_rm(kind, form, images, cache_dir, empty, launch, tmp_path):
     to = tmp_path / "packs" if kind == "pack" else empty.url()
     code, printed = launch("preload", to, images, "--form", form)
-    assert code == 0 and "train: 40 of 40 samples are in\n" in printed
-    assert "val: 12 of 12 samples are in\n" in printed
+    assert code == 0 and "train: 40 of 40 samples are stored\n" in printed
+    assert "val: 12 of 12 samples are stored\n" in printed
     assert launch("preload", to, images, "--form", form)[0] == 0
     if kind == "redis":
-        assert empty.client().info("commandstats")["cmdstat_set"]["calls"] == 52, "the second sent nothing"
+        assert empty.client().info("commandstats")["cmdstat_set"]["calls"] == 52, (
+            "the second preload sent no samples"
+        )
     code, printed = launch("check", to, images, "--form", form)
     assert code == 0 and printed.splitlines() == [
-        "train: 40 of 40 samples are there and equal to the files",
-        "val: 12 of 12 samples are there and equal to the files",
+        "train: 40 of 40 samples are stored and equal to the files",
+        "val: 12 of 12 samples are stored and equal to the files",
     ]
     code, printed = launch("ls", to)
     label = form if form == "encoded" else "decoded256"
@@ -159,7 +161,7 @@ def test_class_folders_alone_are_divided_as_in_a_job(images, cache_dir, launch, 
     ]
     assert code == 0 and sum(map(len, splits)) == 40
     for index in splits:
-        assert f"{index.split}: {len(index)} of {len(index)} samples are in\n" in printed
+        assert f"{index.split}: {len(index)} of {len(index)} samples are stored\n" in printed
         assert Path(pack.place(str(tmp_path), index)).is_dir()
 
 
@@ -199,7 +201,7 @@ def test_a_pack_that_cannot_be_described_hides_no_other(content, images, cache_d
     (bad / "000000.arrow").write_bytes(b"")
     assert launch("check", tmp_path, images, "--split", "train")[0] == 1
     assert re.search(rf"^{bad.name} .* damaged ", launch("ls", tmp_path)[1], re.M)
-    assert "40 of 40 samples are in" in launch("preload", tmp_path, images, "--split", "train")[1]
+    assert "40 of 40 samples are stored" in launch("preload", tmp_path, images, "--split", "train")[1]
     assert launch("check", tmp_path, images, "--split", "train")[0] == 0
     assert launch("rm", tmp_path, None, "--all")[0] == 0 and [*tmp_path.iterdir()] == [tmp_path / "other"]
 
@@ -214,16 +216,16 @@ def test_a_pack_that_is_used_stays(images, cache_dir, launch, tmp_path):
             launch("rm", tmp_path, None, what)
     assert f"used by process {os.getpid()}" in launch("stat", tmp_path)[1]
     assert launch("rm", tmp_path, None, "val", "--force")[0] == 0
-    assert np.array_equal(store.image(3), image), "what was mapped is still there"
+    assert np.array_equal(store.image(3), image), "a mapped pack can still be read"
     store.close()
 
 
-# a preload that is disturbed
+# interrupted preloads
 
 
 @contextlib.contextmanager
 def meanwhile(strike):
-    """In a thread; at its end before what it strikes is ended."""
+    """Run strike() in a thread during the block, and wait for it at the end."""
     thread = threading.Thread(target=strike)
     thread.start()
     try:
@@ -235,7 +237,7 @@ def meanwhile(strike):
 @needed
 @pytest.mark.faults
 def test_a_preload_killed_ten_times(many, cache_dir, empty, launch):
-    """At random moments, each after it has put something more. What is in is not sent again."""
+    """A preload killed at random moments sends no stored sample again."""
     words = ("cache", "preload", "--to", empty.url(), "--data_url", many, "--cache_dir", cache_dir)
     command = ("-m", "launch", *words, "--workers", "1", "--split", "train")
     client, draw = empty.client(), random.Random(7)
@@ -250,19 +252,19 @@ def test_a_preload_killed_ten_times(many, cache_dir, empty, launch):
             process.send_signal(signal.SIGKILL)
             finish(process, -signal.SIGKILL)
         put = client.dbsize()
-        assert put < 400, "it was faster than the kills"
+        assert put < 400, "the preload ended before the last kill"
     result = run(*command)
-    there = int(re.search(r"train: (\d+) of 400 samples are there", result.stderr)[1])
-    assert put - 3 <= there <= put and "train: 400 of 400 samples are in" in result.stdout
+    there = int(re.search(r"train: (\d+) of 400 samples are stored", result.stderr)[1])
+    assert put - 3 <= there <= put and "train: 400 of 400 samples are stored" in result.stdout
     sent = client.info("commandstats")["cmdstat_set"]["calls"]
-    assert sent == 400, "those whose answers were lost, too, are found"
+    assert sent == 400, "samples whose answers were lost are found, too"
     assert launch("check", empty.url(), many, "--split", "train")[0] == 0
     assert {client.ttl(key) for key in client.scan_iter()} == {-1}
 
 
 @needed
 def test_two_nodes_at_a_time(many, cache_dir, empty, launch):
-    """One is told its share, one finds it in what its platform says."""
+    """Two nodes store their shares: one by --node, one by its platform's variables."""
     words = ("cache", "preload", "--to", empty.url(), "--data_url", many, "--cache_dir", cache_dir)
     platform = {"MA_NUM_HOSTS": "2", "VC_WORKER_HOSTS": "a,b", "VC_TASK_INDEX": "1"}
     loaded(many, cache_dir, "val")
@@ -271,8 +273,8 @@ def test_two_nodes_at_a_time(many, cache_dir, empty, launch):
     for number, process in enumerate(both):
         printed = finish(process).stdout
         assert f"train: 400 samples, 200 of them by node {number} of 2" in printed
-        assert "train: 200 of 200 samples are in" in printed
-    assert empty.client().info("commandstats")["cmdstat_set"]["calls"] == 403, "none was sent twice"
+        assert "train: 200 of 200 samples are stored" in printed
+    assert empty.client().info("commandstats")["cmdstat_set"]["calls"] == 403, "no sample was sent twice"
     assert launch("check", empty.url(), many)[0] == 0
     part = launch("check", empty.url(), many, "--node", "1", "--nodes", "3")[1]
     assert part.startswith("train: 133 of 133 samples")
@@ -280,7 +282,7 @@ def test_two_nodes_at_a_time(many, cache_dir, empty, launch):
 
 @needed
 def test_a_server_that_begins_anew_meanwhile(many, tmp_path, launch):
-    """All that was put is gone; the preload notices, and what is known of the set is put once more, too."""
+    """If a server loses its data during a preload, the preload stores the samples and metadata again."""
     with RedisServer(tmp_path) as server:
         client = server.client()
 
@@ -292,7 +294,7 @@ def test_a_server_that_begins_anew_meanwhile(many, tmp_path, launch):
 
         with meanwhile(strike):
             code, printed = launch("preload", server.url(), many, "--workers", "1", "--split", "train")
-        assert code == 0 and "400 of 400 samples are in" in printed
+        assert code == 0 and "400 of 400 samples are stored" in printed
         assert launch("check", server.url(), many, "--split", "train")[0] == 0
         assert "400/400" in launch("ls", server.url())[1]
 
@@ -307,7 +309,7 @@ def test_a_server_that_stays_away(many, tmp_path, launch, monkeypatch):
             until(lambda: client.dbsize() > 60)
             server.kill()
 
-        reason = rf"cannot be asked: 127.0.0.1:{server.port}: "
+        reason = rf"cannot reach the cache: 127.0.0.1:{server.port}: "
         with meanwhile(strike), pytest.raises(BadInput, match=reason):
             launch("preload", server.url(), many, "--workers", "1")
 
@@ -317,7 +319,7 @@ def test_a_full_server(images, tmp_path, launch):
     with RedisServer(tmp_path, "maxmemory 4mb", "maxmemory-policy noeviction") as server:
         code, printed = launch("preload", server.url(), images)
         assert code == 1 and "takes no more samples" in launch.said and "not all will fit" in launch.said
-        found = re.search(r"train: (\d+) of 40 samples are in, (\d+) are not", printed)
+        found = re.search(r"train: (\d+) of 40 samples are stored, (\d+) are not", printed)
         taken, left = map(int, found.groups())
         assert 0 < taken < 40 and taken + left == 40
         assert launch("check", server.url(), images)[0] == 1
@@ -326,7 +328,7 @@ def test_a_full_server(images, tmp_path, launch):
         assert {each["title"].split("/")[1]: each["there"] for each in sets}["train"] == taken
 
 
-# whose bytes they are
+# changed and damaged data
 
 
 @needed
@@ -340,16 +342,16 @@ def test_changed_data_are_another_set(images, cache_dir, tmp_path, empty, launch
     content[-3] ^= 1  # of the same size
     victim.write_bytes(content)
     code, printed = launch("check", url, root, "--split", "train")
-    assert code == 1 and "0 of 40" in printed, "nothing of what was there is served"
+    assert code == 1 and "0 of 40" in printed, "no old sample is served"
     empty.client().flushall()
     shared = cache_redis.Shared(url, print)
     with pytest.raises(BadInput, match="was changed since it was scanned"):
         shared.preload(old, "encoded", forms.SHORT_SIDE, 2, np.arange(40))
     shared.close()
     with Opened(url, old) as opened:
-        assert opened.store.read([11]) == [None], "under the name of the old contents there are no others"
+        assert opened.store.read([11]) == [None], "the old name has no samples of the new data"
     assert launch("preload", url, root)[0] == 0
-    assert f"train is there with other contents, too, as {old.fingerprint}:encoded" in launch.said
+    assert f"other contents: `rm {old.fingerprint}:encoded`" in launch.said
     with Opened(url, loaded(root, cache_dir)) as opened:
         assert opened.store.read([11])[0] == bytes(content)
     assert launch("check", url, root)[0] == 0
@@ -372,20 +374,24 @@ def test_what_is_not_as_the_files_say_is_named(images, cache_dir, empty, launch)
         client.delete(*(opened.key(id) for id in (11, 20, 21)))
         client.lpush(opened.key(11), "a list")
     code, printed = launch("check", empty.url(), images)
-    assert code == 1 and "train: 34 of 40 samples are there and equal to the files" in printed
+    assert code == 1 and "train: 34 of 40 samples are stored and equal to the files" in printed
     expected = {"different": [4], "damaged": [9, 10, 11], "missing": [20, 21]}
     named = {kind: re.findall(f"^{kind}: (.*)$", printed, re.M) for kind in expected}
     assert named == {kind: [index.path(id) for id in ids] for kind, ids in expected.items()}
     found = json.loads(launch("check", empty.url(), images, "--split", "train", "--json")[1])
     assert {kind: found[0][kind] for kind in named} == named
-    assert launch("check", empty.url(), images, "--missing_ok")[0] == 1, "what differs is never right"
+    assert launch("check", empty.url(), images, "--missing_ok")[0] == 1, (
+        "a different sample is an error even with --missing_ok"
+    )
     client.delete(opened.key(4), opened.key(9))
     assert launch("preload", empty.url(), images)[0] == 0
-    assert "train: 34 of 40 samples are there" in launch.said, "not what has another length or kind"
+    assert "train: 34 of 40 samples are stored" in launch.said, (
+        "values of another length or type do not count"
+    )
     assert launch("check", empty.url(), images)[0] == 0
 
 
-# who uses it
+# users of a data set
 
 
 @needed
@@ -396,12 +402,14 @@ def test_what_a_job_uses_stays(images, cache_dir, empty, launch):
         until(lambda: job.held().leases)
         job.store.read(range(30))
         for what in (index.fingerprint, "--all"):
-            with pytest.raises(BadInput, match=rf"{job.store.name} is in use: .*:{os.getpid()}:.*a lease of"):
+            with pytest.raises(
+                BadInput, match=rf"{job.store.name} is in use: .*:{os.getpid()}:.*lease ends in"
+            ):
                 launch("rm", empty.url(), None, what)
         printed = launch("stat", empty.url())[1]
-        assert "40 of 40" in printed, "nothing has gone"
-        assert re.search(rf"used by \S+:{os.getpid()}:\w+ \(a lease of \d+ s more\)", printed)
-    assert launch("check", empty.url(), images)[0] == 0, "it counts as nobody's hits"
+        assert "40 of 40" in printed, "nothing was deleted"
+        assert re.search(rf"used by \S+:{os.getpid()}:\w+ \(lease ends in \d+ s\)", printed)
+    assert launch("check", empty.url(), images)[0] == 0, "check does not change the counts of hits"
     found = json.loads(launch("stat", empty.url(), images, "--split", "train", "--json")[1])["sets"]
     assert found[0]["counts"]["hits"] == 30 and found[0]["hit_rate"] == 1.0
     assert "hit rate 100.0% (hits 30" in launch("stat", empty.url())[1]
@@ -420,8 +428,8 @@ def test_what_an_active_job_put_stays_after_a_preload(images, cache_dir, empty, 
         assert launch("preload", empty.url(), images)[0] == 0
         assert {client.ttl(job.key(id)) for id in range(40)} == {-1}
         assert job.held().mode == "offline"
-    assert client.info("commandstats")["cmdstat_set"]["calls"] == 52, "what the job put was not sent again"
-    assert launch("check", empty.url(), images)[0] == 0, "the job's end did not take it away"
+    assert client.info("commandstats")["cmdstat_set"]["calls"] == 52, "the job's samples were not sent again"
+    assert launch("check", empty.url(), images)[0] == 0, "the end of the job did not delete the data set"
     assert client.ttl(f"bootfile:{{{job.store.name}}}:meta") == -1
 
 
@@ -431,7 +439,7 @@ def test_a_cluster(images, tmp_path, launch, monkeypatch):
     with cluster(tmp_path) as nodes:
         url = cluster_url(nodes[:2], "/team?form=encoded")
         assert launch("preload", url, images)[0] == 0 and launch("check", url, images)[0] == 0
-        assert min(node.client().dbsize() for node in nodes) >= 10, "all of them have some"
+        assert min(node.client().dbsize() for node in nodes) >= 10, "every node stores samples"
         assert len(json.loads(launch("stat", url, None, "--json")[1])["room"]) == 3
         nodes[2].kill()
         for verb in ("preload", "check"):
@@ -461,7 +469,7 @@ def test_without_a_server_it_is_one_line(images, cache_dir, launch):
     assert result.stdout == "" and result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"error: cache 127.0.0.1:{port}: ") and reason in result.stderr
     quick = "import sys, launch.cache.redis, launch.cache.cli; sys.exit('torch' in sys.modules)"
-    run("-c", quick, code=0)  # it takes longer to import than a server may take to answer
+    run("-c", quick, code=0)  # importing torch takes longer than a server may take to answer
     for verb, data in (("check", images), ("ls", None), ("stat", None), ("rm", None)):
         with pytest.raises(BadInput, match=reason):
             launch(verb, f"redis://127.0.0.1:{port}", data)
@@ -469,7 +477,7 @@ def test_without_a_server_it_is_one_line(images, cache_dir, launch):
 
 @needed
 def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypatch):
-    """Nor in the arguments of the processes. The user with the rights of the README may do all this."""
+    """No output or argument contains the password. The Redis user has the rights that the guide lists."""
     seen = []
     with with_user(tmp_path) as server:
         to = ("--to", server.url("bootfile"))
@@ -502,13 +510,13 @@ def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypa
 
 @needed
 @pytest.mark.parametrize("words, reason", [
-    (["preload", "--node", "1"], "belong together"),
+    (["preload", "--node", "1"], "--node needs --nodes"),
     (["preload", "--node", "2", "--nodes", "2"], "not in 0..1"),
     (["preload", "--short_side", "128"], "--short_side 128"),
     (["preload", "--form", "raw"], "invalid choice"),
     (["preload", "--data_url", "/nothing"], "/nothing does not exist"),
     (["rm"], "name a data set"), (["rm", "x", "--all"], "name a data set"),
-    (["rm", "abc"], "names 0 data sets; there: nothing"),
+    (["rm", "abc"], "matches 0 data sets; stored: nothing"),
 ])  # fmt: skip
 def test_arguments_that_do_not_fit(words, reason, images, cache_dir, empty):
     if words[0] == "preload":
@@ -519,7 +527,7 @@ def test_arguments_that_do_not_fit(words, reason, images, cache_dir, empty):
 
 
 def test_packs_have_no_shares(images, cache_dir, launch, tmp_path):
-    with pytest.raises(BadInput, match="every node has a pack of its own"):
+    with pytest.raises(BadInput, match="--node and --nodes"):
         launch("preload", tmp_path, images, "--node", "0", "--nodes", "2")
     with pytest.raises(BadInput, match="is not redis://"):
         launch("preload", "redis:/127.0.0.1", images)

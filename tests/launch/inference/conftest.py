@@ -1,4 +1,4 @@
-"""Two runs to predict and export with: generated images, and digits."""
+"""Two trained runs for `predict` and `export`: generated images, and digits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`python -m launch export`: the exported network gives the logits of the original, or nothing is written."""
+"""`python -m launch export` writes a network only if its logits equal those of the original."""
 
 import json
 
@@ -51,9 +51,7 @@ def test_other_logits_are_not_written(digits, tmp_path, monkeypatch):
         return b"content", lambda images: network.model(images) * 1.001
 
     monkeypatch.setitem(export.FORMS, ".ts", wrong)
-    with pytest.raises(
-        BadInput, match=r"is not written: its logits differ from those of the network by 0\.00"
-    ):
+    with pytest.raises(BadInput, match=r"is not written: its logits differ from the network's by 0\.00"):
         _export(digits, tmp_path / "model.ts")
     with pytest.raises(BadInput, match=r"expected a name that ends in \.onnx, \.pt2"):
         _export(digits, tmp_path / "model.h5")

@@ -1,4 +1,4 @@
-"""`python -m launch predict` as a user runs it: figures of the run, unreadable images, one-line errors."""
+"""`python -m launch predict` reaches the accuracy of the run, and reports unreadable images and bad input."""
 
 import csv
 import shutil
@@ -51,7 +51,7 @@ def test_unreadable_images_are_named(trained, tmp_path, capsys):
 
 
 def test_weights_of_train_py(digits, tmp_path):
-    """The test set as PNG files gives the accuracy of the run, in grey and at 8 pixels."""
+    """The test set as PNG files (grey, 8 pixels) gives the accuracy of the run."""
     _, test = digit_set.load(None, custom_data=False)
     for number, (image, label) in enumerate(zip(test.images, test.labels.tolist(), strict=True)):
         path = tmp_path / "test" / str(label) / f"{number}.png"
@@ -66,9 +66,9 @@ def test_what_is_refused(trained, tmp_path, capsys):
     shutil.copy(output / "best.pth", tmp_path / "alone.pth")
     (tmp_path / "mine.csv").write_text("mine")
     for arguments, message in (
-        ((tmp_path / "alone.pth", data), "there is no starts.jsonl"),
+        ((tmp_path / "alone.pth", data), "no starts.jsonl"),
         ((tmp_path / "alone.pth", data, "--arch=resnet50", "--image_size=32"), "belong to another network"),
-        ((output / "best.pth", tmp_path), "holds no image"),
+        ((output / "best.pth", tmp_path), "contains no images"),
         (
             (output / "best.pth", data, "--to", tmp_path / "mine.csv"),
             "exists and was not made by this command",

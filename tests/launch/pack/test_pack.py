@@ -1,4 +1,4 @@
-"""`python -m launch pack`: what is kept, what is refused, and that it is all or nothing."""
+"""`python -m launch pack` keeps the files of a job, refuses unsuitable files, and writes all or nothing."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def mine(tmp_path):
 
 @pytest.fixture
 def repository(tmp_path):
-    """A small repository of the form that Bootfile has."""
+    """A small repository with Bootfile's folders."""
     files = {
         "common/__init__.py": "", "datasets/__init__.py": "", "README.md": "read me", "tests/test_job.py": "",
         "jobs/job.py": "import json\nfrom common import a\n", "jobs/other.py": "", "jobs/settings.json": "{}",
@@ -65,7 +65,7 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
     own = (ROOT / "requirements.txt").read_text().splitlines()
     assert needs == [line for line in own if not line.startswith(("#", "torch", "nvidia"))] and needs
     assert "without torch, torchvision, nvidia-dali-cuda120\n" in result.stdout
-    assert "the job does not need it\n" in result.stdout
+    assert "not needed by the job\n" in result.stdout
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
     assert (manifest["git"] or {}).get("commit", "") == commit.stdout.strip()
 
@@ -145,7 +145,7 @@ def test_the_users_own_rules(mine, tmp_path, capsys):
 
 
 def test_the_rules_are_gits(tmp_path):
-    """Random trees and patterns: what is kept is what git would take."""
+    """With random trees and patterns, `pack` keeps the same files as git."""
     draw = random.Random(0)
     names = ["a", "b", "c", "d1", "k.x", "z.x", "q.y", "#h", "a b"]
     patterns = [
@@ -177,7 +177,7 @@ def test_simulate_runs_what_pack_would_make(mine, tmp_path):
 
 
 def test_the_dependency_list(tmp_path):
-    """Markers, options and included lists stay; what the image has, and what is on this machine, does not."""
+    """Markers, options and included lists are kept; packages of the image and local files are omitted."""
     tree(tmp_path, {
         "requirements.txt": "# a comment\n-r more.txt\nnumpy>=1.26  # why\n"
         "redis[hiredis]>=5; python_version < '4'\nTorch[opt] >= 2 ; python_version > '3'\n"
@@ -229,7 +229,7 @@ def test_limits(mine, tmp_path):
     shutil.rmtree(mine / "words")
     deep = mine / "/".join(["d"] * 32)
     tree(deep, {"x.txt": ""})
-    assert re.match(r"d/d/.*/x\.txt lies 33 levels deep, and a code folder may have 32", refused(job, to))
+    assert re.match(r"d/d/.*/x\.txt is 33 levels deep, and a code folder may have 32", refused(job, to))
     shutil.rmtree(mine / "d")
     for name, size in (("small.bin", 10), ("large.bin", 4 * 10**9), ("middle.bin", 2 * 10**9)):
         with open(mine / name, "wb") as file:
@@ -268,11 +268,11 @@ def test_links_and_special_files(mine, tmp_path):
     assert {"also/list.txt", "copy.py"} <= {*paths(packed)}
     assert not any(path.is_symlink() for path in Path(packed.path).rglob("*"))
     shutil.rmtree(to)
-    (mine / "common").symlink_to(tmp_path)  # only to Bootfile's
+    (mine / "common").symlink_to(tmp_path)  # allowed only for a link to Bootfile's folder
     assert "common is a symbolic link to" in refused(job, to)
     (mine / "common").unlink()
     tree(tmp_path / "outside", {"x.txt": ""})
-    (mine / "data").symlink_to(tmp_path / "outside")  # stays behind, wherever it leads
+    (mine / "data").symlink_to(tmp_path / "outside")  # skipped by its name, so its target does not matter
     for target, reason in (
         ("../outside", "a symbolic link to ../outside, which is not in"),
         ("/etc/passwd", "a symbolic link to /etc/passwd, which is not in"),
@@ -301,19 +301,21 @@ def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):
     tree(mine, {"beside.py": "ZERO = 1\n"})
     second = pack(str(mine / "job.py"), to, verbose=True)
     assert second.made and len(paths(second)) == 3 and "the output of pack" in capsys.readouterr().out
-    assert pack(os.path.join(first.path, "job.py"), to).path == first.path, "a snapshot packs as itself"
+    assert pack(os.path.join(first.path, "job.py"), to).path == first.path, (
+        "the snapshot of a snapshot is equal"
+    )
     with pytest.raises(BadInput, match="is the folder that is packed"):
         pack(str(mine / "job.py"), str(mine))
 
 
 def test_bad_input(mine, tmp_path):
     job, to = str(mine / "job.py"), str(tmp_path / "to")
-    assert "is not a .py file" in refused(str(mine / "words/list.txt"), to)
-    assert "is not a .py file" in refused(str(mine / "none.py"), to)
+    assert "expected a .py file" in refused(str(mine / "words/list.txt"), to)
+    assert "expected a .py file" in refused(str(mine / "none.py"), to)
     assert "does not exist" in refused(job, to, extra=[str(mine / "none")])
     assert "is not in the code folder" in refused(job, to, extra=[str(tmp_path)])
     tree(mine, {"manifest.json": "{}"})
-    assert "manifest.json is a name that pack uses" in refused(job, to, extra=[str(mine / "manifest.json")])
+    assert "pack writes its own manifest.json" in refused(job, to, extra=[str(mine / "manifest.json")])
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="cannot be written: Not a directory"):
         pack(job, str(tmp_path / "file" / "to"))
@@ -337,7 +339,7 @@ def test_an_interrupted_pack_leaves_nothing_half(number, mine, tmp_path):
     assert [name[:9] for name in left] == [".partial-"] * (number == signal.SIGKILL)
     (mine / "zeros.bin").unlink()
     pack(str(mine / "job.py"), str(to))
-    assert [name[:4] for name in os.listdir(to)] == ["job-"], "what was left is taken away"
+    assert [name[:4] for name in os.listdir(to)] == ["job-"], "the partial folder was deleted"
 
 
 def test_a_full_disk_is_one_line(mine, tmp_path):

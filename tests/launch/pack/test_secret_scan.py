@@ -1,4 +1,4 @@
-"""What `pack` takes for a secret, and what it does not."""
+"""`pack` finds secrets in many forms, and does not report placeholders."""
 
 import time
 
@@ -16,7 +16,7 @@ def mine(tmp_path):
 
 
 NAMES, DIGITS = "abcdefghij", "0123456789"
-SECRETS = [  # put together here, so that no scanner takes this file for one
+SECRETS = [  # concatenated, so that a secret scanner does not report this file
     ("key.txt", "-----BEGIN " + "RSA PRIVATE KEY-----", "a private key"),
     ("key.py", 'KEY = """-----BEGIN ' + 'PRIVATE KEY-----"""', "a private key"),
     ("a.py", "ACCESS = 'AKIA" + "B2C3D4E5F6G7H8J9'", "an AWS access key"),
@@ -44,7 +44,7 @@ def test_what_looks_like_a_secret_is_refused(name, line, kind, mine, tmp_path):
     tree(mine, {name: first + (line[2:] if isinstance(line, bytes) else line)})
     by_name = kind.startswith("a file")
     message = refused(str(mine / "job.py"), str(tmp_path / "to"))
-    assert f"secret would be uploaded: {name}{'' if by_name else ':2'} ({kind}); " in message
+    assert f"secrets would be uploaded: {name}{'' if by_name else ':2'} ({kind}); " in message
     for word in ("correct-horse", "B2C3", "abcdef", "0123"):
         assert word not in message
     packed = pack(str(mine / "job.py"), str(tmp_path / "to"), allowed=[name])
@@ -52,11 +52,11 @@ def test_what_looks_like_a_secret_is_refused(name, line, kind, mine, tmp_path):
 
 
 def test_a_secret_stays_out_of_what_is_printed(mine, tmp_path):
-    """Also one in the dependency list, and as the user sees it."""
+    """Neither an error nor the command's output contains the secret, also for a dependency list."""
     secret = "correct" + "-horse"
     tree(mine, {"requirements.txt": f"numpy\n--extra-index-url https://me:{secret}@host/simple\n"})
     result = run("-m", "launch", "pack", mine / "job.py", "--to", tmp_path / "to", code=2)
-    assert result.stderr.startswith("error: what looks like a secret") and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: suspected secrets") and result.stderr.count("\n") == 1
     assert "pip-requirements.txt:2 (a URL with a password)" in result.stderr
     assert secret not in result.stdout + result.stderr and not (tmp_path / "to").exists()
     message = refused(str(mine / "job.py"), str(tmp_path / "to"), allowed=["beside.txt"])

@@ -1,4 +1,4 @@
-"""What `pack` makes is run, as the boot file, where nothing else is: a folder, and one file."""
+"""A packed folder and a single file run as the boot file in an otherwise empty folder."""
 
 import base64
 import hashlib
@@ -32,7 +32,7 @@ def mine(tmp_path):
 
 @pytest.fixture
 def single(mine, tmp_path):
-    """(a function that starts it with arguments, its path, the folder it unpacks into)."""
+    """Return (a function that starts the file with arguments, its path, the folder into which it unpacks)."""
     packed = pack(str(mine / "job.py"), str(tmp_path / "to"), one_file=True)
     assert packed.path.endswith(f"job-{packed.manifest['digest'][:12]}.py")
     (tmp_path / "tmp").mkdir()
@@ -58,7 +58,7 @@ def test_a_single_file_runs_anywhere_and_cleans_up(single, tmp_path):
         assert os.listdir(folder) == [] and (options or result.stderr == "")
     path.parent.chmod(0o755)
     text = path.read_text()
-    assert text.startswith("# job.py and all that it needs, in one file")
+    assert text.startswith("# job.py and the code that it needs, in one file")
     assert max(map(len, text.split("\n"))) < 120
 
 
@@ -75,7 +75,7 @@ def test_a_single_file_is_the_same_each_time(mine, tmp_path):
 
 
 def test_single_files_do_not_disturb_each_other(single):
-    """Six at a time; one that is killed leaves its folder to the next."""
+    """Six run at the same time; the next one deletes the folder of a killed one."""
     launch, _, folder = single
     killed = launch("--sleep")
     killed.stdout.readline()
@@ -100,7 +100,7 @@ def test_results_beside_the_code_are_not_taken_away(single):
     result = finish(launch("--write"))
     (left,) = folder.iterdir()
     assert sorted(os.listdir(left)) == [".members.json", "results.txt"]
-    assert f"{left} stays, as this job wrote files there" in result.stderr
+    assert f"{left} is kept" in result.stderr
     finish(launch())
     assert os.listdir(folder) == [left.name]
 
@@ -112,7 +112,9 @@ def test_a_damaged_single_file_does_not_run(single, tmp_path):
     for broken in (text[:middle] + ("A" if text[middle] != "A" else "B") + text[middle + 1 :],):
         path.write_text(broken)
         result = finish(launch(), code=2)
-        assert result.stderr == "error: this file is not as it was packed: copy it again, completely\n"
+        assert (
+            result.stderr == "error: this file was changed after it was packed: copy it again, completely\n"
+        )
         assert os.listdir(folder) == [] and not result.stdout
     path.write_text(text[: middle + 100])
     assert "SyntaxError" in finish(launch(), code=1).stderr
@@ -121,7 +123,7 @@ def test_a_damaged_single_file_does_not_run(single, tmp_path):
     folder.touch()
     missing = finish(
         start(path, env=environment(TMPDIR=str(folder)), cwd=tmp_path), code=None
-    )  # another folder is found
+    )  # it unpacks into another folder
     assert missing.returncode == 0
 
 
@@ -129,7 +131,7 @@ def test_a_full_disk_is_one_line(single):
     launch, _, folder = single
     result = finish(launch(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))), code=2)
     assert re.fullmatch(
-        r"error: this file cannot be unpacked, and TMPDIR may name another place: .*too large\n",
+        r"error: cannot unpack this file: .*too large; TMPDIR .*\n",
         result.stderr,
     )
     assert os.listdir(folder) == []
@@ -137,7 +139,7 @@ def test_a_full_disk_is_one_line(single):
 
 @pytest.mark.parametrize("name", ["../escaped.py", "/escaped.py", "a/../../escaped.py", "a\\b.py", "a//b.py"])
 def test_an_archive_does_not_lead_out(name, single):
-    """Somebody else's single file, with the right sum of a wrong archive."""
+    """A file with an archive that leads out of its folder, and the right checksum, is refused."""
     launch, path, folder = single
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as members:
@@ -155,7 +157,7 @@ def test_an_archive_does_not_lead_out(name, single):
 
 @pytest.fixture(scope="module")
 def packed_jobs(tmp_path_factory):
-    """{form: the boot file} of jobs/train_ddp.py, each in an otherwise empty folder."""
+    """Return {form: boot file} of jobs/train_ddp.py, each in an otherwise empty folder."""
     folder = tmp_path_factory.mktemp("packed")
     whole = pack("jobs/train_ddp.py", str(folder / "folder"))
     single = pack("jobs/train_ddp.py", str(folder / "single"), one_file=True)
@@ -163,14 +165,14 @@ def packed_jobs(tmp_path_factory):
 
 
 def test_a_single_file_tells_whether_it_takes_the_options_of_a_job(packed_jobs, single):
-    """`simulate` adds --train_url to such a file; a script of another kind may not accept it."""
+    """`simulate` passes --train_url to a single file only if it contains a Bootfile job."""
     assert single_file.holds_bootfile(str(packed_jobs["single_file"]))
     assert not single_file.holds_bootfile(str(packed_jobs["folder"]))
     assert not single_file.holds_bootfile(str(single[1]))
 
 
 def trained(boot_file, tmp_path, platform, nodes, processes):
-    """The lines of metrics.jsonl of a simulated run. What its processes unpack is gone afterwards."""
+    """Return the lines of metrics.jsonl of a simulated run. Its processes delete their unpacked folders."""
     (tmp_path / "tmp").mkdir()
     result = simulate(
         f"--nodes={nodes}", f"--processes={processes}", f"--platform={platform}",
@@ -195,7 +197,7 @@ def test_a_single_file_trains_with_processes_of_its_own(packed_jobs, tmp_path):
 
 @pytest.fixture(scope="module")
 def own_losses(tmp_path_factory):
-    """Of the job as it stands in the repository."""
+    """The losses of the job in the repository."""
     lines = trained("jobs/train_ddp.py", tmp_path_factory.mktemp("own"), "torchrun", 1, 2)
     assert lines[0]["step"] == 1 and lines[0]["loss"] > 0
     return [line.get("loss") for line in lines]
@@ -205,7 +207,7 @@ def own_losses(tmp_path_factory):
 @pytest.mark.parametrize("form", ["folder", "single_file"])
 @pytest.mark.parametrize("platform", PROFILES)
 def test_every_platform_trains_what_is_packed(platform, form, packed_jobs, own_losses, tmp_path):
-    """Two processes, and the losses are those of the job where it was packed."""
+    """On every platform, two processes of the packed job have the losses of the job in the repository."""
     nodes = 1 if platform == "plain" else 2
     lines = trained(packed_jobs[form], tmp_path, platform, nodes, 2 // nodes)
     assert [line.get("loss") for line in lines] == own_losses
@@ -213,7 +215,7 @@ def test_every_platform_trains_what_is_packed(platform, form, packed_jobs, own_l
 
 @pytest.mark.faults
 def test_what_a_killed_rank_unpacked_is_taken_away(packed_jobs, tmp_path):
-    """By the process of its node that outlives it."""
+    """Another process of the node deletes the folder of a killed rank."""
     (tmp_path / "tmp").mkdir()
     result = simulate(
         "--processes=2", f"--keep={tmp_path / 'kept'}", "--fault=kill:rank=1,step=1",

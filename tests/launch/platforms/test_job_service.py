@@ -1,4 +1,4 @@
-"""Jobs from `submit` to their end, by the vendor's SDK, against a local stand-in for ModelArts' service."""
+"""`submit`, `status`, `logs` and `stop` work with the vendor's SDK and a local substitute of the service."""
 
 import contextlib
 import errno
@@ -59,7 +59,7 @@ def server():
 
 @pytest.fixture
 def user(server, tmp_path, monkeypatch, capsys):
-    """Of one user: job.toml, the keys, and a folder of records; faults of an earlier test are gone."""
+    """A user with job.toml, keys and a folder for records; earlier faults of the service are cleared."""
     server.test(clear=True)
     (tmp_path / "job.toml").write_text(CONFIG.format(endpoint=server.endpoint))
     monkeypatch.setattr(job_records, "FOLDER", str(tmp_path / "records"))
@@ -71,7 +71,7 @@ def user(server, tmp_path, monkeypatch, capsys):
 
 
 class User:
-    """launch() is `python -m launch` in this process, which has read the SDK already; start() in its own."""
+    """launch() runs `python -m launch` in this process, which has imported the SDK; start() in a new one."""
 
     def __init__(self, server, folder, capsys):
         self.server, self.folder, self.config, self._capsys = server, folder, folder / "job.toml", capsys
@@ -96,7 +96,7 @@ class User:
         return result
 
     def fails(self, *arguments, **options) -> str:
-        """The one line of an error."""
+        """Return the one line of an error."""
         errors = self.launch(*arguments, code=2, **options).stderr
         assert re.fullmatch(r"error: [^\n]+\n", errors), errors
         return errors
@@ -105,12 +105,12 @@ class User:
         return self.launch("submit", "jobs/train_ddp.py", "--config", self.config, *arguments, **options)
 
     def created(self) -> tuple[str, dict]:
-        """A new job's id, and the body that the service got."""
+        """Return a new job's id, and the body that the service received."""
         job_id = re.search(r"^job (\S+)$", self.submit("--yes").stdout, re.MULTILINE)[1]
         return job_id, self.server.test()["bodies"][job_id]
 
     def job(self) -> str:
-        """The id of a job that was created before, with a record."""
+        """The id of an existing job with a record."""
         config = job_config.load(self.config, "jobs/train_ddp.py")
         run = job_request.make_run_name(config.name)
         outputs = job_request.make_outputs(config.outputs, run)
@@ -124,7 +124,7 @@ class User:
 
 
 def test_from_submit_to_the_end(user, server):
-    """Every command in a process of its own, as a user runs it."""
+    """Each command, in its own process, shows the state of the job up to its end."""
     dry = user.submit("--dry_run").stdout
     shown, _ = json.JSONDecoder().raw_decode(dry)
     created = finish(user.start("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")).stdout
@@ -180,7 +180,7 @@ def test_nothing_is_sent_unless_somebody_agrees(user, server, monkeypatch):
 
 
 def test_everything_that_a_config_can_say_is_taken(user, server):
-    """The stand-in holds the body against the SDK's classes; a custom image here, all options."""
+    """A job with all options and a custom image is accepted; its body fits the SDK's classes."""
     text = user.config.read_text()
     head, _, rest = text.partition("[image]")
     rest = rest.partition("[resources]")[2].replace("flavor_id", 'pool_id = "pool-1"\nflavor_id')
@@ -214,7 +214,7 @@ def test_a_run_is_resumed_when_its_job_has_ended(user, server):
     assert again["outputs"] == {"train_url": url} and again["run"] != record["run"]
     (output,) = server.test()["bodies"][again["id"]]["algorithm"]["outputs"]
     assert output["prefetch_to_local"] is True and output["remote"]["obs"]["obs_url"] == f"/{url[6:]}/"
-    # the service itself knows of jobs that this machine does not
+    # the service also has jobs that this machine did not submit
     for path in (user.folder / "records").glob("*.json"):
         path.unlink()
     error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes", "--resume_from", url)
@@ -293,7 +293,9 @@ def test_a_service_that_is_not_there(user, server, tmp_path):
     job_id = user.job()
     (path,) = (tmp_path / "records").glob("*.json")
     path.write_text(path.read_text().replace(server.endpoint, "http://127.0.0.1:9"))
-    error = finish(user.start("status", path), code=2).stderr  # where the SDK's own logging is as for a user
+    error = finish(
+        user.start("status", path), code=2
+    ).stderr  # in a new process, the SDK logs as it does for a user
     known = (
         rf"error: cannot show job {job_id}: no usable answer from 127.0.0.1:9 \(ConnectionException[^\n]+\n"
     )
@@ -444,7 +446,7 @@ def test_more_than_the_service_shows_is_said(user, server):
 
 
 def _windows(log: bytes, sizes, step: int):
-    """What the service would show of a growing log, one window after another."""
+    """Yield the windows of a growing log that the service would show."""
     for end, size in zip(range(step, len(log) + step, step), sizes * len(log), strict=False):
         window = log[:end][-size:]
         text = window.decode(errors="surrogateescape")
@@ -455,7 +457,7 @@ def _windows(log: bytes, sizes, step: int):
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 11, 64])
 @pytest.mark.parametrize("sizes", [[10_000], [100], [200, 100, 120]])
 def test_no_line_is_lost_or_doubled_or_broken(step, sizes):
-    """At every cut: through characters of 1 to 4 bytes, empty lines, and the same line many times."""
+    """Windows may cut anywhere: in characters of 1 to 4 bytes, empty lines and repeated lines."""
     lines = [f"line {number} é 漢字 \N{GRINNING FACE}" if number % 3 else "same" for number in range(60)]
     lines[20:23] = ["", "", "same"]
     log = "".join(f"{line}\n" for line in lines).encode() + "no end 漢".encode()
@@ -481,10 +483,10 @@ def test_bytes_that_are_no_text_do_not_lose_the_place():
 
 def test_a_log_that_begins_anew_is_read_from_its_beginning():
     _, place = lines_after(Place(), Preview("old 1\nold 2\n", 12, 12))
-    assert lines_after(place, Preview("new\n", 4, 4))[0] == ["[the log begins anew]", "new"]
+    assert lines_after(place, Preview("new\n", 4, 4))[0] == ["[the log starts again]", "new"]
     longer = "new 1\nnew 2\nnew 3\n"
     assert lines_after(place, Preview(longer, 18, 18))[0] == [
-        "[the log begins anew]",
+        "[the log starts again]",
         "new 1",
         "new 2",
         "new 3",

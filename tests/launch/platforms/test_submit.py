@@ -1,4 +1,4 @@
-"""job.toml and what is made of it: requests, command lines and other platforms' files, without a network."""
+"""`submit` makes requests, command lines and other platforms' files from job.toml, without a network."""
 
 import argparse
 import json
@@ -46,7 +46,7 @@ open({mark!r}, "w").close()
 
 
 def _blocked(folder: Path, *missing: str) -> dict[str, str]:
-    """The environment of a process without network, keys and these packages."""
+    """Return the environment of a process without network, keys and the named packages."""
     mark = folder / "blocked"
     (folder / "sitecustomize.py").write_text(_OFFLINE.format(missing=missing, mark=str(mark)))
     kept = environment(PYTHONPATH=str(folder))
@@ -121,7 +121,7 @@ def test_only_an_earlier_file_of_the_same_job_is_replaced(platform, tmp_path):
     for _ in range(2):
         assert write(to) == 0
         written.append(to.read_text())
-    assert written[0] != written[1], "each run has its own name"
+    assert written[0] != written[1], "every run has its own name"
     for path, more in ((config, ()), (config, ["--force"]), (other, ()), (ROOT / JOB, ())):
         content = path.read_text()
         with pytest.raises(BadInput, match="--to"):
@@ -174,7 +174,7 @@ def test_small_and_custom_jobs_are_requests_that_the_service_takes(tmp_path):
 
 
 def test_what_the_stand_in_refuses():
-    """The check of bodies that the other tests rely on can fail."""
+    """The check of request bodies, which other tests rely on, can fail."""
     config = job_config.load(str(EXAMPLE), JOB)
     for where, value, message in [
         (("metadata", "name"), "a b", "metadata.name is 'a b'"),
@@ -380,7 +380,7 @@ def test_a_boot_file_lies_in_the_code(job, tmp_path):
 
 
 def test_a_packed_snapshot_is_compared(tmp_path):
-    """By what `pack` itself has made."""
+    """The snapshot of --snapshot must contain the boot file and match `code`."""
     packed = run("-m", "launch", "pack", JOB, "--to", tmp_path).stdout
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert folder.name in packed
@@ -430,7 +430,7 @@ def test_resuming_needs_the_earlier_outputs(tmp_path):
 
 
 def _starts(platform: str, nodes: int, processes: int, env: dict[str, str], gpus: int):
-    """(node, the environment of each process that the platform starts there)."""
+    """Yield (node, environment) of each process that the platform starts."""
     hosts = [f"node-{number}" for number in range(nodes)]
     folders = Folders("/code", "/in", "/out", "/cache", "/log")
     for node in range(nodes):
@@ -443,7 +443,7 @@ def _check_layout(platform, nodes, gpus, env, words):
         topology.resolve(_arguments(words), variables)
         for _, variables in _starts(platform, nodes, gpus or 1, env, gpus)
     ]
-    started = gpus or 1 if platform == "slurm" else 1  # by the platform, on each node
+    started = gpus or 1 if platform == "slurm" else 1  # processes that the platform starts on each node
     assert [place.node_rank for place in places] == [node for node in range(nodes) for _ in range(started)]
     assert {place.nodes for place in places} == {nodes}
     if gpus:
@@ -453,7 +453,7 @@ def _check_layout(platform, nodes, gpus, env, words):
 
 @pytest.fixture(params=[(2, 8), (1, 1), (3, 0)], ids=["2x8", "1x1", "3 CPU nodes"])
 def layout(request, tmp_path):
-    """(nodes, GPUs of each, load): load(platform) reads the example with them."""
+    """Return (nodes, GPUs of each, load): load(platform) reads the example with these numbers."""
     nodes, gpus = request.param
     text = _example(
         ("node_count = 2", f"node_count = {nodes}"), ("gpus_per_node = 8", f"gpus_per_node = {gpus}")
@@ -475,7 +475,7 @@ def test_pai_dlc_file(layout):
 
 
 def _check_patterns(shape, value, place=""):
-    """botocore leaves patterns and greatest lengths to the service."""
+    """Check patterns and maximum lengths, which botocore does not check."""
     if shape.type_name == "structure":
         for name, each in value.items():
             _check_patterns(shape.members[name], each, f"{place}.{name}")
@@ -495,7 +495,7 @@ def _check_patterns(shape, value, place=""):
 
 
 def test_sagemaker_file(layout, tmp_path):
-    """Held against botocore's own model of the service; its entry point is run as a container would."""
+    """The file fits botocore's model of the service, and its entry point runs as in a container."""
     nodes, _, load = layout
     job = json.loads(files.render("sagemaker", load("sagemaker"), "my_run-1"))
     service = botocore.session.get_session().get_service_model("sagemaker")
@@ -553,7 +553,7 @@ def test_kubeflow_file(layout):
 
 
 def test_slurm_file(layout, tmp_path):
-    """bash reads it and runs it up to srun, which shows here what it was given."""
+    """bash runs the file with a substitute of srun, which prints its arguments."""
     nodes, gpus, load = layout
     script = tmp_path / "job.sh"
     script.write_text(files.render("slurm", load("slurm"), "run-1"))
@@ -616,7 +616,7 @@ def test_values_that_shells_and_yaml_would_take_apart(tmp_path):
         if platform == "kubeflow":
             spec = yaml.safe_load(made)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
             found = spec["containers"][0]["command"]
-            assert f"--dataset={words.replace('$(', '$$(')}" in found  # Kubernetes makes $( of it
+            assert f"--dataset={words.replace('$(', '$$(')}" in found  # Kubernetes turns it into $(
             assert spec["containers"][0]["env"][0] == {"name": "A", "value": "no: '#' 1"}
         elif platform == "slurm":
             line = made.splitlines()[-1]

@@ -1,5 +1,4 @@
-"""`python -m launch report`: runs of real jobs, folders that are not as they should be, and the page in a
-browser."""
+"""`python -m launch report` reads runs of real jobs and damaged folders; a browser shows the page."""
 
 import itertools
 import json
@@ -24,11 +23,11 @@ JOB = (
     "--save_every=5",
 )  # fmt: skip
 HOSTILE = "<script>document.title='taken'</script>"
-needs_browser = pytest.mark.skipif(not browser.find(), reason="there is no chromium")
+needs_browser = pytest.mark.skipif(not browser.find(), reason="chromium is not installed")
 
 
 class Page(HTMLParser):
-    """tables: label of each -> its rows of cells; tags: (name, attributes) of all; text: in no row."""
+    """tables: label -> rows of cells. tags: (name, attributes) of each tag. text: text outside the rows."""
 
     def __init__(self, content: str):
         super().__init__()
@@ -60,7 +59,7 @@ class Page(HTMLParser):
 
 
 def made(folder, *runs, title=None) -> Page:
-    """The page of these runs, written in this process."""
+    """Return the page of these runs, written in this process."""
     target = folder / "page.html"
     report.main([*map(str, runs), "--to", str(target), *(["--title", title] if title else [])])
     return Page(target.read_text())
@@ -100,7 +99,7 @@ def a_start(step: int, time: float, steps: int = 40, settings=None, **more) -> d
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(output of a run that was killed after step 5 and went on, output of one never stopped)."""
+    """Return (output of a run that was killed after step 5 and resumed, output of an uninterrupted run)."""
     killed, whole = (
         tmp_path_factory.mktemp("outputs") / "killed",
         tmp_path_factory.mktemp("outputs") / "whole",
@@ -151,7 +150,7 @@ def test_a_run_that_was_killed_and_one_that_was_not(runs, tmp_path):
 
 
 def test_seconds_are_those_of_the_run(runs, tmp_path):
-    """The parts of the epochs add up to what the job's clock showed between its first line and its last."""
+    """The parts of the epochs add up to the time between the first and the last line of the job."""
     page = made(tmp_path, runs[1])
     lines = records(runs[1])
     computing = sum(line.get("compute_time", 0) for line in lines)
@@ -196,15 +195,15 @@ def test_resume_never_begins_anew(tmp_path):
     ("content", "note"),
     [
         ("", "metrics.jsonl is missing or empty"),
-        ('{"step": 1, "epoch": 1, "loss": 2.0}\n{"step": 2, "lo', "jsonl: the last line is unfinished"),
+        ('{"step": 1, "epoch": 1, "loss": 2.0}\n{"step": 2, "lo', "jsonl: the last line is incomplete"),
         ('{"step": 1, "loss": 2}\nnon\n[1]\n{"step": 2, "loss": 1}\n', "lines that could not be read: 2"),
         ('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 1e999}\n', "loss: 2 of 2 values are NaN"),
         ('{"step": 1, "loss": 1}\n{"step": 2, "loss": -Infinity}\n', "loss: 1 of 2 values are NaN"),
         ('{"loss": 1}\n{"step": "x"}\n{"step": NaN}\n{"step": -1}\n', "lines without a step: 4"),
-        ("[" * 100_000 + "\n", "the last line is unfinished"),
-        ('{"step": 1, "loss": 1' + "0" * 5000 + "}\n", "the last line is unfinished"),
+        ("[" * 100_000 + "\n", "the last line is incomplete"),
+        ('{"step": 1, "loss": 1' + "0" * 5000 + "}\n", "the last line is incomplete"),
         ('{"step": 1, "epoch": 1e300, "loss": 1' + "0" * 400 + ', "time": 1e300}\n', "1 of 1 values are NaN"),
-        ("\0\0\0\0", "the last line is unfinished"),
+        ("\0\0\0\0", "the last line is incomplete"),
     ],
 )  # fmt: skip
 def test_files_that_are_not_whole(content, note, tmp_path, capsys):
@@ -299,7 +298,7 @@ def test_a_long_run_is_thinned(tmp_path):
 
 
 def test_other_figures_have_charts_too(tmp_path):
-    """jobs/loader.py reports pairs and seconds."""
+    """Other figures, such as the pairs and seconds of jobs/loader.py, have charts, too."""
     lines = [
         {"epoch": number, "step": number * 9, "pairs": 96, "seconds": 1.5 / number} for number in (1, 2, 3)
     ]
@@ -406,7 +405,7 @@ def faults_of_layout(chromium, width: int) -> list[str]:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 390, 820, 1280])
 def test_the_page_in_a_browser(chromium, runs, tmp_path, width, dark):
-    """Nothing sticks out, overlaps, is cut or pale; nothing is asked for; no error in the console."""
+    """No element overflows, overlaps, is cut or pale; the page loads nothing and logs no error."""
     exploded = some_lines(40)
     for line in exploded:
         if "loss" in line and line["step"] > 30:
@@ -418,7 +417,7 @@ def test_the_page_in_a_browser(chromium, runs, tmp_path, width, dark):
     others = [write_run(tmp_path / f"run{number}", some_lines(40), starts) for number in range(4)]
     page = made(tmp_path, *runs, long, write_run(tmp_path / "exploded", exploded), *others)
     marks = {each.get("class") for _, each in page.tags if each.get("class", "").startswith("mark ")}
-    assert marks == {"mark c0", "mark c1", "mark c4", "mark c5"}  # of eight runs, six colours
+    assert marks == {"mark c0", "mark c1", "mark c4", "mark c5"}  # eight runs use six colours
     chromium.open(f"file://{tmp_path}/page.html", width, 844, dark)
     assert (
         chromium.evaluate("[...document.querySelectorAll('details')].forEach(each => each.open = true)")
@@ -443,7 +442,7 @@ def test_the_page_in_a_browser(chromium, runs, tmp_path, width, dark):
 @needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_browser_sees_what_is_wrong(chromium, tmp_path, width):
-    """The checks above can fail."""
+    """The checks of the previous test can fail."""
     made(tmp_path, write_run(tmp_path / "run", some_lines(40)))
     content = (tmp_path / "page.html").read_text()
     bad = re.sub(r"svg text { font-size: \d+px", "svg text { font-size: 60px", content)

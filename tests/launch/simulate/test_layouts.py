@@ -1,4 +1,4 @@
-"""The same job and seed in other layouts of one world size: the same data, so the same weights."""
+"""The same job, seed and world size in different layouts give the same data, so the same weights."""
 
 import hashlib
 
@@ -13,7 +13,7 @@ ARGUMENTS = ("--dataset=digits", "--max_steps=3", "--batch_size=32", "--report_e
 
 
 def _weights(tmp_path, nodes, processes, platform):
-    """Digest of the weights that node 0 wrote."""
+    """Return the digest of the weights that node 0 wrote."""
     folder = tmp_path / f"{platform}-{nodes}x{processes}"
     result = run(
         "-m", "launch", "simulate", f"--nodes={nodes}", f"--processes={processes}", f"--platform={platform}",
@@ -27,7 +27,7 @@ def _weights(tmp_path, nodes, processes, platform):
 
 @pytest.fixture(scope="module")
 def one_node(tmp_path_factory):
-    """Digest of the weights of one node with four processes, as torchrun starts them."""
+    """The digest of the weights of one node with four processes of torchrun."""
     return _weights(tmp_path_factory.mktemp("one"), 1, 4, "torchrun")
 
 

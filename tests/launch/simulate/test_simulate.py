@@ -1,4 +1,4 @@
-"""`python -m launch simulate` as a user runs it: with the real job, and with scripts that show one thing."""
+"""`python -m launch simulate` runs the real job and small scripts, with faults."""
 
 import os
 import re
@@ -85,7 +85,7 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def script(tmp_path):
-    """A function that writes a script into a folder of its own and returns its path."""
+    """Return a function that writes a script into a new folder and returns its path."""
 
     def write(code: str) -> Path:
         (tmp_path / "mine").mkdir()
@@ -97,7 +97,7 @@ def script(tmp_path):
 
 @pytest.fixture(scope="module")
 def modelarts(tmp_path_factory):
-    """(what was printed, the folder that was kept) of two nodes on ModelArts."""
+    """Return (output, kept folder) of two nodes on ModelArts."""
     kept = tmp_path_factory.mktemp("modelarts") / "kept"
     return simulate("--nodes=2", "--keep", kept, *JOB).stdout, kept
 
@@ -108,7 +108,9 @@ def test_modelarts(modelarts):
         ("0", 0, "done"), ("1", 0, "done"),
     ]  # fmt: skip
     for node in range(2):
-        assert f"[node {node}] ignored arguments: --num_gpus\n" in output, "an extra nobody asked for"
+        assert f"[node {node}] ignored arguments: --num_gpus\n" in output, (
+            "the job ignores the extra argument"
+        )
         topology = (
             f"topology source=modelarts-arguments level=node nodes=2 processes_per_node=1 node_rank={node}"
         )
@@ -124,7 +126,7 @@ def test_modelarts(modelarts):
         printed = [line for line in output.splitlines() if line.startswith(prefix)]
         assert log.splitlines() == [line.removeprefix(prefix) for line in printed] and len(printed) > 2
     assert (kept / "node-0/outputs/train_url_0/epoch_1.pth").is_file()
-    assert os.listdir(kept / "node-1/outputs/train_url_0") == [], "rank 0 alone writes"
+    assert os.listdir(kept / "node-1/outputs/train_url_0") == [], "only rank 0 writes"
 
 
 @pytest.mark.parametrize("platform, source", [("slurm", "slurm"), ("launch", "torchrun")])
@@ -141,7 +143,7 @@ def test_other_platforms_give_the_same_run(platform, source, modelarts, tmp_path
 
 
 def test_a_killed_rank_and_a_node_that_is_missing():
-    """Both end by themselves, and the table says how."""
+    """The other processes end by themselves, and the table gives their exit codes."""
     fault = "kill:rank=1,step=1"
     killed = simulate("--nodes=2", "--fault", fault, *JOB, "--timeout=20", code=None)
     assert f"fault {fault}: SIGKILL to rank 1 on node 1 time=" in killed.stdout and fired(
@@ -260,7 +262,7 @@ def test_what_a_node_gets(words, script, tmp_path):
 @pytest.mark.parametrize(
     "fault, again",
     [
-        # counts of node 0 and 1, and what stands in code, cache and outputs when they run again
+        # of nodes 0 and 1 at their second start: both counts, and what code, cache and outputs contain
         ("restart:node=1,step=3", ["12 trace0 trace0 trace0", "12 trace1 trace1 trace1"]),
         ("reschedule:node=1,step=3", ["12 trace0 trace0 trace0", "21   trace0,trace1"]),
         ("reschedule:step=3", ["21   trace0,trace1", "21   trace0,trace1"]),
@@ -275,15 +277,17 @@ def test_restarts(fault, again, script):
         assert [" ".join(run) for run in runs] == ["11   ", expected]
     table = rows(result.stdout)
     assert table["1 run 1"].code == 137 and table["1 run 1"].meaning == f"ended by fault {fault}"
-    assert table["0 run 1"].code == (137 if fault == "reschedule:step=3" else 7), "restarted when it failed"
+    assert table["0 run 1"].code == (137 if fault == "reschedule:step=3" else 7), (
+        "restarted after its failure"
+    )
     assert table["0 run 2"].code == table["1 run 2"].code == 0
 
 
 def test_a_stopped_node_is_ended_when_nothing_else_is_left(script):
     result = simulate("--nodes=2", "--fault=stop:rank=1,step=2", script(STEPS), code=137)
     table = rows(result.stdout)
-    assert table["0"].code == 0 and table["0"].seconds >= 2, "it came to its own end"
-    assert table["1"].meaning == "stopped by a fault, and killed when nothing else was left"
+    assert table["0"].code == 0 and table["0"].seconds >= 2, "it ended by itself"
+    assert table["1"].meaning == "stopped by a fault, and killed after all others had ended"
 
 
 def test_late_and_duplicate_nodes(script):
@@ -314,7 +318,7 @@ def test_steps_are_drawn_from_the_seed():
 
 @pytest.mark.parametrize("reason, code", [("limit", 124), ("SIGTERM", 143)])
 def test_nothing_survives_the_simulation(reason, code, script):
-    """Not a process that ignores SIGTERM, nor its child in another session, nor the temporary folder."""
+    """A process that ignores SIGTERM, its child in another session and the temporary folder are removed."""
     limit = ["--limit=1"] if reason == "limit" else []
     process = start("-m", "launch", "simulate", *limit, "--nodes=2", script(STUBBORN))
     lines, pids = [], []

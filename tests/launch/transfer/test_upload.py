@@ -1,4 +1,4 @@
-"""upload, fetch and clean as their users run them, against a real server."""
+"""`upload`, `fetch` and `clean` work with a real S3 server."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ def contents(path) -> dict[str, bytes]:
 
 
 def keys(server, url) -> dict[str, bytes]:
-    """What is there, by another way than the project's."""
+    """Return the objects below a URL, read with boto3."""
     client, prefix = server.client(), url.split("/", 3)[3] + "/"
     entries = client.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])
     return {
@@ -65,7 +65,7 @@ def keys(server, url) -> dict[str, bytes]:
 
 
 def sealed(files: dict[str, bytes], name="train", job="jobs/train.py") -> dict:
-    """A manifest as pack writes it."""
+    """Return a manifest as `pack` writes it."""
     entries = [
         {"path": path, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for path, content in sorted(files.items())
@@ -101,15 +101,15 @@ def test_data_go_there_and_come_back(server, url, tmp_path):
     }
     assert contents(folder) == FILES  # nothing was written here
 
-    time.sleep(1.1)  # a server's times are whole seconds
+    time.sleep(1.1)  # the server's times have a resolution of one second
     folder_of(folder, {"a": b"3" * 1000, "new": b"4"})
     (folder / "sub/deep/c").unlink()
     with FaultProxy(server.port) as proxy:
         said = launch(server, "upload", folder, "--to", url, **proxy.environment)
-        # listing, manifest, the manifest away, two files, the manifest; HEAD of those of its very second
+        # list, read and delete the manifest, two files, the manifest; HEAD of files with the manifest's time
         assert proxy.requests <= 6 + 3
     assert "sent 2 files, 1.0 kB" in said.stdout and "unchanged 2 files, 9.0 MB" in said.stdout
-    assert "1 objects stay" in said.stdout and "sub/deep/c" in said.stdout
+    assert "kept 1 objects" in said.stdout and "sub/deep/c" in said.stdout
     server.client().put_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/a\x1b[2J", Body=b"")
     said = launch(server, "upload", folder, "--to", url)
     assert "sent 0 files" in said.stdout and "first: a\\x1b[2J" in said.stdout
@@ -154,7 +154,7 @@ def test_what_cannot_be_uploaded(server, url, tmp_path):
     ):
         assert words in launch(server, "upload", *arguments, code=2).stderr
     (tmp_path / "none").mkdir()
-    assert "there are no files" in launch(server, "upload", tmp_path / "none", "--to", url, code=2).stderr
+    assert "contains no files" in launch(server, "upload", tmp_path / "none", "--to", url, code=2).stderr
     folder_of(tmp_path / "other", {"manifest.json": b"{}", "a": b""})
     assert (
         "not a manifest that `pack` made"
@@ -167,7 +167,7 @@ def test_what_cannot_be_uploaded(server, url, tmp_path):
     assert "control character" in launch(server, "upload", data, "--to", url, code=2).stderr
     (data / "a\nb").unlink()
     put(server, url, {"manifest.json": b"somebody's"})
-    assert "not a manifest of ours" in launch(server, "upload", data, "--to", url, code=2).stderr
+    assert "not written by `upload`" in launch(server, "upload", data, "--to", url, code=2).stderr
     assert keys(server, url) == {"manifest.json": b"somebody's"}
 
 
@@ -200,7 +200,7 @@ def test_an_upload_that_was_ended_goes_on(server, url, tmp_path, how):
 
 
 def outputs(steps: list[int]) -> dict[str, bytes]:
-    """As a job mirrors them, without the list."""
+    """Return the outputs as a job uploads them, without the list."""
     files = {"metrics.jsonl": b'{"step": 1}\n', "best.pth": b"weights"}
     for step in steps:
         files[f"checkpoints/step_{step}.pt"] = os.urandom(1000)
@@ -216,12 +216,12 @@ def listed(files: dict[str, bytes]) -> dict[str, bytes]:
 def test_outputs_come_with_the_newest_checkpoint_by_number(server, url, tmp_path):
     files = outputs([90, 100, 1000])
     put(server, url, files)
-    put(server, url, {"checkpoints/step_2000.pt": b"half"})  # its checksum is not there yet
+    put(server, url, {"checkpoints/step_2000.pt": b"half"})  # its checksum is missing
     said = launch(server, "fetch", url, "--to", tmp_path / "latest", "--latest_checkpoint")
     assert "checkpoint checkpoints/step_1000.pt\n" in said.stdout
     newest = ("metrics.jsonl", "checkpoints/step_1000.pt", "checkpoints/step_1000.pt.json")
     assert contents(tmp_path / "latest") == {name: files[name] for name in newest}
-    # with a list of what is whole, what it does not name is not whole
+    # if there is a list of the complete files, other files are incomplete
     files |= listed({name: content for name, content in files.items() if "1000" not in name})
     put(server, url, {".bootfile-outputs.json": files[".bootfile-outputs.json"]})
     said = launch(server, "fetch", url, "--to", tmp_path / "latest2", "--latest_checkpoint")
@@ -243,7 +243,7 @@ def test_outputs_that_are_not_as_listed(server, url, tmp_path):
     assert "metrics.jsonl: the bytes that arrived are not those that were sent" in said.stderr
     assert not (tmp_path / "back" / "metrics.jsonl").exists()
     time.sleep(1.1)
-    put(server, url, {"metrics.jsonl": b'{"step": 3}\n'})  # a job that goes on: newer than the list
+    put(server, url, {"metrics.jsonl": b'{"step": 3}\n'})  # a running job: newer than the list
     said = launch(server, "fetch", url, "--to", tmp_path / "back", code=1)
     assert "listed, but not in the store: 1 files, first: gone.pth" in said.stdout
     assert contents(tmp_path / "back") == files | {"metrics.jsonl": b'{"step": 3}\n'}
@@ -258,7 +258,7 @@ def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp
     own = {"metrics.jsonl": b"my own", "best.pth": b"mine", "notes": b"stay"}
     folder_of(tmp_path, own)
     said = launch(server, "fetch", url, "--to", tmp_path, code=2)
-    assert "there is no terminal to ask on: --yes to replace 2 files" in said.stderr
+    assert "pass --yes to replace 2 files" in said.stderr
     assert contents(tmp_path) == own
     answered = on_a_terminal(server, "n", "fetch", url, "--to", tmp_path)
     assert answered[0] == 1 and f"replace {tmp_path}/best.pth" in answered[1]
@@ -324,11 +324,11 @@ def test_files_and_folders_in_each_others_way(server, url, tmp_path):
     assert "key a/b: a file stands" in launch(server, "fetch", url, "--to", tmp_path / "back", code=2).stderr
     folder_of(tmp_path / "back2", {"a/b/c": b"file"})
     assert "a folder stands" in launch(server, "fetch", url, "--to", tmp_path / "back2", code=2).stderr
-    assert "there is nothing below" in launch(server, "fetch", f"{url}/x", "--to", tmp_path, code=2).stderr
+    assert "no objects below" in launch(server, "fetch", f"{url}/x", "--to", tmp_path, code=2).stderr
 
 
 def snapshots(server, url, count: int, name="train") -> list[str]:
-    """Oldest first, a second apart."""
+    """Upload snapshots, one per second, and return their folders, oldest first."""
     found = []
     for number in range(count):
         files = {"jobs/train.py": f"print({number})".encode()}
@@ -353,7 +353,7 @@ def test_clean_removes_what_it_showed_and_nothing_else(server, url, tmp_path):
     server.client().create_multipart_upload(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/outputs/big")
     before = keys(server, url)
     said = launch(server, "clean", url, "--keep", "1", code=2)
-    assert "there is no terminal to ask on: --yes to remove 2 snapshots" in said.stderr
+    assert "pass --yes to remove 2 snapshots" in said.stderr
     table = {line.split()[2]: line.split()[0] for line in said.stdout.splitlines()}
     assert table == {oldest: "remove", old: "remove", new: "keep", "outputs/big": "remove"}
     assert keys(server, url) == before
@@ -373,7 +373,7 @@ def test_clean_removes_what_it_showed_and_nothing_else(server, url, tmp_path):
 
 
 def on_a_terminal(server, answer: str, *arguments) -> tuple[int, str]:
-    """(exit code, what was shown) of a verb whose user types an answer."""
+    """Return (exit code, output) of a verb whose user types an answer."""
     ours, theirs = pty.openpty()
     job = subprocess.Popen(
         [sys.executable, "-m", "launch", *arguments], cwd=ROOT, env=environment(**server.environment),
