@@ -1,4 +1,4 @@
-"""`make gpu`: without a GPU one line, a stage that fails is a row, and a rehearsal on the CPU."""
+"""`make gpu` without a GPU is one error line, a failed stage is a row, and a rehearsal runs on the CPU."""
 
 import json
 import os
@@ -84,13 +84,13 @@ def test_a_stage_that_fails_is_a_row_and_the_rest_continues(setting, tmp_path):
 def test_a_check_that_has_no_time_left_fails(tmp_path):
     arguments = ("--device=cpu", "--stages=receipts,resident", "--minutes=0.01", f"--output_dir={tmp_path}")
     printed = run("-m", "tests.gpu", *arguments, code=1).stdout
-    assert printed.count("| failed | left out: no time is left | | **no** |") == 2
+    assert printed.count("| failed | skipped: no time is left | | **no** |") == 2
 
 
 def test_a_rehearsal_on_the_cpu(tmp_path):
     arguments = ("--device=cpu", "--stages=resident,checkpoint", f"--output_dir={tmp_path}")
     printed = run("-m", "tests.gpu", *arguments, timeout=300).stdout
-    assert printed == (tmp_path / report.TABLE).read_text() and "a GPU.**\n" in printed
+    assert printed == (tmp_path / report.TABLE).read_text() and "**A rehearsal" in printed
     resident, saved = json.loads((tmp_path / report.JSON).read_text())["stages"]
     assert not resident["failed"] and not saved["failed"]
     figures = {row["figure"]: row for row in resident["rows"] + saved["rows"]}

@@ -1,6 +1,6 @@
-"""What torch.compile makes of the networks for an H200: nothing keeps CUDA graphs away, no layout changes.
+"""torch.compile makes code for an H200 that can be captured as CUDA graphs and does not change layouts.
 
-The code is generated and not run. tests/support/sm90.py says how, and where the faults are.
+The code is generated and not run: tests/support/sm90.py describes how, and the limits of this test.
 """
 
 import importlib.util
@@ -12,13 +12,13 @@ import torch
 
 from tests.conftest import environment, run
 
-triton = pytest.importorskip("triton", reason="there is no Triton")
+triton = pytest.importorskip("triton", reason="Triton is not installed")
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
 pytestmark = [
     pytest.mark.skipif(torch.__version__ < "2.14", reason="the stand-ins are for torch 2.14"),
-    pytest.mark.skipif(not PTXAS.exists(), reason="Triton brings no ptxas here"),
-    pytest.mark.skipif(not importlib.util.find_spec("torchvision"), reason="there is no torchvision"),
+    pytest.mark.skipif(not PTXAS.exists(), reason="this Triton has no ptxas"),
+    pytest.mark.skipif(not importlib.util.find_spec("torchvision"), reason="torchvision is not installed"),
 ]
 NETWORKS = ["resnet18", "resnet50"]
 
@@ -33,7 +33,7 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_step_is_one_graph_that_changes_only_what_stays_in_place(network, found):
-    """Otherwise CUDA graphs would be left out, or would copy their inputs in every step."""
+    """A step is one graph that writes only to memory with a fixed address, as CUDA graphs need."""
     assert (found[network]["graphs"], found[network]["breaks"]) == (1, 0)
     forward, backward = found[network]["passes"]
     assert forward["changed"] == {"resnet18": 60, "resnet50": 159}[network]  # BatchNorm: three buffers each

@@ -1,4 +1,4 @@
-"""DALI accepts the graphs of its GPU engines: everything of them but build(), which needs a driver."""
+"""DALI accepts the graphs of its GPU engines. build() is not called, because it needs a driver."""
 
 import types
 

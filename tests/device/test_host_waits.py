@@ -1,6 +1,6 @@
 """No step of a job makes the host wait for the GPU, and a step launches few kernels.
 
-The steps are those of the jobs; tests/support/fake_gpu.py says what stands in for the GPU.
+The steps are those of the jobs; tests/support/fake_gpu.py describes the substitute of the GPU.
 """
 
 import pytest
@@ -22,7 +22,7 @@ def _imagenet(*options):
     return "imagenet.py", "--data_backend=synthetic", *sizes, "--training_only", "--compile=false", *options
 
 
-# most launches of a step: loader, forward, loss, check, sums, optimizer and scheduler; not the backward pass
+# maximum of launches in a step: loader, forward, loss, check, sums, optimizer, scheduler; without backward
 JOBS = {
     "train": (155, ("train.py", "--dataset=digits"), AMPERE),
     "train_amp": (180, ("train_amp.py", "--dataset=digits"), AMPERE),
@@ -39,7 +39,7 @@ def _launches(recorder):
 
 
 def _waits(recorder):
-    """Return where the host waits, after the first step."""
+    """Return the source lines at which the host waits after the first step."""
     return [text for step, text in recorder.waits if step]
 
 

@@ -1,5 +1,7 @@
-"""Memory is used again only after the event that frees it, and read only after the event that says it is
-written: the loaders on stand-ins for streams and events (tests/support/fake_gpu.py)."""
+"""Memory is reused only after the event that frees it, and read only after the event that follows the write.
+
+The loaders run on substitutes of streams and events (tests/support/fake_gpu.py).
+"""
 
 import types
 
@@ -18,7 +20,7 @@ SIZE, BATCHES = 8, 9
 
 
 class _Ring(Threads):
-    """The engine `threads`, whose tasks fill memory at once."""
+    """The engine `threads`, whose tasks fill memory immediately."""
 
     def __init__(self, recorder):
         super().__init__(types.SimpleNamespace(is_remote=False), workers=1)
@@ -35,8 +37,8 @@ class _Ring(Threads):
 
 
 class _OnGpu:
-    """An engine with one buffer on the GPU, as DALI: the host waits until it is filled; it is freed at the
-    end."""
+    """An engine with one buffer on the GPU, like DALI. The host waits until it is filled, and frees it at
+    the end."""
 
     reuses_memory = True
 
@@ -63,7 +65,7 @@ class _OnGpu:
 
 
 class _Gathered:
-    """An engine that computes on the stream of the training, as `resident`: fresh memory for each batch."""
+    """An engine that computes on the training's stream, like `resident`, with new memory for each batch."""
 
     reuses_memory = False
 
@@ -79,7 +81,7 @@ class _Gathered:
 
 
 class _Nested(_Gathered):
-    """An engine of any Dataset: fresh pinned memory for each batch."""
+    """An engine for any Dataset, with new pinned memory for each batch."""
 
     def run(self, plan):
         for batch in plan:
@@ -87,7 +89,7 @@ class _Nested(_Gathered):
 
 
 def _train(recorder, engine, steps=None):
-    """Iterate over an epoch, or leave it after some steps, and then over another."""
+    """Iterate over an epoch, completely or for some steps, and then over another one."""
     index = SyntheticIndex(BATCHES * 16, "train", 10)
     plan = Plan(index, BatchSampler(len(index), 16, 0), None, SIZE)
     to_device = MoveToDevice(fake_gpu.DEVICE) if engine is _Nested else None
@@ -111,7 +113,7 @@ def test_memory_is_used_in_order(engine, steps, monkeypatch):
     assert len(recorder.steps) == 2 * (steps or BATCHES)
 
 
-FAULTS = {  # what is left out -> what is found
+FAULTS = {  # omitted call -> race that is found
     "wait": (ToDevice, lambda self: None, {_Ring: "the host writes", _OnGpu: "a stream writes"}),
     "wait_event": (
         fake_gpu.Stream,

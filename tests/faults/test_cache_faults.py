@@ -1,4 +1,4 @@
-"""Two hundred random faults of the servers while engines are fed by them: the same data each time."""
+"""With two hundred random faults of the cache servers, every engine delivers the same data."""
 
 import random
 
@@ -23,7 +23,7 @@ KINDS = ("kill", "restart", "stop", "flush", "flip", "cut", "lengthen", "exchang
 
 
 class Trouble:
-    """One fault at a random server at a random step, and the end of it some steps later."""
+    """A fault of a random server that begins at a random step and ends some steps later."""
 
     def __init__(self, nodes, draw: random.Random, steps: int):
         self.node, self.kind = draw.choice(nodes), draw.choice(KINDS)
@@ -87,9 +87,11 @@ class Trouble:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_data_under_every_fault(seed, tmp_path, index, uncached, monkeypatch):  # noqa: F811
-    """A quarter of the faults each: one server or a Cluster, both forms, in turn by every engine."""
+    """With a quarter of the faults, all engines deliver the same data: a server or a Cluster, both forms."""
     monkeypatch.setattr(servers, "READ", 0.15)
-    monkeypatch.setattr(servers, "_WORTH", 1)  # else a server that is stopped again and again is left alone
+    monkeypatch.setattr(
+        servers, "_WORTH", 1
+    )  # otherwise a server that is stopped repeatedly is no longer used
     draw = random.Random(seed)
     form = forms.FORMS[seed % 2]
     names = ["kspeed", "pytorch", *([] if backends.reasons(CPU)["dali"] else ["dali-kspeed"])]

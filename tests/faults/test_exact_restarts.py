@@ -1,6 +1,6 @@
-"""Killed and stopped at random moments, again and again: the same weights, the same data, nothing lost.
+"""A job that is killed and stopped at random moments has the weights and the data of an uninterrupted run.
 
-Seeded by number: REPEATS=0.1 runs a tenth of the list.
+The moments follow from seeds: REPEATS=0.1 runs a tenth of the list.
 """
 
 import os
@@ -38,14 +38,14 @@ def _command(processes: int, output, *more) -> tuple:
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def whole(request, tmp_path_factory):
-    """(processes, output, seconds of training) of a run that nothing interrupts."""
+    """Return (processes, output, seconds of training) of an uninterrupted run."""
     output = tmp_path_factory.mktemp(f"whole{request.param}")
     printed = run(*_command(request.param, output), timeout=600).stdout
     return request.param, output, float(re.search(r"training_seconds=(\S+)", printed)[1])
 
 
 def _same(output: Path, whole: Path) -> None:
-    """The same weights, bit for bit, and the same data."""
+    """Assert that the weights are equal, bit for bit, and the data, too."""
     for epoch in range(1, EPOCHS + 1):
         own, other = (
             torch.load(folder / f"epoch_{epoch}.pth", weights_only=True) for folder in (output, whole)
@@ -55,7 +55,7 @@ def _same(output: Path, whole: Path) -> None:
 
 
 def _planned(folder) -> bytes:
-    """The receipt of what the order says: every sample at most once an epoch, computed without any job."""
+    """Return the receipt of the sampler, computed without a job: every sample at most once per epoch."""
     folder.mkdir()
     data, _ = digits.load(None, False)
     chain, step = Receipt(), 0
@@ -93,7 +93,7 @@ def _during_a_save(folder: Path, bound: float) -> None:
 
 
 def test_random_sigkills(whole, tmp_path, capsys):
-    """100 over the three world sizes: one rank, all ranks, or in the middle of a save."""
+    """100 SIGKILLs, of one rank, of all ranks or during a save, lose at most one interval of saves each."""
     processes, unbroken, seconds = whole
     kills = round({1: 40, 2: 40, 4: 20}[processes] * SHARE)
     draw = random.Random(processes)
@@ -122,13 +122,13 @@ def test_random_sigkills(whole, tmp_path, capsys):
             assert not [line for line in lines if "refused" in line], "".join(lines)
             paths = checkpoint.found(str(folder))
             for path in paths:
-                checkpoint.read(path)  # Refused would be an unreadable one
+                checkpoint.read(path)  # an unreadable checkpoint would raise Refused
             steps = [
                 int(found[1]) for line in lines if (found := re.match(r"epoch=\d+ step=(\d+) loss", line))
             ]
             if steps:
                 newest = checkpoint.read(paths[0])["step"] if paths else 0
-                begun = steps[-1] // SAVE_EVERY * SAVE_EVERY  # the save that was due last
+                begun = steps[-1] // SAVE_EVERY * SAVE_EVERY  # step of the last save that was due
                 assert newest >= begun - SAVE_EVERY, f"{kind}: step {steps[-1]}, the newest is {newest}"
                 most_lost = max(most_lost, steps[-1] - newest)
         _same(output, unbroken)
@@ -140,7 +140,7 @@ MOMENTS = ["first step", "last step", "epoch boundary", "evaluation", "random", 
 
 
 def test_random_sigterms(whole, tmp_path, capsys):
-    """50 over the three world sizes: no step is lost."""
+    """After 50 SIGTERMs, over three world sizes, no step is lost."""
     processes, unbroken, seconds = whole
     stops = round({1: 20, 2: 20, 4: 10}[processes] * SHARE)
     draw = random.Random(10 + processes)
@@ -185,7 +185,7 @@ def test_random_sigterms(whole, tmp_path, capsys):
                     int(found[1]) for line in lines if (found := re.match(r"epoch=\d+ step=(\d+) loss", line))
                 ]
                 assert not steps or int(said[1]) == steps[-1], text
-            else:  # before training began there is nothing to save
+            else:  # no checkpoint is saved before training begins
                 assert " step=" not in text, text
         _same(output, unbroken)
     with capsys.disabled():
@@ -193,8 +193,8 @@ def test_random_sigterms(whole, tmp_path, capsys):
 
 
 def test_another_world_size_after_each_restart(whole, tmp_path):
-    """2 -> 4 -> 1 processes: the same data, and the same weights up to rounding; in double precision, as
-    float32's rounding grows with every step."""
+    """2 -> 4 -> 1 processes have the same data, and the same weights up to rounding. Double precision is used
+    because float32's rounding errors grow with every step."""
     if whole[0] != 1:
         pytest.skip("compared with one process only")
     reference = tmp_path / "reference"

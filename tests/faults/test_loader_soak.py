@@ -1,4 +1,4 @@
-"""Twenty epochs of each loader: no memory that grows, and nothing left behind."""
+"""In twenty epochs of each loader, memory does not grow and no process or thread remains."""
 
 import threading
 from pathlib import Path
@@ -28,16 +28,20 @@ soak(*sys.argv[1:])
 
 
 def measure(pid: int) -> int:
-    """The bytes of memory of a process, what it shares divided; without files, whose share changes whenever
-    any process of the machine maps the same libraries."""
+    """Return the memory of a process in bytes, with shared memory divided among its users.
+
+    Files do not count: their share changes if any process of the machine maps the same libraries.
+    """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     sizes = {name: int(size.split()[0]) for name, _, size in (line.partition(":") for line in lines[1:])}
     return 1024 * (sizes["Pss_Anon"] + sizes["Pss_Shmem"])
 
 
 def soak(folder: str, cache: str, backend: str, form: str) -> None:
-    """Print the resident bytes of this process and its children after every epoch, and what is left at the
-    end."""
+    """Print the resident bytes of this process and its children after every epoch.
+
+    At the end print the number of remaining processes and threads.
+    """
     from common.performance import cpu
 
     cpu.keep_memory()
@@ -75,5 +79,5 @@ def test_memory_does_not_grow(backend, form, tmp_path):
     print(
         f"{backend} from {form}: {used[1] / 1e6:.0f} MB after the second epoch, {growth:+.2%} at most after"
     )
-    # DALI: buffers of its own that grow with the largest image so far, 0.8-3.5 % where this was measured
+    # DALI's buffers grow with the largest image so far: 0.8-3.5 % when this was measured
     assert growth < (0.05 if backend == "dali" else 0.02)

@@ -1,8 +1,9 @@
-"""Two hundred random faults between a job and its object store, of fifteen kinds.
+"""Two hundred random faults of fifteen kinds between a job and its object store damage no file.
 
-Upload, fetch, staging and the upload of checkpoints go through a proxy that breaks something, or lose their
-disk or their life. Whatever is visible afterwards is whole, on both sides; a failure is one line, in bounded
-time; and the same command finishes when nothing is broken any more. A dozen of them run with the other tests.
+Upload, fetch, staging and the upload of checkpoints use a proxy that injects faults, or their disk fills
+up, or they are killed. Afterwards all visible files are complete, on both sides. A failure is one line, in
+bounded time. The same command finishes when the fault is over. A dozen of the faults run with the other
+tests.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ REFUSED = {
     "missing": "no such bucket",
     "full": ("File too large", "No space left", "MB are free", "GB are free"),
 }
-LONGEST = 120.0  # seconds for a command, whatever happens
+LONGEST = 120.0  # seconds: limit for a command with any fault
 STAGE = """
 import sys
 from common.entry import entry
@@ -78,7 +79,7 @@ def server():
 
 
 class Case:
-    """One command, the files that it is about, and what may be seen of them."""
+    """A command, its files, and the check of the visible files."""
 
     def __init__(self, server, folder: Path, number: int):
         self.server, self.folder = server, folder
@@ -91,7 +92,7 @@ class Case:
             ]
         elif self.kind == "full":
             names = names[1:3]
-        # the job with checkpoints brings torch: it is left to the long runs
+        # the job with checkpoints imports torch, so only the long runs use it
         self.name = self.draw.choice(
             [name for name in names if number >= QUICK or name != "checkpoint"] or names
         )
@@ -110,7 +111,7 @@ class Case:
         elif self.name in ("fetch", "stage"):
             self.here.mkdir()
             client = self.server.client()
-            for name, content in self.files.items():  # with a sha256, as upload leaves it, or without
+            for name, content in self.files.items():  # with a sha256, as `upload` stores it, or without
                 extra = (
                     {"Metadata": {"sha256": hashlib.sha256(content).hexdigest()}}
                     if self.draw.random() < 0.7
@@ -128,7 +129,7 @@ class Case:
         }[self.name]
 
     def start(self, bucket: str = "bucket", limit: int | None = None, **more: str) -> subprocess.Popen:
-        """limit: bytes that a file may have."""
+        """Start the command. limit: maximum size of a file in bytes."""
         variables = self.server.environment | more
         variables |= {"BOOTFILE_SCRATCH": str(self.here), "BOOTFILE_STORE_TIMEOUT": "1"}
         limited = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
@@ -156,7 +157,7 @@ class Case:
         )
 
     def visible(self) -> dict[str, bytes]:
-        """The files that a user of the folder sees: below `data` where it was staged."""
+        """Return the files that a user of the folder sees; of a staged data set, those below `data`."""
         roots = list(self.here.glob("**/data")) if self.name == "stage" else [self.here]
         return {
             str(path.relative_to(root)): path.read_bytes()
@@ -166,13 +167,13 @@ class Case:
         }
 
     def check(self, done: bool) -> None:
-        """Nothing wrong and nothing half can be seen; done: everything can."""
+        """Assert that no damaged or partial file is visible. done: assert that all files are visible."""
         if self.name == "upload":
             there = self.stored()
             manifest = there.pop("manifest.json", None)
             assert {name: self.files[name] for name in there} == there, "a corrupt object was accepted"
-            assert not manifest or there == self.files, "the manifest is there, and not all files are"
-            assert manifest or not done  # who was killed may have finished
+            assert not manifest or there == self.files, "a manifest exists, but a file is missing"
+            assert manifest or not done  # a killed process may have finished before
             assert not manifest or manifests.parse(manifest)
         elif self.name == "checkpoint":
             self._check_checkpoints(done)
@@ -180,7 +181,9 @@ class Case:
             here = self.visible()
             assert {name: self.files[name] for name in here} == here, "a corrupt file was accepted"
             whole = here == self.files
-            assert whole if done else whole or self.name == "fetch" or not here, "half of it can be seen"
+            assert whole if done else whole or self.name == "fetch" or not here, (
+                "a part of the files is visible"
+            )
             if done:
                 assert not list(self.here.rglob(".bootfile-*.partial"))
 
@@ -190,7 +193,7 @@ class Case:
         for file in marker["files"]:
             content = there[file["path"]]
             found = (len(content), hashlib.sha256(content).hexdigest())
-            assert found == (file["size"], file["sha256"]), f"{file['path']} is not what the list says"
+            assert found == (file["size"], file["sha256"]), f"{file['path']} differs from the list"
         listed = {file["path"] for file in marker["files"]}
         for name in listed:
             if name.endswith(".pt"):
@@ -199,7 +202,7 @@ class Case:
 
 
 def finished(job: subprocess.Popen) -> tuple[int, str]:
-    """(exit code, stderr) in bounded time."""
+    """Return (exit code, stderr), in bounded time."""
     try:
         _, errors = job.communicate(timeout=LONGEST)
     except subprocess.TimeoutExpired:
@@ -246,18 +249,18 @@ def test_a_fault_leaves_nothing_wrong(server, tmp_path, number):
             assert f"//{case.bucket}/{case.prefix}" in said[0], said
     assert kind not in ("missing", "full") or code == 2
     case.check(done=code == 0)
-    with FaultProxy(server.port, port=proxy.port) as mended:  # staging knows a store by its address
+    with FaultProxy(server.port, port=proxy.port) as mended:  # staging identifies a store by its address
         again, errors = finished(case.start(**mended.environment))
     assert again == 0, errors
     case.check(done=True)
-    if case.name == "checkpoint" and case.unfinished():  # of a step that no later run sends again
+    if case.name == "checkpoint" and case.unfinished():  # uploads of a step that no later run sends again
         case.clean()
     assert case.unfinished() == []
 
 
 @pytest.mark.parametrize("name", ["fetch", "stage"])
 def test_a_disk_that_becomes_full_meanwhile(server, tmp_path, name):
-    """Two thirds of what is fetched fit; another process takes the rest when the fetch has begun."""
+    """If another process fills the disk during a fetch, the fetch fails with one line."""
     case = Case(server, tmp_path, 1000 + KINDS.index("full"))
     case.name = name
     mount = subprocess.run(

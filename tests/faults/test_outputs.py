@@ -1,4 +1,4 @@
-"""An output folder that fills up, turns read-only or vanishes while a job runs: named, nothing older lost."""
+"""If an output folder fills up, becomes read-only or disappears, the job names it and loses no older file."""
 
 import os
 import shutil
@@ -61,7 +61,9 @@ def test_an_output_that_turns_read_only(small_disk):
     job = start(*JOB, f"--output_dir={small_disk}")
     _until(job, " step=12 ")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True)
-    if os.access(small_disk, os.W_OK):  # files are open for writing: bind it read-only over itself
+    if os.access(
+        small_disk, os.W_OK
+    ):  # a remount fails while files are open for writing, so bind it read-only over itself
         subprocess.run(["mount", "--bind", str(small_disk), str(small_disk)], check=True)
         subprocess.run(["mount", "-o", "remount,ro,bind", str(small_disk)], check=True)
     result = finish(job, 6)

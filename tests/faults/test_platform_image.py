@@ -1,4 +1,4 @@
-"""What `pack` lists for the platform, installed by plain pip into an image with torch 2.1 and NumPy 1.26."""
+"""pip can install the list of `pack` into an image with torch 2.1 and NumPy 1.26."""
 
 import json
 import shutil
@@ -35,11 +35,13 @@ print(json.dumps([versions, sorted(modules)]))
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The interpreter of an environment that has what the image has."""
-    found = sys.executable if sys.version_info < (3, 12) else None  # torch 2.1 is not built for later ones
+    """Return the interpreter of an environment with the packages of the image."""
+    found = (
+        sys.executable if sys.version_info < (3, 12) else None
+    )  # torch 2.1 does not support later versions
     found = found or shutil.which("python3.11") or shutil.which("python3.10")
     if not found:
-        pytest.skip("there is no Python 3.10 or 3.11, for which torch 2.1 is built")
+        pytest.skip("torch 2.1 needs Python 3.10 or 3.11, which is not installed")
     folder = tmp_path_factory.mktemp("image")
     subprocess.run([found, "-m", "venv", folder], check=True)
     result = _pip(folder / "bin" / "python", *IMAGE)

@@ -1,4 +1,4 @@
-"""Workers, nodes and the head of a Ray cluster killed: every sample once, in order, and nothing left."""
+"""If workers, nodes or the head of a Ray cluster are killed, every sample arrives once and in order."""
 
 import gc
 import itertools
@@ -25,7 +25,7 @@ KILLS, EVERY, BATCH = 50, 8, 4
 
 
 class Noisy(Dataset):
-    """Samples with random numbers of their own, which take a while."""
+    """A data set of random samples that take some time."""
 
     def __init__(self, count: int, seconds: float = 0.005):
         self.count, self.seconds = count, seconds
@@ -95,7 +95,7 @@ def test_fifty_kills_of_workers_and_nodes(cluster):
 
 def test_the_head_is_killed_and_the_epoch_goes_on_here(cluster):
     cluster.add(2)
-    data, said = Noisy(2400, 0.02), []  # workers live on for a while without their head
+    data, said = Noisy(2400, 0.02), []  # workers live for a while without their head
 
     def loader():
         torch.manual_seed(1)
@@ -116,7 +116,7 @@ def test_the_head_is_killed_and_the_epoch_goes_on_here(cluster):
 
 
 def stored(cluster) -> float:
-    """Bytes in the cluster's object stores."""
+    """Return the bytes in the cluster's object stores."""
     code = """import ray
 ray.init("auto", log_to_driver=False, logging_level="error")
 print(ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"])

@@ -1,4 +1,4 @@
-"""torchrun restarts a job of two gloo processes of which one was killed: every time."""
+"""torchrun restarts a job of two gloo processes each time one of them is killed."""
 
 import os
 import signal

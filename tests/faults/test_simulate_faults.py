@@ -1,4 +1,4 @@
-"""What happens to the real job when something goes wrong on a platform: `make faults`."""
+"""The real job ends or resumes as documented when nodes fail on a platform."""
 
 import re
 
@@ -27,15 +27,17 @@ def assert_same(folder, other, node="node-0") -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """The folder of an undisturbed run of two nodes with one process each."""
+    """Return the folder of an uninterrupted run of two nodes with one process each."""
     kept = tmp_path_factory.mktemp("two") / "kept"
     simulate("--nodes=2", "--keep", kept, *JOB)
     return kept
 
 
 def test_survivors_of_a_killed_rank_leave():
-    """Of every node, whatever the rank, with an exit code that is not 0. On an idle machine it takes 2 s; a
-    collective would wait for TIMEOUT."""
+    """If a rank is killed, the other ranks of all nodes end with an exit code other than 0.
+
+    On an idle machine this takes 2 s; a collective would wait for TIMEOUT.
+    """
     for rank in (0, 3):
         fault = f"kill:rank={rank},step=2"
         result = simulate("--nodes=2", "--processes=2", "--fault", fault, *JOB, code=None)
@@ -99,7 +101,7 @@ def test_a_node_that_is_missing(node):
 
 @pytest.mark.parametrize("fault", ["restart:node=1", "restart:node=0", "reschedule:node=0", "reschedule"])
 def test_a_job_that_is_started_again(fault, two, tmp_path):
-    """All nodes come back, and the run ends as the undisturbed one."""
+    """If all nodes are started again, the run ends like the uninterrupted one."""
     kept = tmp_path / "kept"
     result = simulate("--nodes=2", "--keep", kept, "--seed=4", "--fault", fault, *JOB)
     assert re.search(rf"fault {fault}: drawn: step=[1-5]\n", result.stdout)

@@ -1,12 +1,12 @@
-"""Prove and measure everything on this machine's GPU: `make gpu`.
+"""Test and measure the jobs on this machine's GPU: `make gpu`.
 
     python -m tests.gpu [--data_url FOLDER] [--stages tests,waits]
     python -m tests.gpu --device cpu                     a rehearsal: every command, tiny, on the CPU
 
-Correctness first: tests, compiled against plain, SIGTERM and resume, receipts of the CPU and the GPU. Then
-where the host waits, and figures with their aims. It takes 8 minutes at most; 4 more for CIFAR-10 to 94 %,
-which needs its data set (--data_url), and 2 more for several GPUs. A stage that fails is a row with its
-reason, and the rest continues. gpu.json, gpu.md (a table) and logs/ are in --output_dir.
+The first stages test correctness: GPU tests, compiled against plain, SIGTERM and resume, receipts of the
+CPU and the GPU. The others measure where the host waits, and figures with their targets. It takes at most 8
+minutes, 4 more for CIFAR-10 to 94 % (needs --data_url), and 2 more for several GPUs. If a stage fails, its
+row has the reason, and the rest continues. gpu.json, gpu.md (a table) and logs/ are in --output_dir.
 
 Exit code: 0; 1 if a stage of correctness failed; 2 without a GPU.
 """
@@ -30,7 +30,7 @@ from tests.gpu import checks, figures, report
 from tests.gpu.lab import Setting, Stage, run_stages
 
 _MINUTES, _MINUTES_OF_ACCURACY, _MINUTES_OF_SEVERAL = 8.0, 4.0, 2.0
-_MEMORY = "/dev/shm"  # outputs are written there: a disk is not what is measured
+_MEMORY = "/dev/shm"  # outputs are written there, so that the disk does not affect the figures
 _FAILED = 1
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     if not is_small and not torch.cuda.is_available():
         built = torch.version.cuda
         reason = f"is built for CUDA {built} and sees none" if built else "is built without CUDA"
-        raise BadInput(f"no GPU: torch {torch.__version__} {reason}; --device cpu rehearses the stages")
+        raise BadInput(f"no GPU: torch {torch.__version__} {reason}; --device cpu runs a rehearsal")
     gpus = 0 if is_small else torch.cuda.device_count()
     stages, minutes = _choose(args, gpus)
     logs = os.path.join(args.output_dir, "logs")
@@ -75,9 +75,9 @@ def _parse_args() -> argparse.Namespace:
     parser.prog = "python -m tests.gpu"
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal (default: cuda)")
-    add("--data_url", metavar="FOLDER", help="folder with CIFAR-10 (default: that stage is left out)")
+    add("--data_url", metavar="FOLDER", help="folder with CIFAR-10 (default: skip that stage)")
     add("--stages", metavar="NAMES", help="separated by commas (default: all)")
-    add("--minutes", type=arguments.positive_float, help="of all stages (default: 8, 4 more with --data_url)")
+    add("--minutes", type=arguments.positive_float, help="time limit (default: 8, 4 more with --data_url)")
     add("--output_dir", default=os.path.join(ROOT, "output_dir", "gpu"), help="default: output_dir/gpu")
     args = parser.parse_args()
     args.output_dir = os.path.abspath(args.output_dir)
@@ -109,7 +109,7 @@ def _choose(args: argparse.Namespace, gpus: int) -> tuple[list[Stage], float]:
 
 
 def _environment(scratch: str, is_small: bool) -> dict[str, str]:
-    """Return the environment of all commands, with one cache of what is compiled."""
+    """Return the environment of all commands, with one compiler cache."""
     env = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
     env |= {
         name: os.path.join(scratch, name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

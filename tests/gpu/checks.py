@@ -1,4 +1,4 @@
-"""The stages that decide the exit code of `make gpu`: is what a GPU computes right?"""
+"""The stages of `make gpu` that test the results of a GPU and decide the exit code."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from tests.gpu.lab import Failed, Run, Stage
 ROOT = Path(__file__).resolve().parents[2]
 _NOT_GRAPHS = re.compile(r"skipping cudagraph|recompiling|not compiled", re.IGNORECASE)
 _AGAIN = "Re-recording function"
-_LOGS = "recompiles,cudagraphs,perf_hints"  # of torch: they name what is looked for
+_LOGS = "recompiles,cudagraphs,perf_hints"  # logs of torch in which the stages search
 _FIRST, _APART = 10, 0.1  # steps whose losses are compared, and their largest difference
 _DIGITS = ("--dataset", "digits", "--report_every", "1", "--lr", "0.02")
 _NO_SAVES = ("--resume", "never", "--save_every", "1000000000")
 
 
 def run_tests(run: Run) -> None:
-    """The tests that are marked gpu."""
+    """Run the tests with the mark gpu."""
     files = [
         str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()
     ]
@@ -35,7 +35,7 @@ def run_tests(run: Run) -> None:
 
 
 def compare_compiled(run: Run) -> None:
-    """train_fast.py compiled, and so as CUDA graphs, against the same without."""
+    """Compare train_fast.py compiled, as CUDA graphs, with train_fast.py without compiling."""
     job = ["jobs/train_fast.py", *_DIGITS, *_NO_SAVES, "--batch_size", "128", "--epochs", "4"]
     job += ["--max_steps", "12"] if run.is_small else []
     outputs = {name: run.folder(name) for name in ("plain", "compiled")}
@@ -57,7 +57,7 @@ def compare_compiled(run: Run) -> None:
 
 
 def compare_restart(run: Run) -> None:
-    """A run that is stopped by SIGTERM and started again, against two that are not stopped."""
+    """Compare a run that was stopped by SIGTERM and resumed with two uninterrupted runs."""
     epochs, batch = (3, "240") if run.is_small else (12, "32")
     job = ["-m", "tests.gpu.deterministic", "jobs/train.py", *_DIGITS, "--save_every", "5"]
     job += ["--epochs", str(epochs), "--batch_size", batch]
@@ -83,7 +83,7 @@ def compare_restart(run: Run) -> None:
 
 
 def compare_receipts(run: Run) -> None:
-    """The receipts of a run on the CPU and of one on the GPU."""
+    """Compare the receipts of a run on the CPU and a run on the GPU."""
     steps = "6" if run.is_small else "40"
     digits = ["jobs/train.py", *_DIGITS, *_NO_SAVES, "--batch_size", "64", "--max_steps", steps]
     folder = ["jobs/imagenet.py", "--custom_data", "true", "--cache_dir", run.folder("index"), *_NO_SAVES]
@@ -108,7 +108,7 @@ def read_receipt(output: str) -> bytes:
 
 
 def read_losses(output: str) -> list[float]:
-    """Return the losses that a run reported, in their order."""
+    """Return the reported losses of a run, in order."""
     lines = map(json.loads, Path(output, "metrics.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if "loss" in line]
 
@@ -119,7 +119,7 @@ def read_weights(output: str, epoch: int) -> dict[str, torch.Tensor]:
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Return the largest difference of a weight. Raises Failed if they are not of one network."""
+    """Return the largest difference of a weight. Raises Failed if the networks differ."""
     if one.keys() != other.keys():
         raise Failed("the weights are those of different networks")
     return max((one[name].double() - other[name].double()).abs().max().item() for name in one)

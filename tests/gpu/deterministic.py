@@ -2,14 +2,14 @@
 
 python -m tests.gpu.deterministic jobs/train.py --dataset digits ...
 
-An operation that has no deterministic form is named in a warning.
+If an operation has no deterministic form, a warning names it.
 """
 
 import os
 import runpy
 import sys
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first use
 
 import torch
 

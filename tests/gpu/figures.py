@@ -21,7 +21,7 @@ _RATE = re.compile(r"prof: ([\d.]+) images/s")
 
 
 def compile_ahead(run: Run) -> None:
-    """Compile what the figures need: later stages find it in the compiler's cache."""
+    """Compile the networks of all stages, so that later stages find the code in the compiler's cache."""
     jobs = [_fast(run, 512, "--max_steps", "2"), _fast(run, 128, "--max_steps", "2")]
     jobs += [[*_resnet50(run), "--compile", _compile(run), "--prof", "1"]]
     processes = [
@@ -33,7 +33,7 @@ def compile_ahead(run: Run) -> None:
 
 
 def watch_jobs(run: Run) -> None:
-    """How often the host waits in a step and where, and how busy the GPU is."""
+    """Measure how often and where the host waits in a step, and how busy the GPU is."""
     steps, most = ("1,2,3", "4") if run.is_small else ("10,40,60", "70")
     small = [*_cifar(run), "--batch_size", "8" if run.is_small else "128", *_QUIET]
     small += ["--report_every", _FOREVER]
@@ -57,19 +57,21 @@ def watch_jobs(run: Run) -> None:
 
 
 def measure_resnet18(run: Run) -> None:
-    """images/s of the jobs and the published loop in turns at 128, and of train_fast.py at 512."""
+    """Measure images/s of the jobs and the published loop, in turns, at 128, and of train_fast.py at 512."""
     options = ["--rounds", "2", "--batch_size", "128", "--cache_dir", _cache(run)]
     if run.is_small:
         options = ["--rounds", "1", "--batch_size", "8", "--report_every", "1", "--compile", "false"]
     jobs = "seed loop,train.py,train_amp.py,train_fast.py"
     text = run.call("bench", "-m", "launch", "bench", "train", *options, "--jobs", jobs, "--json")
-    found, _ = json.JSONDecoder().raw_decode(text, text.index("\n{") + 1)  # the log lines come before it
+    found, _ = json.JSONDecoder().raw_decode(
+        text, text.index("\n{") + 1
+    )  # the log lines are printed before the JSON
     rows = {row["name"]: row for row in found["rows"]}
     for name, row in rows.items():
         run.note(f"{name}, batches of 128", row["images_per_s"][0], "images/s", _aim(name, 40_000))
     for name, row in rows.items():
         run.note(f"{name}, times the published loop", row["ratio"][0], "x", _aim(name, 5))
-    run.note("train_fast.py, compiling anew", rows["train_fast.py"]["compile_s"] or 0.0, "s")
+    run.note("train_fast.py, compiling without a cache", rows["train_fast.py"]["compile_s"] or 0.0, "s")
     job, epochs = _fast(run, 512), 10
     job += ["--report_every", "1", "--max_steps", "6"] if run.is_small else ["--epochs", str(epochs)]
     output = run.folder("512")
@@ -84,7 +86,7 @@ def _aim(name: str, aim: float) -> float | None:
 
 
 def measure_resnet50(run: Run) -> None:
-    """images/s of ResNet-50 in bfloat16: synthetic images, eager and compiled, and a pack of JPEG files."""
+    """Measure images/s of ResNet-50 in bfloat16: synthetic images, eager and compiled, and a pack."""
     job, rates = [*_resnet50(run), "--prof", "2" if run.is_small else "50"], {}
     for name, compile in {"eager": "false", "compiled": _compile(run)}.items():
         rates[name] = _prof(run, name, *job, "--compile", compile)
@@ -106,14 +108,14 @@ def _prof(run: Run, label: str, *job: str) -> float:
 
 
 def measure_resident(run: Run) -> None:
-    """images/s of data sets that stay in the GPU's memory."""
+    """Measure images/s of data sets that stay in the GPU's memory."""
     text = run.call("resident", "-m", "tests.benchmarks.resident", "--rounds", "1" if run.is_small else "3")
     for name, rate in re.findall(r"^(\w+): ([\d.]+) million images/s", text, re.MULTILINE):
         run.note(name, float(rate), "million images/s", 2 if name == "resident_loader" else None)
 
 
 def measure_checkpoint(run: Run) -> None:
-    """What a checkpoint of ResNet-18 costs the training."""
+    """Measure the time for which a checkpoint of ResNet-18 blocks training."""
     options = ["--device", "cpu", "--rounds", "1"] if run.is_small else ["--device", "cuda"]
     text = run.call("checkpoint", "-m", "tests.benchmarks.checkpoint", *options)
     blocked, whole = re.findall(
@@ -124,7 +126,7 @@ def measure_checkpoint(run: Run) -> None:
 
 
 def measure_accuracy(run: Run) -> None:
-    """Seconds of training to 94 % on CIFAR-10, 5 seeds."""
+    """Measure the seconds of training to 94 % on CIFAR-10 with 5 seeds."""
     result = os.path.join(run.setting.scratch, "curves.json")
     options = ["--dataset", "cifar10", "--target", str(_TARGET), "--seeds", "5", "--limit", "60"]
     options += ["--data_url", run.setting.data or ""]
@@ -152,7 +154,7 @@ def _note_curves(run: Run, found: dict) -> None:
 
 
 def measure_several(run: Run) -> None:
-    """Several GPUs over nccl: the receipts of one and of all, and weak scaling."""
+    """Compare the receipts of one and of several GPUs (nccl), and measure weak scaling."""
     several = 2 if run.is_small else run.setting.gpus
     digits = ["jobs/train_ddp.py", "--dataset", "digits", "--report_every", "1", "--resume", "never"]
     digits += ["--save_every", _FOREVER, "--max_steps", "4" if run.is_small else "30"]
@@ -176,7 +178,7 @@ def _cache(run: Run) -> str:
 
 
 def _compile(run: Run) -> str:
-    """Return the value of --compile; a rehearsal compiles in the stage `compiled` alone."""
+    """Return the value of --compile; a rehearsal compiles only in the stage `compiled`."""
     return str(not run.is_small).lower()
 
 

@@ -1,4 +1,4 @@
-"""Run stages, each within its time. A stage that fails is a result with its reason; the rest continues."""
+"""Run stages with time limits. If a stage fails, its result has the reason, and the rest continues."""
 
 import contextlib
 import itertools
@@ -16,8 +16,8 @@ from common.files import ROOT
 
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 _POLL = 0.05  # seconds
-_TAIL = 40  # lines of a log that a result keeps of a stage that failed
-_LEAST = 5.0  # seconds with which a stage is begun
+_TAIL = 40  # last lines of a log that the result of a failed stage contains
+_LEAST = 5.0  # seconds: a stage starts only if this much time remains
 
 
 class Failed(Exception):
@@ -25,8 +25,13 @@ class Failed(Exception):
 
 
 class Stage(NamedTuple):
-    """name: of letters, digits and spaces. seconds: at most. is_check: decides the exit code.
-    is_beside: runs at the same time as the neighbours that have it, too: nothing is timed there."""
+    """A stage.
+
+    name: of letters, digits and spaces
+    seconds: time limit
+    is_check: decides the exit code
+    is_beside: runs at the same time as neighbouring stages with is_beside; it measures no times
+    """
 
     name: str
     seconds: float
@@ -36,8 +41,15 @@ class Stage(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What all stages share. is_small: a rehearsal on the CPU. data: folder of CIFAR-10. scratch: folder of
-    outputs. logs: folder of logs. env: of all commands. gpus: how many there are."""
+    """The settings of all stages.
+
+    is_small: a rehearsal on the CPU
+    data: folder of CIFAR-10
+    scratch: folder for outputs
+    logs: folder for logs
+    env: environment of all commands
+    gpus: number of GPUs
+    """
 
     is_small: bool
     data: str | None
@@ -48,7 +60,7 @@ class Setting(NamedTuple):
 
 
 class Run:
-    """A stage while it runs. It starts commands, waits for them, and notes rows."""
+    """A running stage. It starts commands, waits for them, and notes rows."""
 
     def __init__(self, stage: Stage, setting: Setting, end: float):
         self.setting, self.is_small, self.rows = setting, setting.is_small, list[dict]()
@@ -77,7 +89,7 @@ class Run:
         return process
 
     def finish(self, process: subprocess.Popen, code: int = 0) -> str:
-        """Wait and return what the process printed. Raises Failed for another exit code, and in time."""
+        """Wait, and return the output. Raises Failed for another exit code or at the time limit."""
         self.wait_until(lambda: process.poll() is not None)
         text = self._read(process)
         if process.returncode != code:
@@ -86,11 +98,11 @@ class Run:
         return text
 
     def call(self, label: str, *command: str, **env: str) -> str:
-        """Start a command, wait, and return what it printed. Raises Failed."""
+        """Run a command and return its output. Raises Failed."""
         return self.finish(self.start(label, *command, **env))
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Raises Failed when the time of the stage is over."""
+        """Wait until is_done() is true. Raises Failed at the time limit of the stage."""
         while not is_done():
             if self._closed.is_set():
                 raise Failed("interrupted")
@@ -101,8 +113,10 @@ class Run:
     def note(
         self, figure: str, value: float | str, unit: str, aim: float | None = None, at_most: bool = False
     ) -> None:
-        """Note a figure, or why there is none. aim: what it should be at least, or at most. A rehearsal meets
-        no aim."""
+        """Note a figure, or the reason why it is missing.
+
+        aim: its target, at least or at most. A rehearsal has no targets.
+        """
         met = None
         if aim is not None and not self.is_small:
             met = not isinstance(value, str) and (value <= aim if at_most else value >= aim)
@@ -110,7 +124,7 @@ class Run:
         self.rows.append(row)
 
     def check(self, figure: str, is_right: bool, detail: str = "") -> None:
-        """Note whether something is as it must be. One that is not fails the stage at its end."""
+        """Note whether a result is right. If it is wrong, the stage fails at its end."""
         self.rows.append(
             {"figure": figure, "value": detail or ("yes" if is_right else "no"), "met": is_right}
         )
@@ -142,10 +156,10 @@ class Run:
 def run_stages(
     stages: list[Stage], setting: Setting, minutes: float, report: Callable[[list[dict]], object]
 ) -> list[dict]:
-    """Run all stages within so many minutes, and return a result for each.
+    """Run all stages within `minutes`, and return a result for each.
 
-    A result: {"stage", "is_check", "seconds", "failed": the reason or "", "rows", "log": its end if the stage
-    failed}. report: is called with all results so far after each stage.
+    A result: {"stage", "is_check", "seconds", "failed": the reason or "", "rows", "log": its last lines if
+    the stage failed}. report: is called with all results so far after each stage.
     """
     end = time.monotonic() + 60 * minutes
     results: list[dict] = []
@@ -174,7 +188,7 @@ def _run_one(stage: Stage, run: Run, end: float) -> dict:
     begin, failed = time.monotonic(), ""
     try:
         if begin + _LEAST > end:
-            raise Failed("left out: no time is left")
+            raise Failed("skipped: no time is left")
         stage.function(run)
         wrong = [
             f"{row['figure']}: {row['value']}" for row in run.rows if "aim" not in row and not row["met"]
@@ -182,9 +196,7 @@ def _run_one(stage: Stage, run: Run, end: float) -> dict:
         failed = "; ".join(wrong)
     except Failed as error:
         failed = str(error)
-    except (
-        Exception
-    ) as error:  # a figure that is missing in an output: the other stages are independent of it
+    except Exception as error:  # e.g. a figure is missing in an output; the other stages do not depend on it
         failed = f"{type(error).__name__}: {error}"
     finally:
         run.close()

@@ -16,7 +16,7 @@ JSON, TABLE = "gpu.json", "gpu.md"
 
 
 def describe(is_small: bool) -> dict:
-    """Return what the figures must be read with: hardware, driver, versions, date."""
+    """Return the conditions of the figures: hardware, driver, versions, date."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     name, driver, memory = (_first_line(query).split(", ") + ["unknown"] * 2)[:3]
     return {
@@ -55,7 +55,7 @@ def write(folder: str, machine: dict, results: list[dict]) -> None:
 def format_table(machine: dict, results: list[dict]) -> str:
     """Return the table. results: those of lab.run_stages()."""
     head = (
-        "**A rehearsal on a CPU: its figures say nothing about a GPU.**\n\n" if machine["rehearsal"] else ""
+        "**A rehearsal on a CPU: the figures are not valid for a GPU.**\n\n" if machine["rehearsal"] else ""
     )
     lines = [
         f"{head}{machine['date']}, {machine['gpus']} x {machine['hardware']}, driver {machine['driver']}, "

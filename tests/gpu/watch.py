@@ -4,7 +4,7 @@ python -m tests.gpu.watch FIRST,MIDDLE,LAST jobs/train.py --max_steps 70 ...
 
 Steps FIRST to MIDDLE: every blocking call by source line (torch.cuda.set_sync_debug_mode). Steps MIDDLE to
 LAST: the share of the time in which a kernel or a copy runs. The last line is JSON. On a CPU no call blocks,
-and the operators of the CPU take the place of the kernels.
+and the operators of the CPU are used instead of kernels.
 """
 
 import collections
@@ -22,7 +22,7 @@ from common.files import ROOT
 
 
 class Watch:
-    """Counts the steps of a job: is_finite() is called once a step."""
+    """A counter of a job's steps: is_finite() is called once per step."""
 
     def __init__(self, first: int, middle: int, last: int):
         self.first, self.middle, self.last = first, middle, last
@@ -51,7 +51,7 @@ class Watch:
         return time.perf_counter()
 
     def summary(self, seen: list[warnings.WarningMessage]) -> dict:
-        """Return the figures. seen: all warnings."""
+        """Return the figures. seen: all warnings of the run."""
         if self.step < self.last:
             sys.exit(f"the job made {self.step} steps, expected {self.last}")
         places = collections.Counter(
