@@ -1,4 +1,4 @@
-"""python -m tests.benchmarks.time_to_accuracy: a small real run, medians with censored runs, the picture."""
+"""The benchmark time_to_accuracy makes a small real run, medians with censored runs, and the picture."""
 
 import json
 import signal
@@ -34,7 +34,7 @@ def test_two_contestants_take_turns(tmp_path):
         assert times == sorted(times) and all(0 < seconds <= 20 for seconds in times)
         assert all(0 < accuracy <= 1 for _, accuracy in each["curve"])
         assert each["seconds"] < 20 + 60 and (times[-1] if times else 0) < each["seconds"]
-    # anything that learns is above 5 % after an epoch: the loop has a constant learning rate and is ended
+    # 5 % is reached after an epoch; the loop, with its constant learning rate, then ends
     assert loop["ended"] == "target" and len(loop["curve"]) == 1 and train["ended"] in ("limit", "schedule")
     assert train["laps"].keys() == {"set-up", "data loading", "model"}
     row = _rows(result.stdout)["seed loop"]
@@ -46,8 +46,10 @@ def test_two_contestants_take_turns(tmp_path):
 
 @pytest.fixture
 def stored(tmp_path):
-    """5 seeds, target 0.9, limit 100 s: the loop reached it twice, train.py four times, train_fast.py always,
-    after compiling for 5 s. A file as --json writes it, by hand."""
+    """Return a file of --json, written by hand: 5 seeds, target 0.9, limit 100 s.
+
+    The loop reached the target twice, train.py four times, and train_fast.py always, after 5 s of compiling.
+    """
 
     def of(job, seed, curve, ended, compilation=0.0):
         facts = {"job": job, "seed": seed, "options": "--dataset digits", "curve": curve, "ended": ended}
@@ -76,7 +78,7 @@ def test_censored_runs_are_neither_left_out_nor_taken_for_reached(stored):
     assert rows["train_fast.py"][6:] == ["0.9200 (0.9000-0.9400)"] * 2 + ["10.0", "17.0"]
     assert "  - 3 of 5 ended at the limit\n  - 2 of 5 ended when the target was reached" in printed
     ratios = _rows(printed, 1)
-    # of a seed in which neither reached the target nothing is known
+    # if neither reached the target with a seed, its ratio is unknown
     assert ratios["train.py"] == ["> 3.33x", "unknown", "> 3.33x", "unknown"]
     assert ratios["train_fast.py"] == ["> 10.00x", "8.00x to > 10.00x", "> 6.67x", "5.33x to > 6.67x"]
     assert "seed loop" not in ratios and printed.endswith("load average at the end 0.25\n")
@@ -86,7 +88,7 @@ def test_another_target_and_other_seeds(stored):
     rows = _rows(run(*BENCHMARK, f"--from={stored}", "--target=0.95").stdout)
     assert rows["train.py"][1:3] == ["4", "50.0"] and rows["train_fast.py"][1:3] == ["0", "> 100"]
     assert rows["seed loop"][1:4] == ["0", "> 100", "> 80"]  # two were ended before the limit
-    # half of an even number: the two in the middle are 90 s and more than 100 s
+    # half of an even number: the two middle values are 90 s and more than 100 s
     found = json.loads(stored.read_text())
     found["runs"] = [each for each in found["runs"] if each["seed"] < 4]
     stored.write_text(json.dumps(found))
@@ -109,11 +111,11 @@ def test_the_picture_shows_every_contestant(stored, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--jobs=train.py,train_none.py"], "there is no 'train_none.py', only seed loop, train.py, "),
-        (["--target=98"], "--target 98 is no accuracy"),
-        (["--plot=curves.jpg"], "the picture is a PNG"),
+        (["--jobs=train.py,train_none.py"], "'train_none.py', expected some of seed loop, train.py, "),
+        (["--target=98"], "--target 98 is not an accuracy"),
+        (["--plot=curves.jpg"], "--plot curves.jpg: "),
         (["--json=/nowhere/curves.json"], "/nowhere/curves.json cannot be written"),
-        (["--from=tests/support/marks.py"], "marks.py is not what --json writes: JSONDecodeError"),
+        (["--from=tests/support/marks.py"], "marks.py is not a file of --json: JSONDecodeError"),
         (["--jobs=train.py", "--data_url=/nowhere"], "exit code 2: "),
     ],
 )  # fmt: skip
@@ -128,7 +130,7 @@ def test_a_file_that_says_too_little(stored, line):
     text = stored.read_text()
     assert line in text
     stored.write_text(text.replace(line, line.replace("5", "105").replace("target", "aim")))
-    assert f"{stored} is not what --json writes: " in run(*BENCHMARK, f"--from={stored}", code=2).stderr
+    assert f"{stored} is not a file of --json: " in run(*BENCHMARK, f"--from={stored}", code=2).stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -152,7 +154,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _rows(printed: str, number: int = 0) -> dict[str, list[str]]:
-    """First cell -> the other cells, of the table of that number."""
+    """Return {first cell: other cells} of the table with this number."""
     tables = [part for part in printed.split("\n\n") if part.startswith("| ")]
     rows = [line.strip("| ").split(" | ") for line in tables[number].splitlines()[2:]]
     return {row[0]: row[1:] for row in rows}

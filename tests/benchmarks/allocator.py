@@ -1,5 +1,4 @@
-"""What common/performance/cpu.py gains: images per second with it over without it, the processes
-taking turns.
+"""Measure what common/performance/cpu.py gains: images/s with it over images/s without it, in turns.
 
 python -m tests.benchmarks.allocator [--job train_amp.py] [--rounds 5]
 """
@@ -15,7 +14,7 @@ import tempfile
 from tests.benchmarks.machine import describe
 from tests.conftest import ROOT, records
 
-STEPS, REPORT = 12, 4  # the first report holds the warm-up and is not counted
+STEPS, REPORT = 12, 4  # the first report contains the warm-up and does not count
 
 
 def images_per_s(job: str, keep: str) -> float:

@@ -1,11 +1,11 @@
-"""What each block of jobs/train_fast.py gains: the job without the block, beside the whole job, in turns.
+"""Measure what each block of jobs/train_fast.py gains: the whole job and the job without the block, in turns.
 
 python -m tests.benchmarks.blocks [--blocks 1,3,6,9] [--dataset digits] [--rounds 5] [--batch_size 128]
 
-Ratios of images/s in the same round, median and range. Block 1 sets the batch size: "without" is with
-train.py's, and --batch_size must be left alone. Block 8 compiles, which is off on the CPU: --compile true.
-Blocks 2, 4, 5 and 7 are about what is learned, and block 10 about evaluation: they do not change the time of
-a step. The last row is train.py.
+Ratios of images/s in the same round, median and range. Block 1 sets the batch size: without it the job has
+train.py's, so do not pass --batch_size. Block 8 compiles, which is off on the CPU: pass --compile true.
+Blocks 2, 4, 5 and 7 change the result of training, and block 10 the evaluation: they do not change the time
+of a step. The last row is train.py.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from tests.benchmarks.machine import describe
 from tests.support.marks import ROOT, without_block
 
 JOB = "train_fast.py"
-_START, _TURN = 900, 600  # seconds at most
+_START, _TURN = 900, 600  # seconds
 _GPU = torch.cuda.is_available()
-_REPORT = 50 if _GPU else 2  # steps: a report waits for the device, and writes files
+_REPORT = 50 if _GPU else 2  # steps between reports: a report waits for the device and writes files
 
 
 def main():
@@ -39,12 +39,12 @@ def main():
             place = os.path.join(folder, name)
             jobs[name] = stack.enter_context(_runner(name, text, place, [*extra, *_arguments(options)]))
             jobs[name].turn(images=1, timeout=_START)
-            print(f"{name} has begun", file=sys.stderr, flush=True)
+            print(f"{name} has started", file=sys.stderr, flush=True)
         rates = {name: [] for name in jobs}
         for _ in range(options.rounds):
             for name, job in jobs.items():
                 rates[name].append(turns.rate(job.turn(images=options.images, timeout=_TURN)))
-    print("| job | images/s | the whole job is so many times as fast |\n|---|---|---|")
+    print("| job | images/s | whole job / this job |\n|---|---|---|")
     for name, found in rates.items():
         ratios = [whole / each for whole, each in zip(rates["whole"], found, strict=True)]
         print(
@@ -59,10 +59,12 @@ def _parsed() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--blocks", default="1,3,6,9", help="default: 1,3,6,9")
-    parser.add_argument("--dataset", default="cifar10", help="generated images of its shape")
+    parser.add_argument(
+        "--dataset", default="cifar10", help="generate images of its shape (default: cifar10)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
-    parser.add_argument("--batch_size", type=int, help="of all (default: their own)")
-    parser.add_argument("--images", type=int, default=1024, help="of a turn, at least (default: 1024)")
+    parser.add_argument("--batch_size", type=int, help="of all jobs (default: that of the job)")
+    parser.add_argument("--images", type=int, default=1024, help="at least, in a turn (default: 1024)")
     parser.add_argument("--compile", default="false", help="default: false")
     options = parser.parse_args()
     options.blocks = [int(block) for block in options.blocks.split(",") if block]
@@ -73,7 +75,7 @@ def _texts(blocks: list[int]):
     whole = (ROOT / "jobs" / JOB).read_text(encoding="utf-8")
     yield "whole", whole, []
     for block in blocks:
-        if block == 1:  # defines an argument that another block reads
+        if block == 1:  # this block defines an argument that another block reads
             yield "without block 1", whole, ["--batch_size=128", "--lr=0.1"]
         else:
             yield f"without block {block}", without_block(whole, block), []
@@ -93,11 +95,11 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     else:
         found += ["--custom_data=true"]
     found += [f"--batch_size={options.batch_size}"] if options.batch_size else []
-    return [*found, f"--compile={options.compile}"]  # those who do not know it say so and go on
+    return [*found, f"--compile={options.compile}"]  # jobs without this option print a line and ignore it
 
 
 def _runner(name: str, text: str, folder: str, extra: list[str]) -> Runner:
-    """The job as a file of its own, beside links to what it imports."""
+    """Return a Runner of the job, written to a folder with links to its imports."""
     os.makedirs(os.path.join(folder, "jobs"))
     for package in ("common", "datasets"):
         os.symlink(ROOT / package, os.path.join(folder, package))

@@ -1,20 +1,20 @@
-"""What a cache of samples brings: tiers against redis-py, backends against those without, a dead server.
+"""Measure caches of samples: reads compared with redis-py, loaders with and without a cache, a dead server.
 
     python -m tests.benchmarks.cache [--images 512] [--rounds 5] [--workers 2]
 
-The images are 500x375 JPEG files of about 100 KB; all are in the page cache, and a real redis-server runs
-beside on the same cores, over TCP on the loopback. In a round every contestant has its turn, one after the
-other: shown are the medians over the rounds, and the medians of the ratios within the rounds.
+The images are 500x375 JPEG files of about 100 KB in the page cache. A real redis-server runs on the same
+cores, over TCP on the loopback. In a round all contestants run one after the other. The output has the
+medians over the rounds, and the medians of the ratios within the rounds.
 
-- reads: values of about 100 KB in random order, by one thread. "GET" is redis-py with hiredis, one value a
-  call, without or with a CRC-32 of it; "MGET" is redis-py's, 8 a call; "read" is
-  datasets/stores/shared/redis.py in batches of 64, with its checksums; "loopback" receives as many bytes
-  from a process that only sends: no server could do more; "pack" copies each value out of a mapped pack,
-  "memcpy" out of memory.
-- loaders: epochs of batches of 64, decoded, cut to 224 pixels and normalised, on the CPU. "single GETs" is
-  the engine `threads` (or `pytorch`) on JPEG values that are fetched by a GET each.
-- synthetic compute: after each batch the process sleeps as if a device computed for 20 ms.
-- dead server: `kspeed` whose server refuses connections, or was stopped (SIGSTOP) and times out.
+- reads: values of about 100 KB in random order, by one thread. "GET" is redis-py with hiredis, one value per
+  call, without or with a CRC-32 of it; "MGET" is redis-py with 8 values per call; "read" is
+  datasets/stores/shared/redis.py in batches of 64, with its checksums; "loopback" receives the same number of
+  bytes from a process that only sends, the upper limit of a server; "pack" copies each value from a mapped
+  pack, "memcpy" from memory.
+- loaders: epochs of batches of 64, decoded, cropped to 224 pixels and normalised, on the CPU. "single GETs"
+  is the engine `threads` (or `pytorch`) with JPEG values, each fetched by one GET.
+- synthetic compute: after each batch the process sleeps for 20 ms instead of a device's work.
+- dead server: `kspeed` with a server that refuses connections, or that was stopped (SIGSTOP) and times out.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def write_images(folder: str, count: int) -> None:
 
 
 class Singles:
-    """JPEG values by a GET each, as a plain client of a cache fetches them."""
+    """A store that fetches each JPEG value by one GET, like a plain client of a cache."""
 
     form = "encoded"
 
@@ -80,10 +80,10 @@ class Singles:
 
 
 def rounds(contestants: dict, count: int) -> dict[str, list[float]]:
-    """Name -> figures, one a round. Each contestant is a function that returns its figure."""
+    """Return {name: one figure per round}. Each contestant is a function that returns its figure."""
     found = {name: [] for name in contestants}
     for turn in contestants.values():
-        turn()  # connections, buffers, processes
+        turn()  # warm-up: connections, buffers, processes
     for number in range(count):
         for name in list(contestants)[(number % 2 and slice(None, None, -1)) or slice(None)]:
             found[name].append(contestants[name]())
@@ -155,7 +155,7 @@ def reads(index, packed, store: RedisStore, port: int, count: int) -> None:
 
 
 def loopback(size: int, seconds: float = 0.4):
-    """Values/s that a socket brings from a process that sends them as fast as it can."""
+    """Return the values/s that a socket receives from a process that only sends."""
 
     def turn() -> float:
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -279,7 +279,7 @@ def main(arguments=None) -> None:
 
 
 class _Nothing:
-    """The cache of a job without one, whose files are made as small as those of a decoded cache."""
+    """An empty cache: the job makes its images as small as those of a decoded cache."""
 
     form = "decoded"
 

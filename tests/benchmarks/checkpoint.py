@@ -1,10 +1,10 @@
-"""What a save and a receipt cost the training, as ratios in one run.
+"""Measure the time that a save and a receipt take from training, as ratios in one run.
 
 python -m tests.benchmarks.checkpoint [--device cuda] [--rounds 7]
 
-- Seconds for which a save of ResNet-18 with momentum blocks: torch.save and fsync, against the copy of
-  common/checkpoint/saver.py, whose thread then writes the same with its checksum.
-- Seconds of a receipt against those of a training step of 128 CIFAR-sized images, on this device.
+- Seconds for which a save of ResNet-18 with momentum blocks training: torch.save and fsync, compared with the
+  copy of common/checkpoint/saver.py, whose thread then writes the same state with its checksum.
+- Seconds of a receipt, compared with a training step of 128 CIFAR-sized images on this device.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def main():
             whole.append(time.perf_counter() - begin)
             assert error is None, error
             os.unlink(path)
-            if number:  # the first takes its memory from the system
+            if number:  # the first one allocates its memory
                 ratios.append(plain / blocked[-1])
                 print(
                     f"torch.save and fsync {plain * 1e3:.0f} ms, copy {blocked[-1] * 1e3:.1f} ms: "

@@ -1,19 +1,19 @@
-"""Which container a pack of decoded images is kept in: random reads from a plain file, Arrow and LMDB.
+"""Compare containers for packs of decoded images: random reads from a plain file, Arrow and LMDB.
 
     python -m tests.benchmarks.containers [--megabytes 200] [--rounds 7]
 
 The same images, uint8 of 320x256 pixels, in three containers that are in the page cache:
 
-- plain: one mapped file, the images one after another, and an array of offsets. Nothing could do less.
-- Arrow: datasets/stores/pack.py, through PackStore itself.
-- Arrow, checked: the same, and the CRC-32 of the content on every read. That costs too much, so a process
-  checks each sample once. 2026-11-21, 2 cores with other load, n=5, 406 images: 93 us instead of 21 us for an
-  image that is copied, 243 us instead of 186 us for one that is cut to 224 pixels.
+- plain: one mapped file with the images one after another, and an array of offsets. This is the lower limit.
+- Arrow: datasets/stores/pack.py, through PackStore.
+- Arrow, checked: the same, with the CRC-32 of the content on every read. That is slow, so a process checks
+  each sample once. 2026-11-21, 2 cores with other load, n=5, 406 images: 93 us instead of 21 us for a copied
+  image, 243 us instead of 186 us for an image that is cropped to 224 pixels.
 - LMDB: read-only, without locks, values not copied, one transaction for a whole round.
 
-Read in random order by one thread, in two ways: each image copied whole, and cut and resized to 224 pixels as
-a loader does. In a round every container has its turn with all images in the same order, again and again for
-0.3 s at least; shown are the medians over the rounds of its time, and of its time beside the plain file's.
+One thread reads in random order, in two ways: it copies each image, or crops and resizes it to 224 pixels as
+a loader does. In a round each container reads all images in the same order, repeatedly for at least 0.3 s.
+The table has the medians over the rounds of its time, and of the ratio to the plain file.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from tests.benchmarks.loaders import write_images
 from tests.benchmarks.machine import describe
 
 WIDTH, HEIGHT, SIDE = 320, 256, 224
-SECONDS = 0.3  # of a turn, at least
+SECONDS = 0.3  # minimum of a turn
 
 
 class Plain:
@@ -126,7 +126,7 @@ def main():
         try:
             containers["LMDB"] = LMDB(f"{folder}/lmdb", store)
         except ImportError:
-            print("LMDB is left out: pip install lmdb")
+            print("LMDB is skipped: pip install lmdb")
         for container in containers.values():  # into the page cache
             assert all(np.array_equal(container.image(id), store.image(id)) for id in range(count))
         for number in range(options.rounds):
@@ -139,7 +139,7 @@ def main():
                     times.setdefault((text, name), []).append(found)
             print(f"round {number + 1} of {options.rounds}", flush=True)
     print(f"\n{count} images of {WIDTH}x{HEIGHT} pixels, n={options.rounds}\n")
-    print("| read and | container | us an image | beside the plain file (range) |\n|---|---|---|---|")
+    print("| read and | container | us per image | ratio to the plain file (range) |\n|---|---|---|---|")
     for (way, name), seconds in times.items():
         ratios = [own / plain for own, plain in zip(seconds, times[way, "plain"], strict=True)]
         text = f"{statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f})"

@@ -1,8 +1,8 @@
-"""Learning curves of several jobs and seeds: what they say of the time to an accuracy.
+"""Compute times to an accuracy from learning curves of several jobs and seeds.
 
-What is read is the JSON of tests/benchmarks/time_to_accuracy.py, whose docstring describes it. A time that is
-not known exactly is an interval (low, high): (seconds, seconds) where the target was reached, (seconds,
-infinity) where it was not. Medians and ratios of intervals are intervals.
+The input is the JSON of tests/benchmarks/time_to_accuracy.py, whose docstring describes it. A time is an
+interval (low, high): (seconds, seconds) if the target was reached, (seconds, infinity) if it was not. Medians
+and ratios of intervals are intervals.
 """
 
 import json
@@ -11,7 +11,7 @@ import statistics
 
 from common.exits import BadInput
 
-BASELINE = "seed loop"  # what ratios are to
+BASELINE = "seed loop"  # the ratios are to this contestant
 
 Interval = tuple[float, float]
 
@@ -23,7 +23,7 @@ _ENDED = {
 
 
 def read(path: str) -> dict:
-    """The content of a file of --json. Raises BadInput."""
+    """Return the content of a file of --json. Raises BadInput."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -31,7 +31,7 @@ def read(path: str) -> dict:
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path} is not what --json writes: {type(error).__name__}: {error}") from error
+        raise BadInput(f"{path} is not a file of --json: {type(error).__name__}: {error}") from error
     return found
 
 
@@ -40,9 +40,9 @@ def _check(found: dict) -> None:
         if not isinstance(found[name], kind):
             raise TypeError(f"{name} is {found[name]!r}")
     if not (0 < found["target"] <= 1 and found["limit"] > 0 and found["load_average"] >= 0):
-        raise ValueError("target, limit or load average is no such number")
+        raise ValueError("target, limit or load average is not a valid number")
     if not found["runs"]:
-        raise ValueError("there are no runs")
+        raise ValueError("the list of runs is empty")
     for run in found["runs"]:
         where = f"{run['job']}, seed {run['seed']}"
         if run["ended"] not in ("schedule", *_ENDED):
@@ -51,7 +51,7 @@ def _check(found: dict) -> None:
             raise ValueError(f"{where}: seconds below 0")
         times = [float(seconds) for seconds, accuracy in run["curve"] if 0 <= accuracy <= 1]
         if len(times) < len(run["curve"]) or times != sorted(times) or not all(t > 0 for t in times):
-            raise ValueError(f"{where}: curve is not [seconds, accuracy] in the order of time")
+            raise ValueError(f"{where}: the points of curve are not [seconds, accuracy] in the order of time")
         if times and times[-1] > found["limit"]:
             raise ValueError(f"{where}: an evaluation after the limit")
         if run["ended"] == "target" and not times:
@@ -60,35 +60,35 @@ def _check(found: dict) -> None:
 
 
 def time_to(run: dict, target: float, limit: float, compiling: bool = False) -> Interval:
-    """Seconds until a run's evaluation showed `target`, of training or with those of compiling before it."""
+    """Return the seconds of training until an evaluation reached `target`, optionally with compiling."""
     before = run["laps"].get("compilation", 0.0) if compiling else 0.0
     for seconds, accuracy in run["curve"]:
         if accuracy >= target:
             return before + seconds, before + seconds
-    # a run that had reached a lower target may have been ended before its limit
+    # a run that reached a lower target may have ended before its limit
     watched = run["curve"][-1][0] if run["ended"] == "target" else limit
     return before + watched, math.inf
 
 
 def median(intervals: list[Interval]) -> Interval:
-    """Of the values that the intervals hold."""
+    """Return the median of intervals."""
     lows, highs = zip(*intervals, strict=True)
     return statistics.median(lows), statistics.median(highs)
 
 
 def ratio(slow: Interval, fast: Interval) -> Interval:
-    """slow / fast."""
+    """Return slow / fast."""
     return slow[0] / fast[1], slow[1] / fast[0]
 
 
 def summary(run: dict, target: float, limit: float) -> str:
-    """One run in one line."""
+    """Return one line on a run."""
     final = f", {run['curve'][-1][1]:.4f} after {run['curve'][-1][0]:.1f} s" if run["curve"] else ""
     return f"{target:g} in {_seconds(time_to(run, target, limit))} s{final}, ended by {run['ended']}"
 
 
 def table(found: dict) -> str:
-    """Markdown: the contestants, ratios to the sample's loop, and what the figures must be read with."""
+    """Return Markdown: the contestants, ratios to the sample's loop, and the conditions of the figures."""
     target, limit, jobs = found["target"], found["limit"], contestants(found)
     compiled = any(run["laps"].get("compilation") for run in found["runs"])
     columns = ["contestant", "seeds", "reached"]
@@ -114,7 +114,7 @@ def table(found: dict) -> str:
 
 
 def contestants(found: dict) -> dict[str, list[dict]]:
-    """Job -> its runs."""
+    """Return {job: its runs}."""
     jobs: dict[str, list[dict]] = {}
     for run in found["runs"]:
         jobs.setdefault(run["job"], []).append(run)
@@ -122,7 +122,7 @@ def contestants(found: dict) -> dict[str, list[dict]]:
 
 
 def _ratios(jobs: dict, target: float, limit: float, compiled: bool):
-    """Times of the baseline divided by those of the others, of the medians and seed by seed."""
+    """Yield a table of the baseline's times divided by the others' times: medians, and seed by seed."""
     columns = ["contestant"]
     for what in ["", " with compiling"] if compiled else [""]:
         columns += [f"speed-up over the {BASELINE} to {target:g}{what}, medians", "seed by seed"]
@@ -147,7 +147,7 @@ def _notes(jobs: dict):
             if count := sum(run["ended"] == how for run in runs):
                 yield f"  - {count} of {len(runs)} {words}"
         if none := sum(not run["curve"] for run in runs):
-            yield f"  - {none} of {len(runs)} had no evaluation, and have no accuracy"
+            yield f"  - {none} of {len(runs)} had no evaluation, so their accuracy is unknown"
 
 
 def _header(columns: list) -> list[str]:
@@ -166,7 +166,7 @@ def _seconds(interval: Interval) -> str:
 
 
 def _range(intervals: list[Interval], shown=_seconds) -> str:
-    """From the least to the greatest, as far as they are known."""
+    """Return text for the smallest to the largest time, if known."""
     least, most = min(intervals), max(intervals, key=lambda each: (each[1], each[0]))
     return shown(least) if least[1] == math.inf else f"{shown(least)} to {shown(most)}"
 

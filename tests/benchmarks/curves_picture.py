@@ -1,28 +1,29 @@
-"""Learning curves of several jobs and seeds as a picture."""
+"""Draw learning curves of several jobs and seeds."""
 
 import numpy as np
 
 from common.exits import BadInput, import_optional
 from tests.benchmarks import curves
 
-# Okabe and Ito's colours, which can be told apart without colour vision, and line styles
+# the colours of Okabe and Ito, which colour-blind readers can distinguish, and line styles
 _STYLES = [("#D55E00", "-"), ("#0072B2", "--"), ("#009E73", "-."), ("#000000", ":"), ("#CC79A7", (0, (1, 3)))]
 _TICKS = [0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998]
-_TOP = 0.999  # nothing is drawn above
+_TOP = 0.999  # upper limit of the accuracy in the chart
 
 
 def check(path: str) -> None:
-    """Raises BadInput where draw() could not write there."""
+    """Raise BadInput if draw() cannot write to this path."""
     if not path.endswith(".png"):
-        raise BadInput(f"--plot {path}: the picture is a PNG, call it so")
+        raise BadInput(f"--plot {path}: expected a name that ends in .png")
     import_optional("matplotlib", "--plot needs matplotlib")
 
 
 def draw(found: dict, path: str) -> None:
-    """A PNG of 800x450 pixels: test accuracy against seconds of training, median and range over the seeds.
+    """Write a PNG of 800x450 pixels: test accuracy over seconds of training, median and range over the seeds.
 
-    Between its evaluations a run has the accuracy of the last one, and after its end, too. The vertical axis
-    is logarithmic in the error, so that the last points can be told apart."""
+    Between evaluations and after its end, a run has the accuracy of the last evaluation. The vertical axis is
+    logarithmic in the error, so that the last points can be distinguished.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
@@ -71,8 +72,10 @@ def _stretched(accuracy):
 
 
 def _steps(runs: list[dict], limit: float) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds [T], accuracy [runs, T]) at each evaluation of any run, from when all have had one, and at the
-    end."""
+    """Return (seconds [T], accuracy [runs, T]) at each evaluation of any run, and at the end.
+
+    The first time is when every run has had an evaluation.
+    """
     points = [np.array(run["curve"]).T for run in runs]
     ends = [limit for run in runs if run["ended"] == "limit"]
     times = np.unique(np.concatenate([*(seconds for seconds, _ in points), ends]))

@@ -1,13 +1,13 @@
-"""What "Diving into DALI" advises, measured: DALI through `Dataset` beside torchvision, and each tip.
+"""Measure the tips of "Diving into DALI": DALI through `Dataset` compared with torchvision, and each tip.
 
     python -m tests.benchmarks.dataset                 some minutes on two cores
-    python -m tests.benchmarks.dataset --images 128 --rounds 1 --seconds 0.2    does it work?
+    python -m tests.benchmarks.dataset --images 128 --rounds 1 --seconds 0.2    a short trial
 
 "stock" is torch's DataLoader with torchvision's ImageFolder and transforms; "torchvision" is `Dataset`
-without DALI. The images are those of tests/benchmarks/loaders.py. All rows live in one process and take
-turns, some rounds of some seconds; a turn's first batches, made ready while others had theirs, do not count.
-Ratios are of two rows in one round; shown are their median and range. What concerns a GPU (pinned memory,
-the validation pipeline's memory) is measured there: `make gpu`.
+without DALI. The images are those of tests/benchmarks/loaders.py. All rows run in one process and take turns
+of some seconds. The first batches of a turn do not count: they were prepared during other turns. The output
+has the median and range of the ratios of two rows in one round. What concerns a GPU (pinned memory, the
+memory of the validation pipeline) needs `make gpu`.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from datasets.stores.files import FileStore
 from tests.benchmarks.loaders import BATCH, SIDE, SIZES, WORKERS, data_loader, transforms, write_images
 from tests.benchmarks.machine import describe
 
-SKIPPED = 10  # batches of a turn: more than any engine makes ready ahead
+SKIPPED = 10  # batches of a turn that do not count: more than any engine prepares ahead
 CPU = torch.device("cpu")
-FIGURES = [  # row, reference, what the article says of it
+FIGURES = [  # row, reference, the article's figure
     ("dali", "stock", "1.72x on a V100's host; aim 1.7x"),
     ("torchvision", "stock", "not in the article"),
     ("threads", "stock", "not in the article"),
@@ -51,7 +51,7 @@ def forever(iterable):
 
 
 def own_reader(folder: str, read_ahead: bool):
-    """DALI's own file reader and random crops, as in the article."""
+    """DALI's file reader and random crops, as in the article."""
     from nvidia.dali import Pipeline, fn, types
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
 
@@ -71,7 +71,7 @@ def own_reader(folder: str, read_ahead: bool):
 
 
 def rows(root: str) -> dict:
-    """Name -> endless batches."""
+    """Return {name: endless batches}."""
     cache, pack = f"{root}/cache", f"{root}/packs"
 
     def training(**options):
@@ -103,7 +103,7 @@ def rows(root: str) -> dict:
 
 
 def rate(batches, seconds: float) -> float:
-    """images/s of one turn."""
+    """Return the images/s of one turn."""
     for _ in itertools.islice(batches, SKIPPED):
         pass
     count, begin = 0, time.perf_counter()
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of a turn (default: 1.5)")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # two cores are for the workers
+    torch.set_num_threads(1)  # the two cores are for the workers
     for kilobytes, size in SIZES.items():
         with tempfile.TemporaryDirectory() as root:
             print(f"\n{write_images(root, size, kilobytes, max(args.images, 8 * 480))}\n{describe()}")

@@ -1,4 +1,4 @@
-"""What every figure must be read with: the machine, the versions, the load."""
+"""Describe the conditions of a figure: machine, versions, load."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ import torch
 
 
 def describe() -> str:
-    """One line: processor or GPU, cores, versions, load average."""
+    """Return one line: processor or GPU, cores, versions, load average."""
     processor = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as file:

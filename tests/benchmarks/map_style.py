@@ -1,5 +1,6 @@
-"""Any Dataset through map_style_loader: what it costs beside torch's DataLoader, and whether the tensors are
-the same after a restart and with other numbers of workers, beside torchdata's StatefulDataLoader.
+"""Compare map_style_loader with torch's DataLoader (time) and torchdata's StatefulDataLoader (restarts).
+
+The second comparison: are the tensors equal after a restart, and with other numbers of workers?
 
 python -m tests.benchmarks.map_style [--rounds 5] [--workers 0]
 """
@@ -24,12 +25,12 @@ from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks.machine import describe
 
-BATCH, STOP = 16, 7  # steps before the restart
+BATCH, STOP = 16, 7  # number of steps before the restart
 CPU = torch.device("cpu")
 
 
 class Photographs(Dataset):
-    """Decoded by Pillow, cut and coloured by torchvision: random numbers of torch, NumPy and `random`."""
+    """Photographs with random crops and colours: random numbers of torch, NumPy and `random`."""
 
     def __init__(self, count=512):
         image = Image.fromarray(load_sample_images().images[0]).resize((400, 300))
@@ -47,7 +48,7 @@ class Photographs(Dataset):
 
 
 class Rows(Dataset):
-    """Rows of a table, one at a time, without anything random: the least that an item can cost."""
+    """Rows of a table, without random numbers: the cheapest items."""
 
     def __init__(self, count=20_000):
         self.inputs, self.targets = torch.randn(count, 30), torch.randint(0, 2, (count,))
@@ -60,14 +61,14 @@ class Rows(Dataset):
 
 
 def ours(dataset, start, workers):
-    """Digests of the batches of one epoch from step `start`."""
+    """Return digests of the batches of one epoch from step `start`."""
     sampler = BatchSampler(len(dataset), BATCH, seed=0, epochs=1)
     with map_style_loader(dataset, sampler, CPU, workers=workers) as loader:
         return [_digest(batch) for _ in loader.epochs_from(start) for batch in loader]
 
 
 def stateful(dataset, stop, workers, state=None):
-    """(digests of the batches until step `stop`, state_dict() there)."""
+    """Return (digests of the batches until step `stop`, state_dict() at that step)."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -87,9 +88,11 @@ def _digest(batch):
 
 
 def compare(dataset):
-    """Print for each number of workers whether a restart after STOP steps gives the same tensors. Each start
-    of StatefulDataLoader begins with the same seeds, as a script does that is started again."""
-    print("\nas in the uninterrupted run | map_style_loader | StatefulDataLoader\n---|---|---")
+    """Print for each number of workers whether a restart after STOP steps gives the same tensors.
+
+    Each start of StatefulDataLoader has the same seeds, like a script that is started again.
+    """
+    print("\nequal to the uninterrupted run | map_style_loader | StatefulDataLoader\n---|---|---")
     whole = ours(dataset, 0, 0)
     for workers in (0, 1, 4):
         mine = ours(dataset, STOP, workers) == whole[STOP:]
@@ -113,7 +116,7 @@ def _yes(value):
 
 
 def time_ratio(dataset, batch, workers, rounds):
-    """Print the time of an epoch over that of a DataLoader of the same batches."""
+    """Print the time of an epoch divided by that of a DataLoader with the same batches."""
     sampler = BatchSampler(len(dataset), batch, seed=0)
     plain = DataLoader(
         dataset, batch_sampler=_Ids(sampler), num_workers=workers, persistent_workers=workers > 0
@@ -128,7 +131,7 @@ def time_ratio(dataset, batch, workers, rounds):
             for _ in loader:
                 pass
             seconds.append(time.perf_counter() - begin)
-        if number:  # the first is to warm up
+        if number:  # the first one is the warm-up
             ratios.append(seconds[1] / seconds[0])
     low, high = min(ratios), max(ratios)
     print(

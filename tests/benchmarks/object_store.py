@@ -1,17 +1,16 @@
-"""How fast many small files go to an object store and come back: ours against boto3's loop, in one run.
+"""Measure uploads and downloads of many small files, compared with a loop over boto3, in one run.
 
     python -m tests.benchmarks.object_store [--files 1000] [--rounds 5]
 
-upload: `launch upload` of a folder, listing, sha256 and manifest included. stage: what a job does with
---data_url, journal and fsync included. fetch: `launch fetch`. Against them, boto3's upload_file and
-download_file one after the other, which compare nothing. All take turns in every round, each round in a place
-of its own.
+upload: `launch upload` of a folder, including listing, sha256 and manifest. stage: what a job does with
+--data_url, including journal and fsync. fetch: `launch fetch`. They are compared with boto3's upload_file and
+download_file, one file after the other, without checks. All take turns in every round, and every round has
+its own prefix and folder.
 
-Two servers, and what a figure of each means: `loopback` is moto on this machine, one Python process that
-shares the processor with the client: nothing is waited for, so it shows what the work costs, and no client
-can be much faster than moto. `delay` is the same moto behind a proxy, another Python process, that answers
-every request 20 ms later, as object stores do within a region: it shows what is waited for. Neither shows
-the bandwidth or the throttling of a real store.
+There are two servers. `loopback` is moto on this machine, one Python process that shares the processor with
+the client. It shows the cost of the work; no client can be much faster than moto. `delay` is the same moto
+behind a proxy, another Python process, that answers every request 20 ms later, as object stores do within a
+region. It shows the cost of waiting. Neither shows the bandwidth or the throttling of a real store.
 """
 
 import contextlib
@@ -111,7 +110,7 @@ def _stage(url: str, scratch: str) -> None:
 
 @contextlib.contextmanager
 def _proxy(server: ObjectStoreServer):
-    """The port of a process that answers late."""
+    """Yield the port of a proxy that answers late."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.fault_proxy", str(server.port), str(_DELAY)],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -1,11 +1,10 @@
-"""What the ids of one step cost: computed (datasets/sampling/sampler.py) beside a stored permutation
-(numpy's).
+"""Measure the cost of the ids of a step: computed (datasets/sampling/sampler.py), and stored (numpy).
 
     python -m tests.benchmarks.order
 
-Rounds are interleaved and the median of 7 is shown. "random access" is one batch at an unrelated step;
-"iterating" is the same batch within an epoch that is read in order; "stored" is what making the permutation
-costs before the first batch of an epoch can be read, in time and in memory.
+The table has the medians of 7 interleaved rounds. "random access" is one batch at an unrelated step;
+"iterating" is the same batch within an epoch that is read in order; "stored" is the time and memory to make
+the permutation before the first batch of an epoch.
 """
 
 import os

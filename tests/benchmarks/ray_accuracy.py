@@ -1,11 +1,11 @@
-"""Dpex's accuracy table: whether preparing data on a Ray cluster changes what is learned from Fashion-MNIST.
+"""Repeat Dpex's accuracy table: is the accuracy on Fashion-MNIST equal if a Ray cluster prepares the data?
 
     python -m tests.benchmarks.ray_accuracy --data_url FOLDER [--epochs 8]
 
 {one process, DataParallel, DDP with 2 processes} x {distribute_mode off, on}: train.py with the blocks of
-train_ray.py and of train_dp.py or train_ddp.py put together (tests/support/marks.py), learning rate 0.001
-and batch 100 as in the table of Dpex's document. The table's 90 % are those of a small network, so two
-lines of the base are exchanged: the network below instead of the ResNet-18, and Adam instead of SGD.
+train_ray.py and of train_dp.py or train_ddp.py (tests/support/marks.py), learning rate 0.001 and batch size
+100 as in the table of Dpex's document. The table's 90 % come from a small network, so two lines of the base
+are replaced: the network below instead of the ResNet-18, and Adam instead of SGD.
 Without GPUs DataParallel is the plain module.
 """
 
@@ -47,18 +47,18 @@ EXCHANGED = [
 
 
 def combined(names: tuple[str, ...]) -> str:
-    """The job as text."""
+    """Return the text of the job."""
     texts = [(ROOT / "jobs" / f"{name}.py").read_text(encoding="utf-8") for name in ("train", *names)]
     job = combine(*texts, (ROOT / "jobs" / "train_ray.py").read_text(encoding="utf-8"))
     for pattern, text in EXCHANGED:
         job, count = re.subn(pattern, text, job)
         if count != 1:
-            sys.exit(f"{pattern} is there {count} times")
+            sys.exit(f"{pattern}: expected once, found {count} times")
     return job
 
 
 def measure(folder: Path, names: tuple[str, ...], remote: bool, options, environment: dict) -> tuple:
-    """(test accuracy, test loss, receipts, seconds) of one run."""
+    """Return (test accuracy, test loss, receipts, seconds) of one run."""
     job = folder / "jobs" / "job.py"
     job.parent.mkdir(exist_ok=True)
     job.write_text(combined(names), encoding="utf-8")
@@ -84,7 +84,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data_url", required=True, help="folder that holds Fashion-MNIST")
+    parser.add_argument("--data_url", required=True, help="folder with Fashion-MNIST")
     parser.add_argument("--epochs", type=int, default=8, help="default: 8")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     options = parser.parse_args()

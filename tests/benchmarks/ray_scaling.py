@@ -1,9 +1,10 @@
-"""RayDataLoader on clusters of 1, 2 and 4 nodes on this machine: does a node more bring what it has?
+"""Measure how RayDataLoader scales on clusters of 1, 2 and 4 nodes on this machine.
 
     python -m tests.benchmarks.ray_scaling
 
-The transform only waits, 20 ms a sample, so that nodes do not share what limits them: what is measured is the
-loader, its queues and the way back. Real decoding on one machine is limited by its cores, whatever the nodes.
+The transform only waits, 20 ms per sample, so that the nodes do not share a limited resource. This measures
+the loader, its queues and the transport. Real decoding on one machine is limited by its cores, not by the
+nodes.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from datasets.compat.dpex import RayDataLoader
 from tests.benchmarks.machine import describe
 from tests.support.ray_nodes import RayNodes
 
-WAIT, BATCH, PER_NODE = 0.02, 16, 2  # seconds a sample; samples; workers a node
+WAIT, BATCH, PER_NODE = 0.02, 16, 2  # seconds per sample; samples; workers per node
 
 
 class Waits(Dataset):
@@ -30,13 +31,13 @@ class Waits(Dataset):
 
 
 def rate(nodes: int, seconds: float) -> float:
-    """samples/s of a cluster of so many nodes, after what was made ready."""
+    """Return the samples/s of a cluster of `nodes` nodes, without batches that were prepared before."""
     cluster = RayNodes(PER_NODE, *[PER_NODE] * (nodes - 1))
     os.environ.update(cluster.environment)
     try:
         with RayDataLoader(Waits(), True, batch_size=BATCH, num_workers=PER_NODE * nodes) as loader:
             batches = iter(loader)
-            time.sleep(5 + 2 * nodes)  # all workers are there
+            time.sleep(5 + 2 * nodes)  # all workers have started
             for _ in range(4 * PER_NODE * nodes):
                 next(batches)
             count, begin = 0, time.perf_counter()

@@ -1,5 +1,6 @@
-"""How many images/s an in-memory set delivers on the device, cropped, mirrored and normalised: gathered on
-the host or, on a GPU, from its own memory.
+"""Measure the images/s of an in-memory data set on the device, cropped, mirrored and normalised.
+
+The images are gathered on the host or, on a GPU, from its own memory.
 
 python -m tests.benchmarks.resident [--batch_size 512] [--rounds 5]
 """
@@ -41,7 +42,7 @@ def main():
     for number in range(options.rounds + 1):
         for name, loader in loaders.items():
             rate = _rate(loader, number)
-            if number:  # the first is to warm up
+            if number:  # the first one is the warm-up
                 rates[name].append(rate)
     for name, found in rates.items():
         middle, low, high = statistics.median(found), min(found), max(found)

@@ -1,4 +1,4 @@
-"""How a job would scale over GPUs that were not there: a model on paper, not a measurement.
+"""Compute how a job would scale over many GPUs: a model, not a measurement.
 
     python -m tests.benchmarks.scaling_model --step_ms 6.8 --batch_size 128
     python -m tests.benchmarks.scaling_model --step_ms 1500 --batch_size 128 --gpus_per_node 1 --nodes 2 16
@@ -11,31 +11,31 @@ of B bytes takes
     hierarchical   2 (g-1)/g B / intra + 2 (m-1)/m B / inter + base + 2 (g-1) hop + 2 (m-1) hop between nodes
 
 with speed = intra on one node, else min(intra, inter). The first is that of nccl-tests' doc/PERFORMANCE.md;
-the second adds up within the nodes, then among them, and shares within them again. DistributedDataParallel
-sums bucket after bucket while the backward pass computes the next; the last one gets ready when nothing is
-left to compute. A step takes
+the second sums within the nodes, then between them, and distributes the sums within them.
+DistributedDataParallel sums each bucket while the backward pass computes the next one; the last bucket is
+ready when the backward pass has ended. A step takes
 
     step + last bucket + max(0, other buckets - backward pass) + BatchNorm's sums
 
-where the backward pass is 2/3 of the step (it has twice the products of the forward pass), and every
-BatchNorm over the global batch waits for a gather of 2C+1 numbers going forward and a sum going back, of
-which only the latencies count. Efficiency is the step over all that. "no overlap" has 0 for the backward
-pass: BatchNorm's sums queue behind the buckets in the one NCCL communicator, and the backward pass waits for
-them, so little may be hidden. Left out, so that real figures are lower: waiting for the slowest process,
-data, validation, checkpoints, and what communication takes from the GPU. For jobs/imagenet.py, which does not
-synchronise BatchNorm, --batchnorms 0.
+The backward pass is 2/3 of the step (it has twice the products of the forward pass). Every BatchNorm over the
+global batch waits for a gather of 2C+1 numbers in the forward pass and a sum in the backward pass; only their
+latencies count. Efficiency is the step divided by this time. "no overlap" has 0 for the backward pass:
+BatchNorm's sums queue behind the buckets in the one NCCL communicator, and the backward pass waits for them,
+so little may be hidden. The model omits waiting for the slowest process, data, validation, checkpoints, and
+the share of the GPU that communication uses, so real figures are lower. jobs/imagenet.py does not synchronise
+BatchNorm: use --batchnorms 0.
 
-Where the numbers come from:
+Sources of the numbers:
 - latencies: NCCL's own model, src/graph/tuning.cc of commit 01afd20a. Large messages (protocol "simple"):
   base 8.4 us, a hop of a ring 3.4 over NVLink and 9.6 over the network. Small ones (LL): a tree
-  4.4 + 2 ((g-1) 0.52 + log2(m) 5.0), a ring 3.6 + (n-m) 0.47 + (m-1) 2.7; hops in a node are 1.8 times as
-  long beside other nodes.
-- within a node: NVLink over NVSwitch, 235 GB/s, at which the same file caps an A100. NVIDIA's data sheets
+  4.4 + 2 ((g-1) 0.52 + log2(m) 5.0), a ring 3.6 + (n-m) 0.47 + (m-1) 2.7; with
+  several nodes, hops in a node take 1.8 times as long.
+- within a node: NVLink over NVSwitch, 235 GB/s, the limit of the same file for an A100. NVIDIA's data sheets
   give 300 (V100), 600 (A100) and 900 GB/s (H100, H200) for both directions together: 150, 300, 450 in one.
 - between nodes: the line rate of one RoCE adapter a node, 25, 100 and 200 Gbit/s: 3.125, 12.5 and 25 GB/s.
   Headers take a few per cent of it; a node with k adapters has k times as much.
 - gradients: 11,173,962 float32 of ResNet-18, in the three buckets that torch 2.14.1 makes of them, in the
-  order in which they get ready.
+  order in which they become ready.
 - gloo's latency: one small sum of 2 processes over loopback took 0.26 ms, the median of 500 on a loaded
   machine of 2 cores (2026-11-21): 18 times the tree's figure for 2 nodes.
 """
@@ -53,7 +53,7 @@ ROCE_GBS = (3.125, 12.5, 25.0)
 
 
 class Network(NamedTuple):
-    """GB/s in one direction, of a GPU within a node and of a node; latencies as multiples of NCCL's."""
+    """Speeds in GB/s (one direction) of a GPU within a node and of a node; latency as a multiple of NCCL's."""
 
     intra_gbs: float
     inter_gbs: float
@@ -61,8 +61,13 @@ class Network(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One GPU's step: its time, float32 megabytes of the buckets, the share of the step that hides the sums
-    of all but the last, BatchNorms over the global batch."""
+    """A step of one GPU.
+
+    ms: time without communication
+    buckets_mb: megabytes of the buckets in float32
+    backward: share of the step that hides the sums of all buckets but the last
+    batchnorms: number of BatchNorms over the global batch
+    """
 
     ms: float
     buckets_mb: tuple[float, ...] = RESNET18_MB
@@ -71,7 +76,7 @@ class Step(NamedTuple):
 
 
 def ring_ms(megabytes: float, nodes: int, gpus: int, network: Network) -> float:
-    """Milliseconds to sum so much in one ring over all GPUs; gpus: per node."""
+    """Return the milliseconds to sum `megabytes` in one ring over all GPUs. gpus: per node."""
     count = nodes * gpus
     if count == 1:
         return 0.0
@@ -83,7 +88,7 @@ def ring_ms(megabytes: float, nodes: int, gpus: int, network: Network) -> float:
 
 
 def hierarchical_ms(megabytes: float, nodes: int, gpus: int, network: Network) -> float:
-    """The same, within the nodes, among them, and within them again."""
+    """Return the milliseconds to sum within the nodes, then between them, and to distribute within them."""
     if nodes * gpus == 1:
         return 0.0
     within = 2 * (gpus - 1) / gpus * megabytes / network.intra_gbs
@@ -96,7 +101,7 @@ ALGORITHMS = {"ring": ring_ms, "hierarchical": hierarchical_ms}
 
 
 def batchnorm_ms(nodes: int, gpus: int, network: Network) -> float:
-    """Milliseconds that one BatchNorm over the global batch waits in a step, forward and back."""
+    """Return the milliseconds that one BatchNorm over the global batch waits in a step."""
     count = nodes * gpus
     if count == 1:
         return 0.0
@@ -109,7 +114,7 @@ def batchnorm_ms(nodes: int, gpus: int, network: Network) -> float:
 def waiting_ms(
     step: Step, nodes: int, gpus: int, network: Network, algorithm: str = "ring", share: float = 1.0
 ) -> float:
-    """Milliseconds that a step waits for communication. share: of float32's bytes, as in FORMATS."""
+    """Return the milliseconds that a step waits for communication. share: of float32's bytes, see FORMATS."""
     *others, last = [
         ALGORITHMS[algorithm](share * megabytes, nodes, gpus, network) for megabytes in step.buckets_mb
     ]
@@ -118,31 +123,34 @@ def waiting_ms(
 
 
 class Sample(NamedTuple):
-    """What would explain the published sample's times, each alone. Seconds are those of an epoch."""
+    """Possible explanations of the published sample's times, each alone. Seconds are those of an epoch."""
 
     speed_up: float
     efficiency: float
-    fixed_s: float  # on every process, whatever their number
-    waiting_ms: float  # of each step for communication
-    ring_gbs: float  # the network that takes as long for float32 gradients
-    by_node_s: float  # on one GPU, of what only a second node makes faster
-    per_gpu: float  # how much faster each GPU is, if only one of every node computes
-    validation_s: float  # of the epoch on one GPU, by its products
+    fixed_s: float  # on every process, for any number of processes
+    waiting_ms: float  # for communication, in each step
+    ring_gbs: float  # speed of a network that needs this time for float32 gradients
+    by_node_s: float  # on one GPU, for work that only a second node makes faster
+    per_gpu: float  # speed-up of each GPU, if only one GPU of every node computes
+    validation_s: float  # of the epoch on one GPU, estimated by the products
 
 
 def sample(
     minutes: tuple[float, float] = (60, 20), epochs: int = 100, images: int = 50_000, batch: int = 128
 ) -> Sample:
-    """minutes: on one GPU, and on 2 nodes of 8, as the sample's page reports them for CIFAR-10. With t1 and
-    t16 seconds an epoch, the parts that are asked for solve
+    """Return the explanations.
+
+    minutes: on one GPU, and on 2 nodes of 8, as the sample's page reports them for CIFAR-10. With t1 and t16
+    seconds per epoch, the parts solve
 
         t16 = (t1 - fixed) / 16 + fixed,    t16 = (t1 - by_node) / 16 + by_node / 2
 
-    One GPU takes every image, 16 take whole batches of `batch` each only (drop_last)."""
+    One GPU processes every image; each of 16 GPUs processes only complete batches of `batch` (drop_last).
+    """
     one, many = (60 * each / epochs for each in minutes)
     steps_one, steps_many = math.ceil(images / batch), images // 16 // batch
     waiting = many / steps_many - one / steps_one
-    validated = 10_000 / 3  # a forward pass is a third of a training step's products
+    validated = 10_000 / 3  # a forward pass has a third of the products of a training step
     return Sample(
         speed_up=one / many,
         efficiency=one / many / 16,
@@ -160,13 +168,13 @@ def main():
     parser.prog = "python -m tests.benchmarks.scaling_model"
     number = arguments.non_negative_float
     add, speed = parser.add_argument, arguments.positive_float
-    add("--step_ms", type=speed, required=True, help="of one GPU, without communication")
-    add("--batch_size", type=arguments.positive_int, required=True, help="samples of one GPU's step")
+    add("--step_ms", type=speed, required=True, help="time of a step of one GPU without communication")
+    add("--batch_size", type=arguments.positive_int, required=True, help="samples per step of one GPU")
     add(
         "--gradient_mb", type=number, nargs="+", default=RESNET18_MB, metavar="MB",
-        help="float32 gradients, one number a bucket, in the order they get ready (default: ResNet-18's)",
+        help="float32 gradients, one number per bucket, in the order of the sums (default: ResNet-18's)",
     )  # fmt: skip
-    add("--batchnorms", type=number, default=BATCHNORMS, help="over the global batch (default: 20)")
+    add("--batchnorms", type=number, default=BATCHNORMS, help="number over the global batch (default: 20)")
     add("--backward", type=number, default=2 / 3, help="share of the step that hides sums (default: 2/3)")
     add("--intra_gbs", type=speed, default=A100_GBS, help="GB/s of a GPU within its node (default: 235)")
     add(
@@ -180,7 +188,7 @@ def main():
 
     step = Step(args.step_ms, tuple(args.gradient_mb), args.backward, args.batchnorms)
     one = 1000 / step.ms
-    print("A model, not a measurement. Only the step of one GPU comes from elsewhere:")
+    print("A model, not a measurement. Only the step of one GPU is an input:")
     print(f"{step.ms:g} ms, {one:.4g} steps/s, {one * args.batch_size:,.0f} images/s\n")
     print(
         f"{'GPUs':>7}{'GB/s':>8}  {'sums':<13}{'gradients':<10}{'waits ms':>9}{'steps/s':>9}{'images/s':>12}"
@@ -214,10 +222,10 @@ def _explained(found: Sample) -> str:
     return f"""
 The published sample, ResNet-18 on CIFAR-10, 100 epochs: 60 minutes on one GPU, 20 on 16 in 2 nodes,
 {found.speed_up:.1f}x, {found.efficiency:.0%}. Any one of these alone would explain it:
-- {found.fixed_s:.1f} s of each epoch (of 36 on one GPU, of 12 on 16) do not shrink: loading, validating,
+- {found.fixed_s:.1f} s of each epoch (of 36 on one GPU, of 12 on 16) are constant: loading, validating,
   saving. Validating all 10,000 images on every process is {found.validation_s:.2f} s of them, by products;
 - each step waits {found.waiting_ms:.0f} ms for sums that nothing hides: a ring at {found.ring_gbs:.2f} GB/s;
-- {found.by_node_s:.1f} of the 36 s on one GPU are spent on what only a second node speeds up: one process a
+- {found.by_node_s:.1f} of the 36 s on one GPU are work that only a second node speeds up: one process per
   node reads the data;
 - only one GPU of every node computes, as the printed script does in today's torch (one process a node, no
   device_ids): two GPUs, each {found.per_gpu:.1f} times as fast with 1,024 images a step as with 128."""

@@ -1,5 +1,4 @@
-"""The loop of ModelArts' published ResNet-18 sample, written anew from its description: what ours is held
-against.
+"""The loop of ModelArts' published ResNet-18 sample, written again from its description, as a baseline.
 
     python -m tests.benchmarks.seed_loop --dataset digits --epochs 40 --output_dir DIR
 
@@ -7,11 +6,11 @@ float32 in torch's default layout, Adam at 0.01 times the number of GPUs, batche
 DataLoader over float tensors on the host, in the same order in every epoch, without augmentation, one loss
 read back from the device in every step, deterministic cuDNN, validation on the host with scikit-learn. The
 network is ours: the same layers and parameters, convolutions over small maps by
-common/performance/cpu.py, which costs this loop nothing. Source: Huawei Cloud, ModelArts
+common/performance/cpu.py, which does not slow this loop. Source: Huawei Cloud, ModelArts
 documentation, "adaptation of distributed debugging and code example" (ResNet-18 on CIFAR-10, 100 epochs).
 
-Reports go to metrics.jsonl in the output folder, and when training began to starts.jsonl, under the names
-that the jobs use.
+Reports are written to metrics.jsonl in the output folder, and the start of training to starts.jsonl, under
+the names that the jobs use.
 """
 
 import argparse
@@ -65,7 +64,7 @@ def _parsed() -> argparse.Namespace:
     parser = arguments.Parser(__doc__)
     parser.prog = "python -m tests.benchmarks.seed_loop"
     parser.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
-    parser.add_argument("--data_url", help="folder that holds the data set")
+    parser.add_argument("--data_url", help="folder with the data set")
     parser.add_argument("--custom_data", type=arguments.boolean, default=False, help="generated images")
     parser.add_argument("--output_dir", required=True)
     parser.add_argument("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
@@ -86,7 +85,7 @@ def _set_seed(seed: int) -> None:
 
 
 def _tensors(data) -> TensorDataset:
-    """float32 images, normalised once, as the sample has them in memory."""
+    """Return float32 images, normalised once, as the sample keeps them in memory."""
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
     return TensorDataset((data.images.float() / 255 - mean) / std, data.labels)
 
@@ -105,7 +104,7 @@ def _validated(model, loader, loss_function, device) -> tuple[float, float]:
 
 
 class _Report:
-    """What the jobs report, measured around this loop: the sample itself has no clock."""
+    """The reports of this loop, with the names of the jobs. The sample itself measures no time."""
 
     def __init__(self, file, every: int):
         self.file, self.every = file, every
@@ -113,7 +112,7 @@ class _Report:
         self._restart()
 
     def timed(self, batches):
-        """The batches; the seconds that getting them takes count as waiting."""
+        """Yield the batches, and count the time to get them as waiting."""
         begin = time.perf_counter()
         for batch in batches:
             self.waited += time.perf_counter() - begin

@@ -1,21 +1,21 @@
-"""How soon the jobs reach an accuracy, beside the loop of the published sample: learning curves of n seeds.
+"""Measure the time to an accuracy: the jobs and the loop of the published sample, learning curves of n seeds.
 
     python -m tests.benchmarks.time_to_accuracy --dataset digits --target 0.98 --seeds 5 --limit 150
     python -m tests.benchmarks.time_to_accuracy --jobs train.py,train_amp.py --json curves.json
     python -m tests.benchmarks.time_to_accuracy --from curves.json --plot curves.png
 
-For each seed the contestants take turns, each alone. The clock is that of training: from the begin of the
-first step to the end of the evaluation that showed the accuracy, evaluating and saving included. Setting up
-and compiling come before it. Every run compiles anew, unless --keep_compiled true is given; where a job
-compiles, the time to the target is also given with compiling. A job whose learning rate follows a schedule
-runs to its end, or to --limit seconds of training; the sample's loop, whose learning rate is constant, until
-it has reached the target.
+For each seed the contestants run one after the other. The time is that of training: from the beginning of the
+first step to the end of the evaluation that reached the accuracy, including evaluating and saving. Set-up and
+compiling come before. Every run compiles without a cache, unless --keep_compiled true is given. If a job
+compiles, the time to the target is also given with compiling. A job with a schedule of its learning rate runs
+to its end, or to --limit seconds of training. The sample's loop has a constant learning rate, so it ends when
+it reaches the target.
 
-A run that has not reached the target is censored: "> 150 s". The median is that of the times, the censored
-ones being longer than their limit: a number if more than half of the runs reached the target, else a lower
-bound. Ratios are treated alike.
+A run that did not reach the target is censored: "> 150 s". For the median, a censored time is longer than its
+limit: the median is a number if more than half of the runs reached the target, else a lower bound. The same
+holds for ratios.
 
---json writes every curve, and --from draws table and picture from it again:
+--json writes every curve; --from makes the table and the picture from that file:
 
     {"dataset": "digits", "target": 0.98, "limit": 150.0, "date": "2026-11-21", "machine": "...",
      "load_average": 1.9, "runs": [{"job": "train.py", "seed": 0, "options": "--dataset digits ...",
@@ -23,8 +23,8 @@ bound. Ratios are treated alike.
      "curve": [[2.4, 0.31], [4.7, 0.78]]}]}
 
 laps: seconds before training; seconds: of the whole process; ended: by its "schedule", the "limit", the
-"target", or because it "diverged"; curve: [seconds of training, test accuracy], an evaluation each, none
-after the limit.
+"target", or because it "diverged"; curve: [seconds of training, test accuracy] of each evaluation before the
+limit.
 """
 
 import datetime
@@ -41,7 +41,7 @@ from common.exits import BadInput
 from tests.benchmarks import curves, curves_picture
 
 _JOBS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "jobs")
-_ENDLESS = "--epochs 10000"  # learning rate and batch size are the loop's own
+_ENDLESS = "--epochs 10000"  # learning rate and batch size are the loop's defaults
 
 
 class Recipe(NamedTuple):
@@ -94,32 +94,38 @@ def _parsed():
     parser = arguments.Parser(__doc__)
     parser.prog = "python -m tests.benchmarks.time_to_accuracy"
     parser.add_argument("--dataset", choices=RECIPES, default="digits", help="default: digits")
-    parser.add_argument("--data_url", help="folder that holds the data set (digits need none)")
+    parser.add_argument("--data_url", help="folder with the data set (not for digits)")
     parser.add_argument(
         "--target", type=arguments.positive_float, help="test accuracy (default: of the recipe)"
     )
-    parser.add_argument("--seeds", type=arguments.positive_int, default=5, help="runs a job (default: 5)")
+    parser.add_argument(
+        "--seeds", type=arguments.positive_int, default=5, help="runs of each job (default: 5)"
+    )
     parser.add_argument(
         "--limit", type=arguments.positive_float, help="seconds of training (default: of the recipe)"
     )
     parser.add_argument(
-        "--jobs", help=f'as in "{curves.BASELINE},train.py" (default: all that the recipe has)'
+        "--jobs", help=f'for example "{curves.BASELINE},train.py" (default: all of the recipe)'
     )
     parser.add_argument(
         "--keep_compiled", type=arguments.boolean, default=False,
-        help="true: only the first run of a job compiles (default: each compiles anew)",
+        help="true: only the first run of a job compiles (default: all runs compile)",
     )  # fmt: skip
     parser.add_argument("--plot", metavar="FILE.png", help="draw the learning curves")
     parser.add_argument(
-        "--json", metavar="FILE", nargs="?", const="-", help="every curve, after each run (default: printed)"
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const="-",
+        help="write all curves after each run (default: print)",
     )
     parser.add_argument(
         "--from", dest="source", metavar="FILE",
-        help="run nothing: read what --json wrote; beside it only --target, --plot and --json count",
+        help="read a file of --json instead of running; only --target, --plot and --json have an effect",
     )  # fmt: skip
     args = parser.parse_args()
     if args.target and args.target > 1:
-        raise BadInput(f"--target {args.target:g} is no accuracy: 0.98 is 98 %")
+        raise BadInput(f"--target {args.target:g} is not an accuracy: 0.98 is 98 %")
     for path in filter(None, (args.plot, args.json if args.json != "-" else None)):
         _writable(path)
     if args.plot:
@@ -128,15 +134,17 @@ def _parsed():
 
 
 def _writable(path: str) -> None:
-    """Hours before it is needed. Raises BadInput."""
+    """Check that a file can be written, before the runs of some hours. Raises BadInput."""
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
         raise BadInput(f"{path} cannot be written")
 
 
 def _measured(args) -> dict:
-    """All runs, in the form of --json."""
-    from tests.benchmarks import timed_run  # both bring torch, and seconds that --from has no use for
+    """Return all runs, in the form of --json."""
+    from tests.benchmarks import (
+        timed_run,
+    )  # both import torch, which takes seconds and which --from does not need
     from tests.benchmarks.machine import describe
 
     recipe = RECIPES[args.dataset]
@@ -151,7 +159,7 @@ def _measured(args) -> dict:
             options = f"--dataset {args.dataset} {recipe.options[job]}"
             if args.data_url:
                 options += f" --data_url {shlex.quote(os.path.abspath(args.data_url))}"
-            # a constant learning rate: nothing is left for later
+            # with a constant learning rate, the accuracy does not depend on the end of the run
             enough = target if job == curves.BASELINE else None
             run = {"job": job, "seed": seed, "options": options}
             run |= timed_run.run(
@@ -166,12 +174,12 @@ def _measured(args) -> dict:
 
 
 def _chosen(names: str | None, recipe: Recipe) -> list[str]:
-    """The contestants. Raises BadInput."""
+    """Return the contestants. Raises BadInput."""
     there = [job for job in recipe.options if job in (curves.BASELINE, *os.listdir(_JOBS))]
     jobs = list(dict.fromkeys(name.strip() for name in names.split(","))) if names else there
     for job in jobs:
         if job not in there:
-            raise BadInput(f"--jobs {names}: there is no {job!r}, only {', '.join(there)}")
+            raise BadInput(f"--jobs {names}: unknown job {job!r}, expected some of {', '.join(there)}")
     return jobs
 
 

@@ -1,4 +1,4 @@
-"""One run of a job, watched from outside through what it reports, and ended in time.
+"""Run a job once, read its reports while it runs, and end it in time.
 
 The fields of a run are described in tests/benchmarks/time_to_accuracy.py.
 """
@@ -20,18 +20,21 @@ from common.exits import BadInput
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-_ENDED = {0: "schedule", exits.DIVERGED: "diverged"}  # exit code -> how a job ended by itself
-_SETUP = 600.0  # seconds that a job may take, beside the limit, until it has reported for the first time
+_ENDED = {0: "schedule", exits.DIVERGED: "diverged"}  # exit code -> reason of a job's own end
+_SETUP = 600.0  # seconds that a job may take until its first report, in addition to the limit
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 _POLL = 0.25  # seconds
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 def run(command: list[str], limit: float, enough: float | None, keep_compiled: bool = False) -> dict:
-    """One run of `python *command --output_dir=FOLDER`: {"laps", "seconds", "ended", "curve"}.
+    """Run `python *command --output_dir=FOLDER` and return {"laps", "seconds", "ended", "curve"}.
 
-    limit: seconds of training after which it is ended; enough: test accuracy at which it is. What it compiles
-    it does not find compiled by an earlier run, unless keep_compiled. Raises BadInput where it fails.
+    limit: end the run after these seconds of training
+    enough: end the run at this test accuracy
+    keep_compiled: use the compiler caches of earlier runs
+
+    Raises BadInput if the job fails.
     """
     with tempfile.TemporaryDirectory(prefix="time_to_accuracy_") as folder:
         output, log = os.path.join(folder, "output"), os.path.join(folder, "log")
@@ -68,7 +71,7 @@ def run(command: list[str], limit: float, enough: float | None, keep_compiled: b
 
 
 def _reported(output: str, limit: float) -> tuple[float | None, dict, list]:
-    """(when training began, the laps before it, the curve up to the limit) as far as they are known."""
+    """Return (time at which training began, laps before it, curve up to the limit), as far as known."""
     begun = _lines(os.path.join(output, starts.FILE))
     if not begun:
         return None, {}, []
@@ -79,7 +82,7 @@ def _reported(output: str, limit: float) -> tuple[float | None, dict, list]:
 
 
 def _lines(path: str) -> list[dict]:
-    """The lines of a file that may be being written."""
+    """Return the complete lines of a file to which a job may be writing."""
     try:
         with open(path, encoding="utf-8") as file:
             return [json.loads(line) for line in file if line.endswith("\n")]
@@ -88,9 +91,9 @@ def _lines(path: str) -> list[dict]:
 
 
 def _drop_weights(output: str) -> None:
-    """A loop of many epochs, with weights after each, would fill the disk."""
+    """Delete old weights: a job of many epochs writes them after each epoch and would fill the disk."""
     weights = sorted(glob(os.path.join(output, "epoch_*.pth")), key=os.path.getmtime)
-    for path in weights[:-2]:  # the last one may be being written
+    for path in weights[:-2]:  # a job may be writing the last one
         os.remove(path)
 
 
@@ -101,14 +104,14 @@ def _failed(command: list[str], code: int, log: str):
 
 
 def _end(process: subprocess.Popen) -> None:
-    """SIGTERM to the process group, and SIGKILL to what is left of it. Nothing interrupts it."""
+    """Send SIGTERM to the process group, then SIGKILL to the remaining processes. Signals are blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody left; macOS: only zombies
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # no process left; macOS: only zombies
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     finally:
@@ -119,7 +122,7 @@ _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def _die_with_parent() -> None:
-    """Between fork and exec: a benchmark killed without notice leaves no endless loop behind."""
+    """Make the job end with this process, even if it is killed. Called between fork and exec."""
     if _prctl:
         PR_SET_PDEATHSIG = 1
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The moving average of the weights does not count steps that were skipped, whoever skips them."""
+"""The moving average of the weights does not count skipped steps, for any reason of the skip."""
 
 import pytest
 import torch
