@@ -53,7 +53,7 @@ ROCE_GBS = (3.125, 12.5, 25.0)
 
 
 class Network(NamedTuple):
-    """Speeds in GB/s (one direction) of a GPU within a node and of a node; latency as a multiple of NCCL's."""
+    """Speeds in GB/s (one direction) of a GPU within a node and of a node; latencies relative to NCCL's."""
 
     intra_gbs: float
     inter_gbs: float
