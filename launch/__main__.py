@@ -29,7 +29,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "receipt": ("receipt", "compare the data of two runs, and show the first step that differs"),
 }
 USAGE = "\n".join(
-    ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help says more; --version)", ""]
+    ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]
     + [f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()]
 )
 

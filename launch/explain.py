@@ -13,7 +13,7 @@ _CODES = {
     BAD_INPUT: "bad input: the log has one line `error: ...` with the value",
     NO_RENDEZVOUS: "the processes did not connect to each other: the log names the missing or wrong ones",
     LOST_CONTACT: "contact with another process was lost: look at the node that failed first",
-    NOT_SAVED: "the last results could not be written: the log says which, and why",
+    NOT_SAVED: "the last results could not be written: the log names them and the reason",
     DIVERGED: "training diverged: too many steps in a row without a finite loss and gradient",
     TIME_LIMIT: "ended by a time limit",
     126: "the command cannot be executed",
