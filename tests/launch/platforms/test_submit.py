@@ -226,7 +226,7 @@ def _example(*replacements: tuple[str, str]) -> str:
         ('name = "train-ddp"', "name = 5", "name = 5 is not 1 to 64 of"),
         ('name = "train-ddp"', 'name = "x', "is not TOML: "),
         ('"ResNet-18, two nodes"', f'"{"x" * 257}"', "is not a text of at most 256 characters"),
-        ("code/bootfile-0123456789ab", "code/bootfile", "is not the URL of an uploaded snapshot: obs://"),
+        ("code/bootfile-0123456789ab", "code/bootfile", "is not the URL of an uploaded snapshot"),
         ('"obs://bucket/code/', '"bucket/code/', "code = 'bucket/code/bootfile-0123456789ab' is not obs://"),
         ('"obs://bucket/code/', '"obs://b.c/code/', "a name with dots"),
         ('"obs://bucket/code/', '"obs://me:pw@bucket/code/', "holds a user name or a password"),
