@@ -13,7 +13,7 @@ COMPAT := .venv-compat
 COMPAT_PYTHON ?= $(foreach python,python3.10 python3.11,$(shell $(python) -c 'print("$(python)")' 2>/dev/null))
 COMPAT_TESTS := tests/datasets tests/common tests/jobs/test_start.py tests/jobs/test_bad_input.py tests/jobs/test_imagenet.py tests/jobs/test_resume.py tests/test_marks.py
 
-train: setup
+train: $(VENV)/installed
 	@$(RUN) jobs/train.py --dataset digits --epochs 12
 
 demo: setup
@@ -68,15 +68,20 @@ lint: setup
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
 
-setup: $(VENV)/installed
+setup: $(VENV)/installed-tests
 
-$(VENV)/installed: requirements.txt tests/requirements.txt constraints.txt
+# What jobs need; the tests' packages come on top.
+$(VENV)/installed: requirements.txt constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON): install it, or make PYTHON=..."; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "error: $$($(PYTHON) --version) is too old: make PYTHON=python3.12 (3.10 or later)"; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || sh tests/install_packages.sh required \
 	  $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
 	$(PYTHON) -m venv $(VENV)
+	$(RUN) tests/install.py -r requirements.txt -c constraints.txt
+	@touch $@
+
+$(VENV)/installed-tests: $(VENV)/installed tests/requirements.txt
 	$(RUN) tests/install.py -r tests/requirements.txt -c constraints.txt
 	@touch $@
 
