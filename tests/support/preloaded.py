@@ -1,0 +1,170 @@
+"""Start scripts by forking a process that has imported torch: in 0.1 s instead of several seconds.
+
+This file is also a program, the server. It imports PACKAGES and forks for each request. The child executes
+the script in a module `__main__`, as `python SCRIPT` does. The server imports no module of the project.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+import warnings
+from typing import Any
+
+PACKAGES = (
+    "torch", "torch._dynamo", "torchvision", "torch.utils.tensorboard",
+    "sklearn.datasets", "cv2", "simplejpeg",
+)  # fmt: skip
+# beginnings of the names of environment variables that are read when Python or a library starts
+_READ_AT_START = (
+    "PYTHON",
+    "LD_",
+    "LC_",
+    "LANG",
+    "OMP",
+    "GOMP",
+    "MKL",
+    "KMP",
+    "OPENBLAS",
+    "TORCH",
+    "PYTORCH",
+    "CUDA",
+)
+_OPTIONS = {"cwd", "env", "stdin", "stdout", "stderr", "text", "start_new_session"}  # of Popen
+_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+_LONGEST = 1 << 18  # bytes of a request
+
+
+class Preloaded(subprocess.Popen):
+    """A process `python SCRIPT ...` that the server has forked. It is a child of this process.
+
+    options: those of Popen in _OPTIONS.
+    """
+
+    def __init__(self, server: "Server", words: list[str], **options: Any):
+        self._server = server
+        super().__init__([sys.executable, *words], **options)
+
+    def _execute_child(self, *values: Any) -> None:
+        given = inspect.signature(super()._execute_child).bind(*values).arguments
+        files = {0: given["p2cread"], 1: given["c2pwrite"], 2: given["errwrite"]}
+        files = {number: file for number, file in files.items() if file != -1}
+        request = {
+            "words": given["args"][1:],
+            "cwd": os.path.abspath(given["cwd"] or "."),
+            "env": dict(given["env"] or os.environ),
+            "new_session": given["start_new_session"],
+            "files": list(files),
+        }
+        self.pid = self._server.fork(request, list(files.values()))
+        self._child_created = True
+        self._close_pipe_fds(*(given[name] for name in inspect.signature(super()._close_pipe_fds).parameters))
+
+
+class Server:
+    """The process that imports PACKAGES. env: its environment."""
+
+    def __init__(self, env: dict[str, str]):
+        self._read_at_start = _read_at_start(env)
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, __file__, str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()])
+
+    def can_start(self, words: list[str], options: dict[str, Any]) -> bool:
+        """Return whether a Preloaded with these arguments would be like a real `python *words`."""
+        if not words or not words[0].endswith(".py") or options.keys() - _OPTIONS:
+            return False
+        return _read_at_start(options.get("env") or os.environ) == self._read_at_start
+
+    def fork(self, request: dict[str, Any], files: list[int]) -> int:
+        """Return the pid of a child of this process that executes the request."""
+        _adopt_orphans(True)
+        try:
+            socket.send_fds(self._connection, [json.dumps(request).encode()], files)
+            pid = self._connection.recv(_LONGEST)
+            self._connection.recv(_LONGEST)
+        finally:
+            _adopt_orphans(False)
+        if not pid:
+            raise RuntimeError(f"the server of {__file__} ended with {self._process.wait()}")
+        return int(pid)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.wait()
+
+
+def _read_at_start(env: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
+
+
+def _adopt_orphans(adopt: bool) -> None:
+    """Let this process become the parent of its grandchildren whose parents end, or stop that."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+
+
+def _serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request. Return the request in a child, and None when the client has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for package in PACKAGES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(package)
+    gc.collect()
+    gc.freeze()
+    while True:
+        content, files, _, _ = socket.recv_fds(connection, _LONGEST, 3)
+        if not content:
+            return None
+        between = os.fork()
+        if not between:
+            pid = os.fork()
+            if not pid:
+                connection.close()
+                return json.loads(content) | {
+                    "files": dict(zip(json.loads(content)["files"], files, strict=True))
+                }
+            connection.send(str(pid).encode())
+            os._exit(0)
+        os.waitpid(between, 0)  # the child of its child is now one of the client
+        connection.send(b"adopted")
+        for file in files:
+            os.close(file)
+
+
+def _execute(request: dict[str, Any]) -> None:
+    """Execute a script in this process as a new Python would."""
+    for number, file in request["files"].items():
+        os.dup2(file, number)
+        os.close(file)
+    if request["new_session"]:
+        os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    tempfile.tempdir = None
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.unfreeze()
+    script, *_ = sys.argv = request["words"]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = script
+    with open(script, "rb") as file:
+        code = compile(file.read(), script, "exec")
+    exec(code, main.__dict__)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+    if request := _serve(socket.socket(fileno=int(sys.argv[1]))):
+        _execute(request)
