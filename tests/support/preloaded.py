@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import warnings
 from typing import Any
@@ -127,9 +128,12 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
             return None
         between = os.fork()
         if not between:
+            between = os.getpid()
             pid = os.fork()
             if not pid:
                 connection.close()
+                while os.getppid() == between:
+                    time.sleep(0.001)
                 return json.loads(content) | {
                     "files": dict(zip(json.loads(content)["files"], files, strict=True))
                 }
@@ -156,11 +160,11 @@ def _execute(request: dict[str, Any]) -> None:
     gc.unfreeze()
     script, *_ = sys.argv = request["words"]
     sys.orig_argv = [sys.executable, *sys.argv]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__file__ = script
+    main.__file__ = os.path.abspath(script)
+    sys.path[0] = os.path.dirname(main.__file__)
     with open(script, "rb") as file:
-        code = compile(file.read(), script, "exec")
+        code = compile(file.read(), main.__file__, "exec")
     exec(code, main.__dict__)
 
 

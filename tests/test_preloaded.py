@@ -1,0 +1,93 @@
+"""A script that run() forks sees the same world as one in a new Python."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import environment, finish
+from tests.support.preloaded import Preloaded, Server
+
+SHOW = """
+import __main__, os, random, signal, sys, tempfile, threading
+print(__name__, __file__, __main__.__dict__ is globals(), sys.argv, sys.orig_argv, sys.path)
+print(os.getcwd(), sorted(set(os.environ.items()) - {("_", os.environ.get("_"))}), tempfile.gettempdir())
+print([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)])
+print(sorted(os.listdir("/proc/self/fd")), threading.active_count())
+print(os.getppid(), os.getsid(0) == os.getpid())
+print(sys.stdin.read(), file=sys.stderr)
+"""
+END = "import atexit; atexit.register(print, 'the end')\n"
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Server(environment())
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_a_forked_script_sees_what_a_new_python_shows(server, session, tmp_path):
+    (tmp_path / "show.py").write_text(SHOW)
+    (tmp_path / "tmp").mkdir()
+    options = dict(
+        cwd=tmp_path, env=environment(TMPDIR=str(tmp_path / "tmp"), TOLD="1"), start_new_session=session,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    words = ["show.py", "--one", "two"]
+    assert server.can_start(words, options)
+    shown = []
+    for process in (
+        Preloaded(server, words, **options),
+        subprocess.Popen([sys.executable, *words], **options),
+    ):
+        output, errors = process.communicate("input", timeout=120)
+        assert (process.returncode, errors) == (0, "input\n")
+        shown.append(output)
+    assert shown[0] == shown[1]
+
+
+KILL = END + "import os, signal; os.kill(os.getpid(), signal.SIG{})"
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "output", "error"),
+    [
+        (END, 0, "the end\n", ""),
+        (END + "raise SystemExit(7)", 7, "the end\n", ""),
+        (END + "raise ValueError('x')", 1, "the end\n", "ValueError: x"),
+        (KILL.format("INT"), -signal.SIGINT, "the end\n", "KeyboardInterrupt"),
+        (KILL.format("KILL"), -signal.SIGKILL, "", ""),
+    ],
+)
+def test_exit_codes_and_handlers_at_the_end(server, script, code, output, error, tmp_path):
+    (tmp_path / "script.py").write_text(script)
+    pipes = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    result = finish(Preloaded(server, ["script.py"], **pipes), code)
+    assert result.stdout == output and error in result.stderr and bool(error) == bool(result.stderr)
+
+
+def test_a_signal_reaches_it(server, tmp_path):
+    (tmp_path / "script.py").write_text("import time; print('up', flush=True); time.sleep(600)")
+    process = Preloaded(server, ["script.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "up\n" and process.poll() is None
+    began = time.monotonic()
+    process.terminate()
+    assert process.wait(60) == -signal.SIGTERM and time.monotonic() - began < 60
+    process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["-m", "launch"], {}),
+        (["script.py"], {"pass_fds": [0]}),
+        (["script.py"], {"env": environment(PYTHONPATH="elsewhere")}),
+        (["script.py"], {"env": environment(OMP_NUM_THREADS="17")}),
+    ],
+)
+def test_what_needs_a_new_python_is_refused(server, words, options):
+    assert not server.can_start(words, options)
