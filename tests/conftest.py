@@ -67,7 +67,7 @@ def finish(
 
 @functools.cache
 def _server() -> Server:
-    return Server(environment())
+    return Server.start(environment())
 
 
 def run(*command, code: int | None = 0, timeout: float = 120, **options) -> subprocess.CompletedProcess:
@@ -83,7 +83,7 @@ def run(*command, code: int | None = 0, timeout: float = 120, **options) -> subp
 
 @functools.cache
 def _server() -> Server:
-    return Server(environment())
+    return Server.start(environment())
 
 
 def records(output_dir) -> list[dict]:

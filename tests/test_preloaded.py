@@ -24,7 +24,7 @@ END = "import atexit; atexit.register(print, 'the end')\n"
 
 @pytest.fixture(scope="module")
 def server():
-    server = Server(environment())
+    server = Server.start(environment())
     yield server
     server.close()
 
@@ -70,6 +70,34 @@ def test_exit_codes_and_handlers_at_the_end(server, script, code, output, error,
     assert result.stdout == output and error in result.stderr and bool(error) == bool(result.stderr)
 
 
+NODE = """
+import os, subprocess, sys
+if "RANK" in os.environ:
+    os.write(int(os.environ["PIPE"]), f"{os.getpid()} {os.getppid()}\\n".encode())
+    sys.exit(int(os.environ["RANK"]))
+read, write = os.pipe()
+children = []
+for rank in range(2):
+    own = {"RANK": str(rank), "PIPE": str(write)}
+    command = [sys.executable, *sys.orig_argv[1:]]
+    children.append(subprocess.Popen(command, env=os.environ | own, pass_fds=[write]))
+print(*[child.wait() for child in children], type(children[0]).__name__)
+os.close(write)
+print(*[child.pid for child in children], *os.fdopen(read))
+"""
+
+
+def test_the_ranks_of_a_node_are_forked_too(server, tmp_path):
+    """They are children of the job."""
+    (tmp_path / "script.py").write_text(NODE)
+    pipes = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    node = Preloaded(server, ["script.py", "--processes_per_node=2"], **pipes)
+    codes, numbers = finish(node).stdout.split("\n", 1)
+    assert codes == "0 1 Preloaded"
+    first, second, *lines = map(int, numbers.split())
+    assert sorted(lines) == sorted([first, node.pid, second, node.pid])
+
+
 def test_a_signal_reaches_it(server, tmp_path):
     (tmp_path / "script.py").write_text("import time; print('up', flush=True); time.sleep(600)")
     process = Preloaded(server, ["script.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -84,7 +112,7 @@ def test_a_signal_reaches_it(server, tmp_path):
     ("words", "options"),
     [
         (["-m", "launch"], {}),
-        (["script.py"], {"pass_fds": [0]}),
+        (["script.py"], {"preexec_fn": print}),
         (["script.py"], {"env": environment(PYTHONPATH="elsewhere")}),
         (["script.py"], {"env": environment(OMP_NUM_THREADS="17")}),
     ],

@@ -6,6 +6,7 @@ the script in a module `__main__`, as `python SCRIPT` does. The server imports n
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import inspect
@@ -40,9 +41,9 @@ _READ_AT_START = (
     "PYTORCH",
     "CUDA",
 )
-_OPTIONS = {"cwd", "env", "stdin", "stdout", "stderr", "text", "start_new_session"}  # of Popen
+_OPTIONS = {"cwd", "env", "stdin", "stdout", "stderr", "text", "start_new_session", "pass_fds"}  # of Popen
 _SET_CHILD_SUBREAPER = 36  # of prctl(2)
-_LONGEST = 1 << 18  # bytes of a request
+_LONGEST, _MOST_FILES = 1 << 18, 16  # bytes and files of a request
 
 
 class Preloaded(subprocess.Popen):
@@ -59,11 +60,13 @@ class Preloaded(subprocess.Popen):
         given = inspect.signature(super()._execute_child).bind(*values).arguments
         files = {0: given["p2cread"], 1: given["c2pwrite"], 2: given["errwrite"]}
         files = {number: file for number, file in files.items() if file != -1}
+        files |= {file: file for file in given["pass_fds"]}
         request = {
             "words": given["args"][1:],
             "cwd": os.path.abspath(given["cwd"] or "."),
             "env": dict(given["env"] or os.environ),
             "new_session": given["start_new_session"],
+            "blocked": list(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
             "files": list(files),
         }
         self.pid = self._server.fork(request, list(files.values()))
@@ -72,14 +75,23 @@ class Preloaded(subprocess.Popen):
 
 
 class Server:
-    """The process that imports PACKAGES. env: its environment."""
+    """A process with PACKAGES that forks.
 
-    def __init__(self, env: dict[str, str]):
-        self._read_at_start = _read_at_start(env)
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection: to it.
+    env: the environment in which it was started.
+    """
+
+    def __init__(self, connection: socket.socket, env: dict[str, str]):
+        self._connection, self._read_at_start = connection, _read_at_start(env)
+
+    @classmethod
+    def start(cls, env: dict[str, str]) -> "Server":
+        """Return a new server. It ends with this process, or with close()."""
+        connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()])
+            subprocess.Popen(command, env=env | {"GOMP_SPINCOUNT": "1000"}, pass_fds=[theirs.fileno()])
+        return cls(connection, env)
 
     def can_start(self, words: list[str], options: dict[str, Any]) -> bool:
         """Return whether a Preloaded with these arguments would be like a real `python *words`."""
@@ -97,12 +109,11 @@ class Server:
         finally:
             _adopt_orphans(False)
         if not pid:
-            raise RuntimeError(f"the server of {__file__} ended with {self._process.wait()}")
+            raise RuntimeError(f"the server of {__file__} has ended")
         return int(pid)
 
     def close(self) -> None:
         self._connection.close()
-        self._process.wait()
 
 
 def _read_at_start(env: dict[str, str]) -> dict[str, str]:
@@ -114,16 +125,18 @@ def _adopt_orphans(adopt: bool) -> None:
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
-def _serve(connection: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request. Return the request in a child, and None when the client has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _load_packages() -> None:
     for package in PACKAGES:
         with contextlib.suppress(ImportError):
             importlib.import_module(package)
     gc.collect()
     gc.freeze()
+
+
+def _serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request. Return the request in a child, and None when the client has ended."""
     while True:
-        content, files, _, _ = socket.recv_fds(connection, _LONGEST, 3)
+        content, files, _, _ = socket.recv_fds(connection, _LONGEST, _MOST_FILES)
         if not content:
             return None
         between = os.fork()
@@ -134,9 +147,8 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
                 connection.close()
                 while os.getppid() == between:
                     time.sleep(0.001)
-                return json.loads(content) | {
-                    "files": dict(zip(json.loads(content)["files"], files, strict=True))
-                }
+                request = json.loads(content)
+                return request | {"files": dict(zip(request["files"], files, strict=True))}
             connection.send(str(pid).encode())
             os._exit(0)
         os.waitpid(between, 0)  # the child of its child is now one of the client
@@ -145,9 +157,13 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
             os.close(file)
 
 
-def _execute(request: dict[str, Any]) -> None:
-    """Execute a script in this process as a new Python would."""
-    for number, file in request["files"].items():
+def _become(request: dict[str, Any]) -> None:
+    """Give this process the files, folder, environment and signals of a new one."""
+    above = max(request["files"].values(), default=0) + max(request["files"], default=0) + 1
+    copies = {number: fcntl.fcntl(file, fcntl.F_DUPFD, above) for number, file in request["files"].items()}
+    for file in request["files"].values():
+        os.close(file)
+    for number, file in copies.items():
         os.dup2(file, number)
         os.close(file)
     if request["new_session"]:
@@ -157,18 +173,56 @@ def _execute(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+
+
+def _fork_server() -> dict[str, Any] | None:
+    """Let this process start processes of its own through a server, forked now: the ranks of a node.
+
+    Return the request in such a process, and None in this one.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        for number in range(3):
+            with open(os.devnull, "r+b") as null:
+                os.dup2(null.fileno(), number)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return _serve(theirs) or sys.exit()
+    theirs.close()
+    server = Server(ours, dict(os.environ))
+    real = subprocess.Popen
+
+    def start(command: Any, **options: Any) -> subprocess.Popen:
+        if command[0] == sys.executable and server.can_start(command[1:], options):
+            return Preloaded(server, command[1:], **options)
+        return real(command, **options)
+
+    subprocess.Popen = start  # type: ignore[assignment, misc]
+    return None
+
+
+def _execute(words: list[str]) -> None:
+    """Execute a script in this process as a new Python would."""
     gc.unfreeze()
-    script, *_ = sys.argv = request["words"]
-    sys.orig_argv = [sys.executable, *sys.argv]
+    sys.argv, sys.orig_argv = list(words), [sys.executable, *words]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__file__ = os.path.abspath(script)
+    main.__file__ = os.path.abspath(words[0])
     sys.path[0] = os.path.dirname(main.__file__)
-    with open(script, "rb") as file:
+    with open(words[0], "rb") as file:
         code = compile(file.read(), main.__file__, "exec")
     exec(code, main.__dict__)
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
-    if request := _serve(socket.socket(fileno=int(sys.argv[1]))):
-        _execute(request)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _load_packages()
+    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    while request:
+        _become(request)
+        words = request["words"]
+        several = any("processes_per_node" in word for word in words) and "RANK" not in os.environ
+        request = _fork_server() if several else None
+        if not request:
+            _execute(words)
