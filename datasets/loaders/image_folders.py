@@ -18,7 +18,7 @@ from datasets.loaders.loader import Loader
 from datasets.loaders.ray import cluster as ray_cluster
 from datasets.sampling import augment, effects
 from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
-from datasets.stores import tiers
+from datasets.stores import forms, tiers
 
 _SYNTHETIC = {"train": 1_281_167, "val": 50_000}  # images of ImageNet
 
@@ -40,7 +40,13 @@ def add_arguments(parser: JobParser) -> None:
     add("--data_backend", default="auto", metavar="NAME", help=f"auto (default): measured; {names}")
     add("-j", "--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
     add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
-    add("--pack", metavar="FOLDER", help="keep decoded images there, made once, and read them")
+    add("--pack", metavar="FOLDER", help="keep images there, made once, and read them")
+    add(
+        "--pack_form",
+        choices=forms.FORMS,
+        default="decoded",
+        help=f"decoded (default): pixels; jpeg: small JPEGs of quality {forms.QUALITY}; encoded: the files",
+    )
     add("--cache", metavar="URL", help="shared by all nodes: redis://[user@]host[:port][,host...], rediss://")
     add(
         "--cache_mode",
@@ -82,6 +88,8 @@ def open_loaders(
     )
     for name in ("pack", "cache_dir"):
         check_folder(f"--{name}", getattr(args, name))
+    if args.pack_form != "decoded" and not args.pack and (args.cache or backend not in backends.CACHED):
+        raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
     rank, world_size = ranks.rank(), ranks.world_size()
     chosen = effects.from_args(args, args.batch_size // world_size)
     if backend == "ray":
@@ -89,7 +97,8 @@ def open_loaders(
         exits.on_success(ray_cluster.leave)
     if backend == "synthetic":
         args.pack = args.cache = None
-    opened = tiers.Stores(args.pack, args.cache, args.cache_mode, backend in backends.CACHED, log.info)
+    is_cached = backend in backends.CACHED
+    opened = tiers.Stores(args.pack, args.cache, args.cache_mode, is_cached, log.info, args.pack_form)
     exits.on_success(opened.close)
     train_index, val_index = _open_indexes(args, log, is_synthetic=backend == "synthetic")
     train_store, val_store = opened.open(train_index), opened.open(val_index)

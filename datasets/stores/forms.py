@@ -1,18 +1,23 @@
 """The forms in which stores keep an image. A sample of one form has the same bits in every store.
 
 "encoded": the bytes of the file. "decoded": its pixels, uint8 RGB [height, width, 3], scaled down so that the
-short side has SHORT_SIDE pixels at most.
+short side has SHORT_SIDE pixels at most. "jpeg": the same pixels as an RGB JPEG of QUALITY, subsampled 4:2:0.
+The bits of "decoded" and "jpeg" may differ between versions of simplejpeg, Pillow and torch.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 from datasets.folders import images
 
-FORMS = ("decoded", "encoded")
+simplejpeg = import_optional("simplejpeg", "images need simplejpeg")
+
+FORMS: tuple[str, ...] = ("decoded", "encoded", "jpeg")
+SIZED: tuple[str, ...] = ("decoded", "encoded")  # the forms whose bytes per sample follow from the index
 SHORT_SIDE = 256
+QUALITY = 90
 
 
 class Sample(NamedTuple):
@@ -21,6 +26,12 @@ class Sample(NamedTuple):
     height: int
     width: int
     content: Any
+
+    def value(self, form: str) -> bytes | np.ndarray:
+        """Return the result of Store.read(): bytes, or if decoded uint8 [height, width, 3] without a copy."""
+        if form == "decoded":
+            return np.frombuffer(self.content, np.uint8).reshape(self.height, self.width, 3)
+        return bytes(self.content)
 
 
 def make(
@@ -53,20 +64,40 @@ def convert(
         from datasets.folders.cut import resized  # imports torch, which takes a second
 
         image = resized(image, height, width, "bicubic")  # sharper: crops of it are enlarged later
+    elif form == "decoded":
+        image = image.copy()  # the scratch memory is used again
+    try:
+        return from_pixels(image, form)
+    except ValueError as error:
+        raise BadInput(f"cannot make a JPEG of {index.path(id)}: {error}") from error
+
+
+def from_pixels(image: np.ndarray, form: str) -> Sample:
+    """Return the sample ("decoded" without a copy, or "jpeg") of an image that has its size already.
+
+    image: uint8 [height, width, 3]. Raises ValueError if a side is too long for a JPEG (65,500 pixels).
+    """
+    height, width = image.shape[:2]
+    if form == "decoded":
         return Sample(height, width, image.reshape(-1))
-    return Sample(height, width, image.tobytes())  # a copy: the scratch memory is used again
+    return Sample(height, width, simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420"))
+
+
+def label(form: str, short_side: int = SHORT_SIDE) -> str:
+    """Return the name of a form with its short side, for example "decoded256"."""
+    return form if form == "encoded" else f"{form}{short_side}"
 
 
 def sizes(
     index: Any, ids: np.ndarray | slice, form: str, short_side: int = SHORT_SIDE
 ) -> tuple[np.ndarray, ...]:
-    """Return the (heights, widths, bytes) of samples, int64 [n] each."""
+    """Return the (heights, widths, bytes) of samples, int64 [n] each. The bytes of a JPEG are 0: unknown."""
     heights, widths = (np.asarray(column[ids], dtype=np.int64) for column in (index.heights, index.widths))
     if form == "encoded":
         return heights, widths, np.asarray(index.bytes[ids], dtype=np.int64)
     scale = np.minimum(1.0, short_side / np.minimum(heights, widths))
     heights, widths = (np.rint(side * scale).astype(np.int64) for side in (heights, widths))
-    return heights, widths, 3 * heights * widths
+    return heights, widths, 3 * heights * widths * (form in SIZED)
 
 
 def size(index: Any, id: int, form: str, short_side: int = SHORT_SIDE) -> tuple[int, int, int]:
@@ -77,4 +108,4 @@ def size(index: Any, id: int, form: str, short_side: int = SHORT_SIDE) -> tuple[
     scale = short_side / min(height, width)
     if scale < 1:
         height, width = round(height * scale), round(width * scale)
-    return height, width, 3 * height * width
+    return height, width, 3 * height * width * (form in SIZED)

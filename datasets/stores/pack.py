@@ -1,9 +1,9 @@
-"""Packs: a data set in memory-mapped files that all processes of a node share, decoded or encoded.
+"""Packs: a data set in memory-mapped files that all processes of a node share, in one of the forms.
 
 A pack is a folder of Arrow IPC files of 512 samples each and meta.json. The columns are height and width
 (uint32, pixels), crc32 (uint32, of the content) and content (large_binary): the pixels uint8 [height, width,
-3] or the encoded bytes. Arrow files are mapped without a copy. Unlike LMDB files, they can be opened twice
-and survive a fork. tests/benchmarks/containers.py compares both with a plain mapped file.
+3] or encoded bytes of any length. Arrow files are mapped without a copy. Unlike LMDB files, they can be
+opened twice and survive a fork. tests/benchmarks/containers.py compares both with a plain mapped file.
 """
 
 import concurrent.futures
@@ -24,7 +24,7 @@ from common.exits import BadInput, import_optional
 from common.files import locked, open_atomic, sweep, write_atomic
 from common.platforms import available_cores
 from datasets.stores import forms, pack_lease
-from datasets.stores.forms import FORMS, SHORT_SIDE, Sample
+from datasets.stores.forms import FORMS, QUALITY, SHORT_SIDE, Sample
 from datasets.stores.object_store import origin
 from datasets.stores.store import Store
 
@@ -49,7 +49,7 @@ class PackStore(Store):
             raise BadInput(f"{path} is no finished pack of version {_VERSION}: build it again")
         if found := damage(path, self.meta):
             raise BadInput(f"the pack {path} is damaged: {found}; delete it, and build it again")
-        self.form = self.meta["form"]
+        self.form, self.short_side = self.meta["form"], self.meta["short_side"] or SHORT_SIDE
         if self.meta["fingerprint"] != index.fingerprint:
             raise BadInput(
                 f"the pack {path} holds another data set: its fingerprint is {self.meta['fingerprint']}, "
@@ -59,7 +59,7 @@ class PackStore(Store):
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples; pixels without a copy."""
-        return [self._content(self._intact(id)) for id in np.asarray(ids).tolist()]
+        return [self._intact(id).value(self.form) for id in np.asarray(ids).tolist()]
 
     def sample(self, id: int) -> Sample:
         """Return the stored sample without a copy or a check."""
@@ -82,19 +82,15 @@ class PackStore(Store):
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_parts": {}}
 
-    def _content(self, sample: Sample) -> bytes | np.ndarray:
-        if self.form == "encoded":
-            return bytes(sample.content)
-        return np.frombuffer(sample.content, np.uint8).reshape(sample.height, sample.width, 3)
-
     def _intact(self, id: int) -> Sample:
         """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad."""
         with contextlib.suppress(BadInput, LookupError, ValueError):
             height, width, checksum, content = self._sample(id)
             if self._checked[id]:
                 return Sample(height, width, content)
-            size = forms.size(self.index, id, self.form, self.meta["short_side"] or SHORT_SIDE)
-            if (height, width, len(content)) == size and zlib.crc32(content) == checksum:
+            rows, columns, length = forms.size(self.index, id, self.form, self.short_side)
+            length = length or max(1, len(content))  # of a JPEG it is not known
+            if (height, width, len(content)) == (rows, columns, length) and zlib.crc32(content) == checksum:
                 self._checked[id] = 1
                 return Sample(height, width, content)
         if not self._said:
@@ -106,7 +102,7 @@ class PackStore(Store):
                 flush=True,
             )
         files = origin(self.index, verified=True)
-        return forms.make(files, id, self.form, self.meta["short_side"] or SHORT_SIDE)
+        return forms.make(files, id, self.form, self.short_side)
 
     def _sample(self, id: int) -> tuple[int, int, int, Any]:
         """Return (height, width, crc32, content: uint8 [bytes])."""
@@ -130,10 +126,9 @@ def build(
 ) -> PackStore:
     """Return the pack in the folder `path`. Build it if it is missing or holds another data set or form.
 
-    form: "decoded" scales images down to a short side of at most short_side pixels; "encoded" keeps the
-        files' bytes.
+    form: of datasets/stores/forms.py. short_side: pixels to which "decoded" and "jpeg" scale images down.
     threads: that read and decode (default: 2 per core).
-    source: a Tiers of this form to read samples from (default: the files).
+    source: a Tiers of decoded samples to make "decoded" or "jpeg" from (default: the files).
     room: returns the bytes that the pack may still take (default: the free bytes of the disk).
     named: the user named the path, so the pack stays.
 
@@ -143,7 +138,9 @@ def build(
     if form not in FORMS:
         raise BadInput(f"form {form!r} is none of {', '.join(FORMS)}")
     wanted = {"version": _VERSION, "fingerprint": index.fingerprint, "form": form, "count": len(index)}
-    wanted["short_side"] = short_side if form == "decoded" else 0
+    wanted["short_side"] = 0 if form == "encoded" else short_side
+    if form == "jpeg":
+        wanted["quality"] = QUALITY
     try:
         if not _is_there(path, wanted):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -182,15 +179,14 @@ def damage(path: str, meta: dict) -> str | None:
 
 def place(folder: str, index: Any, form: str = "decoded", short_side: int = SHORT_SIDE) -> str:
     """Return the path of a pack in a folder of packs. It differs for each data set, form and short side."""
-    kind = "-encoded" if form == "encoded" else "" if short_side == SHORT_SIDE else f"-{form}{short_side}"
+    kind = "" if (form, short_side) == ("decoded", SHORT_SIDE) else f"-{forms.label(form, short_side)}"
     return os.path.join(folder, f"{index.split}-{index.fingerprint[:12]}{kind}.pack")
 
 
 def size_of(index: Any, form: str, short_side: int) -> int:
-    """Return the approximate size of a pack in bytes."""
-    if form == "encoded":
-        return int(index.bytes.sum(dtype=np.int64))
-    return int(forms.sizes(index, slice(None), form, short_side)[2].sum())
+    """Return the approximate size of a pack in bytes. JPEGs are taken to have 3 bits per pixel."""
+    heights, widths, lengths = forms.sizes(index, slice(None), form, short_side)
+    return int(lengths.sum() if form in forms.SIZED else (heights * widths * 3 // 8).sum())
 
 
 def _fill(
@@ -230,8 +226,7 @@ def _fill(
 
     def copy(id: int, content: bytes | np.ndarray) -> Sample:
         assert source
-        image = source.decode(id, content)
-        return Sample(image.shape[0], image.shape[1], image.reshape(-1))
+        return forms.from_pixels(source.decode(id, content), wanted["form"])
 
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
         for done, part in enumerate(missing):
@@ -282,8 +277,8 @@ def _mapped(path: str) -> tuple[np.ndarray, ...]:
 
 
 def described(path: str) -> dict:
-    """Return meta.json of a pack: version, fingerprint, form, count, short_side, whole, and sizes (bytes of
-    each part) if it is complete; {} if the file is missing or not valid."""
+    """Return meta.json of a pack: version, fingerprint, form, count, short_side, quality (of JPEGs), whole,
+    and sizes (bytes of each part) if it is complete; {} if the file is missing or not valid."""
     try:
         with open(os.path.join(path, META), encoding="utf-8") as file:
             meta = json.load(file)

@@ -9,21 +9,23 @@ import numpy as np
 
 from common.exits import BadInput
 from datasets.folders import images
+from datasets.stores.forms import SHORT_SIDE
 
 
 class Store:
     """The samples of a data set, by id. Threads may share it; it can be pickled and survives a fork.
 
-    index: an ImageFolderIndex. form: of the samples that read() returns, "encoded" or "decoded". is_remote:
+    index: an ImageFolderIndex. form, short_side: of the samples that read() returns, see forms.py. is_remote:
     reading waits for a network, so engines request a whole batch in advance.
     """
 
     index: Any
     form = "encoded"
+    short_side = SHORT_SIDE
     is_remote = False
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
-        """Return the samples: the bytes of a file, or pixels uint8 [height, width, 3], which are read-only.
+        """Return the samples: bytes of a file or a JPEG, or read-only pixels uint8 [height, width, 3].
 
         Pixels may be fewer than in the index. ids: int64 [n]. Raises BadInput if a sample cannot be read.
         """
@@ -37,13 +39,13 @@ class Store:
         if isinstance(content, np.ndarray):
             return content
         try:
-            return images.decode(content, bool(self.index.plain[id]), scratch)
+            return images.decode(content, self._is_plain(id), scratch)
         except images.BadImage as error:
             raise BadInput(f"cannot decode {self.index.path(id)}: {error}") from error
 
     def portable(self, id: int, content: bytes) -> bytes:
-        """Return a file's bytes for another decoder, as a plain PNG if the image is not plain."""
-        return content if self.index.plain[id] else images.normalised(content)
+        """Return encoded bytes for another decoder, as a plain PNG if the image is not plain."""
+        return content if self._is_plain(id) else images.normalised(content)
 
     def image(self, id: int) -> np.ndarray:
         """Read and decode one sample."""
@@ -51,6 +53,9 @@ class Store:
 
     def close(self) -> None:
         """Release the resources of the store."""
+
+    def _is_plain(self, id: int) -> bool:
+        return self.form == "jpeg" or bool(self.index.plain[id])
 
 
 class Threads:

@@ -80,6 +80,7 @@ class Stores:
     mode: one of MODES.
     local: if folder and cache are None, use a pack in the node's memory or on its disk.
     log: called with one line of text.
+    form: of the packs. A shared cache has the form of its URL.
     Raises BadInput if an argument is wrong, and as the stores do.
     """
 
@@ -90,8 +91,9 @@ class Stores:
         mode: str,
         local: bool,
         log: Callable[[str], None] = print,
+        form: str = "decoded",
     ):
-        self.folder, self.mode, self.local, self._log = folder, mode, local, log
+        self.folder, self.mode, self.local, self._log, self.form = folder, mode, local, log, form
         self._servers, self._opened, self._known = None, [], {}
         if cache:
             from datasets.stores.shared import address
@@ -115,9 +117,10 @@ class Stores:
             if self.mode == "offline" and cached.is_empty():
                 self._log(f"the cache holds nothing of {cached.name}: --cache_mode offline needs a preload")
         if self.folder:
-            tiers = source if source is not files and source.form == "decoded" else None
+            tiers = source if source.form == "decoded" and self.form != "encoded" else None
             try:
-                return self._kept(pack.build(index, pack.place(self.folder, index), source=tiers))
+                path = pack.place(self.folder, index, self.form)
+                return self._kept(pack.build(index, path, self.form, source=tiers))
             except BadInput as error:
                 if not self._servers:
                     raise
@@ -125,7 +128,7 @@ class Stores:
         elif self.local and not self._servers:
             from datasets.stores.local import Local
 
-            return self._kept(Local(index, self.mode, self._log)).store or files
+            return self._kept(Local(index, self.mode, self._log, form=self.form)).store or files
         return source
 
     def close(self) -> None:

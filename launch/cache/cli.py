@@ -61,13 +61,13 @@ def main(argv: list[str]) -> int:
 
 
 def preload(place: Place, args: argparse.Namespace) -> int:
-    node, nodes = _share(place, args)
+    form, (node, nodes) = _form(place, args), _share(place, args)
     code = 0
     for index in _load_indexes(args):
         ids = _part(index, node, nodes)
         share = f", {len(ids)} of them by node {node} of {nodes}" if nodes > 1 else ""
         print(f"{index.split}: {len(index)} samples{share}", flush=True)
-        there = place.preload(index, args.form or place.form, args.short_side, args.workers, ids)
+        there = place.preload(index, form, args.short_side, args.workers, ids)
         line = f"{index.split}: {there} of {len(ids)} samples are stored"
         if there < len(ids):
             line, code = f"{line}, {len(ids) - there} are not: the servers are full", 1
@@ -76,10 +76,11 @@ def preload(place: Place, args: argparse.Namespace) -> int:
 
 
 def check(place: Place, args: argparse.Namespace) -> int:
+    form = _form(place, args)
     node, nodes = (args.node or 0, args.nodes or 1) if place.shared else _share(place, args)
     found = []
     for index in _load_indexes(args):
-        ids, form = _part(index, node, nodes), args.form or place.form
+        ids = _part(index, node, nodes)
         found.append(checks.check(place, index, ids, form, args.short_side, args.workers))
         if not args.json:
             checks.describe(found[-1])
@@ -191,6 +192,14 @@ def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderInde
         return [train]
     val = load("val", train.classes)
     return [val] if args.split == "val" else [train, val]
+
+
+def _form(place: Place, args: argparse.Namespace) -> str:
+    """Return --form or the default of the place. Raises BadInput if the place cannot hold that form."""
+    form = args.form or place.form
+    if form not in place.forms:
+        raise BadInput(f"--form {form} is for folders of packs; expected {' or '.join(place.forms)} here")
+    return form
 
 
 def _share(place: Place, args: argparse.Namespace) -> tuple[int, int]:

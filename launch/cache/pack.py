@@ -11,7 +11,7 @@ import numpy as np
 
 from common.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
-from datasets.stores import pack, pack_lease
+from datasets.stores import forms, pack, pack_lease
 from launch.cache.check import DAMAGED, MISSING
 from launch.cache.sets import DataSet, Read, Room
 
@@ -19,7 +19,7 @@ from launch.cache.sets import DataSet, Read, Room
 class Packs:
     """A folder of packs. say: called with one line to print."""
 
-    shared, form = False, "decoded"
+    shared, form, forms = False, "decoded", forms.FORMS
 
     def __init__(self, folder: str, say: Callable[[str], object]):
         self.folder, self._say = os.path.abspath(folder), say
@@ -51,7 +51,10 @@ class Packs:
             found: list[bytes | np.ndarray | str] = []
             for id in ids.tolist():
                 try:
-                    found.append(_content(store, id) if store else DAMAGED if wrong else MISSING)
+                    if store:
+                        found.append(store.sample(id).value(form))
+                    else:
+                        found.append(DAMAGED if wrong else MISSING)
                 except (BadInput, LookupError, ValueError):
                     found.append(DAMAGED)
             return found
@@ -96,13 +99,6 @@ class Packs:
         return pack.place(self.folder, index, form, short_side)
 
 
-def _content(store: pack.PackStore, id: int) -> bytes | np.ndarray:
-    height, width, content = store.sample(id)
-    if store.form == "encoded":
-        return bytes(content)
-    return np.frombuffer(content, np.uint8).reshape(height, width, 3)
-
-
 def _data_set(path: str, meta: dict) -> DataSet:
     """Describe a pack. Raises FileNotFoundError if it is being deleted."""
     name = os.path.basename(path)
@@ -111,7 +107,7 @@ def _data_set(path: str, meta: dict) -> DataSet:
     sizes = [entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".arrow")]
     if not meta:  # its meta.json cannot be read; listed, so that `rm` can delete it
         return DataSet(name, "", split, "?", 0, 0, sum(sizes), "damaged", users, {})
-    form = meta["form"] + (str(meta["short_side"]) if meta["form"] == "decoded" else "")
+    form = forms.label(meta["form"], meta["short_side"])
     mode = "damaged" if pack.damage(path, meta) else "offline" if meta["whole"] else "unfinished"
     there = meta["count"] if mode == "offline" else min(meta["count"], len(sizes) * pack.TOGETHER)
     return DataSet(name, meta["fingerprint"], split, form, meta["count"], there, sum(sizes), mode, users, {})

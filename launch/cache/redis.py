@@ -38,6 +38,7 @@ class Shared:
     """
 
     shared = True  # nodes share the servers: each can fill a part
+    forms = forms.SIZED  # the size of a value shows whether it is complete
 
     def __init__(self, url: str, log: Callable[[str], None]):
         self._log, self._opened = log, False

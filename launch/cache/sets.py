@@ -54,11 +54,13 @@ class Room(NamedTuple):
 class Place(Protocol):
     """A cache: the packs in a folder (pack.py) or the servers of a URL (redis.py).
 
-    shared: whether nodes share it, so that each can fill a part. form: "encoded" or "decoded" by default.
+    shared: whether nodes share it, so that each can fill a part. form: the default. forms: those that it
+    holds.
     """
 
     shared: bool
     form: str
+    forms: tuple[str, ...]
 
     def close(self) -> None: ...
 

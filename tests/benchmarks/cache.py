@@ -191,18 +191,18 @@ def main(arguments=None) -> None:
         write_images(f"{folder}/images", args.images)
         index = image_folder.load(f"{folder}/images", "train", f"{folder}/cache")
         files = FileStore(index)
-        packs = {form: pack.build(index, f"{folder}/{form}", form) for form in forms.FORMS}
+        packs = {form: pack.build(index, f"{folder}/{form}", form) for form in forms.SIZED}
         server = stack.enter_context(RedisServer(folder))
         stopped = stack.enter_context(RedisServer(folder))
         dead = RedisServer(folder)
         tiers = {}
         for name, where in (("redis", server), ("stopped", stopped), ("dead", dead)):
-            for form in forms.FORMS:
+            for form in forms.SIZED:
                 found = servers.Servers(address.parse(where.url(tail=f"?form={form}")), said.append)
                 tiers[name, form] = Tiers(RedisStore(found, index, "offline"), files)
                 stack.callback(found.close)
                 stack.callback(tiers[name, form].close)
-        for form in forms.FORMS:
+        for form in forms.SIZED:
             store = tiers["redis", form].cache
             store.lease.announce("offline")
             store.put(range(len(index)), [packs[form].sample(id) for id in range(len(index))])

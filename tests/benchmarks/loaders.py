@@ -26,6 +26,7 @@ their median and range over the rounds. How much of the CPU other processes had 
 What to know of the rows:
 
 - "threads" and "pack" are ours; rows that end in "plain" resize without antialiasing.
+- "pack-jpeg" is ours, too: JPEGs of quality 90 whose shorter side has 256 pixels. What it reads is printed.
 - FFCV encodes its JPEGs anew, so they have fewer bytes than the files that others read (what it reads is
   printed), and always averages over areas. Its raw images have 256 pixels on the longer side, those of our
   pack on the shorter one.
@@ -214,7 +215,7 @@ class Ours(Row):
         index = image_folder.load(os.path.join(self.folder, "images"), "train", cache)
         path = os.path.join(self.folder, f"{form}.pack")
         store = pack.build(index, path, form) if form else FileStore(index)
-        self.reads = form and pack.size_of(index, form, 256) / len(index)
+        self.reads = sum(store.meta["sizes"]) / len(index) if form else None
         plan = Plan(index, BatchSampler(len(index), BATCH, 0), random_resized_crop, SIDE)
         self.loader = backends.build(backend, store, plan, torch.device("cpu"), WORKERS, antialias)
         self.epoch, self.uint8 = 0, uint8
@@ -461,6 +462,11 @@ ROWS = {  # name -> what it is, how it is made
     "threads": (f"{OURS} files", partial(Ours, backend="threads")),
     "threads-plain": (f"{OURS} files, plain resize", partial(Ours, backend="threads", antialias=False)),
     "threads-encoded-pack": (f"{OURS} a pack of JPEGs", partial(Ours, backend="threads", form="encoded")),
+    "pack-jpeg": (f"{OURS} a pack, small JPEGs", partial(Ours, backend="threads", form="jpeg")),
+    "pack-jpeg-uint8": (
+        f"{OURS} a pack, small JPEGs, uint8",
+        partial(Ours, backend="threads", form="jpeg", uint8=True),
+    ),
     "pack": (f"{OURS} a decoded pack", partial(Ours, backend="threads", form="decoded")),
     "pack-uint8": (
         f"{OURS} a decoded pack, uint8",
@@ -517,6 +523,9 @@ FIGURES = [
     Figure("decoded pack, uint8 / DALI CPU (float32)", "pack-uint8", "dali-reader", both(10)),
     Figure("decoded pack, uint8 / DALI CPU, uint8", "pack-uint8", "dali-reader-uint8", both(None)),
     Figure("threads from JPEG / FFCV JPEG", "threads", "ffcv-jpeg", both(1.5)),
+    Figure("pack, small JPEGs / torchvision", "pack-jpeg", "torchvision", both(None)),
+    Figure("pack, small JPEGs / threads from JPEG", "pack-jpeg", "threads", both(2.3)),
+    Figure("pack, small JPEGs / FFCV JPEG", "pack-jpeg", "ffcv-jpeg", both(1.5)),
     Figure("decoded pack / FFCV raw 256, uint8", "pack-uint8", "ffcv-raw-uint8", both(2.5)),
     Figure("decoded pack / FFCV raw 256, float32", "pack", "ffcv-raw", both(2.0)),
     Figure("DALI CPU through our plan / its own reader", "dali", "dali-reader", both(1.0)),

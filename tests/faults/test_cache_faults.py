@@ -93,7 +93,7 @@ def test_the_same_data_under_every_fault(seed, tmp_path, index, uncached, monkey
         servers, "_WORTH", 1
     )  # otherwise a server that is stopped repeatedly is no longer used
     draw = random.Random(seed)
-    form = forms.FORMS[seed % 2]
+    form = forms.SIZED[seed % 2]
     names = ["kspeed", "pytorch", *([] if backends.reasons(CPU)["dali"] else ["dali-kspeed"])]
     expected = {}
     for backend in names:

@@ -91,6 +91,26 @@ def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_p
     assert [line["step"] for line in records(tmp_path / "both") if "val_acc" in line] == [10, 20]
 
 
+def test_small_jpegs_train_and_resume(generated, tmp_path):
+    """A run from a pack of JPEGs that was killed: the receipt of a whole run from the files."""
+    arguments = ("--epochs=2", "--lr=0.01", "--training_only", "--data_backend=threads", "--save_every=4")
+    small = (f"--pack={tmp_path / 'packs'}", "--pack_form=jpeg")
+    run(*job(generated, tmp_path / "whole", *arguments))
+    killed = start(*job(generated, tmp_path / "killed", *arguments, *small))
+    for line in killed.stdout:
+        if line.startswith("epoch=1 step=6 "):
+            killed.kill()
+            break
+    finish(killed, -signal.SIGKILL)
+    [made] = (tmp_path / "packs").glob("*-jpeg256.pack")
+    parts = {part: part.stat().st_mtime_ns for part in made.glob("*.arrow")}
+    printed = run(*job(generated, tmp_path / "killed", *arguments, *small)).stdout
+    assert "resumed from" in printed and "packing" not in printed
+    assert parts and {part: part.stat().st_mtime_ns for part in made.glob("*.arrow")} == parts
+    one, other = ((tmp_path / name / receipt.FILE).read_bytes() for name in ("whole", "killed"))
+    assert one == other
+
+
 NO_COMPILER = """
 import runpy, sys, torch
 def fail(*_, **__): raise RuntimeError("no compiler\\nhere")
@@ -208,6 +228,9 @@ def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
     (["--cache=redis://me:word@host"], "a password does not belong into the URL"),
     (["--pack={file}/packs"], "--pack {file}/packs cannot be written: {file}"),
     (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs is a URL"),
+    (["--pack_form=jpeg"], "--pack_form jpeg: there is no pack; name its folder with --pack"),
+    (["--pack_form=jpeg", "--data_backend=kspeed", "--cache=redis://host"], "there is no pack; name its"),
+    (["--cache=redis://host?form=jpeg"], "form=decoded|encoded are valid after the question mark"),
     (["--cache_dir={file}"], "--cache_dir {file} cannot be written: {file}"),
     (["--accumulate=5"], "--accumulate 5 does not divide the 64 samples"),
     (["--first_image_size=64"], "--first_image_size 64 exceeds --image_size 32"),

@@ -18,6 +18,7 @@ from common.exits import BadInput, import_optional
 from datasets.loaders.engines.reader import Reader
 from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan
+from datasets.stores import forms
 from datasets.stores.store import Store
 
 DALI = "nvidia-dali-cuda120"  # the package's name for pip
@@ -130,7 +131,7 @@ class Dali:
     def _prepared(self, id: int, content: bytes | np.ndarray) -> np.ndarray:
         if self.store.form == "decoded":
             return self.store.decode(id, content)
-        assert not isinstance(content, np.ndarray)  # the store's form is "encoded"
+        assert not isinstance(content, np.ndarray)  # the store's form is "encoded" or "jpeg"
         return np.frombuffer(self.store.portable(id, content), np.uint8)
 
     def _source(self) -> tuple:
@@ -140,8 +141,9 @@ class Dali:
         crops = batch.crops
         anchors = np.stack([crops.top, crops.left], axis=1)
         shapes = np.stack([crops.height, crops.width], axis=1)
-        if self.store.form == "decoded":
-            stored = np.array([content.shape[:2] for content in contents])
+        if self.store.form != "encoded":
+            store = self.store
+            stored = np.stack(forms.sizes(store.index, batch.ids, store.form, store.short_side)[:2], axis=1)
             scale = stored[:, :1] / self.store.index.heights[batch.ids][:, None]
             anchors = np.minimum(np.rint(anchors * scale).astype(np.int64), stored - 1)
             shapes = np.clip(np.rint(shapes * scale).astype(np.int64), 1, stored - anchors)

@@ -16,7 +16,7 @@ import urllib.parse
 from typing import NamedTuple
 
 from common.exits import BadInput
-from datasets.stores.forms import FORMS
+from datasets.stores.forms import SIZED
 
 PASSWORD, PASSWORD_FILE, CA = "BOOTFILE_CACHE_PASSWORD", "BOOTFILE_CACHE_PASSWORD_FILE", "BOOTFILE_CACHE_CA"
 _PORT = 6379
@@ -81,10 +81,10 @@ def parse(text: str) -> Address:
     where = f"--cache {','.join(named(*each) for each in hosts)}"
     query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(tail).query, keep_blank_values=True))
     form = query.get("form", "decoded")
-    if query.keys() - {"ca", "form"} or form not in FORMS:
+    if query.keys() - {"ca", "form"} or form not in SIZED:
         wrong = [key for key in re.findall(r"[?&]([a-z_]+)=[^&]", tail) if key != "ca"]
         raise BadInput(
-            f"{where}: only ca=FILE and form={'|'.join(FORMS)} are valid after the question mark"
+            f"{where}: only ca=FILE and form={'|'.join(SIZED)} are valid after the question mark"
             + (f", not this value of {', '.join(wrong)}=" if wrong else "")
         )
     ca = query.get("ca") or os.environ.get(CA)

@@ -43,7 +43,7 @@ class RedisStore:
     index: an image_folder.ImageFolderIndex.
     mode: "active" puts missing samples, and the last job that closes deletes the data set; "offline" reads a
         preloaded data set, which stays; "" neither puts nor holds a lease (for tools).
-    form: of the samples (None: the form of the address).
+    form: of the samples, one of forms.SIZED (None: the form of the address).
     reads: SharedCounts, to which hits, misses, bad and errors are also added.
     `counts`: hits, misses, bad, errors and put of this process so far.
     """
@@ -59,8 +59,7 @@ class RedisStore:
         self.servers, self.index, self.mode, self.reads = servers, index, mode, reads
         self._owner: int | None = os.getpid()
         self.form = form or servers.address.form
-        label = self.form if self.form == "encoded" else f"{self.form}{forms.SHORT_SIDE}"
-        self.name = f"{index.fingerprint}:{label}"
+        self.name = f"{index.fingerprint}:{forms.label(self.form)}"
         title = f"{os.path.basename(index.root)}/{index.split}"
         self.lease = leases.Lease(servers, self.name, len(index), mode, title)
         self._renew()
@@ -238,9 +237,7 @@ class RedisStore:
         checksum = zlib.crc32(content, self._seed(id, height, width, size))
         if value[: _HEADER.size] != _HEADER.pack(_MAGIC, height, width, size, checksum):
             return None
-        if self.form == "encoded":
-            return bytes(content)
-        return np.frombuffer(content, np.uint8).reshape(height, width, 3)
+        return Sample(height, width, content).value(self.form)
 
     def _key(self, id: int) -> bytes:
         return leases.sample_key(self.servers, self.name, int(id))

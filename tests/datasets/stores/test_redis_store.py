@@ -46,7 +46,7 @@ def index(tmp_path_factory):
 def made(index):
     """form -> the samples of the files, by id."""
     files = FileStore(index)
-    return {form: [forms.make(files, id, form) for id in range(len(index))] for form in forms.FORMS}
+    return {form: [forms.make(files, id, form) for id in range(len(index))] for form in forms.SIZED}
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,7 @@ def test_addresses(tmp_path):
     ("redis://a:99999", "number 1 .* not host"), ("redis://u@a:1,redis://v@b:2", "several users"),
     ("redis://a?forms=encoded", "a:6379: only ca=.* not this value of forms="),
     ("redis://a?form=raw", "not this value of form="),
+    ("redis://a?form=jpeg", r"form=decoded\|encoded are valid .* not this value of form="),
     ("redis://a?ca=/not/there", "/not/there does not exist"),
     ("redis://a/0/x/y", "after the hosts"), ("redis://a/a{b}", "after the hosts"),
 ])  # fmt: skip
@@ -146,7 +147,7 @@ def test_groups_of_keys_lie_evenly_in_a_cluster():
 
 
 @needed
-@pytest.mark.parametrize("form", forms.FORMS)
+@pytest.mark.parametrize("form", forms.SIZED)
 def test_what_was_put_comes_back(form, empty, index, made):
     with Opened(empty.url(tail=f"?form={form}"), index) as opened:
         store, samples = opened.store, made[form]
@@ -186,7 +187,7 @@ def damages(value: bytes, other: bytes):
 
 
 @needed
-@pytest.mark.parametrize("form", forms.FORMS)
+@pytest.mark.parametrize("form", forms.SIZED)
 def test_a_damaged_value_is_a_miss_and_counted(form, empty, index, made):
     client, samples = empty.client(), made[form]
     with Opened(empty.url(tail=f"?form={form}"), index) as opened:

@@ -104,7 +104,7 @@ def planned(index, epoch=1) -> torch.Tensor:
 
 
 @needed
-@pytest.mark.parametrize("form", forms.FORMS)
+@pytest.mark.parametrize("form", forms.SIZED)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_same_bits_with_and_without_a_cache(backend, form, empty, index, uncached, monkeypatch):
     """In the epoch that fills it, and in the one that is fed by it."""
@@ -246,6 +246,23 @@ def test_a_pack_is_filled_from_the_cache(empty, index, uncached, tmp_path):
 
 
 @needed
+def test_a_pack_of_jpegs_is_filled_from_decoded_samples(empty, index, tmp_path):
+    """They have the bits of those that are made from the files."""
+    expected = pack.build(index, str(tmp_path / "expected"), "jpeg")
+    with opened(empty.url(), index, "offline") as (tiers, _):
+        tiers.cache.lease.announce("offline")
+        tiers.cache.put(range(40), [forms.make(tiers.files, id, "decoded") for id in range(40)])
+        stores = Stores(str(tmp_path / "packs"), empty.url(), "active", False, form="jpeg")
+        store = stores.open(index)
+        assert store.form == "jpeg" and store.path == pack.place(str(tmp_path / "packs"), index, "jpeg")
+        for id in range(len(index)):
+            assert bytes(store.sample(id).content) == bytes(expected.sample(id).content)
+        stores.close()
+        counts = leases.held(tiers.cache.servers)[0].counts
+        assert counts["hits"] == 40
+
+
+@needed
 def test_where_a_pack_has_no_room_the_cache_is_used(empty, index, tmp_path):
     said = []
     (tmp_path / "packs").write_text("no folder")
@@ -286,6 +303,15 @@ def test_a_pack_on_the_node_goes_with_the_last_one(index, uncached, tmp_path):
     for mode in ("offline", "active", "active"):  # made to stay, it stays
         local.Local(index, mode, print, places=places).close()
         assert [path for path in folder.iterdir() if path.suffix == ".pack"]
+
+
+def test_a_pack_of_jpegs_on_the_node(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "PLACES", (str(tmp_path),))
+    stores = Stores(None, None, "active", True, form="jpeg")
+    store = stores.open(index)
+    assert store.form == "jpeg" and store.image(0).shape == (240, 320, 3)
+    stores.close()
+    assert not list(tmp_path.glob("*/*"))
 
 
 def test_a_pack_that_a_killed_process_left_is_used_and_taken_away(index, tmp_path):

@@ -113,8 +113,9 @@ class Opened:
 
 
 @needed
-@pytest.mark.parametrize("form", forms.FORMS)
-@pytest.mark.parametrize("kind", ["pack", "redis"])
+@pytest.mark.parametrize(
+    "kind, form", [*(("pack", form) for form in forms.FORMS), *(("redis", form) for form in forms.SIZED)]
+)
 def test_from_preload_to_rm(kind, form, images, cache_dir, empty, launch, tmp_path):
     to = tmp_path / "packs" if kind == "pack" else empty.url()
     code, printed = launch("preload", to, images, "--form", form)
@@ -131,7 +132,7 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty, launch, tmp_pa
         "val: 12 of 12 samples are stored and equal to the files",
     ]
     code, printed = launch("ls", to)
-    label = form if form == "encoded" else "decoded256"
+    label = {"encoded": "encoded", "decoded": "decoded256", "jpeg": "jpeg256"}[form]
     assert code == 0
     assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +0$", printed, re.M)) == 2
     prints = [loaded(images, cache_dir, split).fingerprint for split in ("train", "val")]
@@ -142,7 +143,7 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty, launch, tmp_pa
             assert each["there"] == each["samples"] and each["users"] == [] and each["hit_rate"] is None
         assert found["room"][0]["used"] > 0
     assert "40 of 40 samples" in launch("stat", to)[1]
-    other = next(each for each in forms.FORMS if each != form)
+    other = next(each for each in forms.SIZED if each != form)
     code, printed = launch("check", to, images, "--form", other)
     assert code == 1 and len(re.findall("^missing: /", printed, re.M)) == 20 + 12
     assert "missing: and 20 more" in printed and "train: 0 of 40 samples" in printed
@@ -151,6 +152,14 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty, launch, tmp_pa
     assert launch("rm", to, None, "--all")[0] == 0
     assert len(launch("ls", to)[1].splitlines()) == 1
     assert not list(to.iterdir()) if kind == "pack" else empty.client().dbsize() == 0
+
+
+@needed
+@pytest.mark.parametrize("verb", ["preload", "check"])
+def test_servers_hold_no_jpegs(verb, images, empty, launch):
+    """It is refused before the images are scanned."""
+    with pytest.raises(BadInput, match=r"--form jpeg .* expected decoded or encoded here"):
+        launch(verb, empty.url(), images / "missing", "--form", "jpeg")
 
 
 def test_class_folders_alone_are_divided_as_in_a_job(images, cache_dir, launch, tmp_path):

@@ -1,0 +1,199 @@
+"""Packs of small JPEGs: their geometry, pixels and bytes, and how they are built, resumed and mended."""
+
+import io
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, JpegImagePlugin
+from sklearn.datasets import load_sample_images
+
+from common.exits import BadInput
+from datasets.folders import image_folder
+from datasets.loaders import backends
+from datasets.sampling.augment import random_resized_crop
+from datasets.sampling.sampler import BatchSampler, Plan
+from datasets.stores import forms, pack
+from datasets.stores.files import FileStore
+from tests.conftest import finish, start
+
+KINDS = {  # name of a file -> mode, options of Pillow
+    "photograph.jpg": ("RGB", {"quality": 95}),
+    "grey.jpg": ("L", {"quality": 95}),
+    "cmyk.jpg": ("CMYK", {"quality": 95}),
+    "palette.png": ("P", {}),
+    "alpha.png": ("RGBA", {}),
+    "turned.jpg": ("RGB", {"quality": 95, "orientation": 6}),
+    "small.jpg": ("RGB", {"quality": 95, "size": (97, 61)}),
+    "even.jpg": ("RGB", {"quality": 95, "size": (512, 384)}),
+}
+DIFFERENCE = 3.5  # mean of |jpeg - decoded|, of 255, for one photograph; guides/caches.md has it
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """Two photographs of each kind."""
+    root = tmp_path_factory.mktemp("images")
+    for number, pixels in enumerate(load_sample_images().images):
+        (root / "train" / f"class_{number}").mkdir(parents=True)
+        for name, (mode, options) in KINDS.items():
+            options = dict(options)
+            image = Image.fromarray(pixels).resize(options.pop("size", (640, 427))).convert(mode)
+            if turned := options.pop("orientation", None):
+                exif = options["exif"] = Image.Exif()
+                exif[0x0112] = turned
+            image.save(root / "train" / f"class_{number}" / name, **options)
+    return image_folder.load(str(root), "train", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def packs(index, tmp_path_factory):
+    root = tmp_path_factory.mktemp("packs")
+    return {form: pack.build(index, pack.place(str(root), index, form), form) for form in forms.FORMS}
+
+
+def names(index) -> list[str]:
+    return [os.path.basename(index.path(id)) for id in range(len(index))]
+
+
+def made_of_file(index, id) -> bytes:
+    return forms.make(FileStore(index), id, "jpeg").content
+
+
+def test_every_kind_becomes_an_rgb_jpeg_of_the_decoded_size(index, packs):
+    assert packs["jpeg"].meta | {"short_side": 256, "quality": 90, "form": "jpeg"} == packs["jpeg"].meta
+    assert {packs["jpeg"].image(id).shape for id in range(len(index))} == {
+        (256, 384, 3), (384, 256, 3), (61, 97, 3), (256, 341, 3),
+    }  # fmt: skip
+    for id, [content] in ((id, packs["jpeg"].read([id])) for id in range(len(index))):
+        image = Image.open(io.BytesIO(content))
+        assert (image.format, image.mode) == ("JPEG", "RGB")
+        assert JpegImagePlugin.get_sampling(image) == 2, "4:2:0"
+        assert not image.getexif() and image.size[::-1] == packs["decoded"].image(id).shape[:2]
+        assert np.array_equal(packs["jpeg"].image(id), np.asarray(image)), "as Pillow decodes it"
+
+
+def test_pixels_are_near_the_decoded_ones(index, packs):
+    for id, name in enumerate(names(index)):
+        jpeg, decoded = (packs[form].image(id).astype(np.float64) for form in ("jpeg", "decoded"))
+        difference = np.abs(jpeg - decoded)
+        is_photograph = name not in ("palette.png", "small.jpg")  # dithered; sharp, because it is not scaled
+        assert difference.mean() < (DIFFERENCE if is_photograph else 2 * DIFFERENCE), name
+
+
+def test_it_takes_a_fraction_of_the_bytes(index, packs):
+    photographs = [id for id, name in enumerate(names(index)) if name == "photograph.jpg"]
+    size = {form: sum(len(packs[form].sample(id).content) for id in photographs) for form in forms.FORMS}
+    assert size["jpeg"] < 0.35 * size["encoded"] and size["jpeg"] < 0.2 * size["decoded"]
+    whole = pack.size_of(index, "jpeg", forms.SHORT_SIDE)
+    made = sum(len(packs["jpeg"].sample(id).content) for id in range(len(index)))
+    assert 0.5 < whole / made < 2, "what is asked of the disk before it is made"
+
+
+def test_the_same_bits_each_time_and_from_decoded_samples(index, packs):
+    for id in range(len(index)):
+        made = bytes(packs["jpeg"].sample(id).content)
+        assert made_of_file(index, id) == made
+        assert forms.from_pixels(packs["decoded"].image(id), "jpeg").content == made
+
+
+@pytest.mark.parametrize("backend", [name for name, why in backends.reasons(torch.device("cpu")).items()
+                                     if not why and name != "synthetic"])  # fmt: skip
+def test_receipts_are_those_of_the_files_and_crops_those_of_decoded(backend, index, packs):
+    """With every engine: the boxes are scaled to the stored size."""
+    found = {}
+    for name, store in (packs | {"files": FileStore(index)}).items():
+        plan = Plan(index, BatchSampler(len(index), 8, 7), random_resized_crop, 96)
+        with backends.build(
+            backend, store, plan, torch.device("cpu"), 2, mean=(0,) * 3, std=(1,) * 3
+        ) as loader:
+            loader.seek(0)
+            images = torch.cat([images.clone() for images, _ in loader]) * 255
+            found[name] = images, loader.receipt.take()
+    for name in found:
+        assert torch.equal(found[name][1], found["files"][1]), name
+    means = (found["jpeg"][0] - found["decoded"][0]).abs().mean((1, 2, 3))
+    assert means.max() < 2 * DIFFERENCE and means.mean() < DIFFERENCE
+
+
+def test_an_image_that_is_too_long_for_a_jpeg_is_named(tmp_path):
+    folder = tmp_path / "images" / "train" / "class"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (66000, 4)).save(folder / "long.png")
+    index = image_folder.load(str(tmp_path / "images"), "train", str(tmp_path / "cache"))
+    assert pack.build(index, str(tmp_path / "decoded")).image(0).shape == (4, 66000, 3)
+    with pytest.raises(BadInput, match=r"cannot make a JPEG of .*long\.png: .* 65500"):
+        pack.build(index, str(tmp_path / "jpeg"), "jpeg")
+
+
+BUILD = """
+import sys
+from datasets.folders import image_folder
+from datasets.stores import pack
+pack.TOGETHER = 2
+root, cache, path = sys.argv[1:]
+pack.build(image_folder.load(root, "train", cache), path, "jpeg", threads=1)
+"""
+
+
+def test_a_killed_build_continues(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "TOGETHER", 2)
+    path = tmp_path / "pack"
+    slow = BUILD.replace("root, cache", "import time; write = pack._write\n"
+        "def slow(*a): write(*a); time.sleep(0.2)\npack._write = slow\nroot, cache")  # fmt: skip
+    building = start("-c", slow, index.root, tmp_path / "cache", path)
+    until = time.monotonic() + 60
+    while len(list(path.glob("*.arrow"))) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    building.send_signal(signal.SIGKILL)
+    finish(building, -signal.SIGKILL)
+    made = {part: part.stat().st_mtime_ns for part in path.glob("*.arrow")}
+    assert 3 <= len(made) < 8
+    with pytest.raises(BadInput, match="no finished pack"):
+        pack.PackStore(str(path), index)
+    store = pack.build(index, str(path), "jpeg")
+    store.verify()
+    assert len(list(path.glob("*.arrow"))) == 8
+    assert {part: part.stat().st_mtime_ns for part in made} == made, "no part is made twice"
+    for id in range(len(index)):
+        assert bytes(store.sample(id).content) == made_of_file(index, id)
+
+
+def test_a_damaged_part_is_made_again_when_the_pack_is_opened(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "TOGETHER", 8)
+    path = tmp_path / "pack"
+    pack.build(index, str(path), "jpeg")
+    parts = sorted(path.glob("*.arrow"))
+    content, made = parts[1].read_bytes(), parts[0].stat().st_mtime_ns
+    for damaged in (b"", content[:-100], content + b"x"):
+        parts[1].write_bytes(damaged)
+        with pytest.raises(BadInput, match=f"the pack {path} is damaged: {parts[1]}"):
+            pack.PackStore(str(path), index)
+        store = pack.build(index, str(path), "jpeg")
+        assert parts[1].read_bytes() == content and parts[0].stat().st_mtime_ns == made
+        assert store.read([9]) == [made_of_file(index, 9)]
+
+
+def test_a_sample_without_bytes_is_made_from_its_file(index, packs, tmp_path, monkeypatch, capfd):
+    """The checksum of no bytes is 0, so a page of zeros would pass."""
+    store = pack.build(index, str(tmp_path / "pack"), "jpeg")
+    height, width, _, content = store._sample(3)
+    monkeypatch.setattr(store, "_sample", lambda id: (height, width, 0, content[:0]))
+    assert np.array_equal(store.image(3), packs["jpeg"].image(3))
+    assert "is damaged" in capfd.readouterr().err
+
+
+def test_a_pack_of_another_quality_is_made_anew(index, tmp_path, monkeypatch):
+    path = str(tmp_path / "pack")
+    with monkeypatch.context() as patch:
+        patch.setattr(pack, "QUALITY", 50)
+        patch.setattr(forms, "QUALITY", 50)
+        rough = pack.build(index, path, "jpeg")
+        size = len(rough.sample(0).content)
+    assert json.loads(Path(path, pack.META).read_text())["quality"] == 50
+    assert len(pack.build(index, path, "jpeg").sample(0).content) > 1.3 * size
