@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from sklearn.datasets import load_sample_images
 from common.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
+from datasets.loaders.ray.engine import FolderCutter
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, pack
@@ -119,6 +121,17 @@ def test_receipts_are_those_of_the_files_and_crops_those_of_decoded(backend, ind
         assert torch.equal(found[name][1], found["files"][1]), name
     means = (found["jpeg"][0] - found["decoded"][0]).abs().mean((1, 2, 3))
     assert means.max() < 2 * DIFFERENCE and means.mean() < DIFFERENCE
+
+
+def test_a_worker_of_ray_cuts_as_a_thread_does(index, packs):
+    plan = Plan(index, BatchSampler(len(index), 8, 7), random_resized_crop, 96)
+    with backends.build("threads", packs["jpeg"], plan, torch.device("cpu"), 2) as loader:
+        plan.seek(0)
+        batch, images = next(found := loader.engine.run(plan))
+        expected = images.clone().numpy()
+        found.close()
+    cutter = pickle.loads(pickle.dumps(FolderCutter(packs["jpeg"])))
+    assert np.array_equal(cutter((96, batch.ids, batch.crops)), expected)
 
 
 def test_an_image_that_is_too_long_for_a_jpeg_is_named(tmp_path):
