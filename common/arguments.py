@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
             following = words[0] if words and not _is_option(words[0]) else None
             if not _is_option(word):
                 if word[:1] in ("\u2013", "\u2014") and not (known and _is_option(known[-1])):
-                    self.error(f"{word[0]} is a dash of a printed text: options begin with two hyphens, --")
+                    self.error(f"{word}: expected two hyphens (--) instead of the dash {word[0]}")
                 known.append(word)
             elif option is None:
                 known.append(_UNKNOWN)
@@ -234,7 +234,7 @@ class JobParser(Parser):
             if _plain(name) not in platforms.INJECTED and (not on_platform or self.resembling(name))
         ]
         if refused and not everything:
-            self.error(f"{self._unknown(refused)}; --ignore_unknown true lets them pass")
+            self.error(f"{self._unknown(refused)}; --ignore_unknown true ignores them")
         return unknown
 
 

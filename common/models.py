@@ -40,11 +40,13 @@ def arch(text: str) -> str:
         timm = import_timm()
         if timm.is_model(text.removeprefix(TIMM)):
             return text
-        raise argparse.ArgumentTypeError(f"{text} is no model of timm {timm.__version__}")
+        raise argparse.ArgumentTypeError(f"{text} is not a model of timm {timm.__version__}")
     import torchvision
 
     if text not in torchvision.models.list_models(module=torchvision.models):
-        raise argparse.ArgumentTypeError(f"{text} is no classifier of torchvision {torchvision.__version__}")
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a torchvision classifier ({torchvision.__version__})"
+        )
     return text
 
 

@@ -79,7 +79,7 @@ class Output:
                 pass
             except OSError as error:
                 print_line(
-                    f"warning: no locks at {self.folder} ({error.strerror}): do not start two jobs with this "
+                    f"warning: cannot lock {self.folder} ({error.strerror}): do not start two jobs with this "
                     "folder"
                 )
                 break
@@ -168,8 +168,8 @@ def local_output(path: str) -> str:
     is not made."""
     if "://" in path:
         raise BadInput(
-            f"output_dir {path} is a URL, not s3:// or obs:// and not a folder: let the platform bring the "
-            "outputs back (ModelArts: an output named train_url), and pass the folder"
+            f"output_dir {path} is a URL; expected a folder, s3:// or obs://: let the platform copy the "
+            "outputs (ModelArts: an output named train_url), and pass the folder"
         )
     path = os.path.realpath(path)  # `latest` may point to another folder later
     parent = path

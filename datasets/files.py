@@ -38,7 +38,7 @@ def local_folder(data_url: str | None) -> str:
     scheme, separator, _ = data_url.partition("://")
     if separator:
         raise BadInput(
-            f"data_url {data_url} is a {scheme} URL, not s3:// or obs:// and not a folder: let the platform "
+            f"data_url {data_url} is a {scheme} URL; expected a folder, s3:// or obs://: let the platform "
             "download it before the start (ModelArts: an input named data_url), and pass the folder"
         )
     if not os.path.isdir(data_url):

@@ -72,7 +72,7 @@ class _Staging:
         self._lock, self._bytes, self._files, self._total = threading.Lock(), 0, 0, 0
 
     def run(self) -> str:
-        with self.store, self._alone("lock", "another process of this node stages it"):
+        with self.store, self._alone("lock", "another process on this node stages it"):
             listed = self.copy.listed_at()
             if listed is None or listed < _began or not os.path.isdir(self.copy.data):
                 self._update()
@@ -102,7 +102,7 @@ class _Staging:
             there = []
             for each in look:
                 there.append(each)
-                self._alive(f"staging {self.url}: {len(there)} of {len(objects)} files looked at")
+                self._alive(f"staging {self.url}: {len(there)} of {len(objects)} files checked")
         missing = [entry for entry, here in zip(objects, there, strict=True) if not here]
         gone, begun = self.copy.others(folder, objects)
         if whole and not missing and not gone:
@@ -125,7 +125,7 @@ class _Staging:
     ) -> None:
         if lease := _leases.pop(self.place, None):  # this process has staged the URL before
             lease.close()
-        with self._alone("lease", "another job of this node reads the copy of before", _IN_USE):
+        with self._alone("lease", "another job on this node reads the previous copy", _IN_USE):
             if os.path.isdir(self.copy.data):
                 shutil.rmtree(self.copy.hidden, ignore_errors=True)
                 os.rename(self.copy.data, self.copy.hidden)
@@ -211,8 +211,8 @@ class _Staging:
             )
         if space.f_files and len(missing) > space.f_favail:
             raise BadInput(
-                f"{self.url} has {len(missing)} more files, {self.place} takes {space.f_favail} more: set "
-                f"{SCRATCH} to a folder on another disk"
+                f"{self.url} needs {len(missing)} more files, {self.place} has room for {space.f_favail}: "
+                f"set {SCRATCH} to a folder on another disk"
             )
 
     def _checksums(self, objects: list[Object]) -> dict[str, str]:

@@ -52,25 +52,24 @@ def parse_args() -> argparse.Namespace:
     image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...
     add = parser.add_argument_group("model").add_argument
     add("-a", "--arch", type=models.arch, default="resnet50", help="of torchvision, or timm:NAME (resnet50)")
-    add("--freeze", **FLAG, help="only the head learns; begin with --weights FILE or DEFAULT")
+    add("--freeze", **FLAG, help="train only the head; needs --weights FILE or DEFAULT")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
     add("--compile", type=boolean, help="true: torch.compile (default: true on a GPU)")
-    add("--ema", type=number, metavar="DECAY", help="also average the weights: 0.9999")
+    add("--ema", type=number, metavar="DECAY", help="evaluate a moving average of the weights: 0.9999")
     add = parser.add_argument_group("optimization").add_argument
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     add("--epochs", type=positive_int, default=90, help="default: 90")
     add("-b", "--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
     optimizers.add_arguments(add)
     add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
-    schedules = "to 0, or step: a tenth after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
+    schedules = "decay to 0, or step: x 0.1 after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
     add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
-    add("--warmup", type=number, default=8.0, metavar="EPOCHS", help="in which the rate rises (default: 8)")
+    add("--warmup", type=number, default=8.0, metavar="EPOCHS", help="of linear warm-up (default: 8)")
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
     add("--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)")
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
-    add(
-        "--early_stopping", type=positive_int, metavar="EPOCHS", help="without a better score (default: none)"
-    )
+    help = "stop after so long without a better score (default: none)"
+    add("--early_stopping", type=positive_int, metavar="EPOCHS", help=help)
     add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
     add = parser.add_argument_group("what to do").add_argument
     help = "print images/s of N batches (default: 100) after 10, and stop"
@@ -241,7 +240,7 @@ def main() -> None:
         log.info(measure.profile(count * args.batch_size, seconds, count, args.data_backend, args.arch))
     elif not args.evaluate:
         log.finish()
-        checkpoint.finish()  # the advice may take a while, and must not endanger what was learned
+        checkpoint.finish()  # before the advice, which may take a while
         measure.log_advice(train_loader, args, log)
 
 

@@ -7,9 +7,9 @@
     torchrun --nproc-per-node=2 jobs/loader_dali.py --data_source PAIRS
     python -m launch receipt RUN_OF_LOADER RUN_OF_LOADER_DALI  the same pairs, crops and flips
 
-DALI decodes, resizes, cuts and turns over what the order says, by default on the GPU if there is one
-(--dali_device). On the CPU its pixels are those of loader.py; after --resize they differ, as two ways of
-antialiasing do, by less than 2 of 255 on average. The GPU path has not been run on a GPU.
+DALI decodes, resizes, crops and flips the images of the plan, by default on the GPU if there is one
+(--dali_device). On the CPU its pixels are those of loader.py; after --resize they differ by less than 2 of
+255 on average, because the antialiasing differs. The GPU path has not been run on a GPU.
 """
 
 import os
@@ -86,12 +86,12 @@ def main() -> None:
     log.info(f"data {args.split}={len(pairs)} pairs, steps_per_epoch={len(plan)} source={pairs.source}")
     workers, store = args.num_workers or backends.cores(), PairFiles(pairs)
 
-    ### 新增 (new) 2/2, DALI in place of our threads; which pairs and windows, the plan has decided ###
+    ### 新增 (new) 2/2, DALI instead of our threads; the plan still decides pairs and crops ###
     # - engine = backends.engine("threads", store, device, workers)
     from datasets.loaders.engines.paired_dali import PairedDali
 
     engine = PairedDali(store, workers, device, args.dali_device)
-    ### 新增 (new) 2/2, DALI in place of our threads; which pairs and windows, the plan has decided ###
+    ### 新增 (new) 2/2, DALI instead of our threads; the plan still decides pairs and crops ###
     with Loader(engine, plan, device, mean=(0.5,) * 3, std=(0.5,) * 3) as loader:  # pixels in -1..1
         resume.claim(args)
         log.start(loader, 0, loader.total_steps)

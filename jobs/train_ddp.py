@@ -47,12 +47,12 @@ def main() -> None:
     optimization.add_argument("--seed", type=seed, default=0, help="of weights, order and crops (default: 0)")
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
-    ### 分布式改造 (distributed) 1/6, the platform tells who is who; --rank and --world_size count nodes ###
+    ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
     from common.distributed import launcher, process_group
     from common.distributed.batchnorm import convert_sync_batchnorm
 
     process_group.add_arguments(parser)
-    ### 分布式改造 (distributed) 1/6, the platform tells who is who; --rank and --world_size count nodes ###
+    ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
     args = parser.parse_args()
 
     device = devices.select(args)

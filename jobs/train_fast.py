@@ -118,17 +118,17 @@ def main() -> None:
         args, log, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, loader=train_loader
     )
 
-    ### 新增 (new) 8/10, fewer launches by CUDA graphs; a CPU gains 1.03x after 47 s, so not there ###
+    ### 新增 (new) 8/10, fewer launches by CUDA graphs; not on a CPU, which gains 1.03x after 47 s ###
     torch.backends.cudnn.benchmark = True  # a GPU tries cuDNN's algorithms for each convolution once
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        log.info("warning: this GPU has no units for bfloat16 (before Ampere): take jobs/train_amp.py")
+        log.info("warning: this GPU has no units for bfloat16 (before Ampere): use jobs/train_amp.py")
     if args.compile if args.compile is not None else device.type == "cuda":
         from common.performance.compilation import compile_module
 
         with log.timed("compilation"), torch.autocast(device.type, dtype=torch.bfloat16):
             forward = compile_module(model, train_loader.example(args.batch_size), log.info)
     log.autocast = torch.autocast(device.type, dtype=torch.bfloat16)  # the log names the precision
-    ### 新增 (new) 8/10, fewer launches by CUDA graphs; a CPU gains 1.03x after 47 s, so not there ###
+    ### 新增 (new) 8/10, fewer launches by CUDA graphs; not on a CPU, which gains 1.03x after 47 s ###
     step = checkpoint.resume(total_steps)  # 0, or the step of the newest checkpoint
 
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch

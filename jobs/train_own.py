@@ -3,10 +3,10 @@
 
     python jobs/train_own.py --epochs 100 --batch_size 32 --lr 0.01       442 patients, seconds on a CPU
 
-Copy this file and change what stands in the blocks: a Dataset of images, texts or dictionaries, its
-collate_fn and workers, any torch.nn.Module, any loss. What it promises stays: a restart continues bit for
-bit, and the receipts are equal for any number of workers and processes. train_ddp.py's blocks go on top:
-`python -m launch new FOLDER --ddp` writes both. Table: B. Efron et al., "Least Angle Regression", 2004.
+Copy this file and change the blocks: a Dataset of images, texts or dictionaries, its collate_fn and workers,
+any torch.nn.Module, any loss. A restart still continues bit for bit, and the receipts are equal for any
+number of workers and processes. train_ddp.py's blocks can be added: `python -m launch new FOLDER --ddp`
+writes both. Table: B. Efron et al., "Least Angle Regression", 2004.
 """
 
 import os

@@ -5,7 +5,7 @@
     python jobs/train_ray.py --dataset digits --distribute_mode true --ray_address start
 
 The receipt and the losses are those of train.py: only the place of the work changes. Images that fit in
-memory need no cluster; jobs/imagenet.py --data_backend ray is for those that do.
+memory need no cluster; larger data sets use jobs/imagenet.py --data_backend ray.
 """
 
 import os
@@ -44,7 +44,7 @@ def main() -> None:
     optimization.add_argument("--seed", type=seed, default=0, help="of weights, order and crops (default: 0)")
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
-    ### 新增 (new) 1/2, the plain loader unless asked; a cluster of nodes with many CPUs, or its own ###
+    ### 新增 (new) 1/2, the loader of train.py by default, else a Ray cluster: an existing one or its own ###
     from common import exits
     from datasets.loaders import backends
     from datasets.loaders.ray import cluster as ray_cluster
@@ -53,7 +53,7 @@ def main() -> None:
     data.add_argument("--distribute_mode", type=boolean, default=False, help="true: a Ray cluster")
     data.add_argument("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
     data.add_argument("--workers", type=positive_int, default=backends.cores(), help="default: the cores")
-    ### 新增 (new) 1/2, the plain loader unless asked; a cluster of nodes with many CPUs, or its own ###
+    ### 新增 (new) 1/2, the loader of train.py by default, else a Ray cluster: an existing one or its own ###
     args = parser.parse_args()
 
     device = devices.select(args)

@@ -228,7 +228,7 @@ class Checkpointer:
         given = self.args.weights
         if state and given:
             began = self._state.initial_weights or "random weights"
-            self.log.info(f"--weights {given} is not used: the run continues, it began with {began}")
+            self.log.info(f"--weights {given} is not used: the resumed run began with {began}")
         elif given:
             self._load_weights(given)
         if state and self.args.resume == "auto":  # another run's checkpoint is not in this folder
@@ -321,7 +321,7 @@ class Checkpointer:
                 f"{self._saver.durable}"
             )
             if self._mirror:  # as long as --grace permits
-                self.log.info(self._mirror.finish() or f"all of it is at {self._mirror.url}")
+                self.log.info(self._mirror.finish() or f"all results are at {self._mirror.url}")
         if ranks.world_size() > 1:
             torch.distributed.barrier()
         self.output.release()
@@ -371,7 +371,7 @@ def _add_arguments(parser: JobParser) -> None:
     add(
         "--resume",
         metavar="auto|never|FILE",
-        help="checkpoint to continue from (default: auto, the newest in --output_dir; without one, never)",
+        help="checkpoint to resume from (default: auto, the newest in --output_dir; never without one)",
     )
     help = "initial weights: best.pth, epoch_<n>.pth, step_<n>.pt (default: none)"
     add("--weights", metavar="FILE", help=help)
@@ -380,11 +380,11 @@ def _add_arguments(parser: JobParser) -> None:
     add("--keep", type=positive_int, default=3, help="newest checkpoints to keep (default: 3)")
     help = "false: no epoch_<n>.pth and no best.pth; the last checkpoint has the weights (default: true)"
     add("--epoch_weights", type=boolean, default=True, help=help)
-    help = "from SIGTERM to the end at the latest (default: 25)"
+    help = "most time from SIGTERM to the exit (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
     add("--max_bad_steps", type=positive_int, default=20, help=help)
-    add("--tracker", choices=("mlflow", "wandb"), help="also send settings and figures to it (default: none)")
+    add("--tracker", choices=("mlflow", "wandb"), help="also send settings and metrics to it (default: none)")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -396,7 +396,7 @@ def check(args: argparse.Namespace) -> None:
     if args.resume is None:
         args.resume = "auto" if args.output_dir else "never"
     if args.evaluate and (args.resume not in ("auto", "never")) == bool(args.weights):
-        raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: what to evaluate")
+        raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: the weights to evaluate")
     if args.resume == "auto" and not args.output_dir:
         raise BadInput(
             "--resume auto without --output_dir: name the folder of the run to continue, for example "

@@ -90,7 +90,7 @@ def verify(path: str) -> dict:
                 raise Refused("it ends in zeros: its last blocks were never written")
     except OSError as error:
         raise Refused(f"it cannot be read: {error.strerror}") from error
-    raise Refused("its bytes are not those that were written: the sha256 differs")
+    raise Refused("its content changed after it was written: the sha256 differs")
 
 
 def facts_of(path: str) -> dict:

@@ -56,8 +56,8 @@ class Lease:
         if isinstance(when, int | float) and time.time() - when > _OLD:
             return
         print(
-            f"{self.url} was last written to by another job, on {_text(other, 'host')}: watching for "
-            f"{WATCH:.0f} s whether it is alive",
+            f"{self.url} was last written to by another job, on {_text(other, 'host')}: checking for "
+            f"{WATCH:.0f} s whether it still runs",
             flush=True,
         )
         deadline = time.monotonic() + WATCH
@@ -96,7 +96,7 @@ class Lease:
 
 def _in_use(url: str, other: dict) -> str:
     if not other:
-        return f"{url} has belonged to another job, or its sign of life was removed: nothing more is uploaded"
+        return f"the lease of {url} was deleted, perhaps by another job: nothing more is uploaded"
     return (
         f"{url} belongs to another job that is running (process {_text(other, 'pid')} on "
         f"{_text(other, 'host')}): the results would be mixed; give every job a train_url of its own"

@@ -65,7 +65,7 @@ class Mirror:
 
     def __init__(self, output: Output):
         if output.url is None:
-            raise ValueError(f"{output.folder} stands for no URL")
+            raise ValueError(f"{output.folder} has no URL")
         self.output, self.folder, self.url, self.error = output, output.folder, output.url, ""
         self.store, self.keep = ObjectStore(output.url, threads=4), 1
         self.lease: Lease | None = None
@@ -193,7 +193,7 @@ class Mirror:
             new = not self.error
             self.error = f"not uploaded to {self.url}: {reason}"
             if (asked or new) and not self._ending.is_set():
-                print_line(f"warning: {self.error}; training goes on, the next save tries again")
+                print_line(f"warning: {self.error}; the training continues, and the next save retries")
 
     def _upload(self) -> None:
         self._check_lease()

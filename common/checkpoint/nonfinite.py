@@ -150,10 +150,10 @@ class SkippedSteps:
 
     def diverged(self, durable: int) -> Diverged:
         """Return the error that ends the run. durable: step of the newest checkpoint on the disk, or 0."""
-        kept = f"the checkpoint of step {durable} stays" if durable else "there is no checkpoint"
+        kept = f"the checkpoint of step {durable} is kept" if durable else "there is no checkpoint"
         return Diverged(
             f"{self.counts.bad_in_a_row} steps in a row without a finite loss and gradient "
-            f"(--max_bad_steps): {kept}; lower --lr, or look at the data"
+            f"(--max_bad_steps): {kept}; lower --lr, or check the data"
         )
 
 

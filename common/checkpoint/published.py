@@ -27,9 +27,7 @@ def check(arch: str, name: str) -> None:
     else:
         names = [DEFAULT, *_weights_of(arch).__members__]
     if name not in names:
-        raise BadInput(
-            f"--weights {name}: there is no such file; {arch} has {', '.join(dict.fromkeys(names))}"
-        )
+        raise BadInput(f"--weights {name}: no such file; {arch} has {', '.join(dict.fromkeys(names))}")
 
 
 def read(arch: str, name: str) -> dict[str, torch.Tensor]:

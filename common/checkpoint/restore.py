@@ -54,8 +54,8 @@ def read_list(store: ObjectStore) -> dict[str, File] | None:
         form, files = output_list.parse(content)
     except ValueError as error:
         raise BadInput(
-            f"{url} is damaged, and only this list tells which results are whole: fetch what you need, and "
-            "use another train_url"
+            f"{url} is damaged, so the complete results are not known: download what you need, and use "
+            "another train_url"
         ) from error
     if form != output_list.FORMAT:
         raise BadInput(f"{url}: its format is {form}, expected {output_list.FORMAT}")
@@ -79,7 +79,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
         unfinished = sum(step_of(path) is not None and path.endswith(".pt") for path in there)
         if unfinished:
             print(
-                f"{unfinished} checkpoints at {store.location.url()} were not uploaded to their end: ignored",
+                f"ignored {unfinished} checkpoints at {store.location.url()}: their upload did not end",
                 flush=True,
             )
         return set()
@@ -103,7 +103,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
         if own:
             return refused
         raise BadInput(
-            f"no checkpoint can be used: {'; '.join(reasons)} (take another train_url to begin anew)"
+            f"no checkpoint can be used: {'; '.join(reasons)} (to start a new run, use another train_url)"
         )
     # The checkpoint is installed last: the next start restores nothing once it is there.
     for name in HISTORY:
@@ -194,4 +194,4 @@ def _restore_history(store: ObjectStore, folder: str, name: str) -> None:
     except StoreError as error:
         if error.reason not in _OF_THE_OBJECT:
             raise
-        print(f"warning: {shown(name)} of before is lost: {error}", flush=True)
+        print(f"warning: the earlier {shown(name)} is lost: {error}", flush=True)

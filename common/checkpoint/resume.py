@@ -68,10 +68,10 @@ def refusal(
     if not results or is_begun or (wanted == "auto" and has_checkpoint):
         return None
     names = ", ".join(results[:4]) + (f" and {len(results) - 4} more" if len(results) > 4 else "")
-    remedy = f"leave out --resume {wanted} to continue that run, " if has_checkpoint and wanted else ""
+    remedy = f"leave out --resume {wanted} to resume that run, " if has_checkpoint and wanted else ""
     return (
         f"{args.output} holds results of a run, and this start would replace them "
-        f"({names}): {remedy}take another --output_dir, or remove the folder"
+        f"({names}): {remedy}use another --output_dir, or remove the folder"
     )
 
 
@@ -93,11 +93,11 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
     elif os.path.isdir(wanted):
         paths = checkpoint.found(wanted) or checkpoint.found(os.path.join(wanted, "checkpoints"))
         if not paths:
-            raise BadInput(f"--resume {wanted}: there is no checkpoint in this folder")
+            raise BadInput(f"--resume {wanted}: no checkpoint in this folder")
     elif os.path.exists(wanted):
         paths = [wanted]
     else:
-        raise BadInput(f"--resume {wanted}: there is no such file or folder")
+        raise BadInput(f"--resume {wanted}: no such file or folder")
     refused = []
     for path in paths:
         try:
@@ -115,7 +115,7 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
         raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")
     if refused:
         raise BadInput(
-            f"no checkpoint can be used: {'; '.join(refused)} (take another --output_dir to begin anew)"
+            f"no checkpoint can be used: {'; '.join(refused)} (to start a new run, use another --output_dir)"
         )
     return "", None
 
@@ -139,7 +139,7 @@ def check(state: dict, version: int, identity: dict, weights: dict, steps: int) 
                 f"its {name} is {state.get(name)!r:.80}, not of the type {kind.__name__}"
             )
     if state["step"] < 0:
-        raise checkpoint.Refused(f"its step is {state['step']}")
+        raise checkpoint.Refused(f"its step is {state['step']}, expected at least 0")
     saved = state["identity"]
     for name in sorted(saved.keys() | identity.keys()):
         if saved.get(name) != identity.get(name):
@@ -148,11 +148,11 @@ def check(state: dict, version: int, identity: dict, weights: dict, steps: int) 
     for name in sorted(theirs.keys() | weights.keys()):
         there, here = (list(each[name].shape) if name in each else "missing" for each in (theirs, weights))
         if there != here:
-            raise checkpoint.Refused(f"its model is another: {name} is {there} there and {here} here")
+            raise checkpoint.Refused(f"its model is different: {name} is {there}, this run's is {here}")
     if state["step"] > steps:
         raise BadInput(
-            f"it has done {state['step']} steps, and this run ends at {steps}: raise --epochs or "
-            "--max_steps, or take another --output_dir"
+            f"it is of step {state['step']}, and this run ends at step {steps}: raise --epochs or "
+            "--max_steps, or use another --output_dir"
         )
 
 

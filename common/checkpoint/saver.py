@@ -104,7 +104,7 @@ class Saver:
             raise ValueError("the weights are not finite")
         if not os.path.isdir(folder):
             if self.durable:
-                self.log(f"warning: {folder} was deleted: it is made again, the older checkpoints are lost")
+                self.log(f"warning: {folder} was deleted and is created again: older checkpoints are lost")
             os.makedirs(folder, exist_ok=True)
         space, size = os.statvfs(folder), size_of(state)
         if space.f_bavail * space.f_frsize < size:
@@ -115,7 +115,7 @@ class Saver:
         reason = f"{name} was not saved: {describe(error, self.folder)}"
         self._failures[os.path.splitext(name)[1]] = reason
         self.step = self.durable
-        self.log(f"warning: {reason}; training goes on, older checkpoints are as they were")
+        self.log(f"warning: {reason}; the training continues, older checkpoints are unchanged")
 
 
 class BackgroundWriter:

@@ -69,8 +69,8 @@ class ScheduleState:
             change = change or self._changed_argument(saved["began"]["settings"])
             if change:
                 raise Refused(
-                    f"its schedule {self.name} does not depend on the step alone, so it continues with the "
-                    f"settings it began with only: {change}"
+                    f"its schedule {self.name} depends on more than the step, so its settings must be "
+                    f"the same: {change}"
                 )
             replayed = False
         else:
@@ -134,7 +134,7 @@ class ScheduleState:
         if self.scheduler is None:
             return
         if calls is None:
-            raise Refused(f"its schedule {self.name} was not called once a step, and its settings changed")
+            raise Refused(f"its schedule {self.name} was not called once per step, and its settings changed")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer

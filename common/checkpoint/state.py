@@ -99,7 +99,7 @@ class RunState:
             if not saved and name == "scaler":  # only some jobs have one
                 continue
             if not saved:
-                raise files.Refused(f"it has no {name!r}: leave --{name} out")
+                raise files.Refused(f"it has no {name!r}: leave out --{name}")
             if name == "optimizer":  # its hyperparameters belong to the schedule
                 _check_optimizer(own, saved)
                 saved = own.state_dict() | {"state": saved["state"]}

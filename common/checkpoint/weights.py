@@ -108,7 +108,7 @@ def fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], comp
     shapes = {name: tuple(own[names[name]].shape) for name in names}
     same = [name for name in names if name in found and tuple(found[name].shape) == shapes[name]]
     other = [
-        f"{name} {list(found[name].shape)} in the file, {list(shapes[name])} here"
+        f"{name} {list(found[name].shape)} in the file, {list(shapes[name])} in the model"
         for name in names
         if name in found and name not in same
     ]
@@ -116,7 +116,7 @@ def fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], comp
     unused = [name for name in found if name not in names]
     line = f"weights from {path}: {len(same)} of {len(names)} tensors"
     if other:
-        line += f"; another shape: {_some(other, '; ')}"
+        line += f"; different shape: {_some(other, '; ')}"
     if missing:
         line += f"; not in the file: {_some(missing)}"
     if unused:
@@ -157,9 +157,9 @@ def compare_class_names(path: str, names: tuple[str, ...]) -> str:
     if not names or not theirs or theirs == list(names):
         return ""
     if len(theirs) != len(names):
-        return f"the weights know {len(theirs)} classes, the data set has {len(names)}"
+        return f"the weights have {len(theirs)} classes, the data set has {len(names)}"
     label = next(label for label, name in enumerate(names) if theirs[label] != name)
     return (
-        f"warning: the weights were learned with other classes: label {label} is {theirs[label]!r:.80} in "
+        f"warning: the weights were trained with other classes: label {label} is {theirs[label]!r:.80} in "
         f"{os.path.join(run_folder(path), CLASSES)} and {names[label]!r:.80} in the data set"
     )

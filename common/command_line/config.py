@@ -45,7 +45,7 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
     words = []
     for key, value in values.items():
         if key == "config":
-            raise BadInput("config is not an option of a file")
+            raise BadInput("config cannot be set in a file")
         action = options.get(key.replace("-", "_"))
         expected = _expected(action, value)
         if expected:

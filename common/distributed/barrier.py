@@ -64,7 +64,7 @@ def wait_for_all(name: str, doing: str, error: BadInput | None = None) -> None:
             looked = now
             _look_for_lost(store, name, doing, beats)
         if now - begin > _LONGEST:
-            raise NoRendezvous(f"{world_size - here} of {world_size} processes did not come {doing}")
+            raise NoRendezvous(f"{world_size - here} of {world_size} processes did not arrive {doing}")
     _raise_error(store, name)
 
 
@@ -92,6 +92,6 @@ def _look_for_lost(
         if rank not in beats or beats[rank][0] != count:
             beats[rank] = count, now
         elif now - beats[rank][1] > timeout and not is_here:
-            text = f"rank {rank} has given no sign of life for {timeout:.0f} s: it was waited for {doing}"
+            text = f"rank {rank} sent no heartbeat for {timeout:.0f} s while the others waited for it {doing}"
             store.compare_set(f"{name}/error", "", text)
             store.add(f"{name}/failed", 1)

@@ -26,7 +26,7 @@ def select(args: argparse.Namespace) -> torch.device:
     if topology.world_size > 1 and not is_distributed(args):
         raise BadInput(
             f"this job is one process, but {topology.source} started {topology.world_size}: "
-            "take jobs/train_ddp.py"
+            "use jobs/train_ddp.py"
         )
     gpus, promised = count_gpus(args), promised_gpus(os.environ)
     if args.enable_gpu is not False and promised and gpus < promised and topology.local_rank is None:

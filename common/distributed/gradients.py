@@ -28,7 +28,7 @@ def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind:
             raise
         raise BadInput(
             f"--gradient_compression {kind}: {torch.distributed.get_backend()} of torch {torch.__version__} "
-            f"cannot add bfloat16 ({error}); leave it out, or take a later version"
+            f"cannot add bfloat16 ({error}); leave it out, or install a later version"
         ) from error
     forward.register_comm_hook(None, default_hooks.bf16_compress_hook)
 

@@ -129,7 +129,7 @@ def _listen(reader: int) -> None:
         if number == signal.SIGINT:
             now = time.monotonic()
             if interrupted is not None and now - interrupted > SAME_PRESS:
-                _end_soon(0.0, "interrupted again: ending without another checkpoint")
+                _end_soon(0.0, "interrupted again: exiting without another checkpoint")
             elif interrupted is None and not _watching.is_set():
                 _end_soon(_UNWIND, "interrupted")
             interrupted = interrupted or now
@@ -178,5 +178,5 @@ def _bound(grace: float) -> None:
     last = threading.Timer(1, os._exit, (exit_code(),))  # should the message block, as on a full pipe
     last.daemon = True
     last.start()
-    say_error(f"asked to stop {grace:.0f} s ago and not ready: leaving without another checkpoint")
+    say_error(f"not stopped within {grace:.0f} s: exiting without another checkpoint")
     leave(exit_code())

@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--init_method", metavar="ADDRESS", help="tcp://host:port of the first node")
     add("--rank", type=int, help="index of this node")
     add("--world_size", type=int, help="number of nodes")
-    add("--local-rank", "--local_rank", type=int, help="of torch.distributed.launch")
+    add("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
     add("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
-    add("--rank_level", choices=["node", "process"], help="what a bare RANK counts, if it is unclear")
+    add("--rank_level", choices=["node", "process"], help="what the variable RANK counts, if it is ambiguous")
     add("--timeout", type=positive_float, default=300, metavar="SECONDS", help="default: 300")
 
 

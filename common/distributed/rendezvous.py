@@ -53,7 +53,7 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
             _wait_for_all(store, topology, timeout, deadline)
     except RuntimeError as error:
         raise NoRendezvous(
-            f"rank {topology.rank}: the store at {_address(topology)} went away while waiting for the other "
+            f"rank {topology.rank}: the store at {_address(topology)} closed while waiting for the other "
             f"processes ({str(error).splitlines()[0]}); see the log of rank 0"
         ) from error
     return store
@@ -68,7 +68,7 @@ def count_different(store: torch.distributed.Store, topology: Topology, name: st
     deadline = time.monotonic() + timeout
     while store.add("named", 0) < topology.world_size:
         if time.monotonic() > deadline:
-            raise NoRendezvous("a process ended after all had arrived: see its log")
+            raise NoRendezvous("a process exited after all had arrived: see its log")
         time.sleep(_POLL)
     return store.add("names", 0)
 
@@ -140,7 +140,7 @@ def _listen(topology: Topology, found: list[tuple[int, tuple]], timeout: float) 
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise NoRendezvous(
                     f"rank 0 cannot listen on port {topology.master_port} of {socket.gethostname()}: "
-                    f"{os.strerror(error.errno or 0)} (another program, or another rank 0, has it)"
+                    f"{os.strerror(error.errno or 0)} (another program, or another rank 0, uses it)"
                 ) from error
         time.sleep(0.5)
 
@@ -159,7 +159,7 @@ def _reach(topology: Topology, family: int, address: tuple, deadline: float, tim
                     raise NoRendezvous(
                         f"rank {topology.rank} cannot reach rank 0 at {_address(topology)} "
                         f"({error.strerror or error}; tried for {timeout:.0f} s): rank 0 is missing, or the "
-                        "address is another node's"
+                        "address is that of another node"
                     ) from error
         heartbeat.beat(f"waiting for rank 0 at {_address(topology)}")
         time.sleep(0.2)
@@ -172,8 +172,8 @@ def _what_answers(topology: Topology, family: int, address: tuple, bound: float)
         if probe.recv(5) == b"HTTP/":
             found = "is an HTTP server"
     return (
-        f"what listens at {_address(topology)} {found}, not the store of this job's rank 0 "
-        f"(waited {bound:.0f} s): another program has the port"
+        f"the server at {_address(topology)} {found}: it is not the store of this job's rank 0 "
+        f"(waited {bound:.0f} s), another program uses the port"
     )
 
 
@@ -194,16 +194,16 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
             _refuse(
                 store,
                 topology,
-                f"node {topology.node_rank} on {own['host']} was told {layout[name]} {meaning}, but node "
-                f"{first['node_rank']} on {first['host']}, which arrived first, was told {first[name]}",
+                f"node {topology.node_rank} on {own['host']} got {layout[name]} {meaning}, but node "
+                f"{first['node_rank']} on {first['host']}, which arrived first, got {first[name]}",
             )
     first = json.loads(store.compare_set(f"rank/{topology.rank}", "", json.dumps(own)))
     if first != own:
         _refuse(
             store,
             topology,
-            f"rank {topology.rank} is there twice: as process {first['pid']} on {first['host']} and as "
-            f"process {own['pid']} on {own['host']}; two nodes were given the same rank, or one was "
+            f"two processes have rank {topology.rank}: process {first['pid']} on {first['host']} and "
+            f"process {own['pid']} on {own['host']}; two nodes have the same rank, or one was "
             "restarted without the others",
         )
     store.add(f"arrived/{topology.rank}", 1)

@@ -122,11 +122,11 @@ def read_chunks(body: Any, size: int, timeout: float) -> Iterator[bytes]:
         while left:
             chunk = take(min(_CHUNK, left))
             if not chunk:
-                raise Damaged(f"the answer was cut: {size - left} of {size} bytes came")
+                raise Damaged(f"the answer was cut: {size - left} of {size} bytes arrived")
             left -= len(chunk)
             yield chunk
             if time.monotonic() > deadline:
-                raise Damaged(f"the answer is too slow: {size - left} of {size} bytes came in time")
+                raise Damaged(f"the answer is too slow: {size - left} of {size} bytes arrived in time")
     finally:
         with contextlib.suppress(Exception):
             if left:

@@ -12,18 +12,18 @@ _CAUSES = {  # cause: error codes of S3 and OBS that no retry can cure
     "the credentials have expired: renew them": "ExpiredToken ExpiredTokenException TokenRefreshRequired",
     "the session token is not accepted: renew the credentials": "InvalidToken",
     "the credentials are not accepted": "InvalidSecurity 401",
-    "the access key is not known there": "InvalidAccessKeyId",
+    "the store does not know the access key": "InvalidAccessKeyId",
     "the secret key does not belong to the access key": "SignatureDoesNotMatch",
     "no permission": "AccessDenied AllAccessDisabled Forbidden 403",
     "no permission: there is a problem with the account": "AccountProblem",
-    "there is no such bucket": "NoSuchBucket",
-    "there is no such object": "NoSuchKey NotFound 404",
+    "no such bucket": "NoSuchBucket",
+    "no such object": "NoSuchKey NotFound 404",
     "the unfinished upload is gone: something else ended it": "NoSuchUpload",
     "the name of the bucket is not valid": "InvalidBucketName",
     "the range begins after the end of the object": "InvalidRange 416",
     "the object was replaced while it was read": "PreconditionFailed 412",
     "the object is archived: restore it first": "InvalidObjectState",
-    "the object is larger than the store takes": "EntityTooLarge",
+    "the object is larger than the store accepts": "EntityTooLarge",
     "the key is too long": "KeyTooLongError",
     "the bucket is full": "QuotaExceeded InsufficientStorageSpace",
     "the bucket is in another region: set the endpoint of that region": (
@@ -77,10 +77,10 @@ def explain(error: Exception, endpoint: str) -> Trouble | None:
         return _of_the_server(error)
     name = type(error).__name__
     for kinds, cause, reason, again in (
-        (boto.NoCredentialsError, f"there are no credentials: set {_CREDENTIALS}", "credentials", False),
+        (boto.NoCredentialsError, f"no credentials: set {_CREDENTIALS}", "credentials", False),
         (
             boto.PartialCredentialsError,
-            f"half of the credentials is missing: set {_CREDENTIALS}",
+            f"one of the credentials is missing: set {_CREDENTIALS}",
             "credentials",
             False,
         ),
@@ -100,14 +100,19 @@ def explain(error: Exception, endpoint: str) -> Trouble | None:
         (boto.ConnectTimeoutError, f"{endpoint} does not answer", "unreachable", True),
         ((TimeoutError, boto.ReadTimeoutError), f"{endpoint} stopped answering", "unreachable", True),
         (boto.ParamValidationError, "the name of the bucket or of the object is not valid", "name", False),
-        ((boto.BotoCoreError, ConnectionError), f"{endpoint} broke the answer off ({name})", "broken", True),
+        (
+            (boto.BotoCoreError, ConnectionError),
+            f"{endpoint} did not end the answer ({name})",
+            "broken",
+            True,
+        ),
     ):
         if isinstance(error, kinds):
             return Trouble(cause, reason, again)
     if type(error).__module__.startswith(("urllib3.", "http.")):
         if name == "ReadTimeoutError":
             return Trouble(f"{endpoint} stopped answering", "unreachable", True)
-        return Trouble(f"{endpoint} broke the answer off ({name})", "broken", True)
+        return Trouble(f"{endpoint} did not end the answer ({name})", "broken", True)
     return None
 
 
@@ -116,7 +121,7 @@ def _of_the_server(error: Any) -> Trouble:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code == "RequestTimeTooSkewed":
         sent = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
-        clock = f", {sent} there" if sent else ""
+        clock = f", that of the store is {sent}" if sent else ""
         return Trouble(f"the clock of this machine is wrong{clock} ({code})", code, False)
     if code in _PERMANENT:
         return Trouble(f"{_PERMANENT[code]} ({code})", code, False)

@@ -11,6 +11,7 @@ from common.object_store.errors import shown
 
 USE_HTTPS = "S3_USE_HTTPS"
 NEEDS_HTTPS = f"https:// is needed for any other machine ({USE_HTTPS}=0 allows http)"
+_USE_VARIABLES = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
 _HOST = re.compile(r"[a-z0-9._:-]+")
 _URL = re.compile(r"(s3|obs)://([^/]*)/?(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -36,21 +37,19 @@ def parse(url: str) -> Location:
     """Parse s3://bucket[/prefix] or obs://bucket[/prefix]. Raises BadInput; it never shows a password."""
     match = _URL.fullmatch(url)
     if not match:
-        raise BadInput(f"{shown(url.rpartition('@')[2])} is no s3://bucket/prefix or obs://bucket/prefix")
+        raise BadInput(f"{shown(url.rpartition('@')[2])} is not s3://bucket/prefix or obs://bucket/prefix")
     scheme, bucket, prefix = match.groups()
     if "@" in bucket:
-        raise BadInput(
-            f"a {scheme}:// URL holds a user name or a password: credentials have variables of their own"
-        )
+        raise BadInput(f"a {scheme}:// URL holds a user name or a password: {_USE_VARIABLES}")
     if "." in bucket:
         raise BadInput(
             f"bucket {shown(bucket)}: a name with dots has no certificate in virtual addressing, which OBS "
-            "insists on: use a bucket without dots"
+            "requires: use a bucket without dots"
         )
     if not bucket:
-        raise BadInput(f"{shown(url)} names no bucket")
+        raise BadInput(f"{shown(url)} has no bucket name")
     if not _BUCKET.fullmatch(bucket):
-        raise BadInput(f"{shown(url)}: {shown(bucket)} is no bucket's name (3 to 63 of a-z, 0-9 and -)")
+        raise BadInput(f"{shown(url)}: {shown(bucket)} is not a bucket name (3 to 63 of a-z, 0-9 and -)")
     prefix = prefix.strip("/")
     if (prefix and {"", ".", ".."} & set(prefix.split("/"))) or not prefix.isprintable():
         raise BadInput(f"{shown(url)}: the prefix holds an empty part, . or .., or a control character")
@@ -91,7 +90,7 @@ def find_endpoint(scheme: str) -> Endpoint:
             return Endpoint(None, region, "virtual")
         if not region:
             raise BadInput(
-                "obs:// needs to know where: set OBS_REGION (cn-north-4, ...), or the endpoint in "
+                "obs:// needs a region: set OBS_REGION (cn-north-4, ...), or the endpoint in "
                 "AWS_ENDPOINT_URL_S3"
             )
         url = _check_endpoint("OBS_REGION", f"https://obs.{region}.myhuaweicloud.com")
@@ -117,7 +116,7 @@ def _check_endpoint(name: str, text: str) -> str:
     if not fine:
         raise BadInput(f"{name} is not the address of an object store: expected https://HOST[:PORT]")
     if "@" in parts.netloc:
-        raise BadInput(f"{name} holds a user name or a password: credentials have variables of their own")
+        raise BadInput(f"{name} holds a user name or a password: {_USE_VARIABLES}")
     url = f"{parts.scheme}://{parts.netloc}"
     if is_clear_text(url) and os.environ.get(USE_HTTPS) != "0":
         raise BadInput(f"{name}={url} is not encrypted: {NEEDS_HTTPS}")

@@ -34,12 +34,12 @@ def check_keys(keys: Iterable[str], url: str) -> None:
         elif any(len(os.fsencode(part)) > 255 for part in parts) or len(os.fsencode(key)) > 3000:
             reason = "it is too long for the name of a file"
         elif is_partial(parts[-1]):
-            reason = "it is a name for fetches that are not finished"
+            reason = "it is the name of an unfinished download"
         if reason:
-            raise BadInput(f"{url}: key {shown(key)} is no path of a file: {reason}")
+            raise BadInput(f"{url}: key {shown(key)} is not a valid path of a file: {reason}")
         folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
     for key in keys & folders:
-        raise BadInput(f"{url}: key {shown(key)} is a file, and a folder of other keys as well")
+        raise BadInput(f"{url}: key {shown(key)} is both a file and a folder of other keys")
 
 
 def local_path(folder: str, key: str) -> str:
@@ -63,9 +63,7 @@ def make_folder_of(path: str, key: str) -> None:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise BadInput(
-            f"key {shown(key)}: a file stands where its folder belongs ({error.filename})"
-        ) from error
+        raise BadInput(f"key {shown(key)}: its folder is a file ({error.filename})") from error
     except OSError as error:
         raise of_the_disk(error, path) from error
 
@@ -134,7 +132,7 @@ def scratch_folder(kind: str, url: str) -> str:
             raise BadInput(f"{own} belongs to another user: set {SCRATCH} to a folder of your own")
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"no scratch folder at {path}: {error.strerror}; set {SCRATCH}") from error
+        raise BadInput(f"cannot create scratch folder {path}: {error.strerror}; set {SCRATCH}") from error
     return path
 
 

@@ -142,7 +142,7 @@ class Requests:
                 {"Key": self.location.full(key), "Body": content, "ContentMD5": checksum} | parameters,
             )
             if read_md5(answer) not in (None, digest.hexdigest()):
-                raise Damaged("what arrived there is not what was sent")
+                raise Damaged("the store received other bytes than those that were sent")
             return answer["ETag"]
 
         return self.retry(key, attempt)
@@ -168,13 +168,13 @@ class Requests:
         if not fine:
             kind, right = ("sha256", wanted) if wanted else ("MD5", facts.md5 or "")
             raise Damaged(
-                f"the bytes that arrived are not those that were sent ({kind} {right[:12]}... expected)"
+                f"the received bytes are not those that were sent ({kind} {right[:12]}... expected)"
             )
 
     def expect_size(self, key: str, facts: Facts, size: int | None) -> None:
         if size is not None and facts.size != size:
             raise StoreError(
-                f"{self.location.url(key)}: it has {facts.size} bytes and not {size}: it was replaced",
+                f"{self.location.url(key)}: it has {facts.size} bytes, expected {size}: it was replaced",
                 "replaced",
             )
 
@@ -186,7 +186,7 @@ class Requests:
         answer = self._once("get_object", {"Key": self.location.full(key)} | parameters)
         if asked and not is_range(answer, *asked):
             answer["Body"].close()
-            raise Damaged(f"the answer is not the range from byte {asked[0]} on that was asked for")
+            raise Damaged(f"the answer is not the requested range from byte {asked[0]}")
         return answer["Body"], read_facts(answer)
 
     def _once(self, operation: str, parameters: dict) -> dict:

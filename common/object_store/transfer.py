@@ -27,7 +27,7 @@ def fetch(requests: Requests, key: str, path: str, size: int, sha256: str | None
     """Implement ObjectStore.fetch()."""
     try:
         if os.path.isdir(path):
-            raise BadInput(f"{requests.location.url(key)}: a folder stands where its file belongs ({path})")
+            raise BadInput(f"{requests.location.url(key)}: its file is a folder on this node ({path})")
         if size <= _FETCHED:
             content, facts = requests.read_object(key, size, sha256)
             with PartialFile(path, path) as file:
@@ -130,7 +130,7 @@ def send(store: Any, path: str, key: str, sha256: str | None, progress: Progress
 
 
 def _changed(path: str) -> BadInput:
-    return BadInput(f"{shown(path)} has changed since its sha256 was taken: it is not stored")
+    return BadInput(f"{shown(path)} has changed since its sha256 was computed: it is not uploaded")
 
 
 def _send_parts(

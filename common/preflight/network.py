@@ -46,16 +46,16 @@ def check(
     address, why = _first(master, deadline)
     if address is None:
         unknown = where, [f"the master's host name {why}"], []
-        return unknown, (f"not known before the master is{shown}", errors, [])
+        return unknown, (f"not known without the address of the master{shown}", errors, [])
     check_port = _own_port if topology.node_rank == 0 else _other_port
     found = f"{where} is {address[0]}", *check_port(topology, address, deadline)
     try:
         name, local = interfaces.interface_to(*address[:2])
     except OSError as error:
-        return found, (f"none{shown}", [*errors, f"no way to {address[0]}: {error.strerror}"], [])
+        return found, (f"none{shown}", [*errors, f"no route to {address[0]}: {error.strerror}"], [])
     warnings = []
     if topology.nodes > 1 and _is_loopback(local):
-        warnings.append(f"the {topology.nodes} nodes meet at {address[0]}, which works on one machine only")
+        warnings.append(f"{topology.nodes} nodes, but {address[0]} is an address within one machine")
     elif topology.nodes > 1 and "GLOO_SOCKET_IFNAME" not in presets:
         named, why = _first(own, deadline)
         if named is None or _is_loopback(named[0]):
@@ -84,7 +84,7 @@ def _own_port(topology: Topology, address: tuple, deadline: float) -> tuple[list
             probe.bind((address[0], port, *address[2:]))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                return [], [f"port {port} is taken on this node: by a job that runs already?"]
+                return [], [f"port {port} is in use on this node, perhaps by another job"]
             return [], [
                 f"node 0 is the master, but {address[0]} is not one of its addresses: {error.strerror}"
             ]

@@ -144,8 +144,8 @@ def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: To
         errors.append(f"--enable_gpu=true, but torch {torch.__version__} sees no GPU")
     elif 0 < gpus < processes:
         warnings.append(
-            f"{processes} processes share {gpus} GPUs, with gloo instead of nccl and slower, unless their "
-            "launcher shows each its own only"
+            f"{processes} processes share {gpus} GPUs, with gloo instead of nccl and slower, unless the "
+            "launcher assigns one GPU to each"
         )
     elif gpus > processes and is_distributed(args):  # otherwise one process may use all: train_dp.py
         warnings.append(f"{gpus - processes} of {gpus} GPUs stay idle: one process uses one GPU")
@@ -198,7 +198,7 @@ def _room(name: str, path: str, warnings: list[str]) -> Finding:
     free, files = space.f_bavail * space.f_frsize, space.f_favail
     errors = [f"no room for two checkpoints ({_gb(_NO_ROOM)})"] if free < _NO_ROOM else []
     if space.f_files and files < 100:  # f_files is 0 on file systems that do not count files
-        errors.append(f"no more than {files} new files")
+        errors.append(f"room for only {files} new files")
     little = [f"below {_gb(_LITTLE_ROOM)}"] if free < _LITTLE_ROOM and not errors else []
     return judge(name, f"{_gb(free)} free at {path}", errors, [*little, *warnings])
 
@@ -213,13 +213,13 @@ def _limits(topology: Topology) -> Finding:
     # Batches in shared memory are open files. Every process has tens of threads, which count as processes.
     for name, option in (("open_files", "-n"), ("processes", "-u")):
         if soft[name] != unlimited and soft[name] < 1024:
-            few = f"few {name.replace('_', ' ')}: ulimit {option} 1024 or more"
+            few = f"low limit of {name.replace('_', ' ')}: set ulimit {option} 1024 or more"
             (errors if soft[name] < 128 else warnings).append(few)
     infiniband = "/sys/class/infiniband"
     if topology.nodes > 1 and soft["locked_memory"] != unlimited and os.path.isdir(infiniband):
-        warnings.append("NCCL over InfiniBand registers memory: ulimit -l unlimited")
+        warnings.append("NCCL over InfiniBand registers memory: set ulimit -l unlimited")
     if soft["core_size"] and not _text("/proc/sys/kernel/core_pattern").startswith("|"):
-        warnings.append("a crash may fill the disk with a core file: ulimit -c 0")
+        warnings.append("a crash may fill the disk with a core file: set ulimit -c 0")
     return judge("limits", " ".join(shown), errors, warnings)
 
 

@@ -249,7 +249,7 @@ def _rank(rank: int | None, world_size: int) -> int:
     joined = torch.distributed.is_available() and torch.distributed.is_initialized()
     if rank is None:
         if world_size > 1 and not joined:
-            raise BadInput(f"world_size {world_size}, but which rank? Join the process group, or give rank=")
+            raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
         rank = torch.distributed.get_rank() if world_size > 1 else 0
     if not 0 <= rank < world_size:
         raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")

@@ -209,8 +209,8 @@ def warn_of_names(index: ImageFolderIndex, log: Log) -> None:
     if len(rows):
         kind = images.KINDS[index.misnamed[rows[0]] - 1]
         log(
-            f"warning: {len(rows)} of {len(index)} images of {index.base} are not what their ending says: "
-            f"{index.path(rows[0])} is a {kind}. They are decoded by their content"
+            f"warning: {len(rows)} of {len(index)} images of {index.base} have the extension of another "
+            f"format: {index.path(rows[0])} is a {kind}. They are decoded by their content"
         )
 
 
@@ -222,10 +222,10 @@ def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | Non
         index = open_index(folder)
         for name in _COLUMNS:
             if zlib.crc32(getattr(index, name)) != index.checksums[name]:
-                raise BadInput(f"the index {folder} is damaged: {name}.npy has another CRC-32")
+                raise BadInput(f"the index {folder} is damaged: the CRC-32 of {name}.npy differs")
         return index
     except BadInput as error:
-        log(f"{error}: scanning anew")
+        log(f"{error}: scanning again")
         return None
 
 
@@ -241,9 +241,9 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
         part = next(part for part in (1000, 100, 10, 1) if len(bad) * part <= total)
         raise BadInput(
             f"{len(bad)} of {total} images of {index.base} are bad: {shown}. "
-            f"--max_bad_images {100 / part:g}% would leave out up to {total // part}"
+            f"--max_bad_images {100 / part:g}% would skip up to {total // part}"
         )
-    log(f"left out {len(bad)} bad of {total} images of {index.base}: {shown}")
+    log(f"skipped {len(bad)} bad of {total} images of {index.base}: {shown}")
 
 
 def _scan(
@@ -338,7 +338,7 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
     here = int((source >= 0).sum())
     added, removed, changed = len(source) - here, len(known) - here, here - int(same.sum())
     changes = f"{added} files added, {removed} removed, {changed} changed"
-    log(f"{listing.base}: {changes if added or removed or changed else 'the same files, labelled anew'}")
+    log(f"{listing.base}: {changes if added or removed or changed else 'the same files, other labels'}")
     return np.flatnonzero(~same)
 
 

@@ -128,11 +128,11 @@ def _kind(content: bytes) -> str:
     if not content:
         raise BadImage("is empty (0 bytes)")
     if content.count(0) == len(content):
-        raise BadImage(f"holds nothing but zeros ({len(content)} bytes)")
+        raise BadImage(f"holds only zeros ({len(content)} bytes)")
     start = head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "ignore").strip()
     if start and start.replace("\n", " ").replace("\r", " ").replace("\t", " ").isprintable():
         raise BadImage(f"is text, not an image ({len(content)} bytes): it starts with {start[:40]!r}")
-    raise BadImage(f"is no known kind of image ({len(content)} bytes): it starts with {head[:8].hex(' ')}")
+    raise BadImage(f"is not a known image format ({len(content)} bytes): it starts with {head[:8].hex(' ')}")
 
 
 def _check_size(width: int, height: int) -> None:
@@ -201,7 +201,7 @@ def _inspect_png(content: bytes) -> Header:
         chunk = content[position + 4 : position + 8]
         # decoders check the same CRC: a file that is accepted here does not fail during training
         if zlib.crc32(view[position + 4 : end]) != int.from_bytes(content[end : end + 4], "big"):
-            raise BadImage(f"is damaged ({_tail(content)}): the PNG chunk at byte {position} has another CRC")
+            raise BadImage(f"is damaged ({_tail(content)}): the PNG chunk at byte {position} has a wrong CRC")
         if chunk == b"tRNS":
             plain = False
         elif chunk == b"eXIf":
@@ -246,7 +246,7 @@ def _reasons(content: bytes, kind: str):
     except Image.DecompressionBombError as error:
         raise BadImage(f"has more than {MAX_PIXELS / 1e6:.1f} megapixels: {error}") from error
     except Exception as error:
-        raise BadImage(f"is not a whole {kind} ({_tail(content)}): {_text(error)}") from error
+        raise BadImage(f"is not a complete {kind} ({_tail(content)}): {_text(error)}") from error
 
 
 def _orientation(image: Image.Image) -> int:

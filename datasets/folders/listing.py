@@ -128,12 +128,12 @@ def divide(
     if split == "train":
         log(
             f"train={len(val) - many} test={many} split of {root} by path, --val_share {100 * val_share:g}%"
-            + ": no image for validation, for each class has one" * (not many)
+            + ": no image for validation, because each class has only one" * (not many)
         )
     elif not many:
         raise BadInput(
-            f"{root} has {len(paths)} images in as many classes: none remains for validation. "
-            "Add val/ beside train/, or more images"
+            f"{root} has {len(paths)} images, one in each class: none remains for validation. "
+            "Add val/ next to train/, or more images"
         )
     rows = np.flatnonzero(val if split == "val" else ~val)
     return [paths[row] for row in rows.tolist()], labels[rows]

@@ -45,7 +45,7 @@ def resolve(backend: str, device: torch.device) -> str:
     known = reasons(device)
     known |= {name: known[engine] for name, engine in CACHED.items()}
     known["ray"] = None if importlib.util.find_spec("ray") else f"Ray is not installed: pip install {RAY}"
-    reason = known.get(backend, "there is no such backend")
+    reason = known.get(backend, "unknown backend")
     if reason is None:
         return backend
     here = ", ".join(name for name, why in known.items() if why is None)

@@ -32,22 +32,22 @@ def add_arguments(parser: JobParser) -> None:
         type=image_folder.val_share,
         default=listing.VAL_SHARE,
         metavar="SHARE",
-        help="for validation, of a folder without train/ and val/ (default: 10%%)",
+        help="share for validation, of a folder without train/ and val/ (default: 10%%)",
     )
-    add("--stage", type=boolean, default=True, help="false: read an s3:// --data_url as it is needed")
+    add("--stage", type=boolean, default=True, help="false: read images of an s3:// --data_url on demand")
     add("--custom_data", type=boolean, default=False, help="true: generated images instead")
     names = ", ".join(backends.BACKENDS)
     add("--data_backend", default="auto", metavar="NAME", help=f"auto (default): measured; {names}")
     add("-j", "--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
     add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
-    add("--pack", metavar="FOLDER", help="keep images there, made once, and read them")
+    add("--pack", metavar="FOLDER", help="store the images once in this folder, and read them from it")
     add(
         "--pack_form",
         choices=forms.FORMS,
         default="decoded",
         help=f"decoded (default): pixels; jpeg: small JPEGs of quality {forms.QUALITY}; encoded: the files",
     )
-    add("--cache", metavar="URL", help="shared by all nodes: redis://[user@]host[:port][,host...], rediss://")
+    add("--cache", metavar="URL", help="for all nodes: redis://[user@]host[:port][,host...] or rediss://...")
     add(
         "--cache_mode",
         choices=tiers.MODES,
@@ -68,7 +68,7 @@ def add_arguments(parser: JobParser) -> None:
         "--first_image_size",
         type=positive_int,
         metavar="PIXELS",
-        help="of the first 70%% of the epochs; then it rises to --image_size (default: the same)",
+        help="size in the first 70%% of the epochs; then it rises to --image_size (default: the same)",
     )
     effects.add_arguments(parser.add_argument_group("augmentation").add_argument)
 
@@ -165,4 +165,4 @@ def check_paths(**paths: str | None) -> None:
     """Raise BadInput on every rank if a file or folder is missing on rank 0. paths: option -> path."""
     for name, path in paths.items():
         if ranks.broadcast_object(path not in (None, "auto", "never") and not os.path.exists(path)):
-            raise BadInput(f"--{name} {path}: there is no such file or folder")
+            raise BadInput(f"--{name} {path}: no such file or folder")

@@ -126,7 +126,7 @@ def advice(
         )
     left = waited * found[backend] / found[best]
     left /= seconds - waited + left
-    return f"{said}; {best} would have cut that to about {left:.1%} ({text(found)})"
+    return f"{said}; {best} would have reduced that to about {left:.1%} ({text(found)})"
 
 
 class Head(Plan):

@@ -70,7 +70,7 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
             f"no CIFAR-10 in {folder}, and {error}. Three ways to continue: "
             "(1) --custom_data=true trains on generated images; "
             "(2) put cifar-10-batches-py/ or cifar-10-python.tar.gz (or the binary version) into a folder "
-            "and pass it as --data_url; (3) run where the internet is reachable, and it is downloaded"
+            "and pass it as --data_url; (3) run it with access to the internet, and it is downloaded"
         ) from error
     found = _load_python(folder)
     assert found, "the archive is there now"

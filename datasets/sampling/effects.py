@@ -76,7 +76,7 @@ def add_arguments(add: Callable[..., Any]) -> None:
     """Add the options of from_args(). add: add_argument of a parser or of an argument group."""
     number = {"type": non_negative_float, "default": 0.0}
     add("--trivial_augment", **FLAG, help="one random operation for each image")
-    add("--color_jitter", **number, metavar="X", help="brightness and the like by 1-X..1+X (default: 0)")
+    add("--color_jitter", **number, metavar="X", help="factors 1-X..1+X of brightness etc. (default: 0)")
     add("--random_erasing", **number, metavar="P", help="probability of an erased box (default: 0)")
     add("--mixup", **number, metavar="ALPHA", help="mix pairs of images (default: 0, none)")
     add("--cutmix", **number, metavar="ALPHA", help="exchange boxes between pairs (default: 0, none)")

@@ -161,7 +161,7 @@ def read(folder: str) -> np.ndarray:
     if not len(records):
         raise BadInput(f"{path} holds no step")
     if (np.diff(records["step"].astype(np.int64)) <= 0).any():
-        raise BadInput(f"{path} is no receipt: its steps do not ascend")
+        raise BadInput(f"{path} is not a receipt: its steps do not ascend")
     return records
 
 

@@ -65,7 +65,7 @@ def split_batch(global_batch: int, world_size: int) -> int:
         sizes = [str(each * world_size) for each in (local, local + 1) if each]
         raise BadInput(
             f"batch size {global_batch} is not divisible by {world_size} processes; "
-            f"the nearest that {'are' if local else 'is'}: {' and '.join(sizes)}"
+            f"expected {' or '.join(sizes)}, for example"
         )
     return local
 

@@ -1,4 +1,4 @@
-"""Options as users and platforms spell them; unknown ones; numbers without sense."""
+"""Options are read as users and platforms write them; unknown options and invalid values are errors."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ INJECTED = ["--init_method=tcp://127.0.0.1:6666", "--rank=0", "--world_size=1"]
 
 @pytest.fixture
 def parse(monkeypatch, tmp_path):
-    """A function that parses words as a job with a positional folder does, outside a platform."""
+    """Return a function that parses words as a job with a positional folder does, outside a platform."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MA_NUM_HOSTS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -130,7 +130,7 @@ def test_on_a_platform_what_resembles_an_option_is_an_error(words, parse, monkey
 
 @pytest.fixture
 def config(tmp_path):
-    """A function that writes a TOML file and returns the words that name it."""
+    """Return a function that writes a TOML file and returns the option that names it."""
 
     def write(*lines):
         (tmp_path / "run.toml").write_text("\n".join(lines))
@@ -163,12 +163,12 @@ def test_a_file_of_options_comes_after_the_command_line(config, parse, capsys):
         ("lr = [1]", "lr = a list: expected one text, number, true or false"),
         ("title = 3", "title = 3: expected a text"),
         ("[model]\nlr = 1", "model = a table: expected one"),
-        ('config = "other.toml"', "config is not an option of a file"),
+        ('config = "other.toml"', "config cannot be set in a file"),
         ("lr = ", "is not TOML"),
     ],
 )
 def test_a_file_of_options_with_a_mistake(line, said, config, parse, monkeypatch):
-    monkeypatch.setenv("MA_NUM_HOSTS", "1")  # on a platform, too: nothing but the job's user writes the file
+    monkeypatch.setenv("MA_NUM_HOSTS", "1")  # also on a platform: only the user of the job writes the file
     words = config(line)
     with pytest.raises(BadInput) as error:
         parse(*words, "--ignore_unknown")
@@ -185,7 +185,7 @@ def test_what_a_launcher_adds_is_always_known(parse, monkeypatch):
         assert parser.parse_args().ignored == [word[:12]]
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(BadInput, match="--unheard_of"):  # torchrun on a laptop is no platform
+    with pytest.raises(BadInput, match="--unheard_of"):  # torchrun on a laptop is not a platform
         parse("--unheard_of", "--local_rank=0")
 
 

@@ -1,4 +1,4 @@
-"""Atomic writes, locks and digests; the permissions of what is written."""
+"""Writes are atomic and have the permissions of the umask; locks and digests are right."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ from tests.support import pictures
 
 @pytest.mark.parametrize("umask", [0o077, 0o022, 0o027])
 def test_what_is_written_has_the_permissions_of_the_umask(umask, tmp_path):
-    """Checkpoints, weights, texts, generated images and indexes."""
+    """This holds for checkpoints, weights, texts, generated images and indexes."""
     before = os.umask(umask)
     try:
         checkpoint.write(str(tmp_path / "step_1.pt"), {"step": 1}, step=1, run="a")
@@ -98,7 +98,7 @@ def test_a_lock_excludes_other_processes(tmp_path, held, asked, free, kind):
             with pytest.raises(BlockingIOError), files.locked(path, shared=asked, wait=False):
                 pass
         holder.stdin.close()
-        with files.locked(path):  # waits for the end of the holder
+        with files.locked(path):  # waits until the holder ends
             assert holder.wait() == 0
 
 
@@ -120,8 +120,8 @@ def test_a_lock_excludes_threads_and_ends_with_the_block_although_a_child_has_in
     assert order == ["first", "thread"]
 
 
-def test_a_lock_file_that_its_holder_deletes_is_made_anew(tmp_path):
-    """The next holder does not end up with a lock on a file that no other process can find."""
+def test_a_lock_file_that_its_holder_deletes_is_created_again(tmp_path):
+    """The next holder does not get a lock on a deleted file, which no other process can find."""
     path, found = str(tmp_path / "lock"), []
 
     def take() -> None:

@@ -1,4 +1,4 @@
-"""How many cores a process takes for its own, and how it waits for its threads."""
+"""A process uses the right number of cores, and its threads do not spin for long."""
 
 import os
 
@@ -45,7 +45,7 @@ def test_affinity():
 
 @pytest.mark.parametrize(("given", "spins"), [({}, "'1000'"), ({"GOMP_SPINCOUNT": "77"}, "'77'")])
 def test_threads_of_a_job_do_not_spin_for_long(given, spins):
-    """libgomp itself shows what it has read: the variable is set before torch is imported."""
+    """libgomp prints the value that it has read: the variable is set before torch is imported."""
     env = environment(OMP_DISPLAY_ENV="verbose", **given)
     shown = run("jobs/train.py", "--epochs=0", env=env, code=2).stderr
     if "GOMP_SPINCOUNT" not in shown:

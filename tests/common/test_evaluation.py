@@ -94,7 +94,7 @@ def test_a_loss_that_is_not_a_mean_is_refused(criterion, message):
 
 
 def _over_ranks(metrics, outputs, targets, criterion, ranks, batch=7):
-    """Evaluate outputs that are given on each rank's part of them, and add up the ranks' sums."""
+    """Evaluate each rank's part of the given outputs, and return the sum over the ranks."""
     total = torch.zeros(3 + metrics.size, dtype=torch.float64)
     for rank in range(ranks):
         parts = SequentialBatchSampler(len(outputs), batch).shard(rank, ranks)

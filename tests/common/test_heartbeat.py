@@ -1,4 +1,4 @@
-"""A heartbeat logs when a line is due, with the seconds, and not more often."""
+"""A heartbeat logs a line with the seconds when it is due, and not more often."""
 
 import re
 import sys

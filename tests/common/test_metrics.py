@@ -1,4 +1,4 @@
-"""What a job reports, without a job around it."""
+"""A Log reports the right figures. These tests start no job."""
 
 import contextlib
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from tests.support.checkpointers import StubLoader, log_of
 
 @pytest.mark.parametrize("correct", [6.0, torch.nan], ids=["classification", "regression"])
 def test_figures_of_jobs_with_and_without_accuracy(tmp_path_factory, capsys, correct):
-    """In lines, metrics.jsonl, TensorBoard, the last line and the page; never as 0 or NaN."""
+    """They are in the lines, metrics.jsonl, TensorBoard and the page, and never 0 or NaN without a value."""
     tmp_path = tmp_path_factory.mktemp("run")  # its name is on the page
     log, loader = log_of(tmp_path), StubLoader(4)
     log.start(loader, 0, 4)
@@ -45,11 +45,11 @@ def test_figures_of_jobs_with_and_without_accuracy(tmp_path_factory, capsys, cor
 
 
 def _reported(log, loader, seconds_of_a_step, steps, clock):
-    """Return the steps after which a run reports, on a clock of its own."""
+    """Return the steps after which a run reports, with a simulated clock."""
     reported = []
     for step in range(1, steps + 1):
         clock[0] += seconds_of_a_step
-        log.is_late = log.asks_to_report()  # all ranks hear of it in the same step
+        log.is_late = log.asks_to_report()  # all ranks learn it in the same step
         if log.is_due(step):
             reported.append(step)
             sums = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)

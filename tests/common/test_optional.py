@@ -1,4 +1,4 @@
-"""Packages that cannot be imported: the real reason and the command, wherever one is needed."""
+"""If a package cannot be imported, the error has the real reason and the install command."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""Who holds an output folder."""
+"""One job at a time holds an output folder."""
 
 import argparse
 import errno
@@ -14,7 +14,7 @@ from common.checkpoint import resume
 from common.exits import BadInput
 from tests.conftest import ROOT, environment
 
-# holds a folder; a child that is forked outlives it
+# holds a folder; its forked child lives longer
 HOLDER = """
 import os, sys
 from common import output
@@ -54,7 +54,7 @@ def test_a_lock_ends_with_its_job_and_not_with_its_children(holder, tmp_path, mo
     run.hold()
     run.hold()  # this job has it already
     run.release()
-    assert os.listdir(folder) == [".lock"]  # of the job that was killed: this one has written nothing
+    assert os.listdir(folder) == [".lock"]  # the lock of the killed job; this job has written nothing
     run.hold()
     run.begin()
     run.release()

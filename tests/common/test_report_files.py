@@ -1,4 +1,4 @@
-"""The files of a log: what a damaged or strange one does to a run that resumes."""
+"""A run resumes with a damaged or strange file of a log."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.support.checkpointers import StubLoader, log_of
 
 
 def _resumed(folder, step=2):
-    """A run that resumes after `step` and reports the next one."""
+    """Resume a run after `step`, and report the next step."""
     log, loader = log_of(folder), StubLoader(10)
     loader.commit = lambda *_: None
     log.start(loader, step, 10)
@@ -38,7 +38,9 @@ def test_lines_that_cannot_be_read_do_not_end_the_record(tmp_path):
     _resumed(tmp_path)
     assert [json.loads(each)["step"] for each in path.read_text().splitlines()] == [1, 2, 3]
     assert json.loads((tmp_path / "starts.jsonl").read_text())["lost"] == {"step": 7, "time": 1}
-    assert path.stat().st_ino != before and not list(tmp_path.glob("*partial*")), "written anew, then renamed"
+    assert path.stat().st_ino != before and not list(tmp_path.glob("*partial*")), (
+        "a new file is written, then renamed"
+    )
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl"])

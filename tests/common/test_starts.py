@@ -1,4 +1,4 @@
-"""starts.jsonl: what a start was given, and nothing that is secret."""
+"""starts.jsonl has the settings of every start, and no secret."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/folder/job.py", *given])
     args = parser.parse_args()
     for step in (0, 8):
-        args.backend = "threads"  # what a job has found out is there, too
+        args.backend = "threads"  # values that the job has chosen are also written
         starts.write(str(tmp_path), args, step=step)
     content = (tmp_path / starts.FILE).read_text()
     first, second = map(json.loads, content.splitlines())

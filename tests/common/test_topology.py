@@ -1,4 +1,4 @@
-"""Who is who on every platform: recorded environments, simulated ones, contradictions."""
+"""Ranks are right on every platform: recorded environments, simulated ones, contradictions."""
 
 import argparse
 import itertools
@@ -19,7 +19,7 @@ def _resolve(env=None, processes_per_node=1, **args):
 
 
 def _words(text):
-    """Environment variables from `NAME=value NAME=value`."""
+    """Return the environment variables of `NAME=value NAME=value`."""
     return dict(word.split("=", 1) for word in text.split())
 
 
@@ -170,12 +170,12 @@ def test_nothing_injected_is_one_node():
     ],
 )
 def test_recorded_environments(env, topology):
-    """Values in the form that the vendors' documents show. processes_per_node=5 is what none of them says:
-    where the platform started the processes, its number stands."""
+    """The values have the form of the vendors' documents. No platform has 5 processes per node. If a platform
+    starts the processes, its number is used."""
     assert _resolve(env, processes_per_node=5) == topology
 
 
-NAMED_BY_ITSELF = {  # platform: source, level, and master where there is one node only
+NAMED_BY_ITSELF = {  # platform: source, level, and master of a job of one node
     "modelarts": ("modelarts-arguments", "node", None),  # its arguments come with the second node
     "modelarts-custom": ("modelarts-environment", "node", "own"),
     "pai-dlc": ("pai-dlc-or-baidu", "node", "own"),
@@ -227,7 +227,7 @@ def test_profiles(name, nodes, processes, addresses):
 
 
 def _parsed(words):
-    """As train_ddp.py reads them: what it does not know is left."""
+    """Parse the words as train_ddp.py does: unknown options are ignored."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--init_method")
     for name in ("--rank", "--world_size"):
@@ -245,7 +245,7 @@ def test_all_profiles_are_tested():
 
 @pytest.mark.parametrize("name", ["torchrun", "launch"])
 def test_profiles_of_launchers(name, tmp_path):
-    """Here the launcher itself tells the processes; --local-rank is launch's own."""
+    """The launcher starts the processes here; --local-rank comes from torch.distributed.launch."""
     job = tmp_path / "job.py"
     job.write_text(
         "import argparse, os, sys\n"
@@ -253,7 +253,7 @@ def test_profiles_of_launchers(name, tmp_path):
         "args = argparse.Namespace(init_method='tcp://h:1', processes_per_node=8)\n"
         "topology = resolve(args, os.environ)\n"
         "line = [f'rank={topology.rank} local_rank={topology.local_rank} {topology} {sys.argv[1:]}']\n"
-        "os.write(1, (line[0] + chr(10)).encode())\n"  # in one piece: the processes share the pipe
+        "os.write(1, (line[0] + chr(10)).encode())\n"  # one write, because the processes share the pipe
     )
     port = free_port()
     started = []
@@ -271,7 +271,7 @@ def test_profiles_of_launchers(name, tmp_path):
 
 
 def test_what_modelarts_injects():
-    """The folders and counters of the vendor's documents, and an argument that no job knows."""
+    """They are the folders and counters of the vendor's documents, and an argument that no job knows."""
     (first,) = make_starts("modelarts", 1, 2, 8, ["a", "b"], 6666, FOLDERS, gpus=8)
     assert first.arguments == [
         "--data_url=/ma/modelarts/inputs/data_url_0",
@@ -288,7 +288,7 @@ def test_what_modelarts_injects():
     }  # fmt: skip
     assert expected.items() <= first.environment.items()
     (alone,) = make_starts("modelarts", 0, 1, 8, ["a"], 6666, FOLDERS, gpus=8)
-    assert alone.arguments == first.arguments[:3], "on one node the platform says nothing of ranks"
+    assert alone.arguments == first.arguments[:3], "on one node the platform passes no rank"
     (custom,) = make_starts("modelarts-custom", 1, 2, 8, ["a", "b"], 6666, FOLDERS)
     assert custom.arguments == first.arguments[:2]
     assert custom.environment["MASTER_PORT"] == "6666"
@@ -331,7 +331,7 @@ def test_a_launcher_counts_processes_and_wins():
 
 
 def test_a_process_that_the_job_started_repeats_the_arguments_of_its_parent():
-    """They were taken, by the parent; nor do the platform's variables, which it inherits, speak again."""
+    """The parent has used the arguments and the platform's variables, so the child ignores both."""
     arguments = dict(init_method="tcp://h:1", rank=1, world_size=2, rank_level="node", processes_per_node=4)
     for platform in (MODELARTS, VOLCANO_PLUGIN, _words("NODE_RANK=7 AZUREML_NODE_COUNT=9")):
         topology = _resolve(platform | LAUNCHED | {STARTED_BY: "1"}, **arguments)
@@ -374,7 +374,7 @@ def test_arguments_win_over_a_platform_that_agrees_and_take_the_rest_from_it():
             dict(init_method="tcp://h:1", rank=1, world_size=2, processes_per_node=8),
             Topology(0, 1, 2, 1, "h", 1, "process", "arguments"),
         ),
-        (  # nodes are known: the number on each follows
+        (  # the number of nodes is known, so the number on each is
             MODELARTS,
             dict(rank=5, world_size=8, processes_per_node=1),
             Topology(1, 2, 4, 1, FIRST_WORKER, 29500, "process", "arguments"),
@@ -407,7 +407,7 @@ def test_rank_level_process(env, args, topology):
 
 
 def test_rank_level_node_settles_what_was_assumed():
-    with pytest.raises(BadInput, match=r"--world_size 4 contradicts MA_NUM_HOSTS=2$"):  # no advice to give
+    with pytest.raises(BadInput, match=r"--world_size 4 contradicts MA_NUM_HOSTS=2$"):  # without advice
         _resolve(MODELARTS, rank_level="node", rank=1, world_size=4, init_method="tcp://h:1")
     env = _words("RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1234")
     assert _resolve(env).source == "environment-assumed-node"
@@ -600,7 +600,7 @@ def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args,
         (LAUNCHED, "MASTER_PORT=0", {}, "MASTER_PORT=0 is not a port in 1..65535"),
         # Two processes on the first node, one on the second: 3 are not divisible by 2.
         (TORCHRUN, "WORLD_SIZE=3 LOCAL_WORLD_SIZE=2 RANK=1 GROUP_RANK=0", {}, "GROUP_WORLD_SIZE=2 contra"),
-        # Three and one: the second node's process would see nothing wrong with 4 = 4 x 1.
+        # Three and one: the second node's process would accept 4 = 4 x 1.
         (TORCHRUN, "WORLD_SIZE=4 LOCAL_WORLD_SIZE=1 RANK=3 LOCAL_RANK=0", {}, "GROUP_WORLD_SIZE=2 contra"),
         (TORCHRUN, "", dict(rank_level="node"), "--rank_level node contradicts LOCAL_RANK=1"),
         (AZUREML, "AZUREML_NODE_COUNT=4", {}, "NODE_RANK=1 AZUREML_NODE_COUNT=4 contradict each other"),

@@ -1,4 +1,4 @@
-"""--tracker, with MLflow's file store: no server is needed."""
+"""--tracker reports to MLflow's file store; no server is needed."""
 
 from types import SimpleNamespace
 

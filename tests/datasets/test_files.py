@@ -1,4 +1,4 @@
-"""Downloads, from a real https server on this machine."""
+"""Downloads work from an https server on this machine."""
 
 import contextlib
 import hashlib
@@ -128,7 +128,7 @@ def test_only_https(tmp_path):
 
 def test_data_url_that_is_no_folder(tmp_path):
     for url in ("gs://bucket/data", "https://host/data"):
-        with pytest.raises(BadInput, match=rf"{url} is a .* URL, not s3:// or obs:// and not a folder"):
+        with pytest.raises(BadInput, match=rf"{url} is a .* URL; expected a folder, s3:// or obs://"):
             local_folder(url)
     with pytest.raises(BadInput, match=r"nowhere does not exist"):
         local_folder(str(tmp_path / "nowhere"))
@@ -139,7 +139,7 @@ def test_data_url_that_is_no_folder(tmp_path):
 
 
 def test_folders_do_not_load_the_object_stores_code():
-    """A job that was given folders imports neither boto3 nor what stages a URL."""
+    """A job with folders imports neither boto3 nor the code that stages a URL."""
     script = (
         "import sys; import datasets.files, datasets.folders.image_folder, datasets.memory.cifar10\n"
         "print([m for m in sys.modules if 'object_store' in m or 'boto' in m or 'staging' in m])"

@@ -1,4 +1,4 @@
-"""What is below a URL arrives once, whole, and only that; against a real server."""
+"""Staging downloads the objects below a URL once, completely, and no others. The server is real."""
 
 import http.server
 import json
@@ -19,7 +19,7 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 
 STAGE = "import sys; from datasets import staging; print('at', staging.stage(sys.argv[1]))"
-# as above, in a process group of two; says now and then what it waits for
+# as above, in a process group of two; logs what it waits for
 STAGE_TOGETHER = """
 import datetime, sys, time, torch
 from common import heartbeat
@@ -52,7 +52,7 @@ def server():
 
 @pytest.fixture
 def here(server, monkeypatch, tmp_path):
-    """This process finds the server, and its own scratch folder; a function that stages as a new job does."""
+    """Set the server and a scratch folder. Return a function that stages a URL as a new job does."""
     for name, value in (server.environment | {SCRATCH: str(tmp_path / "scratch")}).items():
         monkeypatch.setenv(name, value)
 
@@ -65,7 +65,7 @@ def here(server, monkeypatch, tmp_path):
 
 
 def put(server, prefix: str, **files: bytes) -> dict[str, bytes]:
-    """Store files; their names, with "__" for a slash."""
+    """Store files, and return name -> content. In the arguments, "__" stands for a slash."""
     files = {name.replace("__", "/"): content for name, content in files.items()}
     for name, content in files.items():
         server.client().put_object(Bucket="data", Key=f"{prefix}/{name}", Body=content)
@@ -85,7 +85,7 @@ def test_all_files_arrive_and_are_used_again(server, here, capsys):
     files = put(
         server, "again", train__a__1=b"one", train__b__2=b"two" * 999, empty=b"", x=os.urandom(9_000_000)
     )
-    server.client().put_object(Bucket="data", Key="again/train/", Body=b"")  # what a console calls a folder
+    server.client().put_object(Bucket="data", Key="again/train/", Body=b"")  # a folder of a console
     server.client().put_object(Bucket="data", Key="again-not/3", Body=b"not below it")
     folder = here("s3://data/again")
     assert found(folder) == files
@@ -109,7 +109,7 @@ def test_what_changed_is_fetched_and_what_is_gone_goes(server, here, capsys):
     files |= put(server, "change", a=b"9")  # the same size
     before = os.stat(folder / "a").st_mtime_ns
     assert found(here("s3://data/change")) == files
-    assert os.stat(folder / "a").st_mtime_ns != before, "an index takes it for the file that it has read"
+    assert os.stat(folder / "a").st_mtime_ns != before, "an index accepts it as the file that it has read"
 
 
 def test_a_copy_that_was_damaged_is_mended(server, here, capsys):
@@ -119,9 +119,7 @@ def test_a_copy_that_was_damaged_is_mended(server, here, capsys):
     (folder / "stranger").write_bytes(b"")
     assert found(here("s3://data/damage")) == files
     status = os.stat(folder / "b")
-    (folder / "b").write_bytes(
-        b"2" * 50 + b"0" * 50
-    )  # a disk that lost a block in the crash that ended the job
+    (folder / "b").write_bytes(b"2" * 50 + b"0" * 50)  # the disk lost a block when the machine crashed
     os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns))
     folder.rename(folder.parent / ".data")
     capsys.readouterr()
@@ -177,15 +175,17 @@ def test_what_a_manifest_says_is_compared(server, here):
     put(server, "manifest", **{"a": b"abc", "manifest.json": manifest})
     with pytest.raises(BadInput, match="s3://data/manifest/a"):
         here("s3://data/manifest")
-    assert not list(Path(scratch_folder("staged", "s3://data/manifest")).rglob("a")), "nothing half-visible"
-    put(server, "manifest", **{"manifest.json": b'{"somebody": "else\'s"}'})
+    assert not list(Path(scratch_folder("staged", "s3://data/manifest")).rglob("a")), (
+        "no partial copy is visible"
+    )
+    put(server, "manifest", **{"manifest.json": b'{"another": "program"}'})
     assert "a" in found(here("s3://data/manifest"))
     with pytest.raises(BadInput, match="nothing below s3://data/nowhere"):
         here("s3://data/nowhere")
 
 
-def test_a_disk_without_room_is_found_before(here, monkeypatch):
-    """A store that lists an object of 10^15 bytes, and has none."""
+def test_a_full_disk_is_found_before_the_download(here, monkeypatch):
+    """The store lists an object of 10^15 bytes, which does not exist."""
 
     class Listing(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -254,7 +254,7 @@ def test_one_process_of_a_node_fetches_and_the_others_wait(server, tmp_path):
 
 @pytest.mark.parametrize("kind", [pytest.param(None, marks=pytest.mark.faults), "forbidden"])
 def test_nodes_wait_for_the_slowest_and_end_with_its_error(server, tmp_path, kind):
-    """For longer than --timeout, which bounds silence only; what goes wrong on one is said by all."""
+    """They wait longer than --timeout, which limits the time without a heartbeat. All report the error."""
     many(server, "nodes", 32)
     url, limit, port, begin = "s3://data/nodes", 2, free_port(), time.monotonic()
     with FaultProxy(server.port, kind, share=1, after=1, delay=0.1 if kind else 1.0) as proxy:
@@ -290,4 +290,4 @@ def test_a_node_that_is_lost_while_it_stages_does_not_keep_the_others(server, tm
             time.sleep(0.05)
         jobs[1].send_signal(signal.SIGKILL)
         finish(jobs[1], -signal.SIGKILL)
-        assert "rank 1 has given no sign of life for 4 s" in finish(jobs[0], 2, 30).stderr
+        assert "rank 1 sent no heartbeat for 4 s" in finish(jobs[0], 2, 30).stderr

@@ -80,6 +80,6 @@ def test_an_output_that_is_removed(tmp_path):
     shutil.rmtree(output, ignore_errors=True)
     shutil.rmtree(output, ignore_errors=True)
     printed = finish(job).stdout
-    assert "was deleted: it is made again, the older checkpoints are lost" in printed
+    assert "was deleted and is created again: older checkpoints are lost" in printed
     assert _newest(output) == 42 and (output / "epoch_3.pth").exists()
     assert '"step": 42' in (output / "metrics.jsonl").read_text()

@@ -1,4 +1,4 @@
-"""Bad input ends in one line that names the value, exit code 2, and nothing written."""
+"""Bad input ends the job with one line that names the value and exit code 2, and nothing is written."""
 
 import pickle
 
@@ -32,7 +32,7 @@ def test_data_url_that_does_not_exist(job, tmp_path):
             ["--dataset=digits", "--batch_size=5000"],
             "batch size 5000 is larger than the data set (1438 samples)",
         ),
-        # also the default's own value, which argparse could not tell from no value
+        # also the value of the default, which argparse cannot tell from an option that is not given
         (
             ["--dataset=digits", "--batch_size=128", "--batch_size_per_gpu=64"],
             "128 and --batch_size_per_gpu 64",
@@ -44,7 +44,7 @@ def test_data_url_that_does_not_exist(job, tmp_path):
         (["--dataset=digits", "--seed=-1"], "'-1' is not a whole number in 0..2^63-1"),
         (["--dataset=digits", "--enable_gpu=true"], "--enable_gpu=true, but torch"),
         (["--dataset=digits", "--data_url=/does/not/exist"], "data_url /does/not/exist does not exist"),
-        (["--data_url=gs://bucket/data"], "data_url gs://bucket/data is a gs URL, not s3:// or obs://"),
+        (["--data_url=gs://bucket/data"], "data_url gs://bucket/data is a gs URL; expected a folder"),
         (["--data_url=s3://me:secret@bucket/data"], "holds a user name or a password"),
         (["--data_url=s3://bucket.with.dots/data"], "a name with dots has no certificate"),
     ],
@@ -54,7 +54,7 @@ def test_arguments(arguments, message, tmp_path):
 
 
 def test_a_batch_of_one_that_batchnorm_cannot_take(tmp_path):
-    """The digits have 8x8 pixels: one value per channel in the last layers."""
+    """It is refused: with 8x8 pixels the last layers have one value per channel."""
     arguments = ("--dataset=digits", "--batch_size=1", "--max_steps=2", f"--output_dir={tmp_path / 'out'}")
     line, = run("jobs/train.py", *arguments, code=2).stderr.splitlines()  # fmt: skip
     assert line.startswith("error: --batch_size 1: ") and "at least 2 samples in each process" in line
@@ -177,7 +177,7 @@ def test_output_folder_that_cannot_be_written(job, tmp_path):
 
 def test_output_that_is_a_url():
     for url, message in (
-        ("gs://bucket/out", "output_dir gs://bucket/out is a URL, not s3:// or obs:// and not a folder"),
+        ("gs://bucket/out", "output_dir gs://bucket/out is a URL; expected a folder, s3:// or obs://"),
         ("s3://me:secret@bucket/out", "holds a user name or a password"),
     ):
         result = run("jobs/train.py", "--dataset=digits", f"--train_url={url}", code=2, timeout=60)

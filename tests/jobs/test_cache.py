@@ -1,4 +1,4 @@
-"""jobs/imagenet.py with a cache, as its users run it: the same data, whatever becomes of the servers."""
+"""jobs/imagenet.py trains on the same data with a cache, also if its servers fail."""
 
 import contextlib
 import re
@@ -38,7 +38,7 @@ JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--warmup=0", "
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """(arguments that name generated images; their index; the receipt without a cache)."""
+    """Return (arguments for generated images; their index; the receipt without a cache)."""
     root = tmp_path_factory.mktemp("data")
     folder = random_folder.make(str(root / "images"))
     for path in Path(folder, "train").glob("*/0[2-6]*"):  # 240 of 640 are enough
@@ -54,7 +54,7 @@ def job(data, output, *more):
 
 
 def trained(process, at_first_step=lambda: None) -> str:
-    """What it prints until it has taken its last step. There it is killed: its end takes longer."""
+    """Return the output up to the last step. The job is then killed, because its end takes longer."""
     printed = ""
     for line in process.stdout:
         printed += line
@@ -73,7 +73,7 @@ def delivered(output) -> bytes:
 
 @contextlib.contextmanager
 def looked_at(url, index, form="decoded"):
-    """A RedisStore to look at what a job left, without a lease."""
+    """Yield a RedisStore without a lease, to read the values that a job stored."""
     found = servers.Servers(address.parse(url))
     store = RedisStore(found, index, form=form)
     yield store
@@ -124,7 +124,7 @@ def test_an_offline_set_in_a_cluster_is_shared_by_two_jobs(data, tmp_path):
 
 
 def test_without_a_cache_the_node_s_memory_is_used(data, tmp_path):
-    """A pack, which the job takes away at its end."""
+    """The job makes a pack in memory and deletes it at its end."""
     printed = run(*job(data, tmp_path / "out", "--data_backend=kspeed", "--processes_per_node=2")).stderr
     assert delivered(tmp_path / "out") == data[2] and "packing train" in printed
     pack = f"bootfile-*/*{data[1].fingerprint[:12]}.pack"
@@ -133,7 +133,7 @@ def test_without_a_cache_the_node_s_memory_is_used(data, tmp_path):
 
 @pytest.mark.faults
 @needed
-def test_a_killed_job_goes_on_and_its_lease_ends(data, tmp_path):
+def test_a_killed_job_resumes_and_its_lease_ends(data, tmp_path):
     arguments = job(data, tmp_path / "out", "--data_backend=kspeed", "--save_every=1")
     with RedisServer(tmp_path) as server:
         killed = start(*arguments, f"--cache={server.url()}")
@@ -164,7 +164,7 @@ def test_wrong_credentials_end_it_before_it_trains(data, tmp_path):
 
 @needed
 def test_its_server_dies_and_no_secret_is_left(data, tmp_path):
-    """It goes on, says so once, and the password is in nothing that it prints and leaves."""
+    """The job continues and reports the lost server once. The password is in no output and in no file."""
     with with_user(tmp_path) as server:
         out, env = tmp_path / "out", environment(**{address.PASSWORD: PASSWORD})
         where = f"--cache={server.url('bootfile')}"
@@ -177,12 +177,12 @@ def test_its_server_dies_and_no_secret_is_left(data, tmp_path):
         assert files_with(PASSWORD, data[0][1].partition("=")[2]) == []
         refused = run(*job(data, out, f"--cache=redis://bootfile:{PASSWORD}@127.0.0.1"), code=2)
         assert PASSWORD not in refused.stdout + refused.stderr
-        assert "a password does not belong into the URL" in refused.stderr
+        assert "remove the password from the URL" in refused.stderr
 
 
 @needed
 def test_data_that_change_between_two_runs(data, tmp_path):
-    """Never a stale byte: nothing that was put before is found."""
+    """The job never reads an old value from the cache."""
     folder = tmp_path / "images"
     shutil.copytree(data[0][0].partition("=")[2], folder)
     arguments = (*JOB, f"--data_url={folder}", f"--cache_dir={tmp_path / 'cache'}", "--data_backend=threads")

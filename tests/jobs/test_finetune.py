@@ -1,4 +1,4 @@
-"""Fine-tuning in jobs/imagenet.py: other classes, a frozen backbone, AdamW, clipping, early stopping."""
+"""jobs/imagenet.py fine-tunes: other classes, a frozen backbone, AdamW, clipping, early stopping."""
 
 import hashlib
 import shutil
@@ -20,7 +20,7 @@ JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--data_backend
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Three of the generated classes, 192 training images."""
+    """Return a folder with three of the generated classes, 192 training images."""
     root = tmp_path_factory.mktemp("data")
     made = random_folder.make(str(root / "all"))
     for split in ("train", "val"):
@@ -30,7 +30,7 @@ def data(tmp_path_factory):
 
 
 def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data, tmp_path):
-    """In two processes; with so small a rate no epoch is better than the first, so the fourth is the last."""
+    """With this small learning rate, no epoch is better than the first, so the fourth is the last."""
     torch.save(models.build("resnet18", 10, 32).state_dict(), tmp_path / "ten.pth")
     arguments = (
         *JOB, f"--data_url={data}", f"--weights={tmp_path / 'ten.pth'}", "--freeze", "--optimizer=adamw",
@@ -38,7 +38,7 @@ def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data
         "--processes_per_node=2",
     )  # fmt: skip
     printed = run(*arguments, f"--output_dir={tmp_path / 'whole'}").stdout
-    assert "another shape: fc.weight [10, 512] in the file, [3, 512] here" in printed
+    assert "different shape: fc.weight [10, 512] in the file, [3, 512] in the model" in printed
     assert "stopped early: 3 epochs without a better score" in printed
     killed = start(*arguments, f"--output_dir={tmp_path / 'killed'}", stderr=None)
     for line in killed.stdout:
@@ -93,9 +93,7 @@ def test_published_weights_come_from_the_cache_or_are_refused(tmp_path, monkeypa
     assert published.is_name("resnet18", "DEFAULT") and not published.is_name(None, "DEFAULT")
     assert not published.is_name("resnet18", "best.pth")
     published.check("resnet18", "IMAGENET1K_V1")
-    with pytest.raises(
-        BadInput, match="--weights NONE: there is no such file; resnet18 has DEFAULT, IMAGENET"
-    ):
+    with pytest.raises(BadInput, match="--weights NONE: no such file; resnet18 has DEFAULT, IMAGENET"):
         published.check("resnet18", "NONE")
     with open(cache / f"resnet18-{digest}.pth", "ab") as file:
         file.write(b"x")
@@ -115,5 +113,5 @@ def test_networks_of_timm():
         "fc.weight": 0,
         "fc.bias": 0,
     }
-    with pytest.raises(Exception, match="is no model of timm"):
+    with pytest.raises(Exception, match="is not a model of timm"):
         models.arch("timm:resnet19")

@@ -1,4 +1,4 @@
-"""The jobs on a GPU, against the same jobs on the CPU. `make gpu` runs them."""
+"""The jobs give the same results on a GPU as on the CPU. `make gpu` runs these tests."""
 
 import os
 import signal
@@ -93,7 +93,7 @@ def test_a_restart(job, tmp_path):
 
 @pytest.mark.parametrize("options", [("--amp=false",), ("--accumulate=2", "--ema=0.9", "--compile=true")])
 def test_imagenet(options, tmp_path):
-    """The data, and the first loss, are those of the CPU."""
+    """The data and the first loss are those of the CPU."""
     found = []
     for name, device in {"cpu": {"gpu": False}, "gpu": {}}.items():
         output = tmp_path / name

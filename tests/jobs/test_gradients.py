@@ -1,4 +1,4 @@
-"""Where gradients lie and how they travel, in the jobs as they are started."""
+"""In the jobs, gradients are views of the buckets, and --gradient_compression sends them as bfloat16."""
 
 import re
 import textwrap
@@ -7,8 +7,8 @@ import pytest
 
 from tests.conftest import records, run
 
-# Runs a job, and says before every optimizer step in how many pieces of memory its gradients lie, and whether
-# bfloat16 could hold each of them.
+# Runs a job. Before every optimizer step it prints the number of gradients, the number of their storages, and
+# whether each gradient is exact in bfloat16.
 WATCHED = textwrap.dedent("""
     import runpy, sys
     import torch
@@ -32,7 +32,7 @@ SMALL = ("--batch_size=64", "--report_every=1", "--processes_per_node=2")
 
 
 def watched(tmp_path, *job) -> tuple[set, list[float]]:
-    """({(gradients, pieces, "True" or "False") of every optimizer step of every process}, losses)."""
+    """Return ({(gradients, storages, "True" or "False") of every step of every process}, losses)."""
     script = tmp_path / "watched.py"
     script.write_text(WATCHED)
     printed = run(script, *job, *SMALL, f"--output_dir={tmp_path / 'output'}").stdout
@@ -43,13 +43,12 @@ def watched(tmp_path, *job) -> tuple[set, list[float]]:
 
 
 def in_buckets(seen) -> bool:
-    """Whether gradients are no copies of what is in the buckets: that is as much memory less as they take."""
+    """Return whether the gradients are views of the buckets. Copies would take twice the memory."""
     return all(gradients == 62 and pieces <= 4 for gradients, pieces, _ in seen)
 
 
-def test_bfloat16_travels_and_training_goes_nearly_the_same_way(tmp_path):
-    """Equal in the first step, in other bits after it; within 0.02 for six steps, in which the loss changes
-    by more than 0.15."""
+def test_bfloat16_is_sent_and_training_is_nearly_the_same(tmp_path):
+    """The first loss is equal, later ones differ by less than 0.02. The loss changes by more than 0.15."""
     job = (*IMAGENET, "--lr=0.001", "--max_steps=6")
     losses = {}
     for kind, rounded in (("none", "False"), ("bf16", "True")):
@@ -62,8 +61,8 @@ def test_bfloat16_travels_and_training_goes_nearly_the_same_way(tmp_path):
     assert max(plain) - min(plain) > 0.15
 
 
-def test_parts_of_a_batch_travel_once(tmp_path):
-    """What is added up in the buckets without being sent is sent with the last part, as bfloat16."""
+def test_parts_of_a_batch_are_sent_once(tmp_path):
+    """The sum of the micro-batches is sent with the last one, as bfloat16."""
     seen, losses = watched(
         tmp_path, *IMAGENET, "--accumulate=2", "--gradient_compression=bf16", "--lr=0.001", "--max_steps=3",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""--help of jobs and of `launch bench`: without the large packages, and the text that they would give."""
+"""--help of jobs and of `launch bench` imports no large package and prints the same text as with them."""
 
 import runpy
 import sys
@@ -58,4 +58,4 @@ def test_completions_of_a_shell(tmp_path):
     run("-c", WITHOUT, "jobs/train.py", env=environment(_ARGCOMPLETE_STDOUT_FILENAME=str(found), **asked))
     assert found.read_text().split() == ["digits"]
     for path in (ROOT / "jobs").glob("*.py"):
-        assert path.read_text().startswith("# PYTHON_ARGCOMPLETE_OK\n"), "the shell looks for this line"
+        assert path.read_text().startswith("# PYTHON_ARGCOMPLETE_OK\n"), "the shell searches for this line"

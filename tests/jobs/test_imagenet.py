@@ -1,4 +1,4 @@
-"""jobs/imagenet.py as its users run it, small: real and generated folders, backends, restarts, errors."""
+"""jobs/imagenet.py works at a small size: real and generated folders, backends, restarts, errors."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ ARCHIVE = ROOT.parent / "shared" / "data" / "cifar10_jpeg.tar.gz"
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory):
-    """(arguments that name generated images, which are made once; the cache folder)."""
+    """Return (arguments for generated images, which are made once; the cache folder)."""
     cache = tmp_path_factory.mktemp("cache")
     run(*JOB, "--custom_data=true", f"--cache_dir={cache}", "--max_steps=1", "--training_only",
         "--data_backend=threads", f"--output_dir={cache / 'first'}")  # fmt: skip
@@ -47,7 +47,7 @@ def weights(output, epoch) -> dict:
     return torch.load(Path(output) / f"epoch_{epoch}.pth", weights_only=True)
 
 
-@pytest.mark.skipif(not ARCHIVE.exists(), reason="the JPEG copy of CIFAR-10 is not beside this checkout")
+@pytest.mark.skipif(not ARCHIVE.exists(), reason="the JPEG copy of CIFAR-10 is not next to this checkout")
 def test_every_backend_learns_the_same_from_real_images(tmp_path):
     with tarfile.open(ARCHIVE) as archive:
         for member in archive:
@@ -71,7 +71,7 @@ def test_every_backend_learns_the_same_from_real_images(tmp_path):
 
 
 def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_path):
-    """Stopped in the second epoch, gone on with, from a pack, in two processes: the same data and effects."""
+    """A job that resumes in the second epoch, from a pack, in two processes, has the same data."""
     arguments = ("--epochs=2", "--lr=0.01", "--trivial_augment", "--color_jitter=0.4", "--random_erasing=0.5",
                  "--mixup=0.2", "--cutmix=1", "--first_image_size=16")  # fmt: skip
     run(*job(generated, tmp_path / "whole", *arguments, "--data_backend=threads"))
@@ -141,7 +141,7 @@ def test_compiled_it_learns_the_same(generated, tmp_path):
 
 @pytest.mark.faults
 def test_a_restart_is_exact(generated, tmp_path):
-    """With everything that has a state: averaged weights, mixup, a warm-up, parts of a batch."""
+    """Also with averaged weights, mixup, a warm-up and micro-batches."""
     arguments = ("--epochs=2", "--ema=0.9", "--mixup=0.2", "--cutmix=1", "--trivial_augment", "--warmup=1",
                  "--accumulate=2", "--save_every=4", "--random_erasing=0.5", "--clip_grad=1",
                  "--data_backend=threads", "--first_image_size=16")  # fmt: skip
@@ -206,9 +206,9 @@ def test_auto_measures_and_says_so(generated, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--data_backend=nonsense"], "data_backend nonsense: there is no such backend; available here: pytorch"),
+    (["--data_backend=nonsense"], "data_backend nonsense: unknown backend; available here: pytorch"),
     (["--data_backend=dali-gpu"], "data_backend dali-gpu: it needs a GPU; available here:"),
-    (["--arch=resnet19", "--data_backend=threads"], "resnet19 is no classifier of torchvision"),
+    (["--arch=resnet19", "--data_backend=threads"], "resnet19 is not a torchvision classifier"),
     (["--accumulate=5", "--data_backend=threads"], "--accumulate 5 does not divide the 64 samples"),
     (["--batch_size=10000", "--data_backend=threads"], "batch size 10000 is larger than the data set (640"),
     (["--data_url=/does/not/exist"], "data_url /does/not/exist does not exist or is not a folder"),
@@ -225,7 +225,7 @@ def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
 
 @pytest.mark.parametrize("arguments, message", [
     (["--cache=http://host"], "is not redis://"),
-    (["--cache=redis://me:word@host"], "a password does not belong into the URL"),
+    (["--cache=redis://me:word@host"], "remove the password from the URL"),
     (["--pack={file}/packs"], "--pack {file}/packs cannot be written: {file}"),
     (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs is a URL"),
     (["--pack_form=jpeg"], "--pack_form jpeg: there is no pack; name its folder with --pack"),
@@ -237,15 +237,15 @@ def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
     (["--first_image_size=16", "--arch=vit_b_16"], "cannot take images of --first_image_size 16"),
     (["--accumulate=64"], "cannot be trained on 1 image of --image_size 32 at a time"),
     (["--freeze"], "--freeze needs --weights FILE or DEFAULT"),
-    (["--weights=NONE"], "--weights NONE: there is no such file; resnet18 has DEFAULT, IMAGENET1K_V1"),
+    (["--weights=NONE"], "--weights NONE: no such file; resnet18 has DEFAULT, IMAGENET1K_V1"),
     (["--arch=inception_v3"], "--arch inception_v3 cannot take images of --image_size 32"),
     (["--arch=vit_b_16", "--image_size=100"], "--arch vit_b_16 cannot take images of --image_size 100"),
     (["--data_backend=ray", "--ray_address=nowhere"], "--ray_address nowhere"),
-    (["--resume={file}.pt"], "--resume {file}.pt: there is no such file"),
-    (["--weights={file}.pth"], "--weights {file}.pth: there is no such file"),
+    (["--resume={file}.pt"], "--resume {file}.pt: no such file"),
+    (["--weights={file}.pth"], "--weights {file}.pth: no such file"),
 ])  # fmt: skip
 def test_what_the_arguments_decide_is_refused_before_the_scan(arguments, message, tmp_path, monkeypatch):
-    """Nothing is read and nothing is left."""
+    """The job reads nothing and writes nothing."""
     spec = importlib.util.spec_from_file_location("imagenet_job", ROOT / "jobs" / "imagenet.py")
     spec.loader.exec_module(imagenet := importlib.util.module_from_spec(spec))
     (tmp_path / "file").touch()
@@ -268,7 +268,7 @@ def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
     victims = sorted((root / "train").rglob("*.jpg"))[:3]
     victims[0].write_bytes(victims[0].read_bytes()[:-200])
     victims[1].write_bytes(b"<html>not found</html>")
-    Image.open(victims[2]).save(victims[2], format="PNG")  # not a bad one
+    Image.open(victims[2]).save(victims[2], format="PNG")  # this one is valid
     arguments = (*JOB, f"--data_url={root}", "--batch_size=64", "--max_steps=2", "--training_only",
                  "--data_backend=threads", f"--output_dir={tmp_path / 'out'}")  # fmt: skip
     refused = run(*arguments, code=2).stderr
@@ -279,7 +279,7 @@ def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
 
 
 def test_class_folders_alone_are_split_by_path(generated, tmp_path):
-    """The share belongs to the identity of a run."""
+    """A resume with another share is refused."""
     root = tmp_path / "flat"
     shutil.copytree(Path(generated[0].removeprefix("--data_url=")) / "val", root)
     arguments = (*JOB, f"--data_url={root}", "--batch_size=16", "--max_steps=2", "--save_every=1",
@@ -294,7 +294,7 @@ def test_class_folders_alone_are_split_by_path(generated, tmp_path):
 
 
 def test_without_data_at_all(tmp_path):
-    """And a trial of two steps does not evaluate 50,000 images."""
+    """The job uses generated images. A trial of two steps does not evaluate 50,000 images."""
     printed = run(
         *JOB, "--data_backend=syntetic", "--max_steps=2", "--batch_size=4", f"--output_dir={tmp_path}"
     ).stdout

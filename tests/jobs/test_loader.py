@@ -1,4 +1,4 @@
-"""jobs/loader.py and loader_dali.py as their users run them: alone, in several processes, with bad input."""
+"""jobs/loader.py and loader_dali.py work in one process and in several, and refuse bad input."""
 
 import os
 import re
@@ -21,7 +21,7 @@ EPOCHS, STEPS, PAIRS = 2, 3, 26
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """(arguments that name generated pairs; their folder)."""
+    """Return (arguments for generated pairs; their folder)."""
     cache = tmp_path_factory.mktemp("cache")
     folder = random_pairs.make(str(cache / "pairs"))
     for split in ("train", "test"):
@@ -31,14 +31,13 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(data, tmp_path_factory):
-    """The output of loader.py in one process, and its folder."""
+    """Return the output of loader.py in one process, and its folder."""
     output = tmp_path_factory.mktemp("alone")
     return run("jobs/loader.py", *data, f"--epochs={EPOCHS}", f"--result_dir={output}").stdout, output
 
 
 def reported(text: str) -> list[tuple[int, int]]:
-    """(step, pairs) of the lines on iterations. Checks that every one, every epoch and the whole have a
-    time."""
+    """Return (step, pairs) of each line of a step. Check that steps, epochs and the job have a time."""
     steps = re.findall(r"^epoch=\d step=(\d+) pairs=(\d+) seconds=\d+\.\d{4}$", text, re.MULTILINE)
     epochs = re.findall(r"^epoch=\d step=\d+ pairs=\d+ seconds=\S+ receipt=[0-9a-f]{16}$", text, re.MULTILINE)
     total = re.findall(
@@ -66,7 +65,7 @@ def test_the_same_receipt_in_any_number_of_processes_from_both_jobs(job, process
         f"jobs/{job}", *data, f"--epochs={EPOCHS}", f"--processes_per_node={processes}",
         f"--result_dir={tmp_path}",
     ).stdout  # fmt: skip
-    assert len(reported(printed)) == EPOCHS * STEPS, "rank 0 alone reports"
+    assert len(reported(printed)) == EPOCHS * STEPS, "only rank 0 reports"
     assert (tmp_path / receipt.FILE).read_bytes() == (alone[1] / receipt.FILE).read_bytes()
     assert [line["pairs"] for line in records(tmp_path)] == [PAIRS, PAIRS]
 
@@ -81,7 +80,7 @@ def test_torchrun(alone, data, tmp_path):
 
 
 def test_without_data_the_test_split_resized(tmp_path):
-    """Eight generated pairs in batches of six, in two processes."""
+    """The job uses eight generated pairs in batches of six, in two processes."""
     printed = run(
         "jobs/loader.py", "--split=test", "--batch_size=6", "--resize=360", "--crop=64",
         "--processes_per_node=2", f"--train_url={tmp_path}", f"--preview={tmp_path / 'sheet.png'}",
@@ -99,7 +98,7 @@ def refused(*command, **options) -> str:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_an_unreadable_image_in_the_middle_of_an_epoch_is_named(job, data, tmp_path):
-    """Its size and time are those of the file that was scanned, its bytes are not."""
+    """Its bytes changed after the scan, but not its size and its time."""
     folder, cache = tmp_path / "pairs", tmp_path / "cache"
     shutil.copytree(data[0].partition("=")[2], folder)
     paired_images.load(str(folder), "test", str(cache))
@@ -109,7 +108,7 @@ def test_an_unreadable_image_in_the_middle_of_an_epoch_is_named(job, data, tmp_p
     os.utime(victim, ns=(status.st_atime_ns, status.st_mtime_ns))
     arguments = ("--split=test", "--batch_size=2", "--num_workers=1", f"--result_dir={tmp_path / 'out'}")
     line = refused(f"jobs/{job}", f"--data_source={folder}", f"--cache_dir={cache}", *arguments)
-    assert f"cannot decode {victim}: is no known kind of image" in line
+    assert f"cannot decode {victim}: is not a known image format" in line
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -127,7 +126,7 @@ def test_a_gpu_that_is_not_there(data, tmp_path):
 
 
 def test_dali_that_is_not_installed(data, tmp_path):
-    """Another package called nvidia, without DALI in it, hides the one that is there."""
+    """Another package called nvidia, without DALI, hides the installed one."""
     (tmp_path / "site" / "nvidia").mkdir(parents=True)
     (tmp_path / "site" / "nvidia" / "__init__.py").touch()
     env = environment(PYTHONPATH=str(tmp_path / "site"))

@@ -1,4 +1,4 @@
-"""jobs/quickstart.ipynb, run cell by cell as Jupyter does."""
+"""All cells of jobs/quickstart.ipynb run, as in Jupyter."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and that its figures are right."""
+"""A run writes its files, and its figures are right."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ from tests.conftest import free_port, records, run, start
 
 
 def test_accuracy_is_that_of_scikit_learn(tmp_path):
-    """359 test samples: 3 processes do not divide them, and each counts once."""
+    """359 test samples are not divisible by 3 processes, and each sample counts once."""
     run(
         "-m", "torch.distributed.run", "--nproc-per-node=3", f"--master-port={free_port()}",
         "jobs/train_ddp.py", "--dataset=digits", "--batch_size=66", "--max_steps=4", "--lr=0.02",
@@ -93,7 +93,7 @@ def test_files_lines_and_table(tmp_path):
 
 
 def test_generated_images_are_learned(tmp_path):
-    """The smoke test of every platform: ten classes, far above chance within a few steps."""
+    """The accuracy on ten classes is far above chance after a few steps."""
     run(
         "jobs/train.py", "--dataset=digits", "--custom_data=true", "--epochs=1", "--lr=0.02",
         "--output_dir", tmp_path,

@@ -1,4 +1,4 @@
-"""A job that was stopped or killed goes on as if nothing had happened, bit for bit."""
+"""A job that was stopped or killed resumes with the results of an uninterrupted run, bit for bit."""
 
 import os
 import re
@@ -22,7 +22,7 @@ ONE = ("jobs/train.py", *DATA)
 
 
 def figures(output) -> list[dict]:
-    """metrics.jsonl without what a clock says."""
+    """Return the records of metrics.jsonl without times."""
     clocks = ("time", "data_time", "compute_time", "images_per_s", "memory_mb")
     return [{name: line[name] for name in line if name not in clocks} for line in records(output)]
 
@@ -36,7 +36,7 @@ def same_weights(one, other) -> bool:
 
 
 def wait_for(process: subprocess.Popen, pattern: str) -> list[str]:
-    """Read the output of a job until a line matches; all lines read."""
+    """Read the output of a job until a line matches, and return it."""
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -47,7 +47,7 @@ def wait_for(process: subprocess.Popen, pattern: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """(output of train.py, of train_ddp.py with two processes), never interrupted."""
+    """Return the folders of train.py and of train_ddp.py with two processes, both never interrupted."""
     outputs = [tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")]
     for job, output in zip((ONE, TWO), outputs, strict=True):
         run(*job, f"--output_dir={output}")
@@ -56,7 +56,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.faults  # half a minute
 def test_three_processes_add_in_the_same_order_after_a_restart(tmp_path):
-    """With three or more, the order in which gradients are added decides the rounding."""
+    """With three processes or more, the rounding depends on the order in which gradients are added."""
     three = ("jobs/train_ddp.py", "--processes_per_node=3", *DATA, "--max_steps=4")
     run(*three, f"--output_dir={tmp_path / 'whole'}")
     middle = tmp_path / "whole" / "checkpoints" / "step_2.pt"
@@ -79,7 +79,7 @@ def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
 
 
 def test_sigterm_costs_no_step(whole, tmp_path):
-    """The signal reaches one rank's process; all stop at the same step."""
+    """If one rank receives the signal, all ranks stop at the same step."""
     stopped = start(*TWO, f"--output_dir={tmp_path}")
     wait_for(stopped, r"^epoch=2 step=6 ")
     for _ in range(2):  # a second one changes nothing
@@ -104,7 +104,7 @@ def test_sigkill_costs_at_most_an_interval(whole, tmp_path):
     result = finish(killed, None)
     assert result.returncode not in (0, 143)
     paths = checkpoint.found(str(tmp_path / "checkpoints"))
-    assert checkpoint.read(paths[0])["step"] >= 6  # 8 may have been on its way
+    assert checkpoint.read(paths[0])["step"] >= 6  # step 8 may have been in flight
 
     run(*TWO, f"--output_dir={tmp_path}")
     assert figures(tmp_path) == figures(whole[1])
@@ -114,8 +114,8 @@ def test_sigkill_costs_at_most_an_interval(whole, tmp_path):
 
 
 @pytest.mark.faults
-def test_a_checkpoint_of_any_job_goes_on_in_any_job(whole, tmp_path):
-    """train.py, then two processes, then mixed precision; and a run that is done has nothing left to do."""
+def test_a_checkpoint_of_any_job_resumes_in_any_job(whole, tmp_path):
+    """train_dp.py, then two processes, then mixed precision. A run that has ended trains no step again."""
     output = f"--output_dir={tmp_path}"
     run("jobs/train_dp.py", *DATA, output, "--max_steps=4")
     assert "step 4 of 7\n" in run(*TWO, output, "--max_steps=7").stdout
@@ -130,7 +130,7 @@ def test_a_checkpoint_of_any_job_goes_on_in_any_job(whole, tmp_path):
 
 
 def test_a_batch_may_be_counted_by_process(tmp_path):
-    """With 2 processes --batch_size_per_gpu 16 is --batch_size 32: the same run, continued in one process."""
+    """--batch_size_per_gpu 16 with 2 processes is --batch_size 32, and one process can resume it."""
     common = ("--dataset=digits", "--lr=0.01", f"--output_dir={tmp_path}", "--save_every=2")
     first = run(
         "jobs/train_ddp.py", *common, "--processes_per_node=2", "--batch_size_per_gpu=16", "--max_steps=2"
@@ -141,7 +141,7 @@ def test_a_batch_may_be_counted_by_process(tmp_path):
 
 
 def test_the_files_of_a_run(whole):
-    """The newest three, `latest`, the weights of every epoch and the best, without a wrapper's names."""
+    """They are the newest three checkpoints, `latest`, and the weights of every epoch and the best epoch."""
     names = sorted(os.listdir(whole[1] / "checkpoints"))
     steps = [f"step_{step}.pt" for step in (12, 14, 15)]
     assert names == sorted(["latest", *steps, *(f"{step}.json" for step in steps)])
@@ -153,13 +153,13 @@ def test_the_files_of_a_run(whole):
     identity = {"--dataset": "digits", "--custom_data": False, "--batch_size": 240, "--seed": 0}
     data = digits.load(None, False)[0].fingerprint
     assert state["identity"] == identity | {"training data": data}
-    assert state["step"], state["epoch"] == (15, 3)
+    assert (state["step"], state["epoch"]) == (15, 3)
     assert state["objects"]["receipt"]["digest"] == figures(whole[1])[-2]["receipt"]
 
 
 @pytest.fixture
 def started(whole, tmp_path):
-    """A folder that holds the checkpoints of train.py, as a platform brings them back."""
+    """Return a folder with the checkpoints of train.py, as a platform restores them."""
     (tmp_path / "checkpoints").mkdir()
     for path in (whole[0] / "checkpoints").iterdir():
         os.link(path, tmp_path / "checkpoints" / path.name)
@@ -170,7 +170,7 @@ def started(whole, tmp_path):
     ("change", "error"),
     [
         ("--batch_size=120", "its --batch_size is 240, this run's is 120"),
-        ("--resume=nowhere", "leave out --resume nowhere to continue that run"),
+        ("--resume=nowhere", "leave out --resume nowhere to resume that run"),
     ],
 )
 def test_another_run_is_an_error_with_both_values(started, change, error):
@@ -182,7 +182,7 @@ def test_another_run_is_an_error_with_both_values(started, change, error):
 
 
 def changed(tmp_path, *changes: tuple[str, str]) -> Path:
-    """train.py with other lines, as a user changes it."""
+    """Return the path of a train.py with these lines changed, as by a user."""
     text = (ROOT / "jobs" / "train.py").read_text()
     for old, new in (
         ("os.path.dirname(os.path.dirname(os.path.abspath(__file__)))", repr(str(ROOT))),
@@ -206,7 +206,7 @@ def test_another_label_is_another_run(started, tmp_path):
 
 
 def test_a_schedule_that_follows_the_validation_loss_resumes_exactly(tmp_path):
-    """Stopped in the middle, and killed when the rate had changed once."""
+    """The job is stopped once, and killed once after the rate has changed."""
     old = "OneCycleLR(\n        optimizer, args.lr, total_steps=total_steps, cycle_momentum=False\n    )"
     job = changed(
         tmp_path,
@@ -255,7 +255,7 @@ def test_only_damaged_files_are_an_error_not_a_new_start(started):
         path.unlink()
         path.write_bytes(b"torn")
     error = run(*ONE, f"--output_dir={started}", code=2).stderr
-    assert error.count("it is truncated: 4 bytes instead of") == 3 and "take another --output_dir" in error
+    assert error.count("it is truncated: 4 bytes instead of") == 3 and "use another --output_dir" in error
 
 
 def test_a_run_that_diverges_ends(tmp_path):
@@ -265,7 +265,7 @@ def test_a_run_that_diverges_ends(tmp_path):
 
 
 def test_one_bad_step_is_skipped_on_every_process(tmp_path):
-    """A poisoned batch on rank 1 only: no process takes the step, BatchNorm's statistics stay."""
+    """If only rank 1 has a batch with NaN, no process takes the step, and BatchNorm's statistics stay."""
     poison = (
         "import runpy, sys, torch; sys.path.insert(0, '.'); from datasets.loaders import loader\n"
         "original, count = loader.ToDevice.end, 0\n"

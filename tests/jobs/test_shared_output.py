@@ -1,4 +1,4 @@
-"""Two runs never share an output folder by accident, and a start that is refused changes nothing."""
+"""Two runs never share an output folder, and a start that is refused changes no file."""
 
 import os
 import re
@@ -18,13 +18,13 @@ THREE = ("jobs/train.py", *DIGITS, "--max_steps=3", "--save_every=1")
 
 
 def snapshot(folder) -> dict[str, bytes | None]:
-    """The content of every file, None for folders."""
+    """Return path -> content of every file, None for folders."""
     paths = sorted(Path(folder).rglob("*"))
     return {str(path): None if path.is_dir() else path.read_bytes() for path in paths}
 
 
 def refused(*command, **options) -> str:
-    """The one line of a start that is refused."""
+    """Return the error of a start that is refused, which is one line."""
     result = run(*command, code=2, **options)
     line, = result.stderr.splitlines()  # fmt: skip
     assert line.startswith("error: ") and "\nepoch=" not in result.stdout
@@ -33,7 +33,7 @@ def refused(*command, **options) -> str:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The output folder of a run of three steps."""
+    """Return the output folder of a run of three steps."""
     output = tmp_path_factory.mktemp("finished") / "out"
     run(*THREE, f"--output_dir={output}")
     return output
@@ -41,7 +41,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def used(finished, tmp_path):
-    """A copy of it."""
+    """Return a copy of the output folder of `finished`."""
     return shutil.copytree(finished, tmp_path / "out")
 
 
@@ -55,11 +55,11 @@ def test_a_second_job_is_refused_while_the_first_one_lives(tmp_path):
         wait_for(first, "val_loss")  # the checkpoint of the first epoch is written
         first.send_signal(signal.SIGSTOP)
         before = snapshot(output)
-        # the same command; then two processes, where only rank 0 may ask for the folder
+        # the same command; then two processes, of which only rank 0 may open the folder
         for command in (long, ("jobs/train_ddp.py", *DIGITS, "--seed=2", "--processes_per_node=2")):
             assert f"{output} belongs to another job" in refused(*command, option)
             assert snapshot(output) == before
-        # a restart in place waits for the last moments of the job before
+        # a restart waits until the previous job has ended
         threading.Timer(8.0, first.kill).start()
         assert "resumed from " in run(*long, option, "--max_steps=7").stdout
     finally:
@@ -71,10 +71,10 @@ def test_a_second_job_is_refused_while_the_first_one_lives(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--resume=never"], ["checkpoints/step_1.pt", "take another --output_dir"]),
+        (["--resume=never"], ["checkpoints/step_1.pt", "use another --output_dir"]),
         (["--resume=never", "--seed=5", "--max_steps=1"], ["checkpoints/step_3.pt", "best.pth"]),
         (["--resume=OTHER"], ["checkpoints/step_3.pt", "leave out --resume "]),
-        (["--max_steps=2"], ["step_3.pt: it has done 3 steps, and this run ends at 2"]),
+        (["--max_steps=2"], ["step_3.pt: it is of step 3, and this run ends at step 2"]),
     ],
 )
 def test_results_are_not_replaced(finished, used, arguments, named):
@@ -95,7 +95,7 @@ def test_results_without_a_checkpoint_are_not_replaced(used, tmp_path):
 
 
 def test_the_same_command_is_idempotent(finished, used, tmp_path):
-    """Also one that begins at a checkpoint of another run."""
+    """This also holds for a command that begins at a checkpoint of another run."""
     run(*THREE, f"--output_dir={used}")
     assert "step 3 of 3" in run(*THREE, f"--output_dir={used}").stdout
     other = (*THREE, f"--resume={finished / 'checkpoints' / 'step_2.pt'}", f"--output_dir={tmp_path / 'new'}")
@@ -110,7 +110,7 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(tmp_path):
     command = ("jobs/train.py", *DIGITS, "--save_every=3epochs", f"--output_dir={tmp_path}")
     job = start(*command, "--epochs=100")
     wait_for(job, "val_loss")
-    wait_for(job, "^epoch=2 step=6 ")  # epoch_1.pth is written or on its way
+    wait_for(job, "^epoch=2 step=6 ")  # epoch_1.pth is written or in flight
     job.kill()
     job.communicate()
     assert not (tmp_path / "checkpoints").exists()
@@ -136,7 +136,7 @@ def test_what_stands_in_the_way_is_found_at_the_start(tmp_path):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """The code as a project of its own, whose output_dir/ is empty."""
+    """Return a copy of the code with an empty output_dir/."""
     folder = tmp_path_factory.mktemp("project")
     for name in ("common", "datasets", "jobs", "launch"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -144,7 +144,7 @@ def project(tmp_path_factory):
 
 
 def test_runs_without_an_output_folder_get_their_own(project):
-    """Two that are started in the same second, one of them with two processes."""
+    """Two runs start in the same second, one of them with two processes."""
     kept = project / "output_dir"
     jobs = [
         start("jobs/train.py", *DIGITS, "--max_steps=1", cwd=project),
@@ -165,7 +165,7 @@ def test_runs_without_an_output_folder_get_their_own(project):
         page = ("-m", "launch", "report", kept / runs, "--to", project / "page.html")
         assert f": {count}, " in run(*page, cwd=project).stdout
 
-    # `latest` is a folder to continue, under its own name
+    # `latest` is resumed as the folder that it points to
     job = "jobs/train_ddp.py" if latest.startswith("train_ddp") else "jobs/train.py"
     again = run(job, *DIGITS, "--max_steps=2", "--output_dir=output_dir/latest", cwd=project).stdout
     assert f"resumed from {kept / latest}/checkpoints/step_1.pt" in again
@@ -181,7 +181,7 @@ def test_starts_that_are_refused_or_only_measure_leave_no_folder(project):
     ):
         line = refused(*arguments, cwd=project, env=environment(PYTHONDONTWRITEBYTECODE="1"))
         assert "--resume auto without --output_dir" in line or "--resume=auto" not in arguments
-        assert "--resume nowhere: there is no such file" in line or "--resume=nowhere" not in arguments
+        assert "--resume nowhere: no such file" in line or "--resume=nowhere" not in arguments
     measured = run(
         "jobs/imagenet.py", "--data_backend=synthetic", "--prof=1", "--image_size=32", "--arch=resnet18",
         "--batch_size=4", cwd=project, env=environment(PYTHONDONTWRITEBYTECODE="1"),

@@ -1,4 +1,4 @@
-"""Command lines as the published works print them, taken by our jobs as their readers mean them."""
+"""Our jobs accept the command lines of the published works, with the same meaning."""
 
 import importlib
 import shlex
@@ -10,7 +10,7 @@ from common.arguments import Interval
 from common.distributed import devices, process_group
 from common.exits import BadInput
 
-# NVIDIA's ConvNets, which KSpeed's documentation starts: a backend by name and the folder without an option
+# NVIDIA's ConvNets in KSpeed's documentation: a backend by name, and the folder as a positional argument
 NVIDIA = (
     "imagenet --arch resnet50 --data-backend {} -b 256 -j5 -p 100 --lr 2.048 --lr-schedule cosine --warmup 8 "
     "--mom 0.875 --label-smoothing 0.1 --mixup 0.0 --epochs 90 --amp --training-only --gather-checkpoints {}"
@@ -25,7 +25,7 @@ class _Parsed(Exception):
 
 @pytest.fixture
 def parse(monkeypatch, tmp_path):
-    """A function that gives a job a command line and returns what it parsed."""
+    """Return a function that passes a command line to a job and returns the parsed options."""
 
     def show(args):
         raise _Parsed(args)

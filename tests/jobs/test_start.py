@@ -1,4 +1,4 @@
-"""Every way in which users and platforms start a job, each as processes of its own."""
+"""A job gives the same losses however a user or a platform starts it."""
 
 import json
 import re
@@ -17,7 +17,7 @@ def _losses(output_dir):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Losses of train.py, which every other way must repeat."""
+    """Return the losses of train.py, which every other start must repeat."""
     output = tmp_path_factory.mktemp("alone")
     run("jobs/train.py", *SMALL, "--output_dir", output)
     assert len(_losses(output)) == 3
@@ -47,7 +47,7 @@ def test_one_process_per_node_starts_the_others(alone, tmp_path):
 def _same_run_in_two_processes(output, output_dir, alone):
     assert _losses(output_dir)[0] == pytest.approx(alone[0], abs=1e-5)
     assert len(_losses(output_dir)) == 3
-    assert len(re.findall(r"^epoch=1 step=2 ", output, re.MULTILINE)) == 1, "rank 0 alone reports"
+    assert len(re.findall(r"^epoch=1 step=2 ", output, re.MULTILINE)) == 1, "only rank 0 reports"
     assert output.count("TIME COST") == 1
     assert [record["val_count"] for record in records(output_dir) if "val_count" in record] == [359]
 
@@ -83,7 +83,7 @@ def test_launchers(launcher, alone, tmp_path):
 
 
 def test_the_other_spelling_of_local_rank(tmp_path):
-    """torch < 2.0 passed an underscore, later versions a dash (test_launchers), as the first argument."""
+    """torch before 2.0 passes --local_rank as the first argument, later versions --local-rank."""
     result = run("jobs/train_ddp.py", "--local_rank=0", *SMALL, "--output_dir", tmp_path)
     assert "ignored" not in result.stdout
 
@@ -133,7 +133,7 @@ def test_unknown_options_are_an_error_outside_a_platform(tmp_path):
 
 
 def test_a_failing_process_ends_the_others():
-    """One rank dies of SIGKILL: the parent ends the rest and reports 128 + 9."""
+    """After SIGKILL of one rank the parent ends the others, and its exit code is 128 + 9."""
     code = "import os, runpy, sys; os.environ.get('RANK') == '1' and os.kill(os.getpid(), 9);" + (
         "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
     )

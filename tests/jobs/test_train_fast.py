@@ -1,4 +1,4 @@
-"""train_fast.py learns what train.py learns: same data, losses within bfloat16's reach, exact restarts."""
+"""train_fast.py has the data of train.py, nearly its losses (bfloat16), and exact restarts."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from tests.jobs.test_resume import DATA, figures, same_weights, wait_for, weight
 
 FAST = ("jobs/train_fast.py", *DATA, "--lr=0.02")
 FIFTY = ("--dataset=digits", "--batch_size=128", "--lr=0.005", "--max_steps=50", "--report_every=1")
-# of a loss that begins at 2.5: of one step, and of the mean of ten; measured: 0.12 and 0.012
+# largest differences of a loss that begins at 2.5: in one step, and in the mean of ten; measured: 0.12, 0.012
 ONE_STEP, TEN_STEPS = 0.3, 0.05
 
 
@@ -30,15 +30,15 @@ def test_same_data_and_losses_as_in_float32(tmp_path):
         losses.append([record["loss"] for record in records(tmp_path / job) if "loss" in record])
     files = [(tmp_path / job / receipt.FILE).read_bytes() for job in ("train.py", "train_fast.py")]
     assert files[0] == files[1]
-    assert len(losses[0]) == 50 and losses[0][0] - losses[0][-1] > 0.5, "something was learned"
+    assert len(losses[0]) == 50 and losses[0][0] - losses[0][-1] > 0.5, "the loss does not fall"
     differences = [one - other for one, other in zip(*losses, strict=True)]
-    assert 0 < max(map(abs, differences)) < ONE_STEP, "0: it computes in float32"
+    assert 0 < max(map(abs, differences)) < ONE_STEP, "a difference of 0 means that it computes in float32"
     means = [abs(sum(differences[first : first + 10])) / 10 for first in range(0, 50, 10)]
     assert max(means) < TEN_STEPS, means
 
 
 def test_a_restart_is_exact(whole, tmp_path):
-    """With a fused optimizer a request to stop is heard one step later; no step is lost."""
+    """With a fused optimizer a job stops one step later, and no step is lost."""
     stopped = start(*FAST, f"--output_dir={tmp_path}")
     wait_for(stopped, r"^epoch=2 step=6 ")
     os.kill(stopped.pid, signal.SIGTERM)
@@ -61,7 +61,7 @@ def test_a_run_that_diverges_ends(tmp_path):
 def test_compiled_it_learns_the_same(whole, tmp_path):
     env = environment(TORCH_LOGS="recompiles")
     result = run(*FAST, "--compile=true", f"--output_dir={tmp_path}", timeout=900, env=env)
-    assert "ecompil" not in result.stderr, "the batches of training are not those it was compiled for"
+    assert "ecompil" not in result.stderr, "the shape of a batch differs from that of the compilation"
     assert "not compiled" not in result.stdout and re.search(r"^compilation +\d", result.stdout, re.MULTILINE)
     assert (tmp_path / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
     losses = [
@@ -71,7 +71,7 @@ def test_compiled_it_learns_the_same(whole, tmp_path):
 
 
 def test_the_short_recipe_is_another_run(tmp_path):
-    """Its padding changes the training data: a restart without it is refused."""
+    """Its padding changes the training data, so a restart without it is refused."""
     arguments = (*FAST, f"--output_dir={tmp_path}", "--save_every=1")
     run(*arguments, "--max_steps=1", "--short_recipe=true")
     assert "its training data is" in run(*arguments, "--max_steps=2", code=2).stderr

@@ -1,4 +1,4 @@
-"""Jobs of one's own: train_own.py with other blocks, on one and two processes, killed and resumed."""
+"""train_own.py works with other blocks, on one and two processes, and after a kill and a restart."""
 
 import os
 import re

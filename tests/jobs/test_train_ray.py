@@ -1,4 +1,4 @@
-"""Jobs whose data are prepared on a Ray cluster of their own: the receipt is that of those without one."""
+"""A job that starts its own Ray cluster has the receipt of a job without Ray."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def receipts(output_dir) -> list:
 
 
 def of_ray(folder) -> list[psutil.Process]:
-    """Processes that the job left behind: its temporary folder is in their environment."""
+    """Return the processes that the job left: its temporary folder is in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -43,12 +43,12 @@ def of_ray(folder) -> list[psutil.Process]:
 
 @pytest.fixture
 def own(tmp_path_factory):
-    """An environment whose temporary folder is the test's; short, as sockets lie in it."""
+    """Yield an environment with its own temporary folder. Its path is short, because it contains sockets."""
     folder = tempfile.mkdtemp(prefix="tr-")
     yield environment(TMPDIR=folder)
     wait_until(lambda: not of_ray(folder))
     left = [name for name in os.listdir(folder) if not name.startswith(("torchinductor_", "torchelastic_"))]
-    assert not left  # of torch's own folders we know
+    assert not left  # torch leaves the folders named above
     shutil.rmtree(folder)
 
 
@@ -88,7 +88,7 @@ def test_imagenet_on_two_ranks_that_share_a_cluster(tmp_path, own):
 
 @pytest.mark.faults
 def test_the_nodes_of_a_job_become_a_cluster(namespaces, tmp_path):
-    """Two nodes without any way outside, which is what the nodes of many platforms have."""
+    """The two nodes have no route to other networks, as on many platforms."""
     run(
         "jobs/imagenet.py",
         *IMAGES,
@@ -101,9 +101,7 @@ def test_the_nodes_of_a_job_become_a_cluster(namespaces, tmp_path):
         "--nodes=2", "--network-namespaces", "--keep", tmp_path / "nodes", "jobs/imagenet.py", "--", *IMAGES,
         "--data_backend=ray", "--ray_address=start", timeout=400,
     )  # fmt: skip
-    assert re.search(
-        r"ray: a cluster of this job at 10\.\d+\.\d+\.1:\d+; further machines join", result.stdout
-    )
+    assert re.search(r"ray: a cluster of this job at 10\.\d+\.\d+\.1:\d+; other machines join", result.stdout)
     assert "prepared here" not in result.stdout
     outputs = tmp_path / "nodes" / "node-0" / "outputs" / "train_url_0"
     assert receipts(outputs) == receipts(tmp_path / "threads") != []
@@ -146,7 +144,7 @@ def test_a_job_on_a_machine_that_is_no_node_of_the_cluster(namespaces, tmp_path)
 
 @pytest.mark.faults
 def test_another_machine_joins_the_cluster_of_a_job(tmp_path, own):
-    """More workers are asked for than this node has CPUs: they begin where one more node offers some."""
+    """If the job wants more workers than this node has CPUs, the others start on the machine that joins."""
     own |= {"RAY_AUTH_TOKEN": "t" * 32}
     workers = 2 * len(os.sched_getaffinity(0))
     job = start(

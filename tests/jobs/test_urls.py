@@ -1,4 +1,4 @@
-"""Jobs whose data and results are in an object store, as their users run them."""
+"""Jobs read their data from an object store and write their results to it."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def images(server, tmp_path_factory):
-    """A folder of images, which also is s3://data/images."""
+    """Return a folder of images, which are also at s3://data/images."""
     folder, draw = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for split, count in (("train", 12), ("val", 4)):
         for number in range(CLASSES):
@@ -51,7 +51,7 @@ def images(server, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(images, tmp_path_factory):
-    """The output of a job that reads the folder and is never interrupted."""
+    """Return the output of a job that reads the folder and is never interrupted."""
     output = tmp_path_factory.mktemp("plain")
     run(*JOB, "--data_url", images, "--output_dir", output)
     return output
@@ -67,7 +67,7 @@ def put(server, folder: Path, prefix: str) -> None:
 
 
 def node(server, scratch: Path, **extra: str) -> dict[str, str]:
-    """The environment of a job on a node with this scratch disk."""
+    """Return the environment of a job on a node with this scratch disk."""
     scratch.mkdir(exist_ok=True)
     return environment(**server.environment, BOOTFILE_SCRATCH=str(scratch), **extra)
 
@@ -78,7 +78,7 @@ def output_of(scratch: Path) -> Path:
 
 
 def brought(server, url: str, folder: Path) -> Path:
-    """What is at a URL, in a new folder."""
+    """Download a URL to a new folder, and return it."""
     prefix = url.partition("://runs/")[2]
     for key in keys(server, url):
         path = folder / key
@@ -88,7 +88,7 @@ def brought(server, url: str, folder: Path) -> Path:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Figures, receipts and weights."""
+    """Compare figures, receipts and weights."""
     clocks = ("time", "data_time", "compute_time", "images_per_s", "memory_mb")
     figures = [
         [{name: line[name] for name in line if name not in clocks} for line in records(output)]
@@ -101,8 +101,8 @@ def same(one: Path, other: Path) -> bool:
     )  # fmt: skip
 
 
-def test_a_job_that_is_stopped_goes_on_on_another_node(server, images, plain, tmp_path):
-    """SIGTERM, a new scratch disk: as a run on folders that nothing happened to."""
+def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tmp_path):
+    """After SIGTERM and with a new scratch disk, the results are those of an uninterrupted run on folders."""
     url = "s3://runs/moved"
     urls = ("--data_url=s3://data/images", f"--train_url={url}")
     job = start(*JOB, *urls, env=node(server, tmp_path / "one"))
@@ -116,10 +116,10 @@ def test_a_job_that_is_stopped_goes_on_on_another_node(server, images, plain, tm
             1
         ]
     )
-    assert 4 <= last < STEPS and f"all of it is at {url}\n" in stopped
+    assert 4 <= last < STEPS and f"all results are at {url}\n" in stopped
     assert steps(server, url)[-1] == last and ".bootfile-lease.json" not in keys(server, url)
 
-    # nor does it matter whether the images are copied to the node
+    # the results are the same without a copy of the images on the node
     resumed = run(*JOB, *urls, "--stage=false", env=node(server, tmp_path / "two")).stdout
     assert f"restored step_{last}.pt and the history up to it from {url}\n" in resumed
     assert f"step {last} of {STEPS}\n" in resumed
@@ -164,13 +164,13 @@ def test_results_that_cannot_be_stored_are_exit_code_6(server, images, tmp_path)
         result.stderr,
     )
     assert "warning: not uploaded to s3://runs/shut: " in result.stdout
-    assert len(records(output_of(tmp_path))) == 4, "the training went on"
+    assert len(records(output_of(tmp_path))) == 4, "the training continued"
     assert "testing-secret" not in result.stdout + result.stderr
 
 
 @pytest.mark.faults
 def test_two_nodes_two_scratch_disks(server, images, plain, tmp_path):
-    """Each node stages for itself, one process of two; one of them takes longer than --timeout."""
+    """One process of each node stages the data, and one node takes longer than --timeout."""
     port = free_port()
     with FaultProxy(server.port, delay=8.0) as slow:
         jobs = []
@@ -181,7 +181,7 @@ def test_two_nodes_two_scratch_disks(server, images, plain, tmp_path):
                 f"--init_method=tcp://127.0.0.1:{port}", f"--rank={rank}", "--world_size=2", "--timeout=25",
                 env=env,
             ))  # fmt: skip
-        # rank 1's requests of the list and of 64 images at 16 a time, 8 s each, are more than 25 s
+        # rank 1 needs more than 25 s: the list and 64 images at 16 a time, 8 s each
         outputs = [finish(job, timeout=300).stdout for job in jobs]
     assert all(output.count(f"{CLASSES * 16} files, {CLASSES * 16} fetched") == 1 for output in outputs)
     assert "waiting for 2 of 4 processes to stage s3://data/images" in outputs[0]
@@ -205,7 +205,7 @@ def test_a_second_job_at_the_url_of_a_first_is_refused(server, images, tmp_path)
 
 
 def test_in_memory_sets_are_staged_too(server, tmp_path, monkeypatch):
-    """CIFAR-10 as class folders."""
+    """They are staged: here CIFAR-10 as class folders."""
     for name, value in (server.environment | {"BOOTFILE_SCRATCH": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)
     draw = np.random.default_rng(1)

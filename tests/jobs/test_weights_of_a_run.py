@@ -1,4 +1,4 @@
-"""best.pth and the names of the classes after a run: evaluated, trained from, loaded in a script, refused."""
+"""best.pth of a run can be evaluated, trained from and loaded in a script; wrong files are refused."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ TWO = ("jobs/train_ddp.py", "--processes_per_node=2", "--dataset=digits")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The output folder of a run; its weights are there with the names of DistributedDataParallel, too."""
+    """Return the output folder of a run, with its weights also under the names of DistributedDataParallel."""
     output = tmp_path_factory.mktemp("trained")
     run("jobs/train.py", *JOB, "--lr=0.02", f"--output_dir={output}")
     weights = torch.load(output / "best.pth", weights_only=True)
@@ -26,7 +26,7 @@ def trained(tmp_path_factory):
 
 
 def test_evaluation_gives_the_figures_of_the_training(trained, tmp_path):
-    """In two processes, with another batch size and seed, and nothing is written."""
+    """This holds in two processes and with another batch size and seed, and nothing is written."""
     output = tmp_path / "output"
     printed = run(
         *TWO, "--evaluate", f"--weights={trained / 'ddp.pth'}", "--batch_size=64", "--seed=5", "--epochs=9",
@@ -41,7 +41,7 @@ def test_evaluation_gives_the_figures_of_the_training(trained, tmp_path):
 
 
 def test_training_from_weights_of_another_head(trained, tmp_path):
-    """A folder with fewer classes and its names: the head begins anew, and the line says so."""
+    """If the run had fewer classes, the head keeps its initial values, and a line reports it."""
     weights = torch.load(trained / "best.pth", weights_only=True)
     weights["dense_layer.weight"], weights["dense_layer.bias"] = torch.zeros(7, 512), torch.zeros(7)
     torch.save(weights, tmp_path / "seven.pth")
@@ -51,14 +51,14 @@ def test_training_from_weights_of_another_head(trained, tmp_path):
         f"--output_dir={tmp_path / 'out'}",
     ).stdout  # fmt: skip
     assert (
-        ": 120 of 122 tensors; another shape: dense_layer.weight [7, 512] in the file, [10, 512]" in printed
+        ": 120 of 122 tensors; different shape: dense_layer.weight [7, 512] in the file, [10, 512]" in printed
     )
-    assert "the weights know 7 classes, the data set has 10\n" in printed
+    assert "the weights have 7 classes, the data set has 10\n" in printed
     assert records(tmp_path / "out")[0]["step"] == 1
 
 
 def test_a_file_that_no_process_can_load(trained, tmp_path):
-    """One line, exit code 2, and no process waits for another."""
+    """The job prints one line and exits with code 2, and no process waits for another."""
     (tmp_path / "page.pth").write_text("<html>404</html>")
     output = ("--output_dir", tmp_path / "out")
     result = run(*TWO, f"--weights={tmp_path / 'page.pth'}", *output, code=2)
@@ -70,7 +70,7 @@ def test_a_file_that_no_process_can_load(trained, tmp_path):
 
 
 def test_the_script_of_the_readme(trained):
-    """It names the class of the first digit of the test set."""
+    """The script prints the class of the first digit of the test set."""
     text = (ROOT / "jobs" / "README.md").read_text(encoding="utf-8")
     script, = re.findall(r"```python\n((?:(?!```).)*OUT/classes\.json.*?)```", text, re.DOTALL)  # fmt: skip
     script = script.replace("OUT/", f"{trained}/")

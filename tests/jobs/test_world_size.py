@@ -1,4 +1,4 @@
-"""The same losses in 1, 2 and 4 processes."""
+"""Losses are the same in 1, 2 and 4 processes."""
 
 import pytest
 
@@ -7,8 +7,7 @@ from tests.conftest import records, run
 
 @pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.faults)])
 def test_losses_are_equal_over_fifty_steps(several, tmp_path):
-    """In double precision, which leaves only differences of the mathematics (tests/support/float64.py says
-    why)."""
+    """In double precision, so that only errors in the computation remain (see tests/support/float64.py)."""
     losses = {}
     for processes in (1, several):
         output = tmp_path / str(processes)
@@ -18,5 +17,5 @@ def test_losses_are_equal_over_fifty_steps(several, tmp_path):
             f"--output_dir={output}", timeout=300,
         )  # fmt: skip
         losses[processes] = [record["loss"] for record in records(output) if "loss" in record]
-    assert len(losses[1]) == 50 and max(losses[1]) - min(losses[1]) > 0.1, "something was trained"
+    assert len(losses[1]) == 50 and max(losses[1]) - min(losses[1]) > 0.1, "the loss does not change"
     assert losses[several] == pytest.approx(losses[1], abs=1e-4)

@@ -177,7 +177,7 @@ def _inspect(env=None, **given):
         (1, False, "warning", "not listening yet (refused)"),
         (1, True, "ok", "127.0.0.1:PORT is 127.0.0.1"),
         (0, False, "ok", "127.0.0.1:PORT is 127.0.0.1"),
-        (0, True, "warning", "port PORT is taken on this node"),
+        (0, True, "warning", "port PORT is in use on this node"),
     ],
 )
 def test_the_master_seen_from_both_nodes(rank, listening, verdict, text):
@@ -187,7 +187,7 @@ def test_the_master_seen_from_both_nodes(rank, listening, verdict, text):
         found = _inspect(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     assert found["master"][0] == verdict and text.replace("PORT", str(port)) in found["master"][1]
     assert found["interface"][0] == "warning", "two nodes can use loopback only on one machine"
-    assert found["interface"][1].startswith("lo with 127.0.0.1; the 2 nodes meet at 127.0.0.1")
+    assert found["interface"][1].startswith("lo with 127.0.0.1; 2 nodes, but 127.0.0.1")
 
 
 def test_a_master_whose_address_is_another_machine_s():

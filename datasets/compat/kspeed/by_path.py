@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a pack or the files need no redis-py
 
 _CURE = (
     "the users {} and default were tried: pass a user and a password that it knows, or None, None if it has "
-    f"neither; a password in the environment ({address.PASSWORD}) goes before that of the call"
+    f"neither; a password in the environment ({address.PASSWORD}) replaces that of the call"
 )
 _handed_on: list[str | None] = [None]  # the password that this process has put into its environment
 

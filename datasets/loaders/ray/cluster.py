@@ -25,8 +25,8 @@ from common.platforms import available_cores, whole
 from datasets.loaders.ray.node import UP, psutil
 from datasets.loaders.ray.wire import RAY, read, start, stop, write
 
-HELP = "of Ray: auto (default: this machine is a node), start (of the job's own nodes), or HOST:PORT"
-CURE = "give --ray_address start"
+HELP = "Ray cluster: auto (default: that of this machine), start (one on the job's nodes), or HOST:PORT"
+CURE = "pass --ray_address start"
 NODE = "BOOTFILE_RAY_NODE"  # environment: the address under which this node has joined, if it is known
 OWN = "BOOTFILE_RAY_OWN"  # environment: the address of the cluster that a loader has started on this machine
 _REACHED = 5.0  # seconds for the head to accept a connection
@@ -98,7 +98,7 @@ def join(
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         if rank == 0:
             command = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN=... ray start --address={address} --block"
-            more = f"; further machines join with: {command}" if shared else ""
+            more = f"; other machines join with: {command}" if shared else ""
             log(f"ray: a cluster of this job at {address}{more}")
         elif first_here:
             _start_node(address)
@@ -203,7 +203,7 @@ def _start(arguments: list[str], cpus: int, token: str | None, record: str = "")
         reason = f"it has not started within {UP:g} s"
     if reason:
         stop(*_nodes.pop(), _END)
-        raise BadInput(f"no node of a Ray cluster on {socket.gethostname()}: {reason}")
+        raise BadInput(f"cannot start a node of a Ray cluster on {socket.gethostname()}: {reason}")
 
 
 def _own_address(address: str) -> str | None:

@@ -110,7 +110,7 @@ class _Driver:
             for key, _ in given:
                 queue.put_nowait(key)
                 if self.deaths[key] == _FATAL:
-                    text = f"it ended {_FATAL} workers, one after the other; the last: {self.failure}"
+                    text = f"it ended {_FATAL} workers in a row; the last: {self.failure}"
                     self._finish(key, pack((False, RuntimeError(text))))
 
     async def _feed(
@@ -153,7 +153,8 @@ class _Driver:
             if self.served and not self.alone and now - seen > _LONELY:
                 self.alone = True
                 self._send(
-                    "log", "ray: no worker is left in the Ray cluster: the data are prepared here meanwhile"
+                    "log",
+                    "ray: no worker is left in the Ray cluster: the data are prepared here until one is back",
                 )
                 self._send("alone", True)
             if missing and (now - began > _FULL or self.cpus > total):

@@ -26,7 +26,7 @@ from datasets.stores.files import FileStore
 _CPUS = 0.5  # per worker: the workers of training and of evaluation do not run at the same time
 _ROWS = 64  # images per task: a larger batch is divided among the workers
 _AHEAD = 2  # running tasks per worker while one batch is used
-_MISSING = "the nodes of the Ray cluster must see the images under the same path as this one"
+_MISSING = "all nodes of the Ray cluster need the images at the same path as this one"
 
 
 class RayEngine:

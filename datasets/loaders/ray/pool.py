@@ -198,7 +198,7 @@ class _Link:
                 self.lost = True
                 self.changed.notify_all()
                 if not self.closed and not self.alone:
-                    self.log("the link to the Ray cluster was lost: the data are prepared here from now on")
+                    self.log("lost the connection to the Ray cluster: the data are prepared here from now on")
 
 
 def _digest(message: Message) -> bytes:

@@ -56,8 +56,8 @@ def parse(text: str) -> Address:
     """Return the Address of a URL. Raises BadInput; its message never contains a possible password."""
     if re.search(r"//[^@/]*:[^@]*@", text):
         raise BadInput(
-            f"--cache: a password does not belong into the URL, where everybody on the machine can read it; "
-            f"change it, and put it into the environment, {PASSWORD}, or into a file, {PASSWORD_FILE}"
+            f"--cache: remove the password from the URL, which every user of the machine can read; change "
+            f"it, and set {PASSWORD}, or {PASSWORD_FILE} to the path of a file with it"
         )
     scheme, _, rest = text.partition("://")
     if scheme not in ("redis", "rediss") or not rest:
@@ -69,7 +69,7 @@ def parse(text: str) -> Address:
     tail = last[len(host) :]
     for number, item in enumerate((*first, host), start=1):
         if "@" in item and _user(item) != user:
-            raise BadInput("--cache names several users")
+            raise BadInput("--cache has several users, expected one")
         try:
             part = urllib.parse.urlsplit(f"//{item.rpartition('@')[2]}")
             found, port = part.hostname, part.port or _PORT

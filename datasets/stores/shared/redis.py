@@ -262,7 +262,7 @@ class RedisStore:
             known = server.memory()
             evicts = known.get("maxmemory_policy", "noeviction") != "noeviction"
             if evicts and 0 < _USED * known.get("maxmemory", 0) < known.get("used_memory", 0):
-                self._pause_puts(server, "it is nearly full, and would evict what it has")
+                self._pause_puts(server, "it is nearly full, and would evict other keys")
                 return False
             self._unlooked[server] = _LOOK
         return True
@@ -271,7 +271,7 @@ class RedisStore:
         """Stop putting into a server for a while. Its samples are still read."""
         if not server.full_pause:
             self.servers.log(
-                f"cache {server.name} takes no more samples: {reason}; the rest comes from the next tier"
+                f"cache {server.name} stores no more samples: {reason}; the others come from the next tier"
             )
         server.full_pause = min(max(_FULL, 2 * server.full_pause), _LONGEST_FULL)
         server.full_until = time.monotonic() + server.full_pause

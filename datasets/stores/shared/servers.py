@@ -30,7 +30,7 @@ _COMMANDS = 500  # sent at a time
 _NODES = 8  # asked at a time
 
 _CURE = (
-    f"the user stands in --cache redis://USER@..., the password in the environment, {addresses.PASSWORD} or "
+    f"give the user in --cache redis://USER@..., and the password in {addresses.PASSWORD} or "
     f"{addresses.PASSWORD_FILE}"
 )
 
@@ -211,9 +211,9 @@ class Servers:
                 raise BadInput(f"cache {server.name}: {server.down}; {cure}")
         error = self._take_slots(zip(self, answers, strict=True))
         if error and len(address.hosts) > 1:
-            raise BadInput(f"cache {address}: its hosts are no nodes of a Cluster: {error}")
+            raise BadInput(f"cache {address}: its hosts are not nodes of one Cluster: {error}")
         if self.cluster and address.database:
-            raise BadInput(f"cache {address} is a Cluster: there is no /{address.database}")
+            raise BadInput(f"cache {address} is a Cluster, without databases: remove /{address.database}")
 
     def __len__(self) -> int:
         return len(self._all)

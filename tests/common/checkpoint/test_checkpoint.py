@@ -1,4 +1,4 @@
-"""Files of checkpoints: what is damaged is refused by its own sentence, and nothing is lost for it."""
+"""A damaged checkpoint file is refused with its reason, and no other file is lost."""
 
 import os
 import pickle
@@ -112,7 +112,7 @@ class _Hostile:
 
 @pytest.mark.parametrize("save", [torch.save, lambda value, file: pickle.dump(value, file)])
 def test_a_hostile_pickle_executes_nothing(tmp_path, save):
-    """Even one with the right checksum beside it."""
+    """A pickle with the right checksum executes nothing either."""
     path, target = _write(tmp_path), tmp_path / "executed"
     with open(path, "wb") as file:
         save({"format": 1, "step": _Hostile(str(target))}, file)
@@ -130,7 +130,7 @@ def test_order_is_numeric_and_the_current_run_comes_first(tmp_path):
         _write(tmp_path, step)
     names = [os.path.basename(path) for path in checkpoint.found(str(tmp_path))]
     assert names == ["step_100.pt", "step_20.pt", "step_10.pt", "step_9.pt"]
-    _write(tmp_path, 5, run="b")  # a run that began anew in the same folder
+    _write(tmp_path, 5, run="b")  # a new run in the same folder
     assert os.path.basename(checkpoint.found(str(tmp_path))[0]) == "step_5.pt"
     assert checkpoint.found(str(tmp_path / "nowhere")) == []
 
@@ -174,7 +174,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
 
 
 def test_a_full_disk_is_named_and_costs_nothing(tmp_path):
-    """The errors of the system come out as they are, and what was there stays."""
+    """The error of the system is reported, and existing files do not change."""
     path = _write(tmp_path)
     folder = tmp_path / "tiny"
     folder.mkdir()
@@ -195,7 +195,7 @@ def test_a_full_disk_is_named_and_costs_nothing(tmp_path):
 
 @pytest.mark.parametrize("damaged", [(), (2,), (2, 3), (3, 4), (1, 2, 3, 4)])
 def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
-    """The newest was just written. What is damaged is removed only if enough whole ones are there."""
+    """Damaged checkpoints are removed only if there are enough whole ones. The newest was just written."""
     for step in (1, 2, 3, 4, 5):
         _write(tmp_path, step)
     for step in damaged:
@@ -208,7 +208,7 @@ def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
     whole = [step for step in (5, 4, 3, 2, 1) if step not in damaged][:3]
     there = {int(path.stem[5:]) for path in tmp_path.glob("step_*.pt")}
     assert there == set(whole) | (set(damaged) if len(whole) < 3 else set())
-    (tmp_path / "step_5.pt").write_bytes(b"cut")  # known to be whole, but another file since
+    (tmp_path / "step_5.pt").write_bytes(b"cut")  # the file changed after it was found to be whole
     _write(tmp_path, 6)
     checkpoint.keep(str(tmp_path), "a", 2, known)
     assert [step for step in (6, 5) if (tmp_path / f"step_{step}.pt").exists()] == [6] + [5] * (

@@ -1,4 +1,4 @@
-"""What a job writes is at its URL, and what is there is whole or not listed; against a real server."""
+"""The results of a job are at its URL, and its list names only whole files. The server is real."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ from tests.conftest import environment, finish, start
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 
-# saves steps 2, 4, ... for ever
+# saves steps 2, 4, ... until it is killed
 JOB = """
 import os, sys, time, torch
 from common.checkpoint import files as checkpoint
@@ -52,7 +52,7 @@ for step in range(2, 1000, 2):
 
 
 class Gate(FaultProxy):
-    """Holds what stores an object of this name back for good, from the given time on."""
+    """A proxy that blocks the uploads of objects of this name, from the given number of uploads on."""
 
     def __init__(self, target: int, name: str, times: int):
         super().__init__(target)
@@ -67,9 +67,9 @@ class Gate(FaultProxy):
 
 
 class Auditor(FaultProxy):
-    """Looks before every request that changes something whether the list at the URL is true.
+    """A proxy that checks before every writing request that the list at the URL is correct.
 
-    refuse: answers requests that contain this with an error.
+    refuse: requests that contain this text get an error.
     """
 
     def __init__(self, server, url: str, kind: str = "forbidden"):
@@ -108,7 +108,7 @@ def here(server, monkeypatch):
 
 
 class Job:
-    """What a job does with its output folder."""
+    """A stand-in for a job that writes to its output folder."""
 
     def __init__(self, folder: Path, url: str, resume: str = "auto", keep: int = 2):
         self.folder, self.url = folder, url
@@ -121,7 +121,7 @@ class Job:
         self.mirror.start(self.step)
 
     def save(self, step: int, run: str = "r") -> str:
-        """The new checkpoint's path; it has begun to be uploaded."""
+        """Write a checkpoint, start its upload, and return its path."""
         folder = self.folder / "checkpoints"
         folder.mkdir(exist_ok=True)
         path = str(folder / checkpoint.name_of(step))
@@ -132,7 +132,7 @@ class Job:
         return path
 
     def uploaded(self, server, step: int) -> None:
-        """Wait until the list at the URL names it."""
+        """Wait until the list at the URL names the checkpoint."""
         deadline = time.monotonic() + 60
         while step not in steps(server, self.url):
             assert time.monotonic() < deadline
@@ -146,7 +146,7 @@ def keys(server, url: str) -> list[str]:
 
 
 def steps(server, url: str) -> list[int]:
-    """Of the checkpoints that the list names."""
+    """Return the steps of the checkpoints that the list names."""
     if ".bootfile-outputs.json" not in keys(server, url):
         return []
     marker = json.loads(_read(server, url, ".bootfile-outputs.json"))
@@ -200,16 +200,16 @@ def test_what_lies_on_the_node_is_taken_where_it_is_as_new(server, tmp_path, cap
     second = Job(tmp_path / "two", url)
     second.save(4)
     second.mirror.finish()
-    again = Job(tmp_path / "one", url)  # an older copy of its own lies there
+    again = Job(tmp_path / "one", url)  # the folder has an older copy
     assert again.step == 4 and "restored step_4.pt" in capsys.readouterr().out
     again.mirror.finish()
     there = Job(tmp_path / "two", url)
     assert there.step == 4 and "restored" not in capsys.readouterr().out
     there.mirror.finish()
-    anew = Job(tmp_path / "three", url, resume="never")
+    fresh = Job(tmp_path / "three", url, resume="never")
     assert not (tmp_path / "three" / "checkpoints").exists()
-    anew.save(1, run="another")
-    anew.mirror.finish()
+    fresh.save(1, run="another")
+    fresh.mirror.finish()
     assert steps(server, url) == [1] and "checkpoints/step_4.pt" not in keys(server, url)
 
 
@@ -223,7 +223,7 @@ def test_what_lies_on_the_node_is_taken_where_it_is_as_new(server, tmp_path, cap
     ],
 )
 def test_a_kill_in_the_middle_of_an_upload(server, tmp_path, name):
-    """Whatever was the last to arrive, what the list names is whole."""
+    """After a kill at any request, the files in the list are whole."""
     url = f"s3://runs/killed-{name.strip('.')}"
     before = {"step_8.pt": 1, "step_8.pt.json": 1, "latest": 3, ".bootfile-outputs.json": 3}[name]
     with Gate(server.port, f"/{name}", before) as gate:
@@ -298,27 +298,27 @@ def test_two_jobs_at_one_url(server, tmp_path, monkeypatch, capsys):
         BadInput, match=r"s3://runs/twice belongs to another job that is running \(process \d+ on"
     ):
         Job(tmp_path / "two", url)
-    first.mirror.lease._ended.set()  # as a killed job: its lease stays
+    first.mirror.lease._ended.set()  # like a killed job, it leaves its lease
     begin = time.monotonic()
     second = Job(tmp_path / "two", url)
     assert 1.5 < time.monotonic() - begin < 10
-    assert "watching for 2 s whether it is alive" in capsys.readouterr().out
+    assert "written to by another job, on " in capsys.readouterr().out
     second.save(20)
     second.uploaded(server, 20)
     before = _read(server, url, ".bootfile-outputs.json")
     lines = queue.SimpleQueue()
     monkeypatch.setattr(mirror, "print_line", lines.put)
-    first.save(12)  # it was paused, and lives after all
+    first.save(12)  # it was paused, and now continues
     assert "belongs to another job" in lines.get(timeout=60)
     assert "belongs to another job" in first.mirror.finish()
     assert _read(server, url, ".bootfile-outputs.json") == before and steps(server, url) == [2, 20]
-    assert ".bootfile-lease.json" in keys(server, url), "that of the second"
+    assert ".bootfile-lease.json" in keys(server, url), "the lease is that of the second job"
 
-    second.mirror.lease._ended.set()  # the same, and its successor has finished
+    second.mirror.lease._ended.set()  # the same, after its successor has ended
     third = Job(tmp_path / "three", url)
     assert third.step == 20 and third.mirror.finish() == ""
     second.save(30)
-    assert "belonged to another job" in second.mirror.finish() and steps(server, url) == [2, 20]
+    assert f"the lease of {url} was deleted" in second.mirror.finish() and steps(server, url) == [2, 20]
 
 
 def test_a_file_that_is_written_to_while_it_is_sent(server, tmp_path):
@@ -352,9 +352,9 @@ def test_a_job_aborts_its_own_unfinished_uploads_only(server, tmp_path, monkeypa
             parser.parse_args()
 
 
-def test_what_the_list_names_is_there_at_any_moment(server, tmp_path, monkeypatch):
-    """Between any two requests, for every kind of file that is overwritten in place; with answers that are
-    lost, a restart of an earlier step, and a run that begins anew."""
+def test_the_list_is_correct_at_any_moment(server, tmp_path, monkeypatch):
+    """It is correct between any two requests, for every kind of file that is overwritten, even if an answer
+    is lost, a job restarts at an earlier step, or a new run begins."""
     url, history = (
         "s3://runs/audited",
         ("metrics.jsonl", "receipt.bin", "starts.jsonl", "events.out.tfevents.1"),
@@ -376,7 +376,7 @@ def test_what_the_list_names_is_there_at_any_moment(server, tmp_path, monkeypatc
     with Auditor(server, url, "reset") as audit:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", audit.environment["AWS_ENDPOINT_URL_S3"])
         job = work("one", 1, 4)
-        audit.refuse = ".bootfile-outputs.json"  # written, and the answer does not arrive
+        audit.refuse = ".bootfile-outputs.json"  # the list is written, and the answer is lost
         (job.folder / "best.pth").write_bytes(b"another")
         job.save(4, run="one")
         deadline = time.monotonic() + 60
@@ -402,7 +402,7 @@ def test_what_the_list_names_is_there_at_any_moment(server, tmp_path, monkeypatc
 
 
 def test_half_a_checkpoint_replaces_none(server, tmp_path, monkeypatch):
-    """The file has arrived and its checksum has not; or what lies on the node is damaged."""
+    """This holds if the checksum has not arrived, and if the file on the node is damaged."""
     url = "s3://runs/half"
     with Auditor(server, url) as audit:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", audit.environment["AWS_ENDPOINT_URL_S3"])
@@ -446,7 +446,7 @@ def test_damage_at_the_url_leaves_the_nodes_own_checkpoints(server, tmp_path, mo
     shutil.copytree(place, tmp_path / "kept")
 
     def have(*numbers: int) -> dict[str, bytes]:
-        """Leave these on the node, whole; all of its files."""
+        """Leave these checkpoints on the node, and return its files."""
         shutil.rmtree(place)
         place.mkdir()
         for name in [f"step_{number}.pt{end}" for number in numbers for end in ("", ".json")]:
@@ -457,7 +457,7 @@ def test_damage_at_the_url_leaves_the_nodes_own_checkpoints(server, tmp_path, mo
     def whole() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in place.glob("step_*")}
 
-    # a step is damaged there, the checksum of another one, at last all: the node's own is used
+    # damage step 3 at the URL, then the checksum of step 2, then all: the node's own checkpoint is used
     for damaged, wanted in (("step_3.pt", 2), ("step_2.pt.json", 1), ("step_1.pt", 1)):
         _flip(server, url, f"checkpoints/{damaged}")
         before = have(1)
@@ -470,7 +470,7 @@ def test_damage_at_the_url_leaves_the_nodes_own_checkpoints(server, tmp_path, mo
     job.mirror.finish()
     assert Job(tmp_path / "two", url).step == 2
 
-    # a checkpoint of another run, and of the same step: it stays until the other is whole
+    # the node's checkpoint of the same step, from another run, stays until the download is whole
     url = "s3://runs/own2"
     for step in (1, 2):
         _put_checkpoint(server, url, tmp_path / "theirs", step)
@@ -498,7 +498,7 @@ def test_damage_at_the_url_leaves_the_nodes_own_checkpoints(server, tmp_path, mo
         assert whole() == before
     replace, killed = os.replace, []
 
-    def kill(source, target):  # between the checksum and the file
+    def kill(source, target):  # after the checksum, before the file
         if str(target) == str(place / "step_1.pt") and not killed:
             killed.append(target)
             raise KeyboardInterrupt
@@ -515,11 +515,11 @@ def test_damage_at_the_url_leaves_the_nodes_own_checkpoints(server, tmp_path, mo
     job.mirror.finish()
     with pytest.raises(BadInput, match="no checkpoint can be used"):
         Job(tmp_path / "three", url)
-    assert steps(server, url) == [1, 2], "nothing was changed there"
+    assert steps(server, url) == [1, 2], "the URL is unchanged"
 
 
 def _put_checkpoint(server, url: str, folder: Path, step: int) -> None:
-    """One of another run, and a list that names all in the folder."""
+    """Upload a checkpoint of another run, and a list of all files in the folder."""
     folder.mkdir(exist_ok=True)
     checkpoint.write(
         str(folder / f"step_{step}.pt"), {"step": step, "x": torch.rand(10)}, step=step, run="other"
@@ -568,7 +568,7 @@ def test_leases_that_are_none_are_taken_over(server, tmp_path, monkeypatch, caps
 
 @pytest.mark.parametrize("facts", [b"null", DEEP, b'{"seal": 1}', {"step": 1.5}, {"size": "x"}, None])
 def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
-    """facts: beside a checkpoint and in the list, or what is wrong in them; None: not in the list."""
+    """facts: the wrong parts of a checkpoint's checksum and of the list; None: it is not in the list."""
     url = "s3://runs/facts"
     _put_checkpoint(server, url, tmp_path / "theirs", 1)
     _put_checkpoint(server, url, tmp_path / "theirs", 2)

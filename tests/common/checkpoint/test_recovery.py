@@ -1,4 +1,4 @@
-"""What a checkpoint holds and when it is due, without a job around it."""
+"""A Checkpointer saves the right state at the right steps. These tests start no job."""
 
 import argparse
 import os
@@ -19,9 +19,9 @@ _needs_fused = pytest.mark.skipif(not _FUSED, reason="this torch has no fused SG
 
 @pytest.fixture(params=[None, True], ids=["unfused", "fused"])
 def recovery(request, tmp_path, monkeypatch):
-    """(Checkpointer, model) of a job with a secret among its arguments; resumed, at step 0 of 20.
+    """Return a function that makes (Checkpointer, model) of a job with a secret among its arguments.
 
-    With a fused optimizer the verdict on a step comes with the next."""
+    The Checkpointer is at step 0 of 20. With a fused optimizer the verdict on a step comes one step later."""
     if request.param and not _FUSED:
         pytest.skip("this torch has no fused SGD")
     monkeypatch.setattr("common.distributed.preemption.watch", lambda *arguments: None)
@@ -98,7 +98,9 @@ def test_seconds_count_since_the_last_save(recovery, monkeypatch):
         if keeper._is_save_due(step):
             saved.append(step)
             keeper.save(step)
-    late = keeper._state.objects["optimizer"].defaults.get("fused")  # a fused optimizer hears one step later
+    late = keeper._state.objects["optimizer"].defaults.get(
+        "fused"
+    )  # a fused optimizer gets the verdict one step later
     assert saved == ([5, 10] if late else [4, 8, 12])
 
 
@@ -180,7 +182,7 @@ def test_a_scaler_does_not_overrule_the_other_ranks():
 
 @_needs_fused
 def test_weights_of_both_kinds_of_optimizer_agree():
-    """Also where a step was left out, the very first among them."""
+    """They agree also if steps are skipped, even the first one."""
     found = []
     for fused in (None, True):
         torch.manual_seed(0)
@@ -216,7 +218,7 @@ def test_a_first_step_that_is_left_out_leaves_no_momentum(dampening):
         guard = nonfinite.Guard(model, optimizer)
         for step in range(4):
             optimizer.zero_grad()
-            torch.full((64, 64), float("nan"))  # what memory that is not set may hold
+            torch.full((64, 64), float("nan"))  # unset memory may hold these values
             loss = model(torch.randn(4, 64) if step else torch.full((4, 64), float("nan"))).square().mean()
             loss.backward()
             verdict = guard.check(loss, asked=False, late=False)
@@ -229,8 +231,8 @@ def test_a_first_step_that_is_left_out_leaves_no_momentum(dampening):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
-def test_an_optimizer_that_went_on_from_a_checkpoint_may_become_fused(kind):
-    """Adam's counts of steps are on the host before, and on the GPU after."""
+def test_a_resumed_optimizer_may_become_fused(kind):
+    """Adam's step counts move from the host to the GPU."""
     found = []
     for fused in (False, None):
         torch.manual_seed(0)
@@ -259,7 +261,7 @@ def test_an_optimizer_that_went_on_from_a_checkpoint_may_become_fused(kind):
 
 
 def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
-    """What leads to steps that are not finite must not push out what was good."""
+    """The steps before the skipped ones must not replace good checkpoints."""
     keeper, model = recovery(max_bad_steps=100)
     for step in range(1, 21):
         _step(keeper, model, poison=step > 9)
@@ -317,9 +319,9 @@ def test_another_run_is_refused_with_both_values(recovery):
         with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
             recovery(**{name: value})
     state = checkpoint.read(checkpoint.found(keeper._saver.checkpoints)[0])
-    with pytest.raises(BadInput, match=r"it has done 4 steps, and this run ends at 3:"):
+    with pytest.raises(BadInput, match=r"of step 4, and this run ends at step 3:"):
         resume.check(state, 2, state["identity"], model.state_dict(), 3)
-    with pytest.raises(checkpoint.Refused, match=r"another: 0.weight is \[2, 3\] there and \[2, 4\] here"):
+    with pytest.raises(checkpoint.Refused, match=r"0.weight is \[2, 3\], this run's is \[2, 4\]"):
         resume.check(state, 2, state["identity"], model.state_dict() | {"0.weight": torch.zeros(2, 4)}, 20)
     with pytest.raises(checkpoint.Refused, match="its format is 2, this program reads 3"):
         resume.check(state, 3, state["identity"], model.state_dict(), 20)
@@ -394,19 +396,19 @@ def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, ca
         keeper.save(step)
     keeper.finish()
     trained = model[0].weight.detach().clone()
-    os.remove(given)  # a restart does not need it
+    os.remove(given)  # a restart does not need the file
     recovery()
     for option in (given, "other.pth"):
         _, model = recovery(weights=option)
         assert torch.equal(model[0].weight, trained)
-        line = f"--weights {option} is not used: the run continues, it began with {given}\n"
+        line = f"--weights {option} is not used: the resumed run began with {given}\n"
         assert line in capsys.readouterr().out
     with pytest.raises(BadInput, match=rf"weights {given}: it cannot be read: No such file"):
         recovery(weights=given, resume="never", output_dir=str(tmp_path / "another"))
 
 
 def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, capsys):
-    """Of another batch size, seed and data set, with fewer steps here than there; and writes nothing."""
+    """The run may have another batch size, seed, data set and more steps. Evaluation writes nothing."""
     keeper, model = recovery()
     for step in range(1, 5):
         _step(keeper, model)

@@ -1,4 +1,4 @@
-"""Copies in reused memory, one write in flight, errors that come out."""
+"""The saver copies into reused memory, has one write in flight, and reports errors."""
 
 import threading
 

@@ -17,7 +17,7 @@ lrs = torch.optim.lr_scheduler
 
 
 class Halving(lrs.LRScheduler):
-    """A schedule of the user's own that depends on the rate before, and keeps a list."""
+    """A user's schedule that depends on the previous rate and stores a list."""
 
     def __init__(self, optimizer, every):
         self.every, self.seen = every, []
@@ -30,7 +30,7 @@ class Halving(lrs.LRScheduler):
 
 
 class Cosine(Halving):
-    """A bound method in an attribute, as several published classes have it."""
+    """A schedule with a bound method in an attribute, like several published classes."""
 
     def __init__(self, optimizer, every):
         self.shape = self.square
@@ -73,8 +73,8 @@ SCHEDULES = {
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """job(schedule, to, **arguments): train up to a step, from the newest checkpoint if there is one; the
-    learning rates of these steps, and all that a schedule may change."""
+    """Return job(schedule, to, **arguments). It trains up to a step, from the newest checkpoint if any, and
+    returns the learning rates of these steps and all that a schedule may change."""
     monkeypatch.setattr("common.distributed.preemption.watch", lambda *arguments: None)
 
     def train(schedule, to=STEPS, folder="resumed", each=1, hand=None, groups=2, **values):
@@ -151,7 +151,7 @@ def test_a_rate_that_was_changed_by_hand_stays(job):
 @pytest.mark.parametrize("name", [each for each in SCHEDULES if each[0].isupper() and "Plateau" not in each])
 def test_another_rate_and_length_go_on_at_the_same_place_of_the_new_schedule(job, name):
     def longer(optimizer):
-        if name == "LambdaLR":  # its state_dict does not show that it is another
+        if name == "LambdaLR":  # its state_dict does not show the difference
             return lrs.LambdaLR(optimizer, lambda step: 1 / (2 + step))
         if name == "OneCycleLR":
             return lrs.OneCycleLR(optimizer, 0.2, total_steps=STEPS + 9)
@@ -234,7 +234,7 @@ def test_a_class_that_cannot_be_resumed_is_refused_by_name(schedule, text):
 
 
 def test_fractions_of_an_epoch(job):
-    """scheduler.step(epoch + part): exact with the same settings, refused with others."""
+    """scheduler.step(epoch + part) resumes exactly with the same settings, and is refused with others."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     scheduler = lrs.CosineAnnealingWarmRestarts(optimizer, 7)
     state = ScheduleState(optimizer, scheduler, {})
@@ -243,7 +243,7 @@ def test_fractions_of_an_epoch(job):
     state.load(saved)
     assert optimizer.param_groups[0]["lr"] == rate and scheduler.T_cur == 3.25
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.2)
-    with pytest.raises(Exception, match="CosineAnnealingWarmRestarts was not called once a step"):
+    with pytest.raises(Exception, match="CosineAnnealingWarmRestarts was not called once per step"):
         ScheduleState(optimizer, lrs.CosineAnnealingWarmRestarts(optimizer, 7), {}).load(saved)
 
 

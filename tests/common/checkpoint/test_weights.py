@@ -1,4 +1,4 @@
-"""Files of weights: which ones load, what is said of those that fit in part, and which are refused."""
+"""Files of weights load if they fit, are reported if they fit in part, and are refused otherwise."""
 
 import io
 import json
@@ -63,7 +63,7 @@ class _Wrapped(nn.Module):
 
 
 class _Block(nn.Module):
-    """As in the sample that ModelArts publishes for distributed training on CIFAR-10."""
+    """A block of the sample that ModelArts publishes for distributed training on CIFAR-10."""
 
     def __init__(self, inputs, outputs, stride=1):
         super().__init__()
@@ -112,11 +112,11 @@ def test_another_head_is_reported_and_left_as_it_is(tmp_path):
     path, source, model = str(tmp_path / "best.pth"), _model(classes=9), _model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     torch.save(source.state_dict() | {"aux.weight": torch.zeros(2)}, path)
-    with pytest.raises(BadInput, match=r"9 of 11 tensors; another shape: 3.weight \[9, 8\] in the file, \[4"):
+    with pytest.raises(BadInput, match=r"9 of 11 tensors; .* shape: 3.weight \[9, 8\] in the file, \[4"):
         weights.load(path, model, complete=True)
     assert _same(model.state_dict(), before)
     line = weights.load(path, model)
-    assert "9 of 11 tensors; another shape: 3.weight [9, 8] in the file, [4, 8] here; 3.bias [9]" in line
+    assert "; different shape: 3.weight [9, 8] in the file, [4, 8] in the model; 3.bias [9]" in line
     assert "not in the model: aux.weight" in line
     head = {"3.weight", "3.bias"}
     for name, tensor in model.state_dict().items():
@@ -209,7 +209,7 @@ def test_names_of_classes_are_compared(tmp_path):
     assert json.loads((tmp_path / "classes.json").read_text()) == ["cat", "犬"]
     assert said("cat", "犬") == said() == ""
     assert "label 0 is 'cat' in " in said("犬", "cat") and "and '犬' in the data set" in said("犬", "cat")
-    assert said("cat", "犬", "cow") == "the weights know 2 classes, the data set has 3"
+    assert said("cat", "犬", "cow") == "the weights have 2 classes, the data set has 3"
     for text in ('{"a": 1}', "3", "[", ""):
         (tmp_path / "classes.json").write_text(text)
         assert said("cat", "dog") == ""

@@ -1,6 +1,6 @@
-"""Both synchronised BatchNorms against torch's own over the whole batch, in real groups of processes.
+"""Both synchronised BatchNorms agree with torch's BatchNorm over the whole batch, in groups of processes.
 
-The one for GPUs runs here with formulas instead of CUDA's operators: the code between them is tested.
+The BatchNorm for GPUs runs here with formulas instead of CUDA's operators: this tests its own code.
 """
 
 import sys
@@ -99,7 +99,7 @@ def test_equals_one_process_with_the_whole_batch(tmp_path, backend):
 
 
 class _NoWait(TorchDispatchMode):
-    """Fails on an operation after which the host has to wait for the device."""
+    """A mode that fails on an operation for which the host waits for the device."""
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = operation.overloadpacket.__name__
@@ -114,7 +114,7 @@ class _NoWait(TorchDispatchMode):
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="earlier versions ask for a driver")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_the_host_never_waits_for_the_gpu(precision, monkeypatch):
-    """On tensors of a GPU that is not there: torch's own waits in each forward pass, this one does not."""
+    """On fake CUDA tensors, torch's SyncBatchNorm waits in each forward pass, and ours does not."""
     batchnorm_operators.register()
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 4)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)

@@ -1,4 +1,4 @@
-"""How many GPUs of a node are used, counted with fake devices: the processes are real, the GPUs are not."""
+"""A job uses all GPUs of a node. The processes are real, the GPUs are fake."""
 
 import argparse
 import textwrap
@@ -12,7 +12,7 @@ from tests.conftest import ROOT, finish, free_port, run, start
 
 GPUS = 4
 
-# The job itself, in real processes, up to the moment in which they would meet.
+# The job itself, in real processes, until they would connect.
 FAKE = textwrap.dedent(f"""
     import runpy, sys, torch
     torch.cuda.device_count = lambda: {GPUS}
@@ -58,8 +58,8 @@ SAMPLE = textwrap.dedent(f"""
 
 
 def test_the_pattern_of_the_modelarts_sample_uses_one_gpu_of_a_node():
-    """One process per node, --rank and --world_size as injected, DistributedDataParallel without device_ids:
-    up to torch 1.8 it computed with a replica on every GPU, now with one. The job above uses all."""
+    """The sample has one process per node and DistributedDataParallel without device_ids. Until torch 1.8 it
+    computed with a replica on every GPU, now with one. The job above uses all."""
     address = f"tcp://127.0.0.1:{free_port()}"
     nodes = [start("-c", SAMPLE, address, rank) for rank in range(2)]
     for node in nodes:
@@ -79,7 +79,7 @@ def test_the_pattern_of_the_modelarts_sample_uses_one_gpu_of_a_node():
         ((10, 0), "sm_90a compute_90a", False),
         ((10, 3), "sm_100f", True),
         ((12, 0), "compute_100f", False),
-        ((7, 0), "", True),  # a torch that does not tell
+        ((7, 0), "", True),  # torch does not list its architectures
         ((9, 4), "gfx942", True),
     ],
 )
@@ -115,7 +115,7 @@ OLD_DRIVER = textwrap.dedent(f"""
 
 @pytest.mark.parametrize("job", ["train", "train_ddp"])
 def test_an_old_driver_is_one_line_before_the_data(job, tmp_path):
-    """NVML counts the GPUs, also with a driver that torch cannot use."""
+    """The error comes before the data are loaded: NVML counts GPUs even if torch cannot use the driver."""
     done = run(
         "-c", OLD_DRIVER, f"jobs/{job}.py", "--data_url=not/a/folder", f"--output_dir={tmp_path / 'out'}",
         code=2,

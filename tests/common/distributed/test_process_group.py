@@ -1,4 +1,4 @@
-"""common/distributed/process_group.py by itself: the choice of the backend, and the end of a group."""
+"""process_group.py chooses the right backend and ends a group."""
 
 import inspect
 import textwrap
@@ -11,7 +11,7 @@ from common import exits
 from common.distributed import process_group
 from tests.conftest import ROOT, run
 
-# A process sees one GPU. Its own, or that of all: the UUID tells, or CUDA_VISIBLE_DEVICES before torch 2.4.
+# A process sees one GPU: its own, or one for all. The UUID shows it; before torch 2.4, CUDA_VISIBLE_DEVICES.
 MEET = textwrap.dedent(f"""
     import argparse, os, sys
     from types import SimpleNamespace
@@ -65,7 +65,7 @@ def test_an_nccl_group_is_left_on_the_own_gpu(monkeypatch):
     assert (device, left, code) == (3, "left", 0) and first == second != threading.get_ident()
 
 
-# Holds the interpreter's lock while it waits, as gloo's destructor in torch 2.1 may do for ever.
+# Holds the interpreter's lock while it waits. Gloo's destructor in torch 2.1 may do this without end.
 LEAVE = """
 import ctypes, torch
 from common.distributed import process_group

@@ -1,4 +1,4 @@
-"""Launch mistakes: each ends soon, in one line that names the wrong value. No training step is taken."""
+"""A wrong launch ends soon with one line that names the wrong value, before the first training step."""
 
 import http.server
 import os
@@ -19,7 +19,7 @@ from tests.conftest import ROOT, environment, finish, free_port, processes_of, r
 
 JOB = ("jobs/train_ddp.py", "--dataset=digits", "--max_steps=2", "--batch_size=24", "--timeout=3")
 
-# Where all arrive and contradict each other: a busy machine starts them seconds apart.
+# For tests in which all processes arrive: a busy machine starts them seconds apart.
 PATIENT = ("--timeout=60",)
 
 
@@ -59,23 +59,21 @@ def test_duplicate_rank(tmp_path):
     port = free_port()
     nodes = [_node(port, rank, 3, *PATIENT, f"--output_dir={tmp_path}") for rank in (0, 1, 1)]
     errors = [error for node in nodes for error in _errors(node, 2)]
-    assert len(errors) == 3 and all("rank 1 is there twice: as process" in error for error in errors)
+    assert len(errors) == 3 and all("two processes have rank 1: process" in error for error in errors)
 
 
 def test_other_world_size(tmp_path):
     port = free_port()
     nodes = [_node(port, rank, 2 + rank, *PATIENT, f"--output_dir={tmp_path}") for rank in (0, 1)]
     for node in nodes:
-        assert re.search(
-            r"was told [23] nodes \(world size\), but node .* was told [23]", _one_error(node, 2)
-        )
+        assert re.search(r"got [23] nodes \(world size\), but node .* got [23]", _one_error(node, 2))
 
 
 def test_unequal_processes_per_node(tmp_path):
     port = free_port()
     nodes = [_node(port, 0, 2, *PATIENT), _node(port, 1, 2, *PATIENT, "--processes_per_node=2")]
     for node in nodes:
-        assert re.search(r"was told [12] processes per node, but node .* was told [12]", _one_error(node, 2))
+        assert re.search(r"got [12] processes per node, but node .* got [12]", _one_error(node, 2))
 
 
 def test_host_that_does_not_resolve():
@@ -85,7 +83,7 @@ def test_host_that_does_not_resolve():
 
 @pytest.fixture
 def foreign_server(request):
-    """A port on which something else listens: "silent" accepts and says nothing, "http" is a web server."""
+    """Yield a port of another server: "silent" accepts and sends nothing, "http" is a web server."""
     if request.param == "silent":
         with socket.create_server(("127.0.0.1", 0)) as server:
             yield server.getsockname()[1]
@@ -105,7 +103,7 @@ def foreign_server(request):
 )
 def test_another_server_on_the_port(foreign_server, found):
     error = _one_error(_node(foreign_server, 1, 2), 4)
-    assert f"what listens at 127.0.0.1:{foreign_server} {found}, not the store" in error
+    assert f"the server at 127.0.0.1:{foreign_server} {found}" in error
 
 
 @pytest.mark.parametrize("foreign_server", ["silent"], indirect=True)
@@ -115,7 +113,7 @@ def test_port_taken(foreign_server):
 
 
 def test_a_late_node_is_waited_for(tmp_path):
-    """The port opens only when rank 0 comes."""
+    """Rank 1 waits until rank 0 opens the port."""
     port = free_port()
     options = ("--timeout=60", f"--output_dir={tmp_path}")
     second = _node(port, 1, 2, *options)
@@ -133,15 +131,16 @@ def test_a_job_of_one_process_refuses_to_be_several(job, tmp_path):
     result = run(
         f"jobs/{job}", "--dataset=digits", "--output_dir", tmp_path, env=environment(**launched), code=2
     )
-    assert "this job is one process, but launcher started 2: take jobs/train_ddp.py" in result.stderr
+    assert "this job is one process, but launcher started 2: use jobs/train_ddp.py" in result.stderr
 
 
 LONG = ("--max_steps=100000", "--epochs=100000", "--report_every=1")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.faults)])
-def test_survivors_of_a_lost_process_leave(number, tmp_path):
-    """Two nodes of two lose a process of node 1: killed, it is missed at once, stopped, by the time-out."""
+def test_survivors_of_a_lost_process_exit(number, tmp_path):
+    """If node 1 loses one of two processes, all others exit: at once after SIGKILL, after the time-out when
+    it was stopped."""
     port = free_port()
     nodes = [
         _node(port, rank, 2, "--processes_per_node=2", *LONG, f"--output_dir={tmp_path}") for rank in range(2)
@@ -159,7 +158,7 @@ def test_survivors_of_a_lost_process_leave(number, tmp_path):
         "lost contact with another process" in error for error in errors[0]
     )
     assert seconds < (10 if number == signal.SIGKILL else 20)
-    assert not os.path.exists(f"/proc/{lost}"), "nothing is left behind"
+    assert not os.path.exists(f"/proc/{lost}"), "no process is left"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Against a real server: what arrives is what was sent, and what fails says why in one line."""
+"""A real server receives exactly the sent bytes, and a failure is one line with its reason."""
 
 import hashlib
 import os
@@ -37,7 +37,7 @@ def server():
 
 @pytest.fixture
 def store(server, monkeypatch, request):
-    """Below a folder of the test's own."""
+    """Yield an ObjectStore with a prefix for this test."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("BOOTFILE_STORE_TIMEOUT", "1")
@@ -46,7 +46,7 @@ def store(server, monkeypatch, request):
 
 
 def through(monkeypatch, proxy, store) -> ObjectStore:
-    """The same place, through a proxy."""
+    """Return the same store through a proxy."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
     return ObjectStore(store.location.url())
 
@@ -67,15 +67,15 @@ def test_urls_are_taken_apart(url, location):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("s3:///a", "names no bucket"),
+        ("s3:///a", "has no bucket name"),
         ("s3://my.bucket/a", "dots"),
-        ("s3://Bucket/a", "no bucket's name"),
+        ("s3://Bucket/a", "not a bucket name"),
         ("s3://bucket/a/../b", "empty part"),
         ("s3://bucket/a//b", "empty part"),
         ("s3://bucket/a\nb", "control character"),
-        ("https://host/a", "is no s3://"),
-        ("s3://me:hunter2@bucket/a", "credentials have variables"),
-        ("https://me:hunter2@host/a", "is no s3://"),
+        ("https://host/a", "is not s3://"),
+        ("s3://me:hunter2@bucket/a", "set AWS_ACCESS_KEY_ID"),
+        ("https://me:hunter2@host/a", "is not s3://"),
     ],
 )
 def test_urls_that_are_none_are_refused(url, words):
@@ -116,7 +116,7 @@ def test_the_environment_says_where(monkeypatch, variables, url, style):
             monkeypatch.setenv(name, value)
     opened = ObjectStore("obs://bucket")
     assert (opened.requests.endpoint.url, opened.requests.endpoint.style) == (url, style)
-    # and boto3 does so: what it would ask, without asking
+    # what boto3 would request, without sending it
     address = opened.requests.client.generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "key"})
     host = url.partition("://")[2]
     assert address.partition("?")[0].partition("://")[2] == (
@@ -162,7 +162,7 @@ def test_a_killed_test_takes_its_server_with_it():
     server = os.pidfd_open(int(test.stdout.readline()))
     test.kill()
     test.communicate()
-    assert select.select([server], [], [], 20)[0], "moto is still there"
+    assert select.select([server], [], [], 20)[0], "moto still runs"
     os.close(server)
 
 
@@ -257,7 +257,7 @@ def test_faults_are_survived(server, store, tmp_path, monkeypatch, kind, size):
 
 
 def test_an_answer_to_complete_that_was_lost_is_no_failure(server, store, tmp_path):
-    """The second attempt hears that there is no such upload."""
+    """The answer to the second attempt is "no such upload"."""
     (tmp_path / "file").write_bytes(os.urandom(BIG))
     once = store.requests._once
 
@@ -297,7 +297,7 @@ def test_a_fetch_goes_on_where_it_was_cut_off(server, store, tmp_path, monkeypat
     assert begun > 0
     with FaultProxy(server.port) as proxy:
         through(monkeypatch, proxy, store).fetch("key", str(tmp_path / "back"), BIG)
-        assert proxy.requests == 1 + -(-(BIG - begun) // 2**22)  # HEAD, and what was missing
+        assert proxy.requests == 1 + -(-(BIG - begun) // 2**22)  # HEAD, and the missing parts
     assert (tmp_path / "back").read_bytes() == content
     assert sorted(os.listdir(tmp_path)) == ["back", "file"]
 
@@ -328,7 +328,7 @@ def test_servers_that_answer_with_another_range(store, answered):
         return once(operation, parameters | ({"Range": answered} if answered else {}))
 
     store.requests._once, store.requests.attempts = other, 1
-    with pytest.raises(StoreError, match="not the range from byte 1 on"):
+    with pytest.raises(StoreError, match="range from byte 1"):
         store.read("key", 1, 3)
 
 
@@ -352,7 +352,7 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(store, tmp_path):
     with pytest.raises(BadInput, match="has changed"):
         store.send(str(tmp_path / "file"), "key", sha256="0" * 64)
     store.write("key", b"hello")
-    with pytest.raises(StoreError, match=r"5 bytes and not 6.*replaced"):
+    with pytest.raises(StoreError, match=r"5 bytes, expected 6.*replaced"):
         store.fetch("key", str(tmp_path / "back"), 6)
     store.requests.attempts = 2
     with pytest.raises(StoreError, match=r"bucket/.*/key: .*not those that were sent.*2 times"):
@@ -366,7 +366,7 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(store, tmp_path):
         ("expired", "the credentials have expired"),
         ("forbidden", "no permission"),
         ("clock", "clock of this machine is wrong"),
-        ("unknown_key", "the access key is not known"),
+        ("unknown_key", "does not know the access key"),
     ],
 )
 def test_what_the_store_refuses_is_one_line(server, store, monkeypatch, kind, words):
@@ -383,13 +383,13 @@ def test_what_the_store_refuses_is_one_line(server, store, monkeypatch, kind, wo
 
 def test_what_is_not_there_is_one_line(store):
     nothing = ObjectStore("s3://nothing")
-    with pytest.raises(StoreError, match=r"s3://nothing/key: there is no such bucket"):
+    with pytest.raises(StoreError, match=r"s3://nothing/key: no such bucket"):
         nothing.write("key", b"")
-    with pytest.raises(StoreError, match=r"s3://nothing: there is no such bucket"):
+    with pytest.raises(StoreError, match=r"s3://nothing: no such bucket"):
         list(nothing.list())
-    with pytest.raises(StoreError, match=r"/key: there is no such object"):
+    with pytest.raises(StoreError, match=r"/key: no such object"):
         store.read("key")
-    with pytest.raises(StoreError, match=r"/key: .*there is no such object"):
+    with pytest.raises(StoreError, match=r"/key: .*no such object"):
         store.fetch("key", "/nowhere", 10)
 
 
@@ -452,7 +452,7 @@ def _file(path, size: int) -> str:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 1 MB."""
+    """Yield a folder on a file system of 1 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = subprocess.run(
@@ -481,9 +481,9 @@ def test_keys_through_links_and_files(tmp_path):
     with pytest.raises(BadInput, match="a link leads out"):
         object_store_paths.local_path(str(tmp_path / "in"), "out/x")
     (tmp_path / "in" / "a").write_text("")
-    with pytest.raises(BadInput, match=r"key a/b: a file stands"):
+    with pytest.raises(BadInput, match=r"key a/b: its folder is a file"):
         object_store_paths.make_folder_of(str(tmp_path / "in" / "a" / "b"), "a/b")
-    with pytest.raises(BadInput, match=r"key a is a file, and a folder"):
+    with pytest.raises(BadInput, match=r"key a is both a file and a folder"):
         object_store_paths.check_keys(["a/b", "a"], "s3://bucket")
     assert object_store_paths.local_path(str(tmp_path / "in"), "b/c d") == str(tmp_path / "in/b/c d")
 

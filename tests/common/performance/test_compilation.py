@@ -1,4 +1,4 @@
-"""A trial pass leaves no trace, also where it fails."""
+"""A trial pass changes no state, also if it fails."""
 
 import copy
 

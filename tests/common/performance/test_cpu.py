@@ -1,4 +1,4 @@
-"""Our convolution is torch's, up to rounding, at every size of map and in every precision."""
+"""Our convolution equals torch's, except for rounding, at every size of map and in every precision."""
 
 import copy
 
@@ -39,7 +39,7 @@ def test_output_and_gradients_are_those_of_torch(case, dtype, bound, layout):
 def test_autocast_computes_in_bfloat16_and_keeps_the_gradients_precision():
     torch.manual_seed(0)
     module = Conv2d(8, 16, 3, padding=1, bias=False)
-    for size in (1, 4, 9):  # each of the three ways
+    for size in (1, 4, 9):  # one for each of the three algorithms
         images = torch.randn(4, 8, size, size, requires_grad=True)
         with torch.autocast("cpu", torch.bfloat16):
             output = module(images)

@@ -1,4 +1,4 @@
-"""`Dataset`, used as its users use it: train, validate, reset, with every engine."""
+"""`Dataset` works with every engine: train, validate, reset."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ ENGINES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Grey squares: the brightness of an image says which it is, whatever is cut out of it."""
+    """Return a folder of grey squares. The brightness identifies an image, whatever is cropped from it."""
     root = tmp_path_factory.mktemp("images")
     for split, count in (("train", TRAIN), ("val", VAL)):
         for number in range(count):
@@ -49,7 +49,7 @@ def dataset_of(folder, cache, batch_size=8, **options) -> Dataset:
 
 
 def seen(loader) -> tuple[list[int], Counter]:
-    """The sizes of the batches, and how often each (image, label) came."""
+    """Return the sizes of the batches, and the number of times of each (image, label)."""
     sizes, images_seen = [], Counter()
     for images, labels in loader:
         assert (
@@ -105,7 +105,7 @@ def test_epochs_with_everything_that_may_happen_between_them(engine, folder, cac
 
 @pytest.mark.parametrize("engine", ENGINES[:2])
 def test_the_calls_that_the_article_prints(engine, folder, monkeypatch, tmp_path):
-    """Dataset(data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16), and every method."""
+    """Dataset(data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16) works."""
     monkeypatch.setenv("HOME", str(tmp_path))
     data_dir, batch_size, val_batch_size, workers = str(folder), 8, 9, 2
     use_dali, dali_cpu, fp16 = engine["use_dali"], True, True
@@ -244,7 +244,7 @@ def test_validation_gives_back_what_it_took(folder, cache):
     assert not before & {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-# what may be wrong
+# wrong use
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -256,7 +256,7 @@ def test_an_image_that_went_bad_is_named_and_the_next_epoch_lives(engine, folder
     good = victim.read_bytes()
     for _ in range(2):
         victim.write_bytes(os.urandom(len(good)))
-        for epoch in range(1, 4):  # an epoch leaves two images out: not this one in each of three
+        for epoch in range(1, 4):  # an epoch leaves out two images: not the same one in all three epochs
             dataset.get_train_loader().set_epoch(epoch)
             try:
                 seen(dataset.get_train_loader())
@@ -264,7 +264,7 @@ def test_an_image_that_went_bad_is_named_and_the_next_epoch_lives(engine, folder
                 assert "22.jpg" in str(error)
                 break
         else:
-            pytest.fail("nobody noticed")
+            pytest.fail("no error was raised")
         victim.write_bytes(good)
         assert sum(seen(dataset.get_train_loader())[0]) == 48
         assert seen(dataset.get_val_loader())[1] == ONCE
@@ -305,7 +305,7 @@ def test_the_gpu_path_without_a_gpu(folder, cache):
 
 
 def test_dali_is_not_installed(folder, cache, tmp_path):
-    """An environment in which `nvidia` is somebody else's package."""
+    """In this environment `nvidia` is another package."""
     (tmp_path / "nvidia").mkdir()
     (tmp_path / "nvidia" / "__init__.py").touch()
     call = f"from datasets.compat.dali_dataset import Dataset; Dataset({str(folder)!r}, 8, use_dali=True)"
@@ -380,7 +380,7 @@ def test_memory_of_thirty_epochs(dali, folder, cache):
     assert len(used) == 30
     early, late = max(used[1:6]), max(used[-5:])
     print(f"{early / 1e6:.0f} MB in epochs 2-6, {late / 1e6:.0f} MB in the last five")
-    assert late < 1.08 * early  # of 420 MB; DALI's own buffers: up to 4.9 % was seen
+    assert late < 1.08 * early  # of 420 MB; DALI's own buffers grew by up to 4.9 %
 
 
 @pytest.mark.gpu
@@ -392,4 +392,4 @@ def test_memory_of_thirty_epochs_on_a_gpu(dali, folder, cache):
     found = _memory_of_epochs(folder, cache, dali, env=dict(os.environ))
     device = [memory for _, memory in found]
     print(f"GPU: {device[1] / 1e6:.0f} MB after the second training, {max(device[2:]) / 1e6:.0f} MB at most")
-    assert max(device[2:]) <= 1.05 * device[1]  # a block that record_stream frees late: 5 MB of 520
+    assert max(device[2:]) <= 1.05 * device[1]  # record_stream may free a block late: 5 MB of 520

@@ -1,4 +1,4 @@
-"""KSpeed's calls: the bytes of the files from every tier, whatever fails; DALI's source at an epoch's end."""
+"""KSpeed's calls return the bytes of the files from every tier, whatever fails, also as a source of DALI."""
 
 import io
 import os
@@ -30,7 +30,7 @@ MISSING = backends.reasons(torch.device("cpu"))["dali"]
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """A data set with what an index leaves out: a hidden file, a cut one; and one in a deeper folder."""
+    """Return a data set with files that an index leaves out (hidden, cut), and one in a deeper folder."""
     root = pictures.make(tmp_path_factory.mktemp("images"), 27, 6)
     first = root / "train" / "class_0" / "000.jpg"
     shutil.copy(first, first.with_name(".hidden.jpg"))
@@ -59,14 +59,14 @@ def empty(server):
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """What a password of a script leaves there goes with the test."""
+    """Restore the environment variables that a password of a script changes."""
     monkeypatch.setenv(address.PASSWORD, "")
     monkeypatch.delenv(address.PASSWORD)
     monkeypatch.setattr(by_path, "_handed_on", [None])
 
 
 def whole(folder) -> list[str]:
-    """The files below it that an image can be made of."""
+    """Return the files below a folder that can be decoded."""
     return [os.fspath(path) for path in sorted(Path(folder).rglob("*.jpg")) if path.name != "cut.jpg"]
 
 
@@ -80,14 +80,14 @@ TO_TENSOR = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32)
 @needed
 @pytest.mark.parametrize("place", ["list", "text", "url", "packs", "node"])
 def test_it_is_torchvisions_image_folder(place, images, cache_dir, empty, tmp_path, monkeypatch):
-    """From no matter where: what there is, in which order, and every pixel; the second time from memory."""
+    """Files, order and pixels are equal from every place, and the second epoch is read from memory."""
     host = f"127.0.0.1:{empty.port}"
     iplist = {
         "list": [host], "text": f" {host} ", "url": f"redis://{host}?form=decoded",
         "packs": str(tmp_path / "packs"), "node": None,
     }[place]  # fmt: skip
     monkeypatch.chdir(images.parent)
-    root = f"{images.name}/train"  # relative: ImageFolder's paths are, too
+    root = f"{images.name}/train"  # relative, like ImageFolder's paths
     expected = ImageFolder(root, TO_TENSOR)
     found = KSpeedImageFolder(root, None, 2, iplist, None, None, TO_TENSOR, cache_dir=cache_dir)
     for name in ("classes", "class_to_idx", "samples", "targets", "imgs"):
@@ -100,7 +100,7 @@ def test_it_is_torchvisions_image_folder(place, images, cache_dir, empty, tmp_pa
             assert torch.equal(image, image_too) and label == label_too
         if place in ("list", "text", "url"):
             until(lambda: empty.client().dbsize() >= 28)
-    known = len(usable) - 1  # not the hidden one
+    known = len(usable) - 1  # without the hidden file
     packed = place in ("packs", "node")
     assert found.folder.counts == {
         "hits": known * (1 + packed), "misses": 2 + known * (not packed), "bad": 0, "errors": 0,
@@ -108,9 +108,9 @@ def test_it_is_torchvisions_image_folder(place, images, cache_dir, empty, tmp_pa
     with pytest.raises(OSError):
         found[[path.endswith("cut.jpg") for path, _ in found.samples].index(True)]
     found.folder.close()
-    assert torch.equal(found[usable[0]][0], expected[usable[0]][0]), "after it was closed, too"
+    assert torch.equal(found[usable[0]][0], expected[usable[0]][0]), "it also reads after close()"
     if not packed:
-        assert empty.client().dbsize() == 0, "it was active"
+        assert empty.client().dbsize() == 0, "the mode was active"
     if place == "node":
         assert not list(
             Path("/dev/shm").glob(f"bootfile-*/*{found.folder.files.indexes[0].fingerprint[:12]}*pack")
@@ -120,7 +120,7 @@ def test_it_is_torchvisions_image_folder(place, images, cache_dir, empty, tmp_pa
 @needed
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_in_the_workers_of_a_data_loader(method, images, cache_dir, tmp_path):
-    """With user and password, in the order of the arguments of KSpeed's documentation."""
+    """It works in workers, with user and password in the order of KSpeed's documentation."""
     options = "user default off", f"user admin on >{PASSWORD} {RIGHTS}"
     with RedisServer(tmp_path, *options) as server:
         hosts = [f"127.0.0.1:{server.port}"]
@@ -209,7 +209,7 @@ def test_a_damaged_pack(images, cache_dir, tmp_path):
     part.write_bytes(content)
     again = KSpeedFolder(images / "train", 1, str(packs), cache_dir=cache_dir)
     assert right(again, paths) and again.counts == {"hits": 27, "misses": 0, "bad": 1, "errors": 0}
-    part.write_bytes(content[:9000])  # its size shows that: the part is made again
+    part.write_bytes(content[:9000])  # the size shows the damage: the part is made again
     again = KSpeedFolder(images / "train", 1, str(packs), cache_dir=cache_dir)
     assert right(again, paths) and again.counts == {"hits": 28, "misses": 0, "bad": 0, "errors": 0}
 
@@ -243,7 +243,7 @@ def test_servers_that_fail(images, cache_dir, tmp_path, monkeypatch):
 
 
 def test_without_an_index(images, tmp_path):
-    """Nothing to be cached is no reason to stop."""
+    """Without an index it reads the files, and does not stop."""
     said = []
     file = tmp_path / "file"
     file.write_text("no folder")
@@ -254,7 +254,7 @@ def test_without_an_index(images, tmp_path):
         KSpeedCallable(images / "train", 4, cache_dir=str(file), say=said.append)
 
 
-def test_arguments_that_are_none(images, cache_dir):
+def test_wrong_arguments(images, cache_dir):
     for iplist, reason in (
         (["a:b"], "iplist: number 1 of its hosts is not host"),
         ("redis://u:SECRET@h", "password"),
@@ -272,7 +272,7 @@ def test_arguments_that_are_none(images, cache_dir):
 
 @needed
 def test_the_documented_call_with_every_kind_of_server(images, cache_dir, tmp_path, capsys):
-    """KSpeedImageFolder(traindir, None, workers, iplist, "admin", "admin", transforms), as it is printed."""
+    """KSpeedImageFolder(traindir, None, workers, iplist, "admin", "admin", transforms) works."""
     admin = "user admin on >{} " + RIGHTS
     for number, (options, line) in enumerate((
         ((), "it refuses the user, so the user default is used"),
@@ -333,7 +333,7 @@ def test_a_password_is_nowhere(images, cache_dir, tmp_path, capsys, monkeypatch)
         with pytest.raises(BadInput, match="refuses the user or the password") as caught:
             KSpeedFolder(images / "val", 1, hosts, "bootfile", f"not {PASSWORD}", cache_dir=cache_dir)
         seen.append(str(caught.value))
-        # what the environment says goes before the script, so that its "admin" may stay
+        # the environment overrides the script, which can keep its "admin"
         monkeypatch.setenv(address.PASSWORD, PASSWORD)
         url = server.url("bootfile")
         other = KSpeedFolder(images / "val", 1, url, "admin", "admin", cache_dir=cache_dir)
@@ -350,7 +350,7 @@ def test_a_password_is_nowhere(images, cache_dir, tmp_path, capsys, monkeypatch)
 
 
 class Info:
-    """As DALI's SampleInfo and BatchInfo."""
+    """A stand-in for DALI's SampleInfo and BatchInfo."""
 
     def __init__(self, iteration, epoch, batch_size=None, number=None):
         self.iteration, self.epoch_idx = iteration, epoch
@@ -360,7 +360,7 @@ class Info:
 
 @pytest.fixture
 def good(images, tmp_path):
-    """Without the file that is cut. The names of the files, by their bytes."""
+    """Return a folder without the cut file and the hidden file."""
     root = tmp_path / "good"
     shutil.copytree(images / "train", root, ignore=shutil.ignore_patterns("cut.jpg", ".hidden.jpg"))
     return root
@@ -376,7 +376,7 @@ def sources(good, cache_dir, shards, batch_size, **options):
 
 
 def batches_of(source, epoch, single=True) -> list[list[tuple[bytes, int]]]:
-    """What DALI would get of it in an epoch: whole batches."""
+    """Return the batches that DALI would get in an epoch. They are complete."""
     found = []
     try:
         while True:
@@ -395,7 +395,7 @@ def batches_of(source, epoch, single=True) -> list[list[tuple[bytes, int]]]:
 
 
 def test_a_source_is_right_at_the_ends_of_epochs(good, cache_dir):
-    """28 samples in batches of 3: nothing twice, in any number of shards; of batches, nothing left out."""
+    """No sample comes twice, with any number of shards. A source of batches leaves out no sample."""
     whole_epochs = []
     for shards in (1, 2, 3):
         parts = sources(good, cache_dir, shards, 6 // shards, seed=5)
@@ -409,7 +409,9 @@ def test_a_source_is_right_at_the_ends_of_epochs(good, cache_dir):
             assert full == every[:4]
             epochs.append([sorted(sample for part in step for sample in part) for step in every])
             seen = [sample for step in epochs[-1] for sample in step]
-            assert len(seen) == 28 and len({content for content, _ in seen}) == 27, "one file is there twice"
+            assert len(seen) == 28 and len({content for content, _ in seen}) == 27, (
+                "one file is a copy of another"
+            )
         assert epochs[0] == epochs[2] != epochs[1]
         whole_epochs.append(epochs)
     assert whole_epochs[0] == whole_epochs[1] == whole_epochs[2], "a step is the same in any number of shards"
@@ -418,7 +420,7 @@ def test_a_source_is_right_at_the_ends_of_epochs(good, cache_dir):
         != batches_of(parts[0], 0)[0][0][0]
     )
     many = [len(batches_of(part, 0, single=False)) for part in sources(good, cache_dir, 6, 1)]
-    assert sorted(many) == [4, 4, 5, 5, 5, 5], "a shard may have nothing of what remains"
+    assert sorted(many) == [4, 4, 5, 5, 5, 5], "the last batch may be empty in some shards"
     (ordered,) = sources(good, cache_dir, 1, 28, shuffle=False)
     paths, index = [], ordered.index
     for (content, label), id in zip(batches_of(ordered, 3)[0], range(28), strict=True):
@@ -433,11 +435,11 @@ def test_a_source_is_right_at_the_ends_of_epochs(good, cache_dir):
 
 
 def test_a_png_that_is_named_jpg(good, cache_dir, capsys):
-    """It is a warning, and the bytes are those of the file: DALI decodes by content."""
+    """It gives a warning, and the bytes are those of the file, because DALI decodes by content."""
     path = good / "class_1" / "001.jpg"
     Image.open(path).save(path, "PNG")
     (source,) = sources(good, cache_dir, 1, 28, shuffle=False)
-    warning = f"warning: 1 of 28 images of {good} are not what their ending says: {path} is a PNG"
+    warning = f"warning: 1 of 28 images of {good} have the extension of another format: {path} is a PNG"
     assert warning in capsys.readouterr().out
     id = [source.index.path(id) for id in range(28)].index(str(path))
     assert batches_of(source, 0)[0][id][0] == path.read_bytes()
@@ -458,7 +460,7 @@ def test_a_source_that_does_not_fit_its_pipeline(good, images, cache_dir):
 @pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
 @pytest.mark.parametrize("method, batch", [("fork", False), ("spawn", False), ("fork", True)])
 def test_a_source_in_dali(method, batch, good, cache_dir):
-    """In its worker processes, over two epochs: every step has the images and labels that it must."""
+    """In DALI's worker processes, every step of two epochs has the right images and labels."""
     from nvidia.dali import Pipeline, fn, types
 
     (source,) = sources(good, cache_dir, 1, 6, seed=3)
@@ -492,7 +494,7 @@ def test_a_source_in_dali(method, batch, good, cache_dir):
 
 
 def test_a_pack_of_the_node_is_not_made_twice(images, cache_dir, tmp_path):
-    """One that was made for the data set is found for the folder of a split."""
+    """The pack of the data set is found for the folder of a split."""
     index = KSpeedFolder(images, 1, str(tmp_path), cache_dir=cache_dir).files.indexes[1]
     made = Path(pack.place(str(tmp_path), index, "encoded")) / "000000.arrow"
     begun = made.stat().st_mtime_ns

@@ -1,4 +1,4 @@
-"""Folders of images as users have them, and what the index says of them at the first start and the next."""
+"""The index of a folder of images is right at the first start and after every change of the folder."""
 
 import argparse
 import functools
@@ -27,14 +27,14 @@ PHOTO = Image.fromarray(load_sample_images().images[0])
 
 @functools.cache
 def photo(number: int, kind: str = "JPEG") -> bytes:
-    """A part of a photograph, another one for each number: 40 + number pixels wide, 32 high."""
+    """Return a part of a photograph, a different one for each number: 40 + number pixels wide, 32 high."""
     buffer = io.BytesIO()
     PHOTO.crop((number, 0, 40 + 2 * number, 32)).save(buffer, kind)
     return buffer.getvalue()
 
 
 def write(folder, **contents):
-    """write(folder, cat=3): folder/cat/0.jpg, 1.jpg, 2.jpg, no two alike."""
+    """Write different images: write(folder, cat=3) makes folder/cat/0.jpg, 1.jpg and 2.jpg."""
     for label, (name, count) in enumerate(contents.items()):
         (folder / name).mkdir(parents=True)
         for number in range(count):
@@ -56,7 +56,7 @@ def lines():
 
 @pytest.fixture
 def start(tmp_path, lines):
-    """load() with this test's cache; `lines` takes what it says, `start.read` which files were read."""
+    """Return load() with this test's cache. `lines` gets its log, `start.read` the files that were read."""
 
     def call(root, split="train", **options):
         lines.clear()
@@ -140,8 +140,8 @@ def test_val_uses_the_numbers_of_train(data, start):
 
 
 def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines):
-    """Each image in one split; it stays there in another place, when others come or go, when it is renamed
-    to another ending, and with a larger share."""
+    """An image stays in its split if the folder moves, other images are added or removed, its extension
+    changes, or the share grows."""
     root = write(tmp_path / "data", cat=30, dog=20)
     train = start(root, val_share=0.2)
     many = 50 - len(train)
@@ -153,7 +153,7 @@ def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines):
     )
     numbers = {"cat": (16, 17, 20, 25, 6, 7), "dog": (13, 15, 4, 9)}
     expected = [f"{name}/{number}.jpg" for name, each in numbers.items() for number in each]
-    assert names(val) == expected, "on every machine"
+    assert names(val) == expected, "the split is the same on every machine"
 
     copy = shutil.copytree(root, tmp_path / "elsewhere" / "copy")
     assert start(copy, val_share=0.2).fingerprint == train.fingerprint
@@ -169,7 +169,7 @@ def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines):
 
 
 def test_a_split_by_path_of_few_images(tmp_path, start, lines):
-    """Each class keeps an image for training, and there is one for validation if there can be."""
+    """Each class keeps an image for training, and at least one image is for validation if possible."""
     root = write(tmp_path / "data", cat=3, dog=1)
     for share in (1e-6, 0.999999):
         train, val = (start(root, split, val_share=share) for split in ("train", "val"))
@@ -179,9 +179,9 @@ def test_a_split_by_path_of_few_images(tmp_path, start, lines):
     assert len(start(root)) == 2
     assert lines == [
         f"train=2 test=0 split of {root} by path, --val_share 10%: no image for validation, "
-        "for each class has one"
+        "because each class has only one"
     ]
-    with pytest.raises(BadInput, match="2 images in as many classes: none remains for validation"):
+    with pytest.raises(BadInput, match="2 images, one in each class: none remains for validation"):
         start(root, "val")
 
 
@@ -281,12 +281,12 @@ def test_list_with_other_labels(data, start, lines):
     first = start(data)
     (data / "train.txt").write_text("train/cat/0.jpg 0\ntrain/dog/0.jpg 1\n")
     second = start(data)
-    assert lines == [f"{data}: the same files, labelled anew"] and start.read == []
+    assert lines == [f"{data}: the same files, other labels"] and start.read == []
     assert second.labels.tolist() == [0, 1] and second.fingerprint != first.fingerprint
 
 
 def test_list_of_numbers_for_class_folders(data, start):
-    """As ImageNet's val.txt: relative to val/, labels by number."""
+    """The list has the form of ImageNet's val.txt: paths relative to val/, labels as numbers."""
     shutil.rmtree(data / "val")
     write(data, val=3)
     (data / "val.txt").write_text("2.jpg 1\n0.jpg 0\n")
@@ -342,7 +342,7 @@ def test_list_of_numbers_from_1(data, start):
 def test_nothing_to_learn_from(tmp_path, data, start):
     with pytest.raises(BadInput, match=r"data_url .*nowhere does not exist"):
         start(tmp_path / "nowhere")
-    with pytest.raises(BadInput, match=r"gs://bucket/data is a gs URL, not s3:// or obs://"):
+    with pytest.raises(BadInput, match=r"gs://bucket/data is a gs URL; expected a folder"):
         load("gs://bucket/data", "train", str(tmp_path / "cache"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=r"empty holds no image \(\.jpg \.jpeg"):
@@ -371,7 +371,7 @@ def test_nothing_to_learn_from(tmp_path, data, start):
 
 
 def kept(cache) -> list[str]:
-    """What lies in a cache folder beside the lock."""
+    """Return the names in a cache folder except for the lock."""
     return sorted(name for name in os.listdir(cache) if not name.endswith(".lock"))
 
 
@@ -394,7 +394,7 @@ def test_added_removed_changed(data, start, lines):
     assert lines == [f"{data}/train: 2 files added, 1 removed, 1 changed"]
     assert sorted(start.read) == ["train/cat/00.jpg", "train/dog/0.jpg", "train/dog/5.jpg"]
     assert second.widths.tolist() == [40, 48, 42, 59, 51, 49] and second.labels.tolist() == [0] * 3 + [1] * 3
-    assert names(first)[1] == "cat/1.jpg" and first.widths[1] == 41, "who has the old one open keeps it"
+    assert names(first)[1] == "cat/1.jpg" and first.widths[1] == 41, "an open old index can still be read"
     fresh = load(str(data), "train", str(data.parent / "another cache"))
     assert fresh.fingerprint == second.fingerprint != first.fingerprint
     for name in ("widths", "heights", "channels", "plain", "bytes", "crc32", "mtimes"):
@@ -415,7 +415,7 @@ def test_a_change_of_the_same_size(data, start, lines):
 
 
 def test_another_class(data, start, lines):
-    """No old file is read again, though the labels are others."""
+    """No old file is read again, though the labels change."""
     start(data)
     write(data / "train", ape=1)
     index = start(data)
@@ -423,12 +423,12 @@ def test_another_class(data, start, lines):
     start(data, "val", classes=("cat", "dog"))
     val = start(data, "val", classes=index.classes)
     assert start.read == [] and val.labels.tolist() == [1, 2]
-    assert lines == [f"{data}/val: the same files, labelled anew"]
+    assert lines == [f"{data}/val: the same files, other labels"]
 
 
 def test_fingerprint_is_that_of_the_data(data, tmp_path, start):
     first = start(data)
-    shutil.copytree(data, tmp_path / "copy", copy_function=shutil.copyfile)  # other mtimes
+    shutil.copytree(data, tmp_path / "copy", copy_function=shutil.copyfile)  # with other mtimes
     copy = start(tmp_path / "copy")
     assert copy.fingerprint == first.fingerprint and copy.path(0).startswith(str(tmp_path / "copy"))
     changes = [
@@ -437,7 +437,7 @@ def test_fingerprint_is_that_of_the_data(data, tmp_path, start):
         lambda root: (root / "train" / "cat").rename(root / "train" / "bat"),
         lambda root: (root / "train" / "cat" / "0.jpg").unlink(),
         lambda root: (root / "train" / "cat" / "0.jpg").write_bytes(photo(0) + b"\0"),
-        lambda root: [  # two images change places
+        lambda root: [  # exchange two images
             (root / "train" / "cat" / f"{number}.jpg").write_bytes(photo(1 - number)) for number in (0, 1)
         ],
     ]
@@ -451,7 +451,7 @@ def test_fingerprint_is_that_of_the_data(data, tmp_path, start):
 
 
 def test_a_wrong_ending_is_a_warning(data, tmp_path, start, lines):
-    """The pixels, the fingerprint and the numbers are those of the rightly named files."""
+    """Pixels, fingerprint and numbers are those of the correctly named files."""
     for name, kind in (("cat/0", "PNG"), ("cat/2", "WEBP"), ("dog/1", "JPEG")):
         (data / "train" / f"{name}.jpg").write_bytes(photo(7, kind))
     (data / "train" / "dog" / "1.jpg").rename(data / "train" / "dog" / "1.png")
@@ -463,7 +463,9 @@ def test_a_wrong_ending_is_a_warning(data, tmp_path, start, lines):
     for read in (5, 0):  # the second start reads nothing, and warns again
         index = start(data)
         (line,) = lines
-        assert line.startswith(f"warning: 3 of 5 images of {data}/train are not what their ending says: ")
+        assert line.startswith(
+            f"warning: 3 of 5 images of {data}/train have the extension of another format: "
+        )
         assert f"{data}/train/cat/0.jpg is a PNG" in line and len(start.read) == read
     assert index.fingerprint == expected.fingerprint and index.excluded == []
     assert np.array_equal(index.plain, expected.plain) and np.array_equal(index.labels, expected.labels)
@@ -482,11 +484,11 @@ def test_bad_images_are_refused(data, start):
         f"2 of 5 images of {data}/train are bad: "
         f"{data}/train/cat/1.jpg: is text, not an image (9 bytes): it starts with '<html>404'; "
         f"{data}/train/dog/1.jpg: is cut or damaged ({len(photo(11)) - 50} bytes): Premature end of JPEG file"
-        ". --max_bad_images 100% would leave out up to 5"
+        ". --max_bad_images 100% would skip up to 5"
     )
     with pytest.raises(BadInput, match=r"2 of 5"):
         start(data, max_bad=0.39)
-    assert start.read == [], "a second look is not needed"
+    assert start.read == [], "the second start reads nothing"
 
 
 def test_bad_images_are_left_out(data, start, lines):
@@ -500,13 +502,13 @@ def test_bad_images_are_left_out(data, start, lines):
     ]
     assert start.read == [] and len(lines) == 1
     assert lines[0].startswith(f"left out 2 bad of 5 images of {data}/train: {data}/train/cat/1.jpg: is text")
-    (data / "train" / "cat" / "1.jpg").write_bytes(photo(1))  # one is mended, another one is spoilt
+    (data / "train" / "cat" / "1.jpg").write_bytes(photo(1))  # repair one file, damage another
     (data / "train" / "cat" / "2.jpg").write_bytes(b"")
     index = start(data, max_bad=0.4)
     assert lines[0] == f"{data}/train: 0 files added, 0 removed, 2 changed" and len(start.read) == 2
     assert names(index) == ["cat/0.jpg", "cat/1.jpg", "dog/0.jpg"]
     assert [reason.split()[1] for _, reason in index.excluded] == ["empty", "cut"]
-    for name in ("cat/2.jpg", "dog/1.jpg"):  # without them it is the same data
+    for name in ("cat/2.jpg", "dog/1.jpg"):  # without these files the data are the same
         (data / "train" / name).unlink()
     assert start(data).fingerprint == index.fingerprint
     assert lines == [f"{data}/train: 0 files added, 2 removed, 0 changed"]
@@ -528,13 +530,13 @@ def test_many_bad_images(tmp_path, start):
 def test_the_advice_names_a_share_that_is_enough(tmp_path, start):
     root = write(tmp_path / "data", cat=200)
     (root / "cat" / "7.jpg").write_bytes(b"")
-    with pytest.raises(BadInput, match=r"^1 of 200 .* --max_bad_images 1% would leave out up to 2$"):
+    with pytest.raises(BadInput, match=r"^1 of 200 .* --max_bad_images 1% would skip up to 2$"):
         start(root, val_share=0)
     assert len(start(root, max_bad=fraction("1%"), val_share=0)) == 199
 
 
 def test_a_file_that_cannot_be_read_is_not_a_bad_image(data, start, monkeypatch):
-    """It is never left out, and the others are not read again when it can be read."""
+    """It is never skipped. When it can be read, the others are not read again."""
 
     def failing(path, *arguments, **options):
         if str(path).endswith("cat/1.jpg"):
@@ -618,7 +620,7 @@ def test_a_damaged_index_is_made_anew(data, start, lines, damage):
             open_index(folder)
     second = start(data)
     assert second.fingerprint == fingerprint and len(start.read) == 5
-    assert len(lines) == 1 and "damaged" in lines[0] and lines[0].endswith(": scanning anew")
+    assert len(lines) == 1 and "damaged" in lines[0] and lines[0].endswith(": scanning again")
     start(data)
     assert start.read == [] and lines == []
 
@@ -691,19 +693,19 @@ def test_killed_while_the_index_is_written(data, tmp_path, start, monkeypatch, l
 
     monkeypatch.setattr(image_folder, "_flush", functools.partial(until, flush))
     monkeypatch.setattr(os, "rename", functools.partial(until, rename))
-    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process tidies nothing up
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process deletes nothing
     with pytest.raises(Killed):
         start(data)
     monkeypatch.undo()
     cache = tmp_path / "cache"
-    assert len(kept(cache)) == 2, "what is left of the new index, and the old one"
+    assert len(kept(cache)) == 2, "a part of the new index, and the old one"
     if last != "between the renames":
         assert len(open_index(index.folder)) == 5
     assert len(start(data)) == 4 and kept(cache) == [os.path.basename(index.folder)]
 
 
 def _resident() -> int:
-    """Private memory of this process in bytes."""
+    """Return the private memory of this process in bytes."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
 

@@ -1,5 +1,4 @@
-"""Images as they are found in the wild, written by Pillow from real photographs; what is expected of them is
-what Pillow makes of them."""
+"""Unusual images are decoded as Pillow decodes them. Pillow writes them from photographs."""
 
 import io
 import struct
@@ -28,7 +27,7 @@ def encode(image, kind="JPEG", **options) -> bytes:
 
 
 def pillow(content: bytes) -> np.ndarray:
-    """The reference: open, turn, convert."""
+    """Return the reference: open, rotate, convert."""
     with Image.open(io.BytesIO(content)) as image:
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
@@ -129,7 +128,7 @@ def test_orientation(kind, orientation):
     header = inspect(content, f"a.{kind.lower()}")
     width, height = (96, 64) if orientation < 5 else (64, 96)
     assert (header.width, header.height) == (width, height)
-    assert header.orientation == (1 if kind == "TIFF" else orientation)  # Pillow has turned a TIFF
+    assert header.orientation == (1 if kind == "TIFF" else orientation)  # Pillow has rotated a TIFF
     assert header.plain == (orientation == 1 and kind in ("JPEG", "PNG"))
     assert np.array_equal(decode(content, header.plain), expected)
     assert np.array_equal(decode(normalised(content)), expected)
@@ -198,7 +197,7 @@ def test_decode_into_a_buffer():
         found = decode(JPEG, True, out)
         assert np.shares_memory(found, out) == (len(out) == PHOTO.size)
         assert np.array_equal(found, pillow(JPEG))
-    assert np.array_equal(decode(PNG, True, scratch), np.asarray(SMALL)), "not a JPEG: the buffer is not used"
+    assert np.array_equal(decode(PNG, True, scratch), np.asarray(SMALL)), "the buffer is only used for a JPEG"
 
 
 def test_threads_decode_the_same():
@@ -216,12 +215,12 @@ def test_damage_that_libjpeg_repairs_does_not_end_a_run():
     content = damaged_in_the_middle()
     with pytest.raises(ValueError):
         images.simplejpeg.decode_jpeg(content)
-    assert inspect(content, "a.jpg").plain, "only its ends are looked at"
+    assert inspect(content, "a.jpg").plain, "only its ends are read"
     assert np.array_equal(decode(content, plain=True), pillow(content))
 
 
 def unusual_subsampling() -> bytes:
-    """Two luma lines for each chroma line in a way that turbojpeg has no name for."""
+    """Return a JPEG with two luma lines for each chroma line, in a form that turbojpeg does not name."""
     content = bytearray(encode(SMALL, subsampling=0))
     frame = content.index(b"\xff\xc0")
     content[frame + 11] = content[frame + 14] = content[frame + 17] = 0x12
@@ -236,7 +235,7 @@ def test_what_simplejpeg_cannot_name_goes_through_pillow():
 
 
 def bare_png(width: int, height: int) -> bytes:
-    """A PNG of any size that takes no memory: its pixels are missing."""
+    """Return a small PNG of any size: its pixels are missing."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
@@ -267,11 +266,11 @@ BROKEN = {
         r"it starts with 'version https://git-lfs",
     ),
     "utf-8": ("\ufeff<p>没有找到</p>".encode(), "a.jpg", r"is text, .* '<p>没有找到</p>'"),
-    "zeros": (bytes(1000), "a.jpg", r"nothing but zeros \(1000 bytes\)"),
+    "zeros": (bytes(1000), "a.jpg", r"only zeros \(1000 bytes\)"),
     "unknown": (
         b"\x01\x02\x03\xff" * 9,
         "a.jpg",
-        r"is no known kind of image \(36 bytes\): it starts with 01 02 03 ff",
+        r"is not a known image format \(36 bytes\): it starts with 01 02 03 ff",
     ),
     "cut to its mark": (JPEG[:3], "a.jpg", r"is not a whole JPEG \(3 bytes\)"),
     "cut in the header": (JPEG[:300], "a.jpg", r"is not a whole JPEG \(300 bytes\)"),
@@ -314,7 +313,7 @@ BROKEN = {
     "PNG with a flipped bit": (
         PNG[:900] + bytes([PNG[900] ^ 1]) + PNG[901:],
         "a.png",
-        r"the PNG chunk at byte \d+ has another CRC",
+        r"the PNG chunk at byte \d+ has a wrong CRC",
     ),
     "PNG of no pixels": (bare_png(0, 5), "a.png", r"a PNG of 0x5 pixels"),
 }
@@ -328,7 +327,7 @@ def test_broken(name):
         inspect(content, file)
     assert time.process_time() - start < 1, "a bomb is refused before it is decoded"
     assert "0x7f" not in str(error.value) and "\n" not in str(error.value)
-    # Pillow does without the end of a PNG, and libjpeg is no judge of Exif.
+    # Pillow accepts a PNG without its end, and libjpeg does not check Exif.
     if not name.startswith(("PNG", "zero-tailed PNG", "Exif")):
         for plain in (False, True):
             with pytest.raises(BadImage):
@@ -338,7 +337,7 @@ def test_broken(name):
 @pytest.mark.parametrize("name", ["photograph", "progressive", "CMYK", "PNG", "palette", "TIFF", "WebP"])
 @pytest.mark.filterwarnings("ignore")
 def test_whatever_the_bytes(name):
-    """Cut anywhere and changed anywhere: it is judged, and nothing but BadImage comes out."""
+    """Bytes that are cut or changed anywhere are accepted, or raise BadImage and no other exception."""
     content, file, _, _ = GOOD[name]
     content = encode(SMALL, quality=90) if name == "photograph" else content
     generator = np.random.default_rng(0)
@@ -358,7 +357,7 @@ def test_whatever_the_bytes(name):
                 assert str(error)
                 outcomes.append(BadImage)
         assert outcomes[0] in (Header, BadImage) and set(outcomes[1:]) <= {np.ndarray, BadImage}
-        # Of a JPEG only the ends were looked at; of the others, what is taken can also be decoded.
+        # Only the ends of a JPEG are checked. An accepted image of another format can be decoded.
         assert outcomes[0] is BadImage or outcomes[1] is np.ndarray or "jpg" in file or "jpeg" in file
         good += outcomes[0] is Header
     assert good < len(variants) and (good or "png" in file), "no byte of a PNG can change unnoticed"
@@ -368,7 +367,7 @@ def test_whatever_the_bytes(name):
 
 
 def test_it_is_quick():
-    """Millions of files: the time of one must not be that of decoding it (about 1 ms here)."""
+    """The check of an image takes much less time than its decoding (about 1 ms here)."""
     times = []
     for _ in range(5):
         start = time.process_time()

@@ -1,4 +1,4 @@
-"""Pairs of images: matched by name, through the same window, each once an epoch, from both engines."""
+"""Pairs of images are matched by name, have the same crop, and come once per epoch from both engines."""
 
 import argparse
 import importlib.util
@@ -34,7 +34,7 @@ def threads(store, workers, device):
 
 
 ENGINES = [threads, DALI]
-COUNT, BATCH, CROP = 19, 6, 32  # the last batch holds one pair: some processes get nothing of it
+COUNT, BATCH, CROP = 19, 6, 32  # the last batch has one pair: some processes get none
 SIZES = [(60, 48), (48, 60), (33, 200), (32, 32)]
 
 
@@ -44,14 +44,14 @@ def save(path: Path, pixels, **options) -> None:
 
 
 def coordinates(number: int, side: int, width: int, height: int) -> np.ndarray:
-    """Every pixel says where it is, and in which image: [x, y, 2 * pair + side]."""
+    """Return pixels that contain their own coordinates and image: [x, y, 2 * pair + side]."""
     y, x = np.mgrid[:height, :width]
     return np.stack([x, y, np.full_like(x, 2 * number + side)], axis=2).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Pairs whose pixels are coordinates, PNG on one side and BMP on the other."""
+    """Return a folder of pairs whose pixels are coordinates, PNG on one side and BMP on the other."""
     root = tmp_path_factory.mktemp("pairs")
     for number in range(COUNT):
         for side, name in enumerate(("blurry", "sharp")):
@@ -76,7 +76,7 @@ def loader_of(pairs, engine, *place, **options):
 
 
 def levels(images: torch.Tensor) -> np.ndarray:
-    """What was 0..255: int [n, height, width, 3]."""
+    """Return pixels as 0..255: int [n, height, width, 3]."""
     assert images.dtype == torch.float32 and images.shape[1] == 3
     if len(images):
         assert images.min() >= -1 and images.max() <= 1
@@ -91,7 +91,7 @@ def pairs_of(loader):
 
 
 def epoch_of(loader, epoch=1, steps=None):
-    """([(blurry, sharp)] as levels(), and the receipt's sums)."""
+    """Return ([(blurry, sharp)] as levels(), the receipt's sums)."""
     loader.seek((epoch - 1) * len(loader))
     batches = []
     for blurry, sharp in pairs_of(loader):
@@ -102,7 +102,7 @@ def epoch_of(loader, epoch=1, steps=None):
 
 
 def planned(pairs, epoch=1):
-    """The receipt's sums of an epoch, from the plan alone."""
+    """Return the receipt's sums of an epoch, computed from the plan."""
     plan, receipt = plan_of(pairs), Receipt()
     plan.seek((epoch - 1) * len(plan))
     for batch in plan:
@@ -127,7 +127,7 @@ def test_every_pair_once_and_one_window_for_both(engine, world_size, pairs):
                 for row, (left, right) in enumerate(zip(blurry, sharp, strict=True)):
                     number = left[0, 0, 2] // 2
                     assert (left[..., 2] == 2 * number).all() and (right[..., 2] == 2 * number + 1).all()
-                    assert np.array_equal(left[..., :2], right[..., :2]), "another window"
+                    assert np.array_equal(left[..., :2], right[..., :2]), "the crop changes"
                     top, start, height, width, flip = (int(column[row]) for column in batch.crops)
                     expected = coordinates(0, 0, 256, 256)[top : top + height, start : start + width, :2]
                     expected = expected[:: -1 if flip & 2 else 1, :: -1 if flip & 1 else 1]
@@ -135,10 +135,12 @@ def test_every_pair_once_and_one_window_for_both(engine, world_size, pairs):
                     assert f"{number:02}." in pairs.path(batch.ids[row])
                     seen.append((number, top, start, flip))
         assert sorted(number for number, *_ in seen) == list(range(COUNT))
-        assert torch.equal(total, planned(pairs, epoch)), "the receipt at any world size"
+        assert torch.equal(total, planned(pairs, epoch)), "the receipt is equal at any world size"
         windows.append(seen)
     assert windows[0] != windows[1] and {flip for *_, flip in windows[0]} == {0, 1, 2, 3}
-    assert [each[0] for each in windows[0]] != [each[0] for each in windows[1]], "shuffled anew"
+    assert [each[0] for each in windows[0]] != [each[0] for each in windows[1]], (
+        "each epoch has another order"
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -157,7 +159,7 @@ def test_without_random_parts_pairs_come_in_order_from_the_middle(engine, pairs)
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_resized_images_are_those_of_pillow(engine, tmp_path):
-    """Resized whole to --resize rows and then cut: below 2 / 255 (mean) and above 30 dB, both the same."""
+    """Both images are resized to --resize rows and cropped. The error is below 2 / 255 and above 30 dB."""
     photographs = load_sample_images().images
     for number in range(6):
         picture = photographs[number % 2][: 300 + 10 * number, : 500 - 31 * number]
@@ -180,7 +182,7 @@ def test_resized_images_are_those_of_pillow(engine, tmp_path):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_images_of_odd_kinds_are_those_of_one_decoder(engine, tmp_path):
-    """Grey, 16 bits, a palette, transparency, turned by its Exif orientation: exactly the same pixels."""
+    """Pixels are equal for grey, 16 bits, a palette, transparency and an Exif orientation."""
     photograph = Image.fromarray(load_sample_images().images[0][:150, :200])
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -211,7 +213,7 @@ def test_images_of_odd_kinds_are_those_of_one_decoder(engine, tmp_path):
 
 
 def test_partners_have_the_same_name_not_the_same_place(tmp_path):
-    """Sorted by their files' names, these would be paired wrongly."""
+    """These files would be paired wrongly if both sides were sorted by file name."""
     for number, name in enumerate(("x", "x.q")):
         save(tmp_path / "train" / "img" / "a" / f"{name}.png", coordinates(number, 0, 32, 32))
     for number, name in enumerate(("x.webp", "x.q.bmp")):
@@ -222,11 +224,11 @@ def test_partners_have_the_same_name_not_the_same_place(tmp_path):
     assert found == [("x.png", "x.webp"), ("x.q.png", "x.q.bmp")]
 
 
-# what is refused
+# errors
 
 
 def small(*names, width=40, height=36):
-    """Makes images in <root>/train; a name without an ending is that of an empty folder."""
+    """Return a function that makes images in <root>/train. A name without extension is an empty folder."""
 
     def make(root):
         for name in names:
@@ -304,7 +306,7 @@ def test_rows_are_a_number_or_none():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_image_that_went_bad_is_named_and_the_next_epoch_is_whole(engine, folder, tmp_path):
-    """After it was scanned, in the middle of an epoch: other bytes of the same length, and then fewer."""
+    """The image changes after the scan, during an epoch: to other bytes of the same length, then to fewer."""
     for side in ("blurry", "sharp"):
         for number in range(COUNT):
             save(tmp_path / "test" / side / f"{number:02}.png", coordinates(number, 0, 64, 64))

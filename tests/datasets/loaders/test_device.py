@@ -1,4 +1,4 @@
-"""The last stage on the CPU: the formula's numbers, in memory that nobody holds any more."""
+"""The last stage on the CPU computes the right numbers, and reuses only memory that is free."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_the_numbers_of_the_formula(dtype, channels, contiguous):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_two_operations_give_the_bits_of_three(dtype):
-    """As on a GPU: pixels become numbers in the operation that subtracts the mean."""
+    """As on a GPU, the operation that subtracts the mean also converts the pixels."""
     to_device = ToDevice(torch.device("cpu"), MEAN, STD, dtype)
     images = torch.arange(256).to(torch.uint8).view(1, 16, 16, 1).repeat(2, 1, 1, 3).permute(0, 3, 1, 2)
     expected = images.to(dtype).sub_(to_device._shift).mul_(to_device._scale)
@@ -44,7 +44,7 @@ def test_two_operations_give_the_bits_of_three(dtype):
 
 
 def test_a_batch_that_is_held_is_never_written_to():
-    """Held as it is, as a view, as an array, as what autograd saved: whatever shares its memory."""
+    """This holds for the batch, a view, an array, and a tensor that autograd has saved."""
     to_device = ToDevice(torch.device("cpu"), MEAN, STD)
     weight = torch.ones(3, 1, 1, requires_grad=True)
     kept = []

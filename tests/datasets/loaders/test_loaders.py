@@ -1,4 +1,4 @@
-"""Every engine and store: the same samples and boxes, nearly the same pixels, nothing left behind."""
+"""All engines and stores give the same samples and boxes and nearly the same pixels, and leave nothing."""
 
 import errno
 import functools
@@ -41,7 +41,7 @@ BACKENDS = ["pytorch", "threads", pytest.param("dali", marks=pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """train/ and val/ of photographs in odd sizes, grey, CMYK, palette and turned ones among them."""
+    """Return a folder with train/ and val/: photographs of odd sizes, some grey, CMYK, palette or rotated."""
     root = tmp_path_factory.mktemp("images")
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
     draw = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def plan_of(index, batch=8, rank=0, world_size=1, size=64) -> Plan:
 
 
 def epoch_of(loader, epoch=1, start_step=0, steps=None):
-    """(images uint8-like float [n, 3, s, s] in 0..255, labels) of the steps, and the receipt's sums."""
+    """Return (images float [n, 3, s, s] in 0..255, labels) of the steps, and the receipt's sums."""
     loader.seek((epoch - 1) * len(loader) + start_step)
     mean, std = (
         torch.tensor(each).view(1, 3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -98,7 +98,7 @@ def epoch_of(loader, epoch=1, start_step=0, steps=None):
 
 @pytest.fixture(scope="module")
 def reference(index):
-    """The receipt's sums of epoch 1, from the plan alone."""
+    """Return the receipt's sums of epoch 1, computed from the plan."""
     from datasets.sampling.receipt import Receipt
 
     plan, receipt = plan_of(index), Receipt()
@@ -128,8 +128,8 @@ def test_the_same_data_from_every_engine_and_store(backend, form, index, packs, 
 @pytest.mark.parametrize("form", ["files", *pack.FORMS])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pixels_are_those_of_pillow(backend, form, index, packs):
-    """Decoded, cut and resized by Pillow, with antialiasing; grey, CMYK, palettes and turned images, too.
-    From a pack of smaller images: cut out of what it holds."""
+    """The reference is decoded, cropped and resized by Pillow with antialiasing, also for grey, CMYK, palette
+    and rotated images. For a pack of smaller images it is cropped from the stored pixels."""
     plan = plan_of(index, size=96)
     with backends.build(backend, packs[form], plan, CPU, 2) as loader:
         batches, _ = epoch_of(loader)
@@ -161,7 +161,7 @@ def test_pixels_are_those_of_pillow(backend, form, index, packs):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
-    """From files, packs of every form, and by the content: ImageNet has a PNG that is named .JPEG."""
+    """This holds for files and for packs of all forms. ImageNet has a PNG that is named .JPEG."""
     whole = Image.fromarray(load_sample_images().images[0])
     found = []
     for endings in (
@@ -198,7 +198,7 @@ def test_processes_deliver_the_parts_of_one(backend, world_size, index, packs, r
 
 
 def test_the_backend_may_change_in_the_middle_of_an_epoch(index, packs, reference):
-    """Left in the middle, and gone on with another one, in another form, at that step."""
+    """The epoch continues at that step with another backend and another form of data."""
     with backends.build("dali" if backends.reasons(CPU)["dali"] is None else "pytorch", packs["files"],
                        plan_of(index), CPU, 2) as first:  # fmt: skip
         begun = epoch_of(first, steps=2)[1]
@@ -214,7 +214,7 @@ def test_every_sample_once_in_an_evaluation_that_does_not_divide(backend, folder
     for rank in range(2):
         plan = Plan(val, SequentialBatchSampler(len(val), 4, rank=rank, world_size=2), center_crop, 32)
         with backends.build(backend, FileStore(val), plan, CPU, 1) as loader:
-            for _ in range(2):  # a second evaluation is the first
+            for _ in range(2):  # a second evaluation equals the first
                 batches = [labels.clone() for _, labels in loader]
             assert [len(each) for each in batches] == ([4, 4, 2] if rank == 0 else [4, 4, 3])
             seen += torch.cat(batches).tolist()
@@ -248,7 +248,7 @@ def test_abandoned_epochs_leave_no_batch_for_the_next(index, packs, reference):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_image_that_went_bad_is_named(backend, folder, tmp_path):
-    """After the scan: cut short, which its size shows, and with other bytes of the same length."""
+    """After the scan the file is cut, which its size shows, or gets other bytes of the same length."""
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", folder, copy], check=True)
     index = image_folder.load(str(copy), "train", str(tmp_path / "cache"))
@@ -306,7 +306,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_the_process(backend, number, folder, tmp_path):
-    """On Ctrl-C, and where nobody could clean up."""
+    """This holds on Ctrl-C and on SIGKILL."""
     script = tmp_path / "script.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{SCRIPT}")
     process = start(
@@ -362,7 +362,7 @@ def test_advice_names_what_would_cut_the_waiting_of_a_training_but_not_of_a_smok
     )
     monkeypatch.setattr(measure, "rates", lambda *_, **__: {"pytorch": 100.0, "threads": 300.0})
     advice = measure.advice(loader, "pytorch", 20, 25, 2, True)
-    faster = "threads would have cut that to about 57.1% (threads 300, pytorch 100 images/s)"
+    faster = "threads would have reduced that to about 57.1% (threads 300, pytorch 100 images/s)"
     assert advice == f"{said.format('80.0%')}; {faster}"
     loader.close()
 
@@ -382,7 +382,7 @@ def test_a_pack_is_used_again_and_never_for_other_data(index, folder, tmp_path, 
         pack.PackStore(path, val)
     with pytest.raises(BadInput, match="no finished pack"):
         pack.PackStore(str(tmp_path / "nothing"), index)
-    assert len(pack.build(val, path, short_side=64).index) == 21, "made anew"
+    assert len(pack.build(val, path, short_side=64).index) == 21, "it is built again"
 
 
 def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
@@ -461,7 +461,7 @@ def test_a_pack_whose_parts_have_other_sizes_is_mended(index, tmp_path, monkeypa
         assert [os.stat(part).st_mtime_ns for part in parts if part != parts[1]] == made
         assert sorted(path.iterdir()) == [*parts, path / "meta.json"]
     meta = json.loads((path / "meta.json").read_text())
-    meta.pop("sizes")  # as earlier packs have it
+    meta.pop("sizes")  # like packs of earlier versions
     (path / "meta.json").write_text(json.dumps(meta))
     monkeypatch.setattr(pack, "locked", read_only)
     assert np.array_equal(pack.build(index, str(path)).image(9), expected)

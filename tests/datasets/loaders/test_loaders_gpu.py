@@ -1,4 +1,4 @@
-"""What only a GPU can show: the copy beside the computation, nvJPEG as DALI and torchvision use it."""
+"""On a GPU, copies run in parallel to the computation, and nvJPEG decodes as in DALI and torchvision."""
 
 import io
 
@@ -59,7 +59,7 @@ def test_the_same_numbers_as_on_the_cpu():
 
 
 def test_memory_may_be_filled_again_after_wait():
-    """A busy stream reads the batch late; the host's memory is overwritten at once."""
+    """A busy stream reads the batch late, while the host's memory is overwritten at once."""
     to_device, device = ToDevice(torch.device("cuda"), MEAN, STD), torch.device("cuda")
     ring = torch.empty((16, 224, 224, 3), dtype=torch.uint8, pin_memory=True)
     busy = torch.randn(4096, 4096, device=device)
@@ -94,7 +94,7 @@ def test_nvjpeg_of_torchvision_decodes_what_pillow_decodes(index):
 
     for content in (FileStore(index).content(id) for id in range(16)):
         encoded = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        decoded = decode_jpeg(encoded, device="cuda")  # torchvision 0.16 takes no list
+        decoded = decode_jpeg(encoded, device="cuda")  # torchvision 0.16 does not take a list
         expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.float64)
         # torchvision cannot ask nvJPEG to interpolate chroma, which changes these images by 2.1 to 2.4 / 255
         assert np.abs(decoded.permute(1, 2, 0).cpu().numpy() - expected).mean() < 4

@@ -1,4 +1,4 @@
-"""Any map-style Dataset: the same tensors and receipts for all workers and ranks, after any restart."""
+"""A map-style Dataset gives the same tensors and receipts with any workers and ranks, after any restart."""
 
 import random
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 class Photographs(Dataset):
-    """Random in every way: global generators, own ones, torchvision's and Albumentations' transforms."""
+    """A data set with every kind of randomness: global and own generators, torchvision, Albumentations."""
 
     def __init__(self):
         self.crop = v2.Compose([v2.RandomCrop(8), v2.RandomHorizontalFlip(), v2.ColorJitter(0.5)])
@@ -45,7 +45,7 @@ class Photographs(Dataset):
 
 
 class Words(Dataset):
-    """Texts of different lengths, without anything random."""
+    """A data set of texts of different lengths, without randomness."""
 
     def __len__(self):
         return SIZE
@@ -64,7 +64,7 @@ def sampler():
 
 
 def batches(dataset, start=0, ranks=1, **options):
-    """([the inputs and targets of each step, in the order of ranks], receipt sums over the ranks)."""
+    """Return ([inputs and targets of each step, in the order of ranks], receipt sums over the ranks)."""
     steps, sums = [[] for _ in range(STEPS - start)], 0
     for rank in range(ranks):
         part = sampler().shard(rank, ranks) if ranks > 1 else sampler()
@@ -81,7 +81,7 @@ def batches(dataset, start=0, ranks=1, **options):
 
 
 def joined(step):
-    """The images, noise and labels of a step over all ranks."""
+    """Return the images, noise and labels of a step over all ranks."""
     inputs, labels = zip(*step, strict=True)
     return [torch.cat([each[name] for each in inputs]) for name in ("image", "noise")] + [torch.cat(labels)]
 

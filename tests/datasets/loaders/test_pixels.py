@@ -1,4 +1,4 @@
-"""Effects after the crop: a function of (seed, epoch, id), the same pixels in every batch, on every rank."""
+"""Effects after the crop depend only on (seed, epoch, id), not on the batch or the rank."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_mixed_images_consist_of_both():
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "identity"])
 def test_operations_are_those_of_torchvision(name):
-    """Within one grey level; of moved images, nearly every pixel."""
+    """The difference is at most one grey level, for nearly all pixels if the operation moves the image."""
     images = functional.gaussian_blur(_images(4, 32), 5)
     strength = 12
     magnitude = 0.99 * strength / 30

@@ -1,4 +1,4 @@
-"""RayDataLoader and the engines against a real Ray cluster of two nodes: torch's batches, and every fault."""
+"""On a Ray cluster of two nodes, RayDataLoader and the engines give torch's batches, whatever fails."""
 
 import gc
 import os
@@ -47,7 +47,7 @@ def cluster():
 
 
 class Squares(Dataset):
-    """Of everything that a batch may hold, something; `slow` samples take so many seconds."""
+    """A data set with all types that a batch can contain. slow: ids that take `seconds`; None: all."""
 
     def __init__(self, count=60, slow=(), seconds=0.0):
         self.count, self.slow, self.seconds, self.table = count, slow, seconds, np.arange(count) ** 2
@@ -65,7 +65,7 @@ class Squares(Dataset):
 
 
 class Draws(Dataset):
-    """Samples that draw random numbers, as careless data sets do."""
+    """A data set whose samples draw random numbers from global generators."""
 
     def __len__(self):
         return 24
@@ -77,7 +77,7 @@ class Draws(Dataset):
 
 
 class Noisy(Draws):
-    """The same as pairs of (input, target)."""
+    """The same data set with pairs of (input, target)."""
 
     def __getitem__(self, id):
         return torch.tensor([*torch.rand(2), np.random.rand(), __import__("random").random()]), id % 5
@@ -185,7 +185,7 @@ def test_batches_are_the_caller_s_own(cluster):
             batch["image"] += 100
             batch["square"].mul_(2)
             kept.append(batch)
-        for batch in loader:  # nobody's memory is used again while it is held
+        for batch in loader:  # memory is not reused while it is held
             batch["image"].zero_()
     for batch in kept:
         assert torch.equal(batch["image"][:, 0, 0, 0], (batch["id"] + 100).to(torch.uint8))
@@ -279,7 +279,7 @@ def test_without_the_link_to_ray_it_goes_on_here(cluster, data):
                 os.kill(loader._pool.process, signal.SIGKILL)
         assert same(epoch(loader), expected)
     assert same(found, expected)
-    assert said == ["the link to the Ray cluster was lost: the data are prepared here from now on"]
+    assert said == ["lost the connection to the Ray cluster: the data are prepared here from now on"]
     wait_until(lambda: not cluster.workers())
 
 
@@ -296,7 +296,7 @@ def test_a_batch_that_ends_every_worker_is_an_error(cluster):
     said = []
     with (
         RayDataLoader(Deadly(), True, batch_size=4, num_workers=1, log=said.append) as loader,
-        pytest.raises(RuntimeError, match="it ended 3 workers, one after the other"),
+        pytest.raises(RuntimeError, match="it ended 3 workers in a row"),
     ):
         epoch(loader)
 
@@ -456,14 +456,14 @@ def test_ray_is_a_backend_that_auto_does_not_take():
 
 
 def test_a_process_that_dies_while_the_head_is_mute_leaves_nothing():
-    """A head that is being killed takes connections and answers none: Ray waits for it, a minute long."""
+    """A head that is being killed accepts connections and does not answer, and Ray waits for a minute."""
     with socket.create_server(("127.0.0.1", 0)) as head:
         code = f"""from datasets.compat.dpex import RayDataLoader
 next(iter(RayDataLoader([1, 2], True, "127.0.0.1:{head.getsockname()[1]}", num_workers=1)))"""
         process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment())
         try:
             head.settimeout(180)
-            connection = head.accept()[0]  # what asks whether it is there; Ray follows
+            connection = head.accept()[0]  # our check of the head; Ray's connection follows
             time.sleep(1)
             (broker,) = psutil.Process(process.pid).children()
         finally:

@@ -54,14 +54,14 @@ FEWER = re.compile(r"^ray: \d+ of 10 workers run: this machine has \d+ CPUs$", r
 
 @pytest.fixture
 def alone(own):  # noqa: F811
-    """The environment of a process that knows of no cluster."""
+    """Return an environment that names no cluster."""
     for name in [name for name in own if name.startswith("RAY_")]:
         del own[name]
     return own
 
 
 def test_two_loaders_of_a_process_share_the_cluster_that_the_first_starts(alone, tmp_path):
-    """Dpex's call. The process is killed at its end: the fixture waits until all of the cluster has ended."""
+    """This is Dpex's call. The process is killed, and the fixture waits until the cluster has ended."""
     result = run("-c", TWO_LOADERS, cwd=tmp_path, env=alone, code=-signal.SIGKILL, timeout=200)
     batches = [line for line in result.stdout.splitlines() if line.startswith("batches")]
     assert batches == ["batches: [100, 100, 100, 100]", "batches: [100, 100]"] * 2, (

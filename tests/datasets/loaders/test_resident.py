@@ -1,4 +1,4 @@
-"""Images that stay on the device: the same batches and receipts, gathered there."""
+"""A loader with images on the device gives the same batches and receipts."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 
 def _on_any_device(data, sampler, device, augment):
-    """Gathers on the CPU, too, where a resident_loader() is a make_loader()."""
+    """Return a resident loader that also gathers on the CPU, for which resident_loader() is make_loader()."""
     return Loader(
         Resident(data, augment, device), plan_of(data, sampler, augment), device, data.mean, data.std
     )
@@ -34,7 +34,7 @@ def _set(channels=3, height=12, width=9, count=300, padding=2, flip=True):
 )
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gathered_on_a_device_as_cut_on_the_host(channels, padding, flip, reflect):
-    """On the CPU as a device: the operations are those of any."""
+    """The CPU is the device here: the operations are the same on all devices."""
     data = _set(channels, padding=padding, flip=flip)
     ids = np.random.default_rng(0).integers(0, len(data), 151)
     crops = crop_flip(data, ids, 3, 5)
@@ -47,14 +47,14 @@ def test_gathered_on_a_device_as_cut_on_the_host(channels, padding, flip, reflec
 
 
 def test_sums_pass_two_to_the_64th():
-    """Of one batch, of each by itself, and of all before it."""
+    """This holds for the sums of one batch, of each batch, and of all batches before it."""
     ids, ends = np.arange(5000), np.array([1, 1, 2500, 5000])
     whole = batch_sums(ids, ids, (ids,), ends)
     begins = [0, *ends[:-1]]
     for begin, end, row in zip(begins, ends, whole, strict=True):
         part = ids[begin:end]
         assert np.array_equal(batch_sums(part, part, (part,), [len(part)])[0], row)
-    assert not whole[1].any(), "a batch of nothing"
+    assert not whole[1].any(), "an empty batch"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_same_loader_whatever_holds_the_images(kind, device):
 
 
 def test_only_what_was_delivered_is_in_the_receipt():
-    """Batches are planned many at a time; a training that ends in between has not seen the others."""
+    """Many batches are planned at a time. If a training ends earlier, the others are not in the receipt."""
     data = _set()
     loader = make_loader(data, BatchSampler(len(data), 10, 0), torch.device("cpu"), augment=True)
     loader.seek(0)

@@ -1,4 +1,4 @@
-"""Small files of the official layouts; what the md5 table says of them is set beside them."""
+"""CIFAR-10 is read from all official layouts. The files are small, and the md5 table expects them."""
 
 import hashlib
 import io
@@ -33,7 +33,7 @@ def _python_batch(number):
 
 
 class _Python2Pickler(pickle._Pickler):
-    """Writes byte strings as Python 2 did, which wrote the official files."""
+    """A pickler that writes byte strings like Python 2, which wrote the official files."""
 
     dispatch = dict(pickle._Pickler.dispatch)  # noqa: RUF012
 

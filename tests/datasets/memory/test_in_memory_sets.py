@@ -1,4 +1,4 @@
-"""Fashion-MNIST, digits and generated images."""
+"""Fashion-MNIST, digits and generated images are read correctly."""
 
 import dataclasses
 import gzip
@@ -54,7 +54,7 @@ def test_fashion_mnist_truncated_or_absent(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(
-    not SHARED.is_dir(), reason="the official Fashion-MNIST files are not beside this checkout"
+    not SHARED.is_dir(), reason="the official Fashion-MNIST files are not next to this checkout"
 )
 def test_official_fashion_mnist():
     train, test = fashion_mnist.load(str(SHARED), custom_data=False)

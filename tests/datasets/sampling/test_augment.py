@@ -104,7 +104,7 @@ def _boxes(width, height, count=4000):
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (100, 40), (64, 300), (3, 3), (1000, 10)])
 def test_boxes_are_distributed_as_torchvision_s(size):
-    """Both draw from the same distribution: a two-sample Kolmogorov-Smirnov test of every figure."""
+    """A two-sample Kolmogorov-Smirnov test of every figure finds the same distribution."""
     width, height = size
     ours = _boxes(width, height)
     image = torch.empty(3, height, width)

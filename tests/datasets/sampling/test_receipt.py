@@ -1,4 +1,4 @@
-"""The receipt: what changes it, what does not, and what it costs."""
+"""The receipt depends on the delivered data only, and is cheap."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ from datasets.sampling.sampler import BatchSampler
 
 
 def _run(folder, world_size=1, steps=9, seed=0, stop=None, epoch=1):
-    """Train on nothing: deliver batches of digits on `world_size` processes; restart after step `stop`."""
+    """Deliver batches of digits to `world_size` processes without training. Restart after step `stop`."""
     folder.mkdir(exist_ok=True)
     data, _ = load(None, False)
     loaders = [
@@ -36,13 +36,13 @@ def _run(folder, world_size=1, steps=9, seed=0, stop=None, epoch=1):
         for iterator in batches:
             next(iterator)
         if step % 4 == 0 or step in (steps, stop):
-            sums = sum(loader.receipt.take() for loader in loaders)  # what all_reduce() makes of them
+            sums = sum(loader.receipt.take() for loader in loaders)  # the result of all_reduce()
             chain.chain(step, len(loaders[0]), sums, str(folder))
         if step == stop:
             saved = chain.state_dict()
             chain.chain(
                 step + 1, len(loaders[0]), torch.ones(1, 3, dtype=torch.int64), str(folder)
-            )  # to be lost
+            )  # this part is lost
             chain = Receipt()
             chain.load_state_dict(saved)
     return str(chain)
@@ -111,7 +111,7 @@ def test_a_float_parameter_counts_to_the_last_bit():
 
 
 def test_the_digest_is_the_documented_chain():
-    """The format is a contract: a receipt in a checkpoint outlives the version that wrote it."""
+    """The format must not change: later versions read the receipts in checkpoints."""
     chain = Receipt()
     chain.add(np.array([0]), np.array([0]))
     sums = chain.take()
@@ -128,7 +128,7 @@ def test_a_torn_or_foreign_file(tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     assert len(receipt.read(str(tmp_path))) == 8
     path.write_bytes(b"\xff" * 96)
-    with pytest.raises(BadInput, match="is no receipt: its steps do not ascend"):
+    with pytest.raises(BadInput, match="is not a receipt: its steps do not ascend"):
         receipt.read(str(tmp_path))
     path.write_bytes(b"")
     with pytest.raises(BadInput, match="holds no step"):

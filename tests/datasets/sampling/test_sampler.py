@@ -51,7 +51,7 @@ def test_resuming_and_random_access_give_the_same_batches():
 
 @pytest.mark.parametrize("kind, length", [(BatchSampler, 3), (WholeBatchSampler, 4)])
 def test_a_training_continues_after_any_step(kind, length):
-    """Epochs are numbered from 1; an epoch that is complete comes again with no batch left."""
+    """Epochs are numbered from 1. A complete epoch is repeated with no batch left."""
     sampler = kind(34, 10, seed=4, epochs=3, max_steps=3 * length - 1)
     assert (len(sampler), sampler.total_steps) == (length, 3 * length - 1)
     whole = [(epoch, ids.tolist()) for epoch in sampler.epochs_from(0) for ids in sampler]
@@ -84,7 +84,7 @@ def _chi_square_bound(cells):
 
 @pytest.mark.parametrize("size", [7, 64, 1000])
 def test_positions_are_uniform(size):
-    """Over many epochs every sample stands at every place equally often (places in up to 10 groups)."""
+    """Over many epochs every sample has every position equally often (positions in up to 10 groups)."""
     epochs, groups = 2000, min(10, size)
     counts = np.zeros((size, groups))
     place = np.arange(size) * groups // size
@@ -96,7 +96,7 @@ def test_positions_are_uniform(size):
 
 @pytest.mark.parametrize("size", [64, 1000])
 def test_neighbours_are_independent(size):
-    """The step from one sample to the next, and the sample after a given one, are uniform."""
+    """The difference between neighbours and the successor of a sample are uniform."""
     epochs = 2000
     distance, successor = np.zeros(size), np.zeros((10, 10))
     for epoch in range(epochs):
@@ -113,7 +113,7 @@ def test_neighbours_are_independent(size):
 
 @pytest.mark.parametrize("other", [dict(seed=0, epoch=2), dict(seed=1, epoch=1), dict(seed=2**32, epoch=1)])
 def test_epochs_and_seeds_are_independent(other):
-    """As often as between two random permutations, a sample keeps its place or two samples their distance."""
+    """Samples keep a position or a distance as often as in two random permutations."""
     size = 100_000
     first, second = permute(np.arange(size), size, 0, 1), permute(np.arange(size), size, **other)
     assert (first == second).sum() < 10  # Poisson with mean 1
@@ -131,7 +131,7 @@ def test_a_billion_samples_cost_the_memory_of_a_batch():
     tracemalloc.stop()
     assert len(set(ids.tolist())) == 256 and ids.min() >= 0 and ids.max() < 10**9
     assert peak < 1_000_000
-    start = time.perf_counter()  # not a benchmark: a permutation that is stored would take a minute and 8 GB
+    start = time.perf_counter()  # not a benchmark: a stored permutation would take a minute and 8 GB
     order.batch(3_906_249)
     assert time.perf_counter() - start < 5
 
@@ -191,7 +191,7 @@ def test_whole_order_goes_on_in_the_middle():
         ),
         (
             dict(size=1000, global_batch=100, seed=0, world_size=3),
-            "by 3 processes; the nearest that are: 99 and 102",
+            "by 3 processes; expected 99 or 102",
         ),
         (dict(size=1000, global_batch=100, seed=0, rank=2, world_size=2), "rank 2 is not in 0..1"),
         (dict(size=1000, global_batch=100, seed=-1), "seed -1"),

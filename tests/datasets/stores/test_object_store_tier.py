@@ -1,4 +1,4 @@
-"""Images that stay in an object store: the same index, bits and receipts as from a folder; a real server."""
+"""Images in an object store give the same index, bits and receipts as a folder. The server is real."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +30,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def folder(server, tmp_path_factory):
-    """Odd sizes, grey, PNG, hidden and other files; a list for the other split."""
+    """Return a folder with odd sizes, grey, PNG, hidden and other files, and a list for the other split."""
     folder, draw = tmp_path_factory.mktemp("set"), np.random.default_rng(0)
     for name in (
         "a/1.jpg",
@@ -66,7 +66,7 @@ def here(server, monkeypatch):
 
 @pytest.fixture
 def indexes(folder, tmp_path):
-    """(of the folder, of the URL)."""
+    """Return the indexes of the folder and of the URL."""
     return [
         image_folder.load(str(root), "train", str(tmp_path / "cache"), log=lambda line: None, staged=False)
         for root in (folder, URL)
@@ -74,7 +74,7 @@ def indexes(folder, tmp_path):
 
 
 def receipt_of(store, backend: str) -> tuple[str, torch.Tensor]:
-    """Of an epoch, and its images."""
+    """Return the receipt of an epoch, and its images."""
     plan = Plan(store.index, BatchSampler(len(store.index), 2, 0), random_resized_crop, 24)
     with backends.build(backend, store, plan, CPU, 2) as loader:
         loader.seek(0)
@@ -131,7 +131,7 @@ def test_a_pack_and_a_shared_cache_are_filled_from_it(indexes, tmp_path):
     assert np.array_equal(store.image(1), files.FileStore(local).image(1))
     opened.close()
     if redis_server.PROGRAM is None:
-        pytest.skip("there is no redis-server: make packages installs it")
+        pytest.skip("redis-server is not installed: make packages installs it")
     with redis_server.RedisServer(tmp_path) as cache:
         opened = tiers.Stores(None, cache.url(), "active", False)
         store = opened.open(far)

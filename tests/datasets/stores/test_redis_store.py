@@ -1,4 +1,4 @@
-"""The shared cache against real servers: what comes back is what was put, or nothing."""
+"""The shared cache returns the stored samples or none. The servers are real."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ def index(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(index):
-    """form -> the samples of the files, by id."""
+    """Return form -> samples of the files, by id."""
     files = FileStore(index)
     return {form: [forms.make(files, id, form) for id in range(len(index))] for form in forms.SIZED}
 
@@ -62,7 +62,7 @@ def empty(server):
 
 
 class Opened:
-    """A RedisStore of a URL, and what it said."""
+    """A RedisStore of a URL, and the lines that it logged."""
 
     def __init__(self, url, index, mode="", **options):
         self.said = []
@@ -78,7 +78,7 @@ class Opened:
 
 
 def same(found, expected) -> bool:
-    """Whether what was read are those samples."""
+    """Return whether the values that were read are those samples."""
     return len(found) == len(expected) and all(
         (isinstance(one, bytes) or (one is not None and one.shape == (*other[:2], 3)))
         and bytes(one) == bytes(other.content)
@@ -89,7 +89,7 @@ def same(found, expected) -> bool:
 ALL = list(range(40))
 
 
-# where it is
+# addresses
 
 
 def test_addresses(tmp_path):
@@ -143,7 +143,7 @@ def test_groups_of_keys_lie_evenly_in_a_cluster():
     assert servers.slot("123456789") == 0x31C3, "the specification's test value"
 
 
-# what comes back
+# values
 
 
 @needed
@@ -228,7 +228,7 @@ def test_changed_data_are_never_served_from_before(empty, tmp_path):
 
 @needed
 def test_threads_forks_and_pickles(empty, index, made):
-    """Connections of their own; in a pickle there is neither a socket nor the password."""
+    """Each has its own connections, and a pickle has neither a socket nor the password."""
     with Opened(empty.url(), index) as opened:
         store = opened.store
         store.put(ALL, made["decoded"])
@@ -241,7 +241,7 @@ def test_threads_forks_and_pickles(empty, index, made):
                     wrong.append(ids)
 
         children = []
-        for _ in range(3):  # with connections that are open
+        for _ in range(3):  # with open connections
             child = os.fork()
             if not child:
                 try:
@@ -265,7 +265,7 @@ def test_threads_forks_and_pickles(empty, index, made):
 
 @needed
 def test_a_forked_process_finds_a_server_that_comes_back(tmp_path, index, made):
-    """With a thread of its own: that of its parent does not exist there."""
+    """It has its own thread, because that of its parent does not exist there."""
     server = RedisServer(tmp_path)
     with Opened(server.url(), index) as opened, server:
         opened.store.put(ALL, made["decoded"])
@@ -291,11 +291,11 @@ def test_a_forked_process_finds_a_server_that_comes_back(tmp_path, index, made):
 def test_a_cluster_and_the_death_of_a_node(tmp_path, index, made):
     samples = made["encoded"]
     with cluster(tmp_path) as nodes:
-        for named in (nodes, nodes[1:2]):  # all of them, or one that tells of the others
+        for named in (nodes, nodes[1:2]):  # all of them, or one that lists the others
             with Opened(cluster_url(named, "?form=encoded"), index) as opened:
                 store = opened.store
                 assert store.put(ALL, samples) == 40 and same(store.read(ALL), samples)
-                assert min(node.client().dbsize() for node in nodes) >= 8, "all of them have some"
+                assert min(node.client().dbsize() for node in nodes) >= 8, "each node has samples"
         with Opened(cluster_url(nodes, "?form=encoded"), index) as opened:
             store = opened.store
             there = {id for id in ALL if opened.servers.at(servers.TAGS[id % 128]).port == nodes[2].port}
@@ -314,10 +314,10 @@ def test_a_cluster_and_the_death_of_a_node(tmp_path, index, made):
 
 @needed
 def test_several_hosts_that_are_no_cluster(server, index):
-    with pytest.raises(BadInput, match="are no nodes of a Cluster"):
+    with pytest.raises(BadInput, match="are not nodes of one Cluster"):
         servers.Servers(address.parse(f"{server.url()},127.0.0.1:{server.port}"))
     with (
-        pytest.raises(BadInput, match="are no nodes of a Cluster"),
+        pytest.raises(BadInput, match="are not nodes of one Cluster"),
         Opened(f"{server.url()},127.0.0.1:{free_port()}", index),
     ):
         pass  # fmt: skip
@@ -339,7 +339,7 @@ def test_a_server_that_is_not_there_comes_later(tmp_path, index, made):
             assert same(store.read(ALL), made["decoded"])
             assert opened.said[1:] == [f"cache 127.0.0.1:{server.port}: it answers again"]
             server.kill()
-            server.start()  # with another process, and without the data: connections are cut, nobody is away
+            server.start()  # a new process without the data: connections are cut, but no server is down
             assert store.read(ALL) == [None] * 40
             assert len(opened.said) == 2
 
@@ -361,7 +361,7 @@ def test_a_server_that_falls_silent(tmp_path, index, made, monkeypatch):
 
 @needed
 def test_an_answer_that_trickles_is_given_up(tmp_path, index, made, monkeypatch):
-    """Every byte arrives in time, and the whole would take for ever."""
+    """Every byte arrives in time, but the whole answer would not end."""
     with RedisServer(tmp_path) as server, Opened(server.url(), index) as opened:
         opened.store.put(ALL, made["decoded"])
         with socket.create_server(("127.0.0.1", 0)) as proxy:
@@ -393,7 +393,7 @@ def test_an_answer_that_trickles_is_given_up(tmp_path, index, made, monkeypatch)
 
 
 class Odd:
-    """A server that gives one answer to every command, except to those in `others`. connections: so far."""
+    """A server with one answer to every command, except for those in `others`. connections: their number."""
 
     def __init__(self, answer: bytes, **others: bytes):
         self.answer, self.others, self.connections = answer, others, 0
@@ -439,7 +439,7 @@ SLOTS = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$0\r\n\r\n:%d\r\n"
     (b"+OK\r\n", {"CLUSTER": b"-ERR unknown command\r\n", "INFO": b"*0\r\n", "EXEC": b"+OK\r\n"}),
 ], ids=lambda value: repr(value)[:50])  # fmt: skip
 def test_a_server_that_is_not_redis_is_a_miss(answer, others, index, made, monkeypatch):
-    """One line, however often it is tried again, and no traceback, with a password and without one."""
+    """It is one line after any number of retries, without a traceback, with and without a password."""
     monkeypatch.setenv(address.PASSWORD, PASSWORD)
     with Odd(answer, **others) as odd:
         for url in (odd.url, odd.url.replace("//", "//user@")):
@@ -482,7 +482,7 @@ def test_wrong_credentials_are_an_error_at_once(tmp_path, index, monkeypatch):
 
 @needed
 def test_a_user_with_the_rights_that_are_documented(tmp_path, index, made, monkeypatch):
-    """All that a job, a preload and `ls` do is allowed; no EVAL; no other keys."""
+    """The user may do everything that a job, a preload and `ls` need, but no EVAL, and with no other keys."""
     monkeypatch.setenv(address.PASSWORD, PASSWORD)
     with with_user(tmp_path) as server:
         log = server.client(username="bootfile", password=PASSWORD)
@@ -554,7 +554,7 @@ def test_a_full_server_keeps_what_it_has(tmp_path, index, made):
         for _ in range(5):
             store.put(ALL, made["decoded"])
         assert [sample is not None for sample in store.read(ALL)] == there
-        assert len(opened.said) == 1 and "takes no more samples" in opened.said[0]
+        assert len(opened.said) == 1 and "stores no more samples" in opened.said[0]
 
 
 @needed
@@ -565,7 +565,7 @@ def test_nothing_is_pushed_out_of_a_server_that_evicts(policy, tmp_path, index, 
     with RedisServer(tmp_path, *full) as server, Opened(server.url(), index, "active") as opened:
         taken = sum(opened.store.put([id], [samples[id]]) for id in ALL)
         assert 0 < taken < 40
-        # one by one: answers on their way to us count as memory, too, and 8 MB are few
+        # one by one: pending answers also use the server's 8 MB
         assert sum(opened.store.read([id])[0] is not None for id in ALL) == taken
         assert server.client().info("stats")["evicted_keys"] == 0
         assert len(opened.said) == 1 and "would evict" in opened.said[0]
@@ -583,7 +583,7 @@ def test_an_active_set_goes_with_the_last_one(empty, index, made):
         with Opened(empty.url(), index, "active") as second:
             until(lambda: len(leases.held(first.servers)[0].leases) == 2)
             assert same(second.store.read(ALL), made["decoded"])
-        assert same(first.store.read(ALL), made["decoded"]), "one is left"
+        assert same(first.store.read(ALL), made["decoded"]), "one job is left"
         (held,) = leases.held(first.servers)
         assert held.samples == 40 and held.mode == "active" and held.title.endswith("/train")
         assert held.counts == {"hits": 40, "put": 0} or held.counts["hits"] == 40
@@ -646,8 +646,8 @@ time.sleep(60)
 
 
 @needed
-def test_what_a_killed_job_left_goes_with_the_next(empty, index, tmp_path):
-    """Its lease ends by itself. Another data set's job takes away what it left; a living one's stays."""
+def test_the_data_of_a_killed_job_are_deleted_by_the_next(empty, index, tmp_path):
+    """Its lease expires. A job with another data set deletes its data, but not those of a running job."""
     script = SCRIPT.format(root=str(ROOT), folder=index.folder, url=empty.url())
     job = start("-c", script)
     try:

@@ -1,4 +1,4 @@
-"""Engines that are fed by a cache: the same data from every tier, form and world size, whatever fails."""
+"""Engines get the same data from every tier, form and world size, whatever fails."""
 
 import contextlib
 import fcntl
@@ -43,7 +43,7 @@ def index(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uncached(index, tmp_path_factory):
-    """form -> a store without any cache that gives the same bits."""
+    """Return form -> a store without a cache that gives the same bits."""
     path = str(tmp_path_factory.mktemp("packs") / "decoded")
     return {"encoded": FileStore(index), "decoded": pack.build(index, path)}
 
@@ -62,7 +62,7 @@ def empty(server):
 
 @contextlib.contextmanager
 def opened(url, index, mode="active"):
-    """(a Tiers, what was said)."""
+    """Yield (a Tiers, its log)."""
     said = []
     found = servers.Servers(address.parse(url), said.append)
     tiers = Tiers(RedisStore(found, index, mode), FileStore(index))
@@ -80,7 +80,7 @@ def plan_of(index, rank=0, world_size=1) -> Plan:
 
 
 def epoch_of(loader, epoch=1, at_step=lambda step: None):
-    """The batches, and the receipt's sums."""
+    """Return the batches and the receipt's sums."""
     loader.seek((epoch - 1) * len(loader))
     batches = []
     for step, (images, labels) in enumerate(loader):
@@ -107,7 +107,7 @@ def planned(index, epoch=1) -> torch.Tensor:
 @pytest.mark.parametrize("form", forms.SIZED)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_same_bits_with_and_without_a_cache(backend, form, empty, index, uncached, monkeypatch):
-    """In the epoch that fills it, and in the one that is fed by it."""
+    """This holds in the epoch that fills the cache and in the epoch that reads it."""
     monkeypatch.setattr("datasets.stores.shared.redis._BEAT", 0.1)
     with backends.build(backend, uncached[form], plan_of(index), CPU, 2) as loader:
         expected, _ = epoch_of(loader)
@@ -128,7 +128,7 @@ def test_the_same_bits_with_and_without_a_cache(backend, form, empty, index, unc
 @needed
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_processes_share_what_they_read(world_size, empty, index):
-    """Each job of a rank finds what the others have put."""
+    """Each rank reads the samples that the others have stored."""
     with contextlib.ExitStack() as stack:
         ranks = [stack.enter_context(opened(empty.url(), index))[0] for _ in range(world_size)]
         for epoch in (1, 2):
@@ -175,7 +175,7 @@ def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached,
                 batches, sums = epoch_of(loader, epoch, strike if epoch == 1 else lambda step: None)
                 assert equal(batches, expected[epoch - 1]) and torch.equal(sums, planned(index, epoch))
             if fault in ("kill", "pause", "never there"):
-                until(lambda: said)  # by the thread that looks, where others fetch
+                until(lambda: said)  # logged by the thread that checks, while others fetch
                 assert len(said) == 1, said
             if fault == "flip":
                 until(lambda: leases.held(tiers.cache.servers)[0].counts.get("bad", 0) > 0)
@@ -300,7 +300,7 @@ def test_a_pack_on_the_node_goes_with_the_last_one(index, uncached, tmp_path):
     assert [path.suffix for path in sorted(folder.iterdir())] == [".pack", ".lease", ".lock"]
     second.close()
     assert list(folder.iterdir()) == []
-    for mode in ("offline", "active", "active"):  # made to stay, it stays
+    for mode in ("offline", "active", "active"):  # an offline pack stays
         local.Local(index, mode, print, places=places).close()
         assert [path for path in folder.iterdir() if path.suffix == ".pack"]
 
@@ -318,10 +318,10 @@ def test_a_pack_that_a_killed_process_left_is_used_and_taken_away(index, tmp_pat
     child = os.fork()
     if not child:
         try:
-            torch.set_num_threads(1)  # torch 2.1 makes its threads anew after a fork, one thread at a time
+            torch.set_num_threads(1)  # after a fork torch 2.1 creates its threads again, one at a time
             local.Local(index, "active", print, places=(str(tmp_path),))
         finally:
-            os._exit(0)  # as a kill: nothing is closed, and no error reaches a second pytest
+            os._exit(0)  # like a kill: nothing is closed, and no error reaches a second pytest
     os.waitpid(child, 0)
     (part,) = tmp_path.glob("bootfile-*/*.pack/000000.arrow")
     made = part.stat().st_mtime_ns
@@ -333,7 +333,7 @@ def test_a_pack_that_a_killed_process_left_is_used_and_taken_away(index, tmp_pat
 
 @contextlib.contextmanager
 def in_a_process(work):
-    """work() in a child, which keeps what it returns until the end of the block and is then killed."""
+    """Run work() in a child, which keeps the result until the end of the block and is then killed."""
     ready, child_end = os.pipe()
     child = os.fork()
     if not child:
@@ -355,7 +355,7 @@ def in_a_process(work):
 
 
 def test_packs_of_killed_jobs_make_room_for_other_data(index, tmp_path):
-    """Those that are used, built or made to stay remain, and so does what the user has named."""
+    """Packs that are used, being built or offline remain, and so do packs that the user has named."""
     others = {}
     for name in ("killed", "used", "built", "stays", "preloaded", "named"):
         images = pictures.make(tmp_path / f"{name}-images", 2 + len(others), 1)
@@ -408,14 +408,14 @@ def test_what_earlier_jobs_left_does_not_lift_the_limit_of_memory(index, tmp_pat
     monkeypatch.setattr(local, "_free", lambda place: size)
     first = local.Local(index, "active", said.append)
     monkeypatch.setattr(local, "_free", lambda place: 0)
-    second = local.Local(index, "active", said.append)  # it is there: nothing more is taken
+    second = local.Local(index, "active", said.append)  # it exists: no more memory is used
     assert first.store and second.store and len(said) == 2
     first.close()
     second.close()
 
 
 def test_processes_that_come_and_go_at_a_time(tmp_path):
-    """None uses a pack that another one is deleting, and the last one leaves nothing."""
+    """No process uses a pack that another one deletes, and the last one leaves nothing."""
     images = pictures.make(tmp_path / "images", 2, 1)
     index = image_folder.load(str(images), "train", str(tmp_path / "cache"))
     expected = FileStore(index).image(1).sum()
@@ -456,8 +456,8 @@ def test_another_user_s_folder_is_not_trusted(index, tmp_path):
 
 
 @needed
-def test_a_file_that_was_changed_since_the_scan_is_for_nobody_else(empty, tmp_path):
-    """With bytes of the same number: this job reads what it would without a cache, and puts it nowhere."""
+def test_a_file_that_changed_after_the_scan_is_not_cached(empty, tmp_path):
+    """With the same size, this job reads the file as without a cache, and does not store it."""
     folder = pictures.make(tmp_path / "images", 8, 1)
     index = image_folder.load(str(folder), "train", str(tmp_path / "cache"))
     content = bytearray(Path(index.path(3)).read_bytes())

@@ -128,7 +128,7 @@ def test_a_batch_size_without_a_gpu_needs_a_limit(folder, tmp_path):
 @pytest.mark.parametrize("arguments, message", [
     (["loaders"], "the following arguments are required: --data_url"),
     (["loaders", "--data_url=/does/not/exist"], "/does/not/exist does not exist or is not a folder"),
-    (["loaders", "--data_url=.", "--arch=nothing"], "--arch: nothing is no classifier"),
+    (["loaders", "--data_url=.", "--arch=nothing"], "--arch: nothing is not a torchvision classifier"),
     (["speed"], "unknown benchmark 'speed': expected one of loaders, throughput, batch-size"),
     ([], "error: no benchmark is named: expected one of loaders"),
 ])  # fmt: skip

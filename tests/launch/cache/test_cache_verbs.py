@@ -327,7 +327,7 @@ def test_a_server_that_stays_away(many, tmp_path, launch, monkeypatch):
 def test_a_full_server(images, tmp_path, launch):
     with RedisServer(tmp_path, "maxmemory 4mb", "maxmemory-policy noeviction") as server:
         code, printed = launch("preload", server.url(), images)
-        assert code == 1 and "takes no more samples" in launch.said and "not all will fit" in launch.said
+        assert code == 1 and "stores no more samples" in launch.said and "not all will fit" in launch.said
         found = re.search(r"train: (\d+) of 40 samples are stored, (\d+) are not", printed)
         taken, left = map(int, found.groups())
         assert 0 < taken < 40 and taken + left == 40

@@ -425,7 +425,7 @@ def test_resuming_needs_the_earlier_outputs(tmp_path):
     config = job_config.load(str(EXAMPLE), JOB, "slurm")
     script = files.render("slurm", config, "run-1", "/shared/runs/earlier/")
     assert script.endswith(" --train_url=/shared/runs/earlier\n")
-    with pytest.raises(BadInput, match="earlier is no s3://bucket/prefix"):
+    with pytest.raises(BadInput, match="earlier is not s3://bucket/prefix"):
         files.render("slurm", config, "run-1", "earlier")
 
 

@@ -149,7 +149,7 @@ def test_what_cannot_be_uploaded(server, url, tmp_path):
         ([tmp_path / "nothing", "--to", url], "is not a folder"),
         ([data, "--to", "s3://my.bucket/x"], "dots"),
         ([data, "--to", "/folder"], "is no s3://"),
-        ([data, "--to", "s3://nothing/x"], "s3://nothing/x: there is no such bucket"),
+        ([data, "--to", "s3://nothing/x"], "s3://nothing/x: no such bucket"),
         ([folder_of(tmp_path / "empty", {}) or data, "--to"], "expected one argument"),
     ):
         assert words in launch(server, "upload", *arguments, code=2).stderr
@@ -240,7 +240,7 @@ def test_outputs_that_are_not_as_listed(server, url, tmp_path):
     said = launch(
         server, "fetch", url, "--to", tmp_path / "back", code=2, BOOTFILE_STORE_ATTEMPTS="2"
     )  # fmt: skip
-    assert "metrics.jsonl: the bytes that arrived are not those that were sent" in said.stderr
+    assert "metrics.jsonl: the received bytes are not those that were sent" in said.stderr
     assert not (tmp_path / "back" / "metrics.jsonl").exists()
     time.sleep(1.1)
     put(server, url, {"metrics.jsonl": b'{"step": 3}\n'})  # a running job: newer than the list
@@ -321,9 +321,9 @@ def test_hostile_keys_do_not_escape(server, url, tmp_path, key):
 def test_files_and_folders_in_each_others_way(server, url, tmp_path):
     put(server, url, {"a/b": b"1"})
     folder_of(tmp_path / "back", {"a": b"file"})
-    assert "key a/b: a file stands" in launch(server, "fetch", url, "--to", tmp_path / "back", code=2).stderr
+    assert "its folder is a file" in launch(server, "fetch", url, "--to", tmp_path / "back", code=2).stderr
     folder_of(tmp_path / "back2", {"a/b/c": b"file"})
-    assert "a folder stands" in launch(server, "fetch", url, "--to", tmp_path / "back2", code=2).stderr
+    assert "is a folder" in launch(server, "fetch", url, "--to", tmp_path / "back2", code=2).stderr
     assert "no objects below" in launch(server, "fetch", f"{url}/x", "--to", tmp_path, code=2).stderr
 
 
