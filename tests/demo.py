@@ -1,9 +1,10 @@
-"""The whole way on this machine: data and code to a store, a job of two nodes that is killed, its report.
+"""Show the whole workflow on this machine: upload, a job on two nodes, a kill, a restart, the report.
 
     python -m tests.demo [--to FOLDER] [--epochs N] [--samples N]
 
 The store is moto's server on 127.0.0.1, the platform is `launch simulate`, the data are scikit-learn's 1,797
-digits as PNG files. Each command is shown before it runs. FOLDER (default: output_dir/demo) is made anew.
+digits as PNG files. Each command is shown before it runs. An existing
+FOLDER (default: output_dir/demo) is replaced.
 """
 
 import argparse
@@ -28,8 +29,8 @@ JOB = (
 
 
 def make_data(folder: str, samples: int) -> int:
-    """FOLDER/{train,val}/<digit>/<number>.png, 32x32 pixels, every fifth for validation. The number for
-    training."""
+    """Write FOLDER/{train,val}/<digit>/<number>.png, 32x32 pixels, every fifth image for validation. Return
+    the number of training images."""
     digits = load_digits()
     for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         part = os.path.join(folder, "val" if number % 5 == 4 else "train", str(label))
@@ -42,7 +43,7 @@ def make_data(folder: str, samples: int) -> int:
 
 
 def launch(environment: dict, *arguments: str) -> str:
-    """Run a verb as a user does; what it printed. Ends the demo where it fails."""
+    """Run a verb as a user does, and return its output. End the demo if the verb fails."""
     print(f"\n$ python -m launch {shlex.join(arguments)}", flush=True)
     process = subprocess.Popen(
         [sys.executable, "-m", "launch", *arguments], cwd=ROOT, env=environment, text=True,

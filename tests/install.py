@@ -3,7 +3,7 @@
     python tests/install.py -r tests/requirements.txt -c constraints.txt
 
 uv does not read pip's settings, and many machines reach their packages only through an index or a folder
-that is named there. If uv fails, pip installs.
+that pip.conf names. If uv fails, pip installs.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The Dockerfile: linted, and its steps imitated, as building needs a Docker daemon and a base image."""
+"""The Dockerfile passes a linter, and its steps work when they are run without Docker."""
 
 import os
 import re
@@ -17,7 +17,7 @@ STEPS = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
 
 @pytest.fixture
 def image(tmp_path):
-    """A function that makes a folder of what the image's folder holds after the COPY of these words."""
+    """Return a function that makes the image's folder after the COPY of these words."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     excluded = pathspec.GitIgnoreSpec.from_lines(lines)
     tracked = subprocess.run(

@@ -1,4 +1,4 @@
-"""The documents: their commands run, the links and files that they name exist, their figures have a source.
+"""The commands of the documents run, their links and files exist, and their figures have a source.
 
 A command is a line of a ```bash block, or of README.md's table of tasks, that starts with python, torchrun
 or make. It runs as it stands, shortened to one step; words in capitals stand for paths. Commands that need an
@@ -56,7 +56,7 @@ COMMANDS = sorted({command for name in TEXT for command in find_commands(name)})
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """What the words in capitals stand for. RUN is a run of train.py on digits."""
+    """Return the path that each word in capitals stands for. RUN is a run of train.py on digits."""
     folder = tmp_path_factory.mktemp("places")
     for split, images in (("train", 8), ("test", 2)):  # DATA: CIFAR-10 as a folder
         for label in range(10):
@@ -132,7 +132,7 @@ def test_command_runs(command, places, tmp_path):
     words = [fill_in(word, places, tmp_path) for word in words]
     if program == "torchrun":
         words = ["-m", "torch.distributed.run", *words]
-    missing = words[1:3] == ["launch", "check"]  # this machine may lack what it asks for
+    missing = words[1:3] == ["launch", "check"]  # this machine may not have what it asks for
     result = run(*shorten(words, tmp_path), code=None if missing else 0, timeout=300)
     if words[0].startswith("jobs/") or words[1].startswith("torch.distributed"):
         pattern = r"^(val_loss|total_seconds)=|(test_\w+)=.* receipt=| val_loss="
@@ -142,7 +142,7 @@ def test_command_runs(command, places, tmp_path):
 
 @pytest.mark.parametrize("name", TEXT)
 def test_scripts(name, places):
-    """Each compiles; those that read a run do."""
+    """Each script compiles, and each script that reads a run works."""
     for script in read_blocks(TEXT[name], "python"):
         compile(script, name, "exec")
         if "OUT/" in script and "import " in script:
@@ -177,7 +177,7 @@ def test_links(name):
 
 @pytest.mark.parametrize("name", TEXT)
 def test_files_that_it_names(name):
-    """Those of a tree, and `folder/file.py` in the text. Words in capitals are the reader's own."""
+    """Files of a tree and each `folder/file.py` in the text exist. Words in capitals are the reader's own."""
     near = (ROOT, (ROOT / name).parent)
     for tree in read_blocks(TEXT[name], ""):
         folder = ""

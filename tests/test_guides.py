@@ -1,4 +1,4 @@
-"""guides/modelarts.md: its expressions for a platform's console find the figures of a log."""
+"""The expressions of guides/modelarts.md for a platform's console find the figures of a log."""
 
 import re
 

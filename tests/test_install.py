@@ -1,4 +1,4 @@
-"""Set-up: uv is told what pip's settings say."""
+"""The set-up passes pip's settings to uv."""
 
 from tests.install import read_settings
 

@@ -1,4 +1,4 @@
-"""Every variant is its base plus blocks. The mutants show that the check can fail."""
+"""Every variant of a job is its base plus blocks. The mutants show that the check can fail."""
 
 import re
 import subprocess
@@ -113,7 +113,7 @@ def test_replaced_lines_are_restored_and_their_mutant_refused():
 
 @pytest.mark.parametrize("path, base", PAIRS, ids=lambda path: path.name)
 def test_without_one_block_after_the_other_nothing_is_left(path, base):
-    """What a block gains is measured on such texts (tests/benchmarks/blocks.py)."""
+    """tests/benchmarks/blocks.py measures the gain of a block on such texts."""
     text = path.read_text(encoding="utf-8")
     blocks = len(_marks(text)) // 2
     for block in range(blocks, 0, -1):

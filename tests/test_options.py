@@ -1,4 +1,4 @@
-"""The tables of options, of environment variables and of exit codes say what the code says."""
+"""The tables of options, environment variables and exit codes agree with the code."""
 
 import re
 from typing import Any

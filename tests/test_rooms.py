@@ -1,10 +1,10 @@
-"""The shape of the code: which way imports point, and how large the folders and files are.
+"""Imports point in one direction, and folders and files have a suitable size.
 
 Imports run one way: jobs and launch import datasets and common, datasets imports common. Inside a package,
 neither its rooms (files directly in it, and sub-packages) nor its files import each other in a circle.
 Imports inside functions count, too.
 
-Known offenders are listed. One that does not offend any more must be deleted from its list.
+Known exceptions are listed. An exception that is no longer needed must be deleted from its list.
 """
 
 import ast
@@ -64,7 +64,7 @@ def find_imports(sources: dict[str, str]) -> Graph:
 
 
 def find_upward(graph: Graph, allowed: dict[str, set[str]]) -> set[str]:
-    """Return the imports "a.b -> c.d" that a package may not have."""
+    """Return the imports "a.b -> c.d" that are not allowed."""
     return {
         f"{name} -> {other}"
         for name, others in graph.items()
@@ -133,8 +133,8 @@ OTHERS = [name for name in SOURCES if not name.startswith("jobs.")]
 
 
 def compare(found: set[str], known: set[str]) -> None:
-    assert not found - known, f"new offenders: {sorted(found - known)}"
-    assert not known - found, f"mended, delete them from the list: {sorted(known - found)}"
+    assert not found - known, f"new exceptions: {sorted(found - known)}"
+    assert not known - found, f"fixed, delete them from the list: {sorted(known - found)}"
 
 
 def test_imports_run_one_way():

@@ -1,4 +1,4 @@
-"""The arithmetic of tests/benchmarks/scaling_model.py against cases computed by hand."""
+"""tests/benchmarks/scaling_model.py agrees with cases computed by hand."""
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_each_explanation_of_the_sample_gives_its_times_back():
     assert 24 * (36 / 391 + found.waiting_ms / 1000) == pytest.approx(12)
     assert 1.875 * 11_173_962 * 4 / (1e9 * found.ring_gbs) == pytest.approx(found.waiting_ms / 1000)
     assert 36 / (2 * found.per_gpu) == pytest.approx(12)
-    assert found.validation_s == pytest.approx(36 / 16)  # a third of 10,000 beside 50,000
+    assert found.validation_s == pytest.approx(36 / 16)  # 10,000 / 3 of 50,000 + 10,000 / 3
 
 
 def test_it_prints_every_cluster():

@@ -18,7 +18,7 @@ def register() -> None:
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The type in which the kernels add: float64 for float64, else float32."""
+    """Return the type in which the kernels add: float64 for float64, else float32."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 

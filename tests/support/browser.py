@@ -10,14 +10,14 @@ import time
 
 
 def find() -> str | None:
-    """The browser's program; None where there is none."""
+    """Return the path of the browser; None if no browser is installed."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Browser:
     """One page of a browser whose profile is in `folder`.
 
-    events: what it reported since the last open(): (method, parameters). Any name is looked up nowhere.
+    events: (method, parameters) of what it reported since the last open(). Host names do not resolve.
     """
 
     def __init__(self, folder):
@@ -29,7 +29,7 @@ class Browser:
             f"--user-data-dir={folder}", "--host-resolver-rules=MAP * ~NOTFOUND", "about:blank",
         ]  # fmt: skip
         program = find()
-        # descriptors 3 and 4 are what the protocol is spoken on
+        # the protocol uses the descriptors 3 and 4
         shell = f'exec 3<&{child_reads} 4>&{child_writes}; exec "$@"'
         self.process = subprocess.Popen(
             ["bash", "-c", shell, "bash", program, *flags],
@@ -84,13 +84,13 @@ class Browser:
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def evaluate(self, expression: str):
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def screenshot(self, whole: bool = False) -> str:
-        """A PNG, base64."""
+        """Return a screenshot as PNG, in base64."""
         return self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
 
     def close(self) -> None:

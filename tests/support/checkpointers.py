@@ -1,4 +1,4 @@
-"""A Checkpointer without a job around it."""
+"""Make a Checkpointer without a job."""
 
 import argparse
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ DEFAULTS = {
 
 
 class StubLoader:
-    """What a Checkpointer and a Log need of a training loader."""
+    """The parts of a training loader that a Checkpointer and a Log use."""
 
     def __init__(self, steps_per_epoch: int, fingerprint: str = ""):
         self.receipt, self.waited = Receipt(fingerprint), 0.0
@@ -39,7 +39,7 @@ def log_of(folder, report_every: str = "1step") -> Log:
 
 
 def make(args: argparse.Namespace, steps_per_epoch: int, fingerprint: str = "", **objects) -> Checkpointer:
-    """args: output_dir and the options of a Checkpointer. objects: model, optimizer, scheduler and others."""
+    """Return a Checkpointer. args: output_dir, its options. objects: model, optimizer, scheduler, others."""
     for name, value in DEFAULTS.items():
         if not hasattr(args, name):
             setattr(args, name, value)

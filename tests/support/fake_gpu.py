@@ -1,6 +1,6 @@
-"""Run a job on CUDA tensors without memory: where the host waits, what is launched, in which order.
+"""Run a job on CUDA tensors without memory, and record waits of the host, kernels and their order.
 
-FakeTensorMode gives tensors that have a device and a shape and nothing else. A dispatch mode above it sees
+FakeTensorMode gives tensors that only have a device and a shape. A dispatch mode above it sees
 every operation. Streams and events are stand-ins with vector clocks (L. Lamport, "Time, clocks, and the
 ordering of events in a distributed system", 1978): two operations on one storage, one of which writes, must
 be ordered by a stream, an event or the host. Autograd cannot run on such tensors: backward() only makes
@@ -32,13 +32,13 @@ from tests.conftest import ROOT
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
-_WAITS = {  # their result, or the size of it, is on the device
+_WAITS = {  # their result, or its size, is on the device
     aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten.bincount,
     aten._unique2, aten.unique_dim, aten.unique_consecutive,
 }  # fmt: skip
 _MASKS = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}  # nonzero() of a boolean mask
 _NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.detach, aten.lift_fresh, aten.alias}
-Clock = collections.Counter  # of a stream or the host: how far it knows each of the streams to be
+Clock = collections.Counter  # of a stream or the host: the progress of each stream that it knows of
 
 
 class Stream:
@@ -70,7 +70,7 @@ class Event:
         (stream or Stream.current).wait_event(self)
 
     def synchronize(self):
-        assert self.blocking, f"the host spins, it does not sleep: {_where()}"
+        assert self.blocking, f"the host spins and does not sleep: {_where()}"
         Stream.order.host |= self.clock
         if self.step == len(Stream.order.steps) and self.clock[Stream.order.main]:
             Stream.order.wait("synchronize() of an event of this step")
@@ -79,9 +79,9 @@ class Event:
 class Recorder(TorchDispatchMode):
     """Records operations on CUDA tensors.
 
-    steps: kernels and copies launched in each step that has ended, by name; `now` of the step that runs.
-    waits: what makes the host wait for the device, of which step and where. races: storages that are used
-    without order.
+    steps: kernels and copies of each finished step, by name; `now`: those of the current step.
+    waits: operations for which the host waits, with step and source line. races: storages that two streams
+    use without order.
     """
 
     def __init__(self):
@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):
         self.steps.append(self.now)
         self.now = collections.Counter()
         freed = [text for storage, text in self._unrecorded if self._storages[storage].expired()]
-        self.races += freed  # their pool may give that memory away while another stream uses it
+        self.races += freed  # their pool may reuse that memory while another stream uses it
 
     def wait(self, what):
         self.waits.append((len(self.steps), f"{what}: {_where()}"))
@@ -136,7 +136,7 @@ class Recorder(TorchDispatchMode):
 
     def _launch(self, name, func, args, kwargs, outputs):
         stream = Stream.current
-        stream.clock |= self.host  # the host launches it after what it has waited for
+        stream.clock |= self.host  # the host launches it after the work that it has waited for
         stream.clock[stream] += 1
         self.now[name] += 1
         places = [*zip(func._schema.arguments, args, strict=False)]
@@ -195,7 +195,9 @@ class Recorder(TorchDispatchMode):
             return False if tensors[0].dtype == torch.bool else 0
         if self._find_size(func, args, tensors):
             self.wait(func.overloadpacket.__name__)
-        is_fused = func.overloadpacket.__name__.startswith("_fused_")  # no fake of it: it is in place
+        is_fused = func.overloadpacket.__name__.startswith(
+            "_fused_"
+        )  # it works in place and has no fake version
         result = None if is_fused else func(*args, **kwargs)
         outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         if not any(each.is_cuda for each in (*tensors, *outputs)):
@@ -209,7 +211,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _where():
-    """Return the line that is running, of the project and not of this file."""
+    """Return the current line of the project, outside of this file."""
     for frame in reversed(traceback.extract_stack()):
         path = Path(frame.filename)
         if path.is_relative_to(ROOT) and path != Path(__file__) and "site-packages" not in path.parts:
@@ -304,8 +306,8 @@ class _Ended(Exception):
 def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)):
     """Run main() of a job for some steps on a GPU without kernels. Return the Recorder.
 
-    A step ends where backward() begins. Data sets and models are made on the CPU. Nothing is written, and
-    there is no process group.
+    A step ends when backward() begins. Data sets and models are made on the CPU. The job writes nothing and
+    has no process group.
     """
     path = os.path.join(ROOT, "jobs", job)
     spec = importlib.util.spec_from_file_location(f"fake_{job[:-3]}", path)

@@ -1,9 +1,9 @@
-"""What goes wrong between a job and its object store, as a real HTTP proxy before a real server.
+"""An HTTP proxy that injects faults between a job and a real object store.
 
     with FaultProxy(server.port, "cut", seed=3) as proxy:
         environment = server.environment | proxy.environment
 
-Which requests are struck, and where, follows from the seed and the order in which they come.
+The seed and the order of the requests decide which requests fail, and at which byte.
 """
 
 import http.client
@@ -15,7 +15,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-# what S3 answers; moto knows no wrong credentials
+# answers of S3; moto accepts all credentials
 REFUSALS = {
     "busy": (503, "SlowDown", "Please reduce your request rate."),
     "expired": (400, "ExpiredToken", "The provided token has expired."),
@@ -24,16 +24,16 @@ REFUSALS = {
     "unknown_key": (403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist."),
 }
 KINDS = ("busy", "reset", "stall", "cut", "flip", "slow", "expired", "forbidden", "clock", "gone")
-_LASTING = ("expired", "forbidden", "clock", "gone")  # once begun, for good
-_STALL = 30.0  # seconds at most: clients of the tests wait less
+_LASTING = ("expired", "forbidden", "clock", "gone")  # these faults do not end
+_STALL = 30.0  # seconds: longer than the time-outs of the clients in tests
 
 
 class FaultProxy:
-    """Runs from the beginning to close(), or to the end of the `with`.
+    """A proxy that runs until close(), or until the end of the `with` block.
 
-    kind: one of KINDS, None: nothing goes wrong. share: of requests that are struck; "busy" lasts for up to a
-    second each time. after: requests that are let through first. delay: seconds that every request takes
-    longer. port: to listen on, 0: any.
+    kind: one of KINDS; None for no faults. share: of the requests that fail; "busy" lasts for up to a second
+    each time. after: number of first requests that do not fail. delay: seconds added to every request.
+    port: to listen on, 0 for any.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class FaultProxy:
         self.closed = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (_Handler,), {"proxy": self}))
         self._server.daemon_threads = True
-        self._server.handle_error = lambda request, address: None  # clients that were struck hang up
+        self._server.handle_error = lambda request, address: None  # clients hang up after a fault
         self.port = self._server.server_address[1]
         self.environment = {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{self.port}"}
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def plan(self, line: str) -> tuple[str | None, float]:
-        """(what happens to the next request, where in its body: 0..1)."""
+        """Return (fault of the next request or None, its place in the body: 0..1)."""
         with self._lock:
             self.requests += 1
             place = self._draw.random()
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         if kind in REFUSALS:
             return self._refuse(*REFUSALS[kind])
         if kind == "gone":
-            threading.Thread(target=self.proxy.close).start()  # from now on, nobody listens
+            threading.Thread(target=self.proxy.close).start()  # no connection is accepted from now on
         if kind == "gone" or (kind == "reset" and place < 0.3):
             return self._reset()  # before the server sees it
         if kind == "slow":
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             body = _flipped(body, place)
         status, headers, content = self._forward(body)
         if kind == "reset":
-            return self._reset()  # the server has done it, and nobody hears of it
+            return self._reset()  # the server has done it, and the answer is lost
         if kind == "flip" and self.command == "GET" and "xml" not in headers.get("Content-Type", ""):
             content = _flipped(content, place)
         self._answer(status, headers, content, kind, place)
@@ -178,7 +178,7 @@ def _flipped(content: bytes, place: float) -> bytes:
 
 if (
     __name__ == "__main__"
-):  # python -m tests.support.fault_proxy PORT DELAY: a process of its own, for benchmarks
+):  # python -m tests.support.fault_proxy PORT DELAY: a separate process for benchmarks
     slow = FaultProxy(int(sys.argv[1]), delay=float(sys.argv[2]))
     print(slow.port, flush=True)
     sys.stdin.read()

@@ -1,8 +1,8 @@
 """Run a job in double precision: `python -m tests.support.float64 jobs/train_ddp.py --dataset digits ...`.
 
-In float32 two runs that add the same numbers in another order drift apart: an activation that lies
-within rounding of zero falls on the other side of a ReLU, and training amplifies it. In double precision
-what is left is a difference of the mathematics.
+In float32, two runs that add the same numbers in another order diverge: rounding changes the sign of an
+activation near zero before a ReLU, and training amplifies the difference. In double precision, a remaining
+difference shows an error in the computation.
 """
 
 import runpy

@@ -1,7 +1,7 @@
-"""The comment blocks: what a variant adds to its base, and the proof that it adds nothing else.
+"""Remove the marked blocks of a variant of a job, and check that the rest is its base.
 
-    python -m tests.support.marks jobs/train_ddp.py           the file without its blocks
-    python -m tests.support.marks --diff jobs/train_ddp.py    what the blocks add, as the README shows it
+    python -m tests.support.marks jobs/train_ddp.py           print the file without its blocks
+    python -m tests.support.marks --diff jobs/train_ddp.py    print what the blocks add, as in the README
 
 A block opens with `### tag k/n, reason ###` and closes with the same line. The blank line before it
 belongs to it; the first block of a suite has none. A line `# - code` in a block is a line of the base that
@@ -21,7 +21,7 @@ _MARK = re.compile(r"( *)### (?P<tag>.+) (?P<k>\d+)/(?P<n>\d+), \S.* ###")
 
 
 def base_of(path: Path) -> Path | None:
-    """train_ddp.py -> train.py beside it: the longest name before an underscore that exists."""
+    """Return the base of a variant in the same folder: train_ddp.py -> train.py (longest prefix)."""
     name = path.stem
     while "_" in name:
         name = name.rpartition("_")[0]
@@ -35,7 +35,7 @@ def tag_of(path: Path) -> str:
 
 
 def strip(text: str, tag: str) -> str:
-    """The text without its blocks. Raises MarksError."""
+    """Return the text without its blocks. Raises MarksError."""
     kept, opening, blocks, inside = [], None, [], 0
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
@@ -73,8 +73,8 @@ def strip(text: str, tag: str) -> str:
 
 
 def without_block(text: str, k: int) -> str:
-    """The text without its k-th block, the lines that it replaced restored: what the block gains can be
-    measured so. The others keep their numbers. Raises MarksError."""
+    """Return the text without its k-th block, with the lines that the block replaced. This measures its gain.
+    The other blocks keep their numbers. Raises MarksError."""
     lines = text.split("\n")
     places = [number for number, line in enumerate(lines) if "###" in line]
     if not 0 < 2 * k <= len(places):
@@ -86,8 +86,7 @@ def without_block(text: str, k: int) -> str:
 
 
 def check(variant: str, base: str, tag: str) -> None:
-    """Raises MarksError unless the variant without its blocks is the base, byte for byte, docstrings
-    excepted."""
+    """Raise MarksError unless the variant without its blocks is the base (docstrings are not compared)."""
     stripped, expected = without_docstring(strip(variant, tag)), without_docstring(base)
     if stripped != expected:
         before, after = expected.split("\n"), stripped.split("\n")
@@ -96,7 +95,7 @@ def check(variant: str, base: str, tag: str) -> None:
 
 
 def diff(variant: str, base: str) -> str:
-    """A unified diff of the two bodies with one line of context, without line numbers."""
+    """Return a unified diff of the two bodies with one line of context, without line numbers."""
     before, after = without_docstring(base).split("\n"), without_docstring(variant).split("\n")
     lines = list(difflib.unified_diff(before, after, n=1, lineterm=""))[2:]
     return "\n".join("@@" if line.startswith("@@") else line.rstrip() for line in lines)

@@ -1,5 +1,5 @@
-"""Whether a request to create a job is one that ModelArts takes, by the classes of the vendor's SDK and the
-limits of its documents."""
+"""Check that ModelArts accepts a request to create a job, by the classes of the vendor's SDK and the limits
+of its documents."""
 
 import re
 
@@ -17,11 +17,11 @@ _FOLDER = r"/[a-z0-9][a-z0-9-]{1,61}[a-z0-9]/(?:[^/\s]+/)*"
 
 
 class Wrong(Exception):
-    """A body is not what the service takes. The message says where and why."""
+    """The service does not accept the body. The message names the field and the reason."""
 
 
 def check_model(value, model: str, place: str) -> None:
-    """Hold a JSON value against a class of the SDK: no unknown key, and every type as declared."""
+    """Compare a JSON value with a class of the SDK: no unknown key, and every type as declared."""
     primitive = {"str": str, "int": int, "bool": bool, "float": (int, float), "object": object}
     if model.startswith("list["):
         if not isinstance(value, list):
@@ -46,12 +46,12 @@ def check_model(value, model: str, place: str) -> None:
             if name in extra and isinstance(each, extra[name]):
                 continue
             if name not in types:
-                raise Wrong(f"{place}.{name} is no member of {model}")
+                raise Wrong(f"{place}.{name} is not a member of {model}")
             check_model(each, types[name], f"{place}.{name}")
 
 
 def _known(body: dict) -> dict:
-    """Without what the SDK has no name for."""
+    """Return the value without the keys that the SDK does not know."""
     outputs = [
         {name: value for name, value in each.items() if name not in _NOT_IN_THE_SDK["Output"]}
         for each in body.get("algorithm", {}).get("outputs", [])
@@ -62,7 +62,7 @@ def _known(body: dict) -> dict:
 
 
 def check_job(body) -> None:
-    """A request to create a job: the SDK's classes, and the limits of the documents. Raises Wrong."""
+    """Check a request to create a job. Raises Wrong."""
     check_model(body, "Job", "body")
     read = sdk.ModelArtsClient()._deserialize(body, "Job")  # as the SDK itself reads a job
     if sanitize_for_serialization(read) != _known(body):
@@ -89,10 +89,10 @@ def check_job(body) -> None:
     fits(_FOLDER, algorithm.get("code_dir"), "algorithm.code_dir")
     if preset:
         fits(re.escape(algorithm["code_dir"]) + r".+\.py", algorithm.get("boot_file"), "algorithm.boot_file")
-        need("command" not in algorithm, "algorithm.command beside a preset engine")
+        need("command" not in algorithm, "algorithm.command and a preset engine")
     else:
         fits(r".+", algorithm.get("command"), "algorithm.command")
-        need("boot_file" not in algorithm, "algorithm.boot_file beside a command")
+        need("boot_file" not in algorithm, "algorithm.boot_file and a command")
     names = [each.get("name") for each in algorithm.get("parameters", [])]
     for kind, folder in (("inputs", "inputs"), ("outputs", "outputs")):
         for each in algorithm.get(kind, []):

@@ -3,8 +3,8 @@
     python -m tests.support.modelarts_service PORT
 
 It checks the signature of every request, and every body of a new job (tests/support/modelarts_body.py).
-Jobs go through their phases, and their logs grow, as a test says by POST /test. No live account was used
-to write it: it knows what the documents and the SDK know.
+A test controls the phases and the logs of the jobs by POST /test. It was written from the documents and the
+SDK, without a live account.
 """
 
 import http.server
@@ -33,7 +33,7 @@ _ACTIVE = ("Creating", "Pending", "Running", "Terminating")
 
 
 class ModelArtsService:
-    """A server that runs from the beginning of the `with` to its end."""
+    """A server that runs until the end of the `with` block."""
 
     def __enter__(self):
         self.port = free_port()
@@ -58,23 +58,23 @@ class ModelArtsService:
         self._process.wait()
 
     def test(self, **what) -> dict:
-        """What a test does to the server, or asks it: see Service.test."""
+        """Send a test's instruction or question to the server: see Service.test."""
         data = json.dumps(what).encode()
         with urllib.request.urlopen(f"{self.endpoint}/test", data, timeout=10) as answer:
             return json.load(answer)
 
     def keys(self, **extra: str) -> dict[str, str]:
-        """The environment of a user."""
+        """Return the environment of a user."""
         names = {"HUAWEICLOUD_SDK_AK": ACCESS_KEY, "HUAWEICLOUD_SDK_SK": SECRET_KEY}
         return names | {"HUAWEICLOUD_SDK_PROJECT_ID": PROJECT} | extra
 
 
 class Refused(Exception):
-    """An answer other than 2xx: status, code, message."""
+    """An answer other than 2xx, with status, code and message."""
 
 
 class Service:
-    """The jobs, and what is done with them."""
+    """The jobs and the operations on them."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -84,9 +84,11 @@ class Service:
         self.preview = 5 * 2**20
 
     def test(self, what: dict) -> dict:
-        """clear: no faults. fault: {"status": a number, or "reset", "reset_after", "text"; times, path}, that
-        the next requests meet. preview: bytes of a log in one answer. new: the body of a job. job: an id, and
-        phase, log ({task: text}), status: changes; script: [(seconds from now, such changes)].
+        """Change the state of the server.
+
+        clear: no faults. fault: {"status": a number, or "reset", "reset_after", "text"; times, path} of
+        the next requests. preview: bytes of a log in one answer. new: the body of a job. job: an id, with
+        changes of phase, log ({task: text}) and status; script: [(seconds from now, such changes)].
 
         Returns the bodies that created jobs, by id, and all requests.
         """
@@ -122,7 +124,7 @@ class Service:
         status["duration"] = max(0, now - status.get("start_time", now))
 
     def _advance(self, job: dict) -> None:
-        """What a test has planned: (moment, step) pairs."""
+        """Apply the changes that a test has planned: (moment, step) pairs."""
         while job["script"] and job["script"][0][0] <= time.monotonic():
             _, step = job["script"].pop(0)
             self._change(job, step)
@@ -219,7 +221,7 @@ class Service:
             raise Refused(404, "ModelArts.2765", f"task {task} has no log")
         log = job["logs"][task]
         window = log[-self.preview :]
-        content = re.sub(  # as Go writes bytes that are no UTF-8 into JSON: each by itself
+        content = re.sub(  # Go writes bytes that are not UTF-8 into JSON one by one
             "[\udc80-\udcff]", "\N{REPLACEMENT CHARACTER}", window.decode(errors="surrogateescape")
         )
         return {"content": content, "current_size": len(window), "full_size": len(log)}
@@ -234,7 +236,7 @@ class Service:
 
 
 def signed(handler, content: bytes) -> bool:
-    """Whether the signature is that of the test's keys, computed by the SDK's own signer."""
+    """Return whether the signature is that of the test's keys, computed by the SDK's own signer."""
     from huaweicloudsdkcore.auth.credentials import BasicCredentials
     from huaweicloudsdkcore.sdk_request import SdkRequest
     from huaweicloudsdkcore.signer.signer import Signer
@@ -272,7 +274,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         fault = self.service.fault(url.path)
         kind = fault and fault["status"]
-        if kind == "reset_after":  # the job is made, and nobody hears of it
+        if kind == "reset_after":  # the job is created, and the answer is lost
             self.service.answer(self.command, url.path, {}, content)
         if kind in ("reset", "reset_after"):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,4 +1,4 @@
-"""A real object store for tests: moto's HTTP server, a process on a free port of 127.0.0.1."""
+"""An object store for tests: moto's HTTP server, a process on a free port of 127.0.0.1."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import time
 
 from tests.conftest import environment, free_port
 
-CREDENTIALS = {  # moto takes any
+CREDENTIALS = {  # moto accepts all
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing-secret",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -32,9 +32,9 @@ main(sys.argv[1:])
 
 
 class ObjectStoreServer:
-    """Runs from the beginning to close(), or to the end of the `with`.
+    """A server that runs until close(), or until the end of the `with` block.
 
-    environment: what a client's process needs to find it, credentials included.
+    environment: the variables that a client needs, with credentials.
     """
 
     def __init__(self, *buckets: str):
@@ -57,7 +57,7 @@ class ObjectStoreServer:
             self.create(bucket)
 
     def client(self):
-        """boto3's own, to look at what is there and to damage it."""
+        """Return a boto3 client, to read and to damage objects."""
         import boto3
 
         return boto3.client(

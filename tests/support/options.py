@@ -2,10 +2,10 @@
 
     python -m tests.support.options      rewrite all tables
 
-A table stands between `<!-- options: WHAT -->` and `<!-- end of options -->`. WHAT is
+A table is between `<!-- options: WHAT -->` and `<!-- end of options -->`. WHAT is
 
     jobs/train.py                              all options of a job
-    jobs/train_ddp.py without jobs/train.py    those that the second has not, or describes otherwise
+    jobs/train_ddp.py without jobs/train.py    those that the second does not have, or describes differently
     launch                                     a row for each verb of `python -m launch`
 """
 
@@ -44,7 +44,7 @@ def read_parsers() -> dict[str, Any]:
 
 
 def rewrite(text: str, parsers: dict[str, Any]) -> str:
-    """Return the text with all its tables of options made anew."""
+    """Return the text with new tables of options."""
     return TABLE.sub(lambda found: found[1] + render(found[2], parsers) + found[3], text)
 
 
@@ -93,7 +93,7 @@ def _rows(parser: argparse.ArgumentParser) -> list[Row]:
 
 
 def _collect() -> dict[str, Any]:
-    """Run the jobs and the verbs up to their help, in this process, without torch."""
+    """Run the jobs and the verbs until they print their help, in this process, without torch."""
     found: dict[str, Any] = {}
     now = ""
 

@@ -1,4 +1,4 @@
-"""Small code folders, and what `python -m launch pack` makes of them."""
+"""Make small code folders, and pack them with `python -m launch pack`."""
 
 import os
 from pathlib import Path
@@ -42,13 +42,13 @@ def tree(folder: Path, files: dict[str, str | bytes]) -> Path:
 
 
 def script_folder(parent: Path) -> Path:
-    """A script in a folder of its own, with a module and a file that it needs."""
+    """Make a folder with a script and with a module and a file that it needs. Return it."""
     files = {"job.py": SELF_CONTAINED, "beside.py": "ZERO = 0\n", "words/list.txt": "words"}
     return tree(parent / "mine", files)
 
 
 def listed(folder: Path) -> list[str]:
-    """Files below a folder."""
+    """Return the files below a folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -57,7 +57,7 @@ def paths(packed) -> list[str]:
 
 
 def refused(job, to, **options) -> str:
-    """The message, and nothing is written."""
+    """Check that the pack is refused and nothing is written. Return the message."""
     with pytest.raises(BadInput) as error:
         pack(job, to, **options)
     assert not os.path.exists(to)

@@ -1,4 +1,4 @@
-"""A small folder of photographs of odd sizes for tests: some larger than a cache keeps, some unusual."""
+"""Make a small folder of photographs for tests: odd sizes, some larger than in a cache, unusual formats."""
 
 import numpy as np
 from PIL import Image
@@ -8,7 +8,7 @@ _SIZES = [(320, 240), (201, 333), (64, 48), (400, 300), (97, 400), (31, 31), (29
 
 
 def make(root, train: int = 40, val: int = 12):
-    """train/ and val/ below `root`, which is returned."""
+    """Make train/ and val/ below `root`, and return `root`."""
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
     draw = np.random.default_rng(0)
     for split, count in (("train", train), ("val", val)):

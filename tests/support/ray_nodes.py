@@ -1,4 +1,4 @@
-"""A real Ray cluster of several nodes on this machine, in a process and a folder of its own, for tests."""
+"""A Ray cluster of several nodes on this machine for tests, in a separate process and folder."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ cluster.shutdown()
 
 
 class RayNodes:
-    """A head and more nodes. `address` is where; `environment` what a process needs to be its driver."""
+    """A head and more nodes. address: of the head. environment: the variables that a driver needs."""
 
     def __init__(self, cpus: int, *more: int):
         self.folder = tempfile.mkdtemp(prefix="rn-")
@@ -54,7 +54,7 @@ class RayNodes:
         self._say(f"remove {number}")
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """Those of this cluster whose name or title begins so: ray::Worker are our actors."""
+        """Return the processes of this cluster whose name or title begins so: ray::Worker are our actors."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -70,7 +70,7 @@ class RayNodes:
         return self.processes("ray::Worker")
 
     def close(self) -> None:
-        """End it, and see that nothing is left."""
+        """Stop the cluster, and kill the processes that are left."""
         for stream in (self._process.stdin, self._process.stdout):
             stream.close()
         try:

@@ -1,4 +1,4 @@
-"""Real Redis servers for tests, on free ports of 127.0.0.1: one, three as a Cluster, with users, with TLS."""
+"""Redis servers for tests, on free ports of 127.0.0.1: one, or a Cluster of three, with users or with TLS."""
 
 import contextlib
 import os
@@ -15,9 +15,11 @@ import trustme
 from tests.conftest import free_port
 
 PROGRAM = shutil.which("redis-server")
-needed = pytest.mark.skipif(PROGRAM is None, reason="there is no redis-server: make packages installs it")
+needed = pytest.mark.skipif(
+    PROGRAM is None, reason="redis-server is not installed: make packages installs it"
+)
 PASSWORD = "correct-horse-battery"
-# what the README gives a user of the cache: no EVAL, no KEYS, nothing of other users
+# the rights of a cache user in the README: no EVAL, no KEYS, no keys of other users
 RIGHTS = (
     "~bootfile:* resetchannels -@all +ping +time +info +mget +set +strlen +persist +expire +unlink +hset "
     "+hsetnx +hget +hgetall +hincrby +sadd +srem +smembers +zadd +zrem +zremrangebyscore +zrange +zcard "
@@ -26,7 +28,7 @@ RIGHTS = (
 
 
 class RedisServer:
-    """A server that runs from the beginning of the `with` to its end. options: lines of its configuration."""
+    """A server that runs until the end of the `with` block. options: lines of its configuration."""
 
     def __init__(self, folder, *options: str, tls: trustme.CA | None = None):
         self.port, self.process, self.tls = free_port(), None, tls
@@ -73,7 +75,7 @@ class RedisServer:
         raise AssertionError("redis-server does not listen")
 
     def kill(self) -> None:
-        """Its data are gone: it keeps nothing on the disk."""
+        """Kill the server. Its data are lost, because it has no file."""
         if self.process and self.process.poll() is None:
             self.process.kill()
         if self.process:
@@ -86,7 +88,7 @@ class RedisServer:
         self.process.send_signal(signal.SIGCONT)
 
     def client(self, **options):
-        """redis-py, to look at what is there and to damage it."""
+        """Return a client of redis-py, to read and to damage values."""
         import redis
 
         if self.tls:
@@ -98,13 +100,13 @@ class RedisServer:
 
 
 def with_user(folder, rights: str = RIGHTS, **options) -> RedisServer:
-    """Only "bootfile" with PASSWORD gets in."""
+    """Return a server that admits only the user "bootfile" with PASSWORD."""
     return RedisServer(folder, "user default off", f"user bootfile on >{PASSWORD} {rights}", **options)
 
 
 @contextlib.contextmanager
 def cluster(folder, *options: str):
-    """Three nodes, a third of the slots each."""
+    """Yield three nodes, each with a third of the slots."""
     with contextlib.ExitStack() as stack:
         common = ("cluster-enabled yes", "cluster-node-timeout 1000", "cluster-require-full-coverage no")
         nodes = []
@@ -118,7 +120,7 @@ def cluster(folder, *options: str):
             nodes[0].client().execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, node.bus)
         deadline = time.monotonic() + 30
         while not all(whole(node) for node in nodes):
-            assert time.monotonic() < deadline, "the Cluster does not become whole"
+            assert time.monotonic() < deadline, "the Cluster does not become complete"
             time.sleep(0.05)
         yield nodes
 
@@ -128,7 +130,7 @@ def cluster_url(nodes, tail: str = "") -> str:
 
 
 def whole(node) -> bool:
-    """Whether the node sees its Cluster of three as it should be."""
+    """Return whether the node sees a complete Cluster of three."""
     information = node.client().execute_command("CLUSTER", "INFO")
     text = information if isinstance(information, dict) else dict(
         line.split(":") for line in information.decode().split() if ":" in line
@@ -139,7 +141,7 @@ def whole(node) -> bool:
 
 
 def until(condition, seconds: float = 30.0) -> None:
-    """Wait for it."""
+    """Wait until the condition is true."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
@@ -147,7 +149,7 @@ def until(condition, seconds: float = 30.0) -> None:
 
 
 def files_with(text: str, folder) -> list[str]:
-    """Those below a folder that hold a text."""
+    """Return the files below a folder that contain a text."""
     found = []
     for path in Path(folder).rglob("*"):
         if path.is_file() and text.encode() in path.read_bytes():

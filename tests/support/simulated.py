@@ -1,4 +1,4 @@
-"""`python -m launch simulate` in a process of its own, and what its output says."""
+"""Run `python -m launch simulate` in a separate process, and read its output."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ def simulate(*arguments, **options) -> subprocess.CompletedProcess:
 
 
 def rows(output: str) -> dict[str, Row]:
-    """The final table: what stands under `node` -> the rest."""
+    """Return the final table: text of the column `node` -> Row."""
     table = output.partition(f"\n{'node':<16}exit code   seconds  explanation\n")[2].partition("\n\n")[0]
     found = {}
     for line in table.splitlines():
@@ -31,7 +31,7 @@ def rows(output: str) -> dict[str, Row]:
 
 
 def fired(output: str, fault: str) -> float:
-    """Seconds from the start to the moment in which that fault fired."""
+    """Return the seconds from the start until the fault fired."""
     line = re.search(
         rf"^\[simulate\] fault {re.escape(fault)}: \D.* time=([\d.]+) step=\d+ pid=", output, re.M
     )

@@ -1,7 +1,7 @@
 """Compile networks for an H200 on a machine without a GPU: python -m tests.support.sm90 FOLDER
 
 torch.compile traces a network on the CPU. Its graphs are moved to fake CUDA tensors, and Inductor generates
-their code for the properties of an H200. Triton compiles one kernel of it with the ptxas that it brings.
+their code for the properties of an H200. Triton compiles one of the kernels with its own ptxas.
 FOLDER/found.json holds a record of each network.
 """
 
@@ -38,7 +38,7 @@ H200 = types.SimpleNamespace(
 
 
 class _Generated(Exception):
-    """The code is there: nothing is left that could run here."""
+    """Raised when the code is generated: it cannot run here."""
 
 
 class _Small(torch.nn.Module):
@@ -89,14 +89,14 @@ def trace(model, images):
     torch.compile = functools.partial(real, backend=backend)
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            compilation.compile_module(model, images, sys.exit)  # what it logs is a failure
+            compilation.compile_module(model, images, sys.exit)  # every log line is a failure
     finally:
         torch.compile = real
     return found
 
 
 def pretend():
-    """Give torch an H200: what Inductor asks of the device, and of Triton's driver."""
+    """Give torch the properties of an H200 that Inductor asks of the device and of Triton's driver."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -123,7 +123,7 @@ def pretend():
     torch._C._select_conv_backend = lambda *_, **__: torch._C._ConvBackend.Cudnn
     torch._C._conv_determine_backend_memory_format = lambda *_, **__: torch.channels_last
     for each in vars(torch.utils._triton).values():
-        getattr(each, "cache_clear", int)()  # it has found no GPU before
+        getattr(each, "cache_clear", int)()  # cached answers say that there is no GPU
     config.compile_threads, config.fx_graph_cache, config.triton.cudagraphs = 1, False, False
 
 
@@ -171,7 +171,7 @@ def describe_inputs(nodes, static):
 
 def describe_code(code):
     """Return a record of the code: convolutions, kernels, and the kernels that change a layout: Inductor
-    gives them two axes, because what they read and what they write is contiguous along different ones."""
+    gives them two axes, because they read and write memory that is contiguous along different axes."""
     return {
         "convolutions": len(re.findall(r"= (?:extern_kernels|torch\.ops\.aten)\.convolution", code)),
         "kernels": code.count("@triton.jit"),
