@@ -88,7 +88,7 @@ def test_a_rank_that_is_there_twice(platform):
     result = simulate("--nodes=2", "--platform", platform, "--fault=duplicate:rank=1", *JOB, code=None)
     table = rows(result.stdout)
     assert table["1"].code or table["1 again"].code, "one of the two is refused"
-    assert re.search(r"^\[node 1.*\] error: rank 1 is there twice", result.stdout, re.MULTILINE)
+    assert re.search(r"^\[node 1.*\] error: two processes have rank 1", result.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("node", [0, 1])

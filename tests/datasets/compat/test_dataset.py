@@ -279,7 +279,7 @@ def test_an_image_that_went_bad_is_named_and_the_next_epoch_lives(engine, folder
         ({"workers": 0}, "workers 0"),
         ({"min_crop_size": 1.5}, "min_crop_size 1.5"),
         ({"size": 64, "val_size": 40}, "val_size 40 is smaller than size 64"),
-        ({"world_size": 2}, "which rank"),
+        ({"world_size": 2}, "needs a rank"),
         ({"world_size": 2, "rank": 2}, r"rank 2 is not in 0\.\.1"),
         ({"backend": "fast"}, "data_backend fast"),
         ({"val_batch_size": 0}, "val_batch_size 0"),

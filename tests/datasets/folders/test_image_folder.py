@@ -501,7 +501,7 @@ def test_bad_images_are_left_out(data, start, lines):
         f"{data}/train/{name}" for name in ("cat/1.jpg", "dog/1.jpg")
     ]
     assert start.read == [] and len(lines) == 1
-    assert lines[0].startswith(f"left out 2 bad of 5 images of {data}/train: {data}/train/cat/1.jpg: is text")
+    assert lines[0].startswith(f"skipped 2 bad of 5 images of {data}/train: {data}/train/cat/1.jpg: is text")
     (data / "train" / "cat" / "1.jpg").write_bytes(photo(1))  # repair one file, damage another
     (data / "train" / "cat" / "2.jpg").write_bytes(b"")
     index = start(data, max_bad=0.4)

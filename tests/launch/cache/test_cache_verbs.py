@@ -499,7 +499,7 @@ def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypa
             seen.append(Path(f"/proc/{process.pid}/cmdline").read_text())
             result = finish(process, code)
             seen += result.stdout, result.stderr
-            assert code == 0 or "refuses the user or the password; the user stands in --to" in result.stderr
+            assert code == 0 or "refuses the user or the password; give the user in --to" in result.stderr
         monkeypatch.setenv(address.PASSWORD, PASSWORD)
         for verb, *words in (("check", images), ("stat",), ("ls", None, "--json"), ("rm", None, "--all")):
             code, printed = launch(verb, to[1], *words)

@@ -148,7 +148,7 @@ def test_what_cannot_be_uploaded(server, url, tmp_path):
     for arguments, words in (
         ([tmp_path / "nothing", "--to", url], "is not a folder"),
         ([data, "--to", "s3://my.bucket/x"], "dots"),
-        ([data, "--to", "/folder"], "is no s3://"),
+        ([data, "--to", "/folder"], "is not s3://"),
         ([data, "--to", "s3://nothing/x"], "s3://nothing/x: no such bucket"),
         ([folder_of(tmp_path / "empty", {}) or data, "--to"], "expected one argument"),
     ):
