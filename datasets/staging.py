@@ -88,7 +88,7 @@ class _Staging:
             objects.append(entry)
             self._alive(f"staging {self.url}: {len(objects)} objects listed")
         if not objects:
-            raise BadInput(f"there is nothing below {self.url}")
+            raise BadInput(f"no objects below {self.url}")
         check_keys((entry.key for entry in objects), self.url)
         checksums = self._checksums(objects)
         whole = os.path.isdir(self.copy.data)

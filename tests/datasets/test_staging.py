@@ -180,7 +180,7 @@ def test_what_a_manifest_says_is_compared(server, here):
     )
     put(server, "manifest", **{"manifest.json": b'{"another": "program"}'})
     assert "a" in found(here("s3://data/manifest"))
-    with pytest.raises(BadInput, match="nothing below s3://data/nowhere"):
+    with pytest.raises(BadInput, match="no objects below s3://data/nowhere"):
         here("s3://data/nowhere")
 
 
