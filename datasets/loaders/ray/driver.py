@@ -24,7 +24,7 @@ _AT_ONCE = 2  # tasks per worker: one runs, and one waits there
 _FATAL = 3  # a task fails after it has ended this number of workers
 _REACHED = 5.0  # seconds for the head to accept a connection
 _FULL = 15.0  # seconds for workers to start before a full cluster is reported
-_SLOW = 120.0  # seconds for the first worker if the cluster has room
+_SLOW = 120.0  # seconds for the first worker, which may take long to start, or to get a CPU
 _AGAIN = 2.0  # seconds until a worker that did not start is tried again
 _LONELY = 10.0  # seconds for a replacement if no worker is left
 
@@ -144,6 +144,7 @@ class _Driver:
         """Report a cluster with too few CPUs, and the loss of all workers."""
         began = seen = time.monotonic()
         total = _cpus(self.ray.cluster_resources())
+        too_few = self.cpus > total or (self.lanes and self.cpus * self.started > total)
         if fewer := self.cpus <= total < self.cpus * self.started:
             text = f"{int(total / self.cpus)} of {self.workers} workers run: the cluster has {total:g} CPUs"
             self._send("log", f"ray: {text}, and each takes {self.cpus:g}")
@@ -158,8 +159,10 @@ class _Driver:
                 )
                 self._send("alone", True)
             if missing and (now - began > _FULL or self.cpus > total):
+                # CPUs that are not free may be those of workers of this loader that still start.
                 free = _cpus(self.ray.available_resources())
-                if free < self.cpus and (self.lanes or not self.served):
+                lacking = free < self.cpus and (self.lanes or not self.served)
+                if lacking and (too_few or now - began > _SLOW):
                     asked = f"{self.workers} workers of {self.cpus:g} CPU each were asked for"
                     room = f"{free:g} of its {_cpus(self.ray.cluster_resources()):g} CPUs are free"
                     cure = "ask for fewer workers, close other loaders, or add nodes"
@@ -168,10 +171,8 @@ class _Driver:
                     self._send("refused", f"no Ray worker has started within {_SLOW:g} s: {self.failure}")
                 elif free < self.cpus and not fewer:
                     fewer = True
-                    self._send(
-                        "log",
-                        f"ray: {self.started - missing} of {self.workers} workers run: the cluster is full",
-                    )
+                    run = f"{self.started - missing} of {self.workers} workers run"
+                    self._send("log", f"ray: {run}: {free:g} of the cluster's {total:g} CPUs are free")
             await asyncio.sleep(1)
 
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -105,15 +106,21 @@ def here(server, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(url_lease, "RENEW", 0.3)
     monkeypatch.setattr(url_lease, "WATCH", 2.0)
+    yield
+    while Job.running:  # its thread would print into a later test
+        Job.running.pop().finish()
 
 
 class Job:
     """A stand-in for a job that writes to its output folder."""
 
+    running: ClassVar[list] = []  # mirrors
+
     def __init__(self, folder: Path, url: str, resume: str = "auto", keep: int = 2):
         self.folder, self.url = folder, url
         folder.mkdir(exist_ok=True)
         self.mirror = mirror.Mirror(Output(str(folder), url))
+        self.running.append(self.mirror)
         self.mirror.open(resume, keep)
         paths = checkpoint.found(str(folder / "checkpoints"))
         self.state = checkpoint.read(paths[0]) if paths else {"step": 0}

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -314,6 +315,22 @@ def test_that_fewer_workers_run_is_said_once(cluster):
     with RayDataLoader(Squares(), True, batch_size=4, num_workers=7, log=said.append) as loader:
         assert same(epoch(loader) + epoch(loader), 2 * plain(Squares(), batch_size=4))
     assert said == ["ray: 5 of 7 workers run: the cluster has 5 CPUs, and each takes 1"]
+
+
+@pytest.mark.faults
+def test_a_loader_waits_for_cpus_that_another_one_holds(cluster):
+    said = []
+    with (
+        RayDataLoader(Squares(), True, batch_size=4, num_workers=5, log=str) as other,
+        RayDataLoader(Squares(), True, batch_size=4, num_workers=5, log=said.append) as loader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        epoch(other)
+        waiting = pool.submit(epoch, loader)
+        wait_until(lambda: said, 60)
+        other.close()
+        assert same(waiting.result(120), plain(Squares(), batch_size=4))
+    assert said == ["ray: 0 of 5 workers run: 0 of the cluster's 5 CPUs are free"]
 
 
 @pytest.mark.faults
