@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line (BadInput) and show no value of an unknown option.
 
     Options cannot be abbreviated; - and _ are the same in their names. If the value of an option is optional
-    (nargs="?"), a path after the option is not taken as its value.
+    (nargs="?") and has a type, a path after the option is not taken as its value.
     """
 
     def __init__(self, description: str | None):
@@ -149,7 +149,8 @@ def _is_option(word: str) -> bool:
 
 def _is_path(action: argparse.Action, word: str) -> bool:
     """Return whether a word is a path and not a value of the option."""
-    assert callable(action.type)  # an option whose value may be left out has a type
+    if not callable(action.type):  # any word is a value of the option
+        return False
     with contextlib.suppress(argparse.ArgumentTypeError, ValueError):
         action.type(word)
         return False

@@ -27,6 +27,7 @@ def parse(monkeypatch, tmp_path):
         parser.add_argument("--title")
         parser.add_argument("--output_dir", default=str(tmp_path))
         parser.add_argument("--prof", nargs="?", type=arguments.positive_int, const=100)
+        parser.add_argument("--table", nargs="?", const="-")
         parser.add_argument("--amp", **FLAG)
         parser.add_argument("--local-rank", type=int)
         monkeypatch.setattr(sys, "argv", ["job.py", *words])
@@ -56,6 +57,8 @@ def parse(monkeypatch, tmp_path):
         (["/images", "--prof"], {"prof": 100, "data": "/images"}),
         (["--prof", "--amp", "/images"], {"prof": 100, "amp": True, "data": "/images"}),
         (["--amp", "false", "/images"], {"data": "/images"}),
+        (["--table", "/a/table.json"], {"table": "/a/table.json"}),
+        (["--table"], {"table": "-"}),
     ],
 )
 def test_spellings(words, expected, parse):

@@ -178,13 +178,13 @@ def test_what_the_stand_in_refuses():
     config = job_config.load(str(EXAMPLE), JOB)
     for where, value, message in [
         (("metadata", "name"), "a b", "metadata.name is 'a b'"),
-        (("metadata", "nmae"), "x", "body.metadata.nmae is no member of JobMetadata"),
+        (("metadata", "nmae"), "x", "body.metadata.nmae is not a member of JobMetadata"),
         (("metadata", "annotations"), {"fault-tolerance/retry": "3"}, "metadata.annotations has"),
         (("metadata", "annotations"), {"fault-tolerance/job-retry-num": 3}, "is 3, not str"),
         (
             ("algorithm", "outputs", 0, "prefetch"),
             True,
-            "body.algorithm.outputs[0].prefetch is no member of Output",
+            "body.algorithm.outputs[0].prefetch is not a member of Output",
         ),
         (("algorithm", "code_dir"), "obs://bucket/code/", "algorithm.code_dir is 'obs://bucket/code/'"),
         (("algorithm", "boot_file"), "/elsewhere/x.py", "algorithm.boot_file is"),
