@@ -162,8 +162,12 @@ class RedisStore:
 
     def close(self) -> None:
         """Release the lease. The last release of an active data set deletes the data set."""
-        self._tick(last=True)
-        self.lease.release()
+        if os.getpid() != self._pid:  # the lock may have been held at the fork
+            self._renew()
+        with self._ticks:
+            self._beat(last=True)
+            self._closed = True
+            self.lease.release()
 
     def __getstate__(self) -> dict:
         kept = ("servers", "index", "mode", "reads", "form", "name", "lease")
@@ -175,7 +179,8 @@ class RedisStore:
         self._renew()
 
     def _renew(self) -> None:
-        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._pid, self._lock, self._ticks = os.getpid(), threading.Lock(), threading.Lock()
+        self._closed = False
         self.counts, self._sent = dict.fromkeys(COUNTED, 0), dict.fromkeys(COUNTED, 0)
         self._waiting: list[tuple[int, Sample]] = []
         self._waiting_bytes, self._beat_at = 0, 0.0
@@ -282,7 +287,13 @@ class RedisStore:
             for name, number in counts.items():
                 self.counts[name] += number
 
-    def _tick(self, last: bool = False) -> None:
+    def _tick(self) -> None:
+        """Run in the background until close(). A later heartbeat would write to a deleted data set."""
+        with self._ticks:
+            if not self._closed:
+                self._beat()
+
+    def _beat(self, last: bool = False) -> None:
         """Put the waiting samples, and send counts and a heartbeat every _BEAT seconds."""
         while self._waiting:
             with self._lock:

@@ -591,6 +591,31 @@ def test_an_active_set_goes_with_the_last_one(empty, index, made):
 
 
 @needed
+def test_no_heartbeat_follows_the_release(empty, index, monkeypatch):
+    """A heartbeat that is on its way ends before the release; the one of Servers.close() is not sent."""
+    monkeypatch.setattr("datasets.stores.shared.redis._BEAT", 0.0)
+    arrived, may_go = threading.Event(), threading.Event()
+    beat = leases.Lease.beat
+
+    def beat_when_told(lease, counts):
+        if threading.current_thread().name == "cache":
+            arrived.set()
+            assert may_go.wait(60)
+        return beat(lease, counts)
+
+    monkeypatch.setattr(leases.Lease, "beat", beat_when_told)
+    opened = Opened(empty.url(), index, "active")
+    assert arrived.wait(60)
+    closing = threading.Thread(target=opened.store.close)
+    closing.start()
+    closing.join(0.5)  # without the lock it would release now
+    may_go.set()
+    closing.join()
+    opened.servers.close()
+    assert empty.client().dbsize() == 0
+
+
+@needed
 def test_an_offline_set_stays_and_is_shared(empty, index, made):
     client = empty.client()
     with Opened(empty.url(), index) as preload:
