@@ -20,6 +20,8 @@ from torch import Tensor, nn
 # product; at 8x8 the patches cost as much as the product gains
 _GRADIENT, _ALL = 49, 4
 _Pair = tuple[int, int]  # rows, columns
+# Inductor needs many minutes for _spread(). torch before 2.3 cannot tell.
+_is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)
 
 
 class Conv2d(nn.Conv2d):
@@ -33,7 +35,7 @@ class Conv2d(nn.Conv2d):
         stride, padding = (self.stride[0], self.stride[1]), (int(self.padding[0]), int(self.padding[1]))
         rows = (height + 2 * padding[0] - self.kernel_size[0]) // stride[0] + 1
         columns = (width + 2 * padding[1] - self.kernel_size[1]) // stride[1] + 1
-        if rows * columns > _GRADIENT:
+        if rows * columns > _GRADIENT or (rows * columns <= _ALL and _is_compiling()):
             return super().forward(images)
         return _SmallMap.apply(images, self.weight, stride, padding, (rows, columns))
 
