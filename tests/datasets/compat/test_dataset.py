@@ -230,18 +230,22 @@ def test_precision_and_the_two_scales_of_mean_and_std(folder, cache):
 
 
 def test_validation_gives_back_what_it_took(folder, cache):
+    others = set(psutil.Process().children())  # of the tests before
+
+    def workers() -> set[psutil.Process]:
+        return set(psutil.Process().children(recursive=True)) - others
+
     dataset = dataset_of(folder, cache)
     seen(dataset.get_train_loader())
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = workers()
     dataset.prep_for_val()
     seen(dataset.get_val_loader())
-    gone = {child.pid for child in psutil.Process().children(recursive=True)} - before
-    psutil.wait_procs([psutil.Process(pid) for pid in gone if psutil.pid_exists(pid)], timeout=10)
-    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+    psutil.wait_procs(workers() - before, timeout=60)
+    assert workers() == before
     dataset.prep_for_val()
     dataset.close()
-    psutil.wait_procs(psutil.Process().children(), timeout=10)
-    assert not before & {child.pid for child in psutil.Process().children(recursive=True)}
+    psutil.wait_procs(before, timeout=60)
+    assert not before & workers()
 
 
 # wrong use
