@@ -274,7 +274,7 @@ def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
     refused = run(*arguments, code=2).stderr
     assert "2 of 640 images" in refused and all(str(path) in refused for path in victims[:2])
     printed = run(*arguments, "--max_bad_images=1%", "--processes_per_node=2").stdout
-    assert printed.count("left out 2 bad of 640 images") == 1 and "data train=638 " in printed
+    assert printed.count("skipped 2 bad of 640 images") == 1 and "data train=638 " in printed
     assert printed.count(f"{victims[2]} is a PNG. They are decoded by their content") == 1
 
 
