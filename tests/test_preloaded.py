@@ -7,8 +7,12 @@ import time
 
 import pytest
 
-from tests.conftest import environment, finish
+from tests.conftest import CAN_FORK, environment, finish
 from tests.support.preloaded import Preloaded, Server
+
+pytestmark = pytest.mark.skipif(
+    not CAN_FORK, reason="a job that is forked after the import of torch 2.1 aborts"
+)
 
 SHOW = """
 import __main__, os, random, signal, sys, tempfile, threading
