@@ -75,7 +75,7 @@ def _make(folder: str) -> None:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     status = os.lstat(folder)
     if status.st_uid != os.getuid() or os.path.islink(folder):
-        raise BadInput(f"{folder} belongs to somebody else")
+        raise BadInput(f"{folder} belongs to another user")
 
 
 def _free(place: str) -> int:

@@ -46,7 +46,7 @@ class PackStore(Store):
         self.path, self.index, self._parts = path, index, {}
         self.meta = described(path)
         if not self.meta.get("whole"):
-            raise BadInput(f"{path} is no finished pack of version {_VERSION}: build it again")
+            raise BadInput(f"{path} is not a finished pack of version {_VERSION}: build it again")
         if found := damage(path, self.meta):
             raise BadInput(f"the pack {path} is damaged: {found}; delete it, and build it again")
         self.form, self.short_side = self.meta["form"], self.meta["short_side"] or SHORT_SIDE
@@ -136,7 +136,7 @@ def build(
     the others wait. Raises BadInput with the sizes if there is not enough room.
     """
     if form not in FORMS:
-        raise BadInput(f"form {form!r} is none of {', '.join(FORMS)}")
+        raise BadInput(f"form {form!r}: expected one of {', '.join(FORMS)}")
     wanted = {"version": _VERSION, "fingerprint": index.fingerprint, "form": form, "count": len(index)}
     wanted["short_side"] = 0 if form == "encoded" else short_side
     if form == "jpeg":
@@ -273,7 +273,7 @@ def _mapped(path: str) -> tuple[np.ndarray, ...]:
         columns = [batch.column(name).to_numpy() for name in ("height", "width", "crc32")]
         return *columns, np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
     except (OSError, ValueError, LookupError, TypeError, arrow.ArrowException) as error:
-        raise BadInput(f"{path} is no part of a pack: {error}") from error
+        raise BadInput(f"{path} is not a part of a pack: {error}") from error
 
 
 def described(path: str) -> dict:

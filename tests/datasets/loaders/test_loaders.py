@@ -380,7 +380,7 @@ def test_a_pack_is_used_again_and_never_for_other_data(index, folder, tmp_path, 
     val = image_folder.load(str(folder), "val", str(tmp_path / "cache"))
     with pytest.raises(BadInput, match=rf"another data set.*{index.fingerprint}.*{val.fingerprint}"):
         pack.PackStore(path, val)
-    with pytest.raises(BadInput, match="no finished pack"):
+    with pytest.raises(BadInput, match="finished pack"):
         pack.PackStore(str(tmp_path / "nothing"), index)
     assert len(pack.build(val, path, short_side=64).index) == 21, "it is built again"
 
@@ -398,7 +398,7 @@ def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
     monkeypatch.setattr(pack, "_write", failing)
     with pytest.raises(BadInput, match=r"cannot write the pack .* No space left"):
         pack.build(index, path)
-    with pytest.raises(BadInput, match="no finished pack"):
+    with pytest.raises(BadInput, match="finished pack"):
         pack.PackStore(path, index)
     monkeypatch.setattr(pack, "_write", lambda part, rows: (written.append(part), write(part, rows)))
     pack.build(index, path).verify()

@@ -452,7 +452,7 @@ def test_another_user_s_folder_is_not_trusted(index, tmp_path):
     os.symlink(target, tmp_path / f"bootfile-{os.getuid()}")
     said = []
     assert local.Local(index, "active", said.append, places=(str(tmp_path),)).store is None
-    assert "belongs to somebody else" in said[0] and not list(target.iterdir())
+    assert "belongs to another user" in said[0] and not list(target.iterdir())
 
 
 @needed
