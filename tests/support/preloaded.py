@@ -219,7 +219,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _load_packages()
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
-    while request:
+    while request:  # in a child: a job, and then again in each rank that the job starts
         _become(request)
         words = request["words"]
         several = any("processes_per_node" in word for word in words) and "RANK" not in os.environ
