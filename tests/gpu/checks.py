@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _NOT_GRAPHS = re.compile(r"skipping cudagraph|recompiling|not compiled", re.IGNORECASE)
 _AGAIN = "Re-recording function"
 _LOGS = "recompiles,cudagraphs,perf_hints"  # logs of torch in which the stages search
-# Steps whose losses are compared, and their largest difference. Rounding grows: in bfloat16 on a CPU the losses
-# of the first 5 steps differed by 0.07, that of step 8 by 0.25 (2026-11-22, n=1).
+# Steps whose losses are compared, and their largest difference. Rounding grows: in bfloat16 on a CPU the
+# losses of the first 5 steps differed by 0.07, that of step 8 by 0.25 (2026-11-22, n=1).
 _FIRST, _APART = 5, 0.1
 _DIGITS = ("--dataset", "digits", "--report_every", "1", "--lr", "0.02")
 _NO_SAVES = ("--resume", "never", "--save_every", "1000000000")
