@@ -20,7 +20,7 @@ from torch import Tensor, nn
 # product; at 8x8 the patches cost as much as the product gains
 _GRADIENT, _ALL = 49, 4
 _Pair = tuple[int, int]  # rows, columns
-# Inductor needs many minutes for _spread(). torch before 2.3 cannot tell.
+# Inductor needs many minutes for _spread(). torch 2.1 has no is_compiling().
 _is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)
 
 
