@@ -1,39 +1,39 @@
-"""How fast images arrive: our loaders beside torchvision, DALI, FFCV and others, on the same images.
+"""Measure the images/s of our loaders, torchvision, DALI, FFCV and others, on the same images.
 
     python -m tests.benchmarks.loaders                              all rows; about ten minutes on two cores
-    python -m tests.benchmarks.loaders --images 128 --rounds 1 --only torchvision,threads    does it work?
+    python -m tests.benchmarks.loaders --images 128 --rounds 1 --only torchvision,threads     a short trial
     python -m tests.benchmarks.loaders --python ffcv=.venv-ffcv/bin/python       rows ffcv-* with that Python
 
-What is not installed is left out, and the reason printed. To have all of it:
+A row whose package is not installed is omitted, and the reason is printed. To install all packages:
 
     pip install nvidia-dali-cuda120 webdataset mosaicml-streaming litdata
     apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ && pip install ffcv
 
-Some of these ask for other versions of NumPy than the rest: give them a virtual environment of their own that
-also has torch, torchvision, psutil and tqdm, and name its interpreter with --python.
+Some packages need another version of NumPy. Install them in a virtual environment of their own, together with
+torch, torchvision, psutil and tqdm, and name its interpreter with --python.
 
 The work: JPEGs cut from scikit-learn's two photographs, RandomResizedCrop(224), mirrored with a probability
-of 1/2, shuffled, in batches of 64 on the CPU, by two threads or worker processes on two cores. float32 is
-normalised and [n, 3, 224, 224]; some deliver that as channels_last. Everybody has made files of their own
-from the same images before, and they are in the page cache.
+of 1/2, shuffled, in batches of 64 on the CPU, by two threads or worker processes on two cores. float32
+batches are normalised and have the shape [n, 3, 224, 224]; some rows deliver them as channels_last. Before
+the first round each row converts the same images to its own file format. All files are in the page cache.
 
-The method: each row is a process of its own, with nothing of the others in it. After an epoch to warm up, in
-which is checked what is delivered, come the rounds. In each of them every row has its turn, alone: whole
-epochs for a second at least, then a pause until its threads are idle. What a pipeline has made ready while
-others were measured is thrown away before its clock starts. Ratios are of two rows in one round; shown are
-their median and range over the rounds. How much of the CPU other processes had meanwhile is said at the end.
+The method: each row runs in a process of its own. It first reads one epoch, and the batches are checked. Then
+the rounds begin. In each round the rows take turns. A turn is as many whole epochs as take at least a second,
+and then a pause until the threads of the row are idle. Batches that a row prepared during the turns of others
+are dropped before its clock starts. A ratio compares two rows in the same round. The output has the median
+and the range of the ratios over the rounds, and the CPU time that other processes used.
 
-What to know of the rows:
+Notes on the rows:
 
-- "threads" and "pack" are ours; rows that end in "plain" resize without antialiasing.
-- "pack-jpeg" is ours, too: JPEGs of quality 90 whose shorter side has 256 pixels. What it reads is printed.
-- FFCV encodes its JPEGs anew, so they have fewer bytes than the files that others read (what it reads is
-  printed), and always averages over areas. Its raw images have 256 pixels on the longer side, those of our
-  pack on the shorter one.
-- DALI's own reader hands out its buffers, without a copy.
-- Our jobs tell glibc to keep the memory that they free; here all rows do, with --keep_memory, or none.
-- An epoch of 512 images is short. What a library does at its beginning weighs more here than with ImageNet;
-  --images 4096 shows how much.
+- "threads" and "pack" are Bootfile's. Rows that end in "plain" resize without antialiasing.
+- "pack-jpeg" is Bootfile's: JPEGs of quality 90 whose shorter side has 256 pixels. Their size is printed.
+- FFCV encodes its JPEGs again, so they have fewer bytes than the files that other rows read (their size is
+  printed). It always resizes by averaging over areas. Its raw images have 256 pixels on the longer side,
+  those of our pack on the shorter side.
+- DALI's own reader returns its buffers without a copy.
+- Bootfile's jobs make glibc keep freed memory. Here all rows do that with --keep_memory, and none without.
+- An epoch of 512 images is short, so the start of an epoch has more weight than with ImageNet. --images 4096
+  shows how much.
 """
 
 import argparse
@@ -62,16 +62,19 @@ from common.performance import cpu
 from tests.benchmarks.machine import describe
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-SIZES = {44: (400, 325), 116: (500, 375)}  # kilobytes of a JPEG, about -> its width and height
+SIZES = {44: (400, 325), 116: (500, 375)}  # about the kilobytes of a JPEG -> its width and height
 TOLERANCE = 0.05  # of those kilobytes
 CLASSES = 10
 SIDE, BATCH, WORKERS = 224, 64, 2
-SHARDS = 8  # files a data set is cut into, where a library wants it
-SECONDS = 1.0  # of a turn, at least
-MEMORY_SHARE, MEMORY_BATCH = 32, 128  # in-memory images for each of --images
+SHARDS = 8  # number of files of a sharded data set
+SECONDS = 1.0  # least length of a turn
+MEMORY_SHARE, MEMORY_BATCH = (
+    32,
+    128,
+)  # of sets in memory: images for each of --images
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-INSTALL = {  # module -> how to get it
+INSTALL = {  # module -> command that installs it
     "nvidia": "pip install nvidia-dali-cuda120",
     "ffcv": "apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ && pip install ffcv",
     "webdataset": "pip install webdataset",
@@ -84,11 +87,12 @@ VERSIONS = (
 )  # fmt: skip
 
 
-# The images.
+# The images
 
 
 def pictures(size: tuple[int, int], count: int, seed: int):
-    """Photographs of so many pixels: 0.7 to 1 of the largest box of that shape, anywhere in one of two."""
+    """Yield `count` pictures of this size. Each is a random box of one of two photographs; its sides have 0.7
+    to 1 of the length of the largest box of that shape."""
     from sklearn.datasets import load_sample_images
 
     photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
@@ -102,19 +106,19 @@ def pictures(size: tuple[int, int], count: int, seed: int):
         yield photograph.resize(size, Image.Resampling.BICUBIC, box=box)
 
 
-def encoded(picture: Image.Image, quality: int, subsampling: str) -> bytes:
+def encode(picture: Image.Image, quality: int, subsampling: str) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=quality, subsampling=subsampling)
     return buffer.getvalue()
 
 
 def setting(sample: list[Image.Image], kilobytes: float) -> tuple[int, str]:
-    """(quality, subsampling) with which a JPEG of these pictures has so many kilobytes on average."""
+    """Return (quality, subsampling) with which these pictures have `kilobytes` on average as JPEGs."""
     for subsampling in ("4:2:0", "4:4:4"):
         means, low, high = {}, 50, 99
         while low <= high:  # more quality, more bytes
             quality = (low + high) // 2
-            means[quality] = sum(len(encoded(picture, quality, subsampling)) for picture in sample)
+            means[quality] = sum(len(encode(picture, quality, subsampling)) for picture in sample)
             means[quality] /= 1000 * len(sample)
             low, high = (quality + 1, high) if means[quality] < kilobytes else (low, quality - 1)
         best = min(means, key=lambda quality: abs(means[quality] - kilobytes))
@@ -124,7 +128,7 @@ def setting(sample: list[Image.Image], kilobytes: float) -> tuple[int, str]:
 
 
 def write_images(root: str, size: tuple[int, int], kilobytes: float, count: int) -> str:
-    """JPEGs in 10 folders in train/ and, an eighth as many, in val/. Returns what they are, as text."""
+    """Write `count` JPEGs to 10 folders in train/, and an eighth of that to val/. Return a description."""
     quality, subsampling = setting(list(pictures(size, min(count, 128), seed=0)), kilobytes)
     sizes = []
     for seed, (split, number) in enumerate((("train", count), ("val", max(CLASSES, count // 8)))):
@@ -132,27 +136,27 @@ def write_images(root: str, size: tuple[int, int], kilobytes: float, count: int)
             folder = os.path.join(root, split, f"class{place % CLASSES}")
             os.makedirs(folder, exist_ok=True)
             with open(os.path.join(folder, f"{place:06}.jpg"), "wb") as file:
-                sizes.append(file.write(encoded(picture, quality, subsampling)))
+                sizes.append(file.write(encode(picture, quality, subsampling)))
     mean = statistics.mean(sizes[:count]) / 1000
     if abs(mean / kilobytes - 1) > TOLERANCE:
         raise ValueError(f"the images have {mean:.1f} KB on average, expected {kilobytes}")
     return f"{count} images of {size[0]}x{size[1]} pixels and {mean:.1f} KB, quality {quality}, {subsampling}"
 
 
-# The rows: batches() runs an epoch and yields tensors of images.
+# The rows. batches() runs an epoch and yields tensors of images
 
 
 class Row:
     def __init__(self, folder: str, count: int):
         self.folder, self.count = folder, count  # images that an epoch delivers
         self.images = os.path.join(folder, "images", "train")
-        self.reads = None  # bytes of an image, where they are not those of the files
+        self.reads = None  # bytes of an image, if the row does not read the JPEG files
 
     def drop_ahead(self) -> None:
-        """Throw away what is ready before it was asked for."""
+        """Drop the batches that were prepared before the turn began."""
 
     def labelled(self) -> list[tuple[str, int]]:
-        """(path, label) of every image, in an order that has nothing to do with the classes."""
+        """Return (path, label) of every image, in random order."""
         from torchvision.datasets import ImageFolder
 
         samples = ImageFolder(self.images).samples
@@ -160,7 +164,8 @@ class Row:
 
 
 def transforms(to_float=None):
-    """What a DataLoader's worker does with an image of Pillow, or with a tensor, if to_float is for those."""
+    """Return the transforms of a DataLoader's worker. to_float: converts an image to a float tensor (default:
+    ToTensor, for images of Pillow)."""
     from torchvision import transforms
 
     return transforms.Compose(
@@ -180,7 +185,7 @@ def data_loader(dataset, batch: int = BATCH, kind=torch.utils.data.DataLoader, *
 
 
 class Loader(Row):
-    """What has a DataLoader in self.loader, of which the first part of a batch is the images."""
+    """A row with a DataLoader in self.loader. The first part of a batch has the images."""
 
     def batches(self):
         for batch in self.loader:
@@ -188,7 +193,7 @@ class Loader(Row):
 
 
 class Torchvision(Loader):
-    """As PyTorch's own ImageNet example does it: Pillow, and torchvision's transforms in worker processes."""
+    """PyTorch's ImageNet example: Pillow, and torchvision's transforms in worker processes."""
 
     def __init__(self, *data):
         from torchvision.datasets import ImageFolder
@@ -198,7 +203,8 @@ class Torchvision(Loader):
 
 
 class Ours(Row):
-    """A loader of ours. form: of a pack; None reads the files. uint8: what the engine gives, as it is."""
+    """A loader of Bootfile. form: that of a pack; None: the files are read. uint8: deliver the batches of the
+    engine, which are not normalised."""
 
     def __init__(
         self, *data, backend: str, form: str | None = None, antialias: bool = True, uint8: bool = False
@@ -269,7 +275,8 @@ class DaliReader(Row):
 
 
 class FFCV(Row):
-    """FFCV's own file. mode: "jpg" (encoded anew with quality 90) or "raw". resolution: of the longer side.
+    """FFCV with its own file. mode: "jpg" (encoded again with quality 90) or "raw". resolution: pixels of the
+    longer side.
 
     On the CPU its NormalizeImage must come before ToTensor; the result is the same.
     """
@@ -307,7 +314,7 @@ class FFCV(Row):
 
 
 class WebDataset(Loader):
-    """Shards that are tar files of the same JPEGs, Pillow, torchvision's transforms."""
+    """webdataset: tar files of the same JPEGs, Pillow, torchvision's transforms."""
 
     def __init__(self, *data):
         import webdataset
@@ -335,7 +342,7 @@ class Streaming(Loader):
         path = os.path.join(self.folder, "mds")
         with streaming.MDSWriter(out=path, columns={"image": "jpeg", "label": "int"}) as writer:
             for image, label in self.labelled():
-                with Image.open(image) as opened:  # its file is copied
+                with Image.open(image) as opened:  # the bytes of its file are copied
                     writer.write({"image": opened, "label": label})
         collate = partial(_transformed, transforms())
         dataset = streaming.StreamingDataset(local=path, shuffle=True, batch_size=BATCH)
@@ -348,12 +355,12 @@ def _transformed(transform, samples: list[dict]) -> tuple[torch.Tensor, torch.Te
 
 
 class LitData(Loader):
-    """Chunks of the same JPEGs, which it decodes itself to tensors, torchvision's transforms on those."""
+    """litdata: chunks of the same JPEGs, which it decodes to tensors, torchvision's transforms of tensors."""
 
     def __init__(self, *data):
         super().__init__(*data)
         for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER", "LITDATA_CACHE_DIR"):
-            os.environ[name] = os.path.join(self.folder, name.lower())  # it empties them
+            os.environ[name] = os.path.join(self.folder, name.lower())  # litdata empties these folders
         import litdata
         from torchvision.transforms import ConvertImageDtype
 
@@ -400,7 +407,7 @@ class Memory(Row):
 
 
 class MemoryTorchvision(Loader):
-    """The same arrays, each an image of Pillow as in torchvision.datasets.CIFAR10, in worker processes."""
+    """The same arrays as images of Pillow, as in torchvision.datasets.CIFAR10, in worker processes."""
 
     def __init__(self, folder: str, count: int):
         from torchvision import transforms
@@ -428,8 +435,8 @@ def _cifar_shaped(count: int) -> np.ndarray:
 
 
 class Device(Row):
-    """The last stage by itself: a batch of uint8 images becomes normalised float32. ours: ToDevice, given the
-    batch as engines leave it; otherwise ToTensor and Normalize for each image of Pillow, and stacked."""
+    """The last stage alone: it converts a batch of uint8 images to normalised float32. ours: ToDevice, with a
+    batch as the engines return it; else ToTensor and Normalize for each image of Pillow, then a stack."""
 
     def __init__(self, folder: str, count: int, ours: bool):
         from torchvision import transforms
@@ -454,7 +461,7 @@ class Device(Row):
 
 READER = "DALI CPU, its own reader"
 OURS = "ours: threads, from"
-ROWS = {  # name -> what it is, how it is made
+ROWS = {  # name -> (label in the table, constructor)
     "torchvision": ("torchvision: Pillow, transforms, DataLoader", Torchvision),
     "dali-reader": (READER, DaliReader),
     "dali-reader-plain": (f"{READER}, plain resize", partial(DaliReader, antialias=False)),
@@ -499,7 +506,7 @@ ALL = ROWS | WITHOUT_FILES
 
 
 class Figure(NamedTuple):
-    """How much faster one row is to be than another; targets by kilobytes, 0 for rows without files."""
+    """A ratio of two rows, with its targets by kilobytes (0: rows without files)."""
 
     text: str
     row: str
@@ -534,22 +541,22 @@ FIGURES = [
 ]
 
 
-# In the process of a row.
+# In the process of a row
 
 
 def work(name: str, folder: str, count: int, keep_memory: bool) -> None:
-    """Make a row, say what it delivers, then measure a turn for every line that comes in."""
+    """Make a row, send a description of its batches, then measure a turn for each received line."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to the log
     if keep_memory:
         cpu.keep_memory()
 
-    def say(answer: dict) -> None:
+    def send(answer: dict) -> None:
         print(json.dumps(answer), file=channel, flush=True)
 
     try:
         row = ALL[name][1](folder, count)
-        kinds = [described(images) for images in row.batches()]
+        kinds = [describe_batch(images) for images in row.batches()]
         delivered = sum(number for number, _ in kinds)
         if delivered != row.count:
             raise ValueError(f"an epoch has {delivered} images, expected {row.count}")
@@ -558,9 +565,9 @@ def work(name: str, folder: str, count: int, keep_memory: bool) -> None:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ImportError) and error.name and error.name.partition(".")[0] in INSTALL:
             reason = f"not installed: {INSTALL[error.name.partition('.')[0]]}"
-        say({"skipped": reason})
+        send({"skipped": reason})
         return
-    say({"delivers": kinds[0][1], "reads": row.reads, "versions": versions()})
+    send({"delivers": kinds[0][1], "reads": row.reads, "versions": versions()})
     for _ in sys.stdin:
         row.drop_ahead()
         images, seconds, begin = 0, 0.0, time.perf_counter()
@@ -568,11 +575,11 @@ def work(name: str, folder: str, count: int, keep_memory: bool) -> None:
             for batch in row.batches():
                 images += len(batch)
             seconds = time.perf_counter() - begin
-        say({"seconds": seconds, "images": images})
+        send({"seconds": seconds, "images": images})
 
 
-def described(images: torch.Tensor) -> tuple[int, str]:
-    """(images, "float32 NCHW") of a batch. Raises ValueError where it is not what was asked for."""
+def describe_batch(images: torch.Tensor) -> tuple[int, str]:
+    """Return (images, "float32 NCHW") of a batch. Raises ValueError if type, shape or pixels are wrong."""
     shape, values = tuple(images.shape[1:]), images.float()
     mean, std = float(values.mean()), float(values.std())
     if images.dtype == torch.float32:
@@ -596,11 +603,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-# In the process that was started.
+# In the process that the user starts
 
 
 class Process:
-    """A row at work. `answer` is what it said at first."""
+    """The process of a row. `answer`: its description, or {"skipped": reason}."""
 
     def __init__(self, name: str, folder: str, options: argparse.Namespace):
         self.name, self.log = name, os.path.join(folder, f"{name}.log")
@@ -616,7 +623,7 @@ class Process:
                 env=os.environ | {"TMPDIR": temporary, "OMP_NUM_THREADS": str(WORKERS)},
             )  # fmt: skip
         try:
-            self.answer = self._listen()
+            self.answer = self._receive()
         except ChildProcessError as error:
             self.answer = {"skipped": str(error)}
         except BaseException:
@@ -624,12 +631,12 @@ class Process:
             raise
 
     def measure(self) -> tuple[float, float]:
-        """(seconds an image, cores that other processes used) in one turn; waits until it is idle again."""
+        """Return (seconds per image, cores used by others) of one turn, and wait until the row is idle."""
         busy, own = machine_seconds(), self._cpu_seconds()
-        with contextlib.suppress(BrokenPipeError):  # _listen() knows why
+        with contextlib.suppress(BrokenPipeError):  # _receive() knows why
             self.process.stdin.write("\n")
             self.process.stdin.flush()
-        answer = self._listen()
+        answer = self._receive()
         others = machine_seconds() - busy - (self._cpu_seconds() - own)
         before = None
         while before is None or self._cpu_seconds() - before > 0.02:
@@ -649,7 +656,7 @@ class Process:
             self.process.wait()
         self.process.stdout.close()
 
-    def _listen(self) -> dict:
+    def _receive(self) -> dict:
         line = self.process.stdout.readline()
         if line:
             return json.loads(line)
@@ -670,13 +677,14 @@ class Process:
 
 
 def machine_seconds() -> float:
-    """CPU seconds that all processes have used, and what other machines on the same hardware took."""
+    """Return the CPU seconds of all processes, and of other virtual machines on this hardware."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
 
 
-def measured(title: str, names: list[str], folder: str, options: argparse.Namespace) -> dict:
-    """Row -> {"delivers", "seconds": of an image, "others": cores, one each a round} or {"skipped": why}."""
+def measure(title: str, names: list[str], folder: str, options: argparse.Namespace) -> dict:
+    """Return row -> {"delivers", "seconds", "others"} or {"skipped": reason}. seconds: per image, one figure
+    for each round. others: cores used by other processes, one figure for each round."""
     rows, processes = {}, []
     try:
         bar = tqdm(names, desc=f"{title}: preparing", unit="row", leave=False)
@@ -687,7 +695,7 @@ def measured(title: str, names: list[str], folder: str, options: argparse.Namesp
             rows[name] = process.answer | {"seconds": [], "others": []}
         for name, row in rows.items():
             if "skipped" in row:
-                print(f"{title}: {name} is left out: {row['skipped']}", flush=True)
+                print(f"{title}: {name} is omitted: {row['skipped']}", flush=True)
             elif row["reads"]:
                 print(f"{title}: {name} reads {row['reads'] / 1000:.1f} KB an image", flush=True)
         working = [process for process in processes if "skipped" not in process.answer]
@@ -709,18 +717,18 @@ def measured(title: str, names: list[str], folder: str, options: argparse.Namesp
 
 
 def ratios(rows: dict, row: str, reference: str) -> list[float]:
-    """How much faster, round by round; empty where one of them was not measured."""
+    """Return the speed of `row` relative to `reference` in each round; empty if one was not measured."""
     own, other = (rows.get(name, {}).get("seconds", []) for name in (row, reference))
     return [slow / fast for fast, slow in zip(own, other, strict=False)]
 
 
 def text(values: list[float]) -> str:
-    """ "4.12x (4.01-4.20)"."""
+    """Return, for example, "4.12x (4.01-4.20)": the median and the range."""
     return f"{statistics.median(values):.2f}x ({min(values):.2f}-{max(values):.2f})" if values else "-"
 
 
 def print_figures(found: dict[int, dict]) -> list[dict]:
-    """The table of figures, targets and what became of them; returns it, too."""
+    """Print and return the table of figures, targets, and whether they were met."""
     shown = []
     for figure in FIGURES:
         for kilobytes, target in figure.targets.items():
@@ -747,7 +755,7 @@ def print_figures(found: dict[int, dict]) -> list[dict]:
 
 
 def print_rows(found: dict[int, dict]) -> None:
-    """The README's table: every row beside torchvision's of its kind."""
+    """Print the README's table: each row, and its speed relative to torchvision's."""
     sizes = [size for size in found if size and any(row["seconds"] for row in found[size].values())]
     heads = [head for kilobytes in sizes for head in (f"{kilobytes} KB: images/s", "to torchvision")]
     if sizes:
@@ -773,7 +781,7 @@ def rate(row: dict) -> str:
 
 
 def print_versions(found: dict[int, dict]) -> None:
-    """Of everything that was measured; where rows had different ones, which."""
+    """Print the versions of the packages. If rows used different versions, the rows are named."""
     having = {}
     for rows in found.values():
         for name, row in rows.items():
@@ -794,29 +802,33 @@ def print_disturbance(found: dict[int, dict]) -> None:
         print(f"other processes used {mean:.2f} cores on average, at most {most:.2f} in a turn ({name})")
 
 
-def parsed() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", default="44,116", help="kilobytes of an image (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=512, help="of an epoch (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=512, help="images of an epoch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--only", metavar="NAME,NAME", help=f"of {', '.join(ALL)}")
+    parser.add_argument("--only", metavar="NAME,NAME", help=f"rows (default: all): {', '.join(ALL)}")
     parser.add_argument(
-        "--python", action="append", default=[], metavar="NAME=PATH", help="for rows NAME and NAME-*"
+        "--python",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="of rows NAME and NAME-*",
     )
-    parser.add_argument("--keep_memory", action="store_true", help="common/performance/cpu.py in all rows")
-    parser.add_argument("--json", metavar="FILE", help="also write everything there")
+    parser.add_argument("--keep_memory", action="store_true", help="all rows keep freed memory")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
     parser.add_argument("--row", help=argparse.SUPPRESS)  # this is the process of a row
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     known = list(ALL)
     options.sizes = [int(size) for size in options.sizes.split(",")]
     if unknown := set(options.sizes) - set(SIZES):
-        parser.error(f"--sizes {unknown}: there are {list(SIZES)}")
+        parser.error(f"--sizes {unknown}: expected some of {list(SIZES)}")
     options.only = options.only.split(",") if options.only else known
     if unknown := set(options.only) - set(known):
-        parser.error(f"--only {', '.join(unknown)}: there are {', '.join(known)}")
+        parser.error(f"--only {', '.join(unknown)}: expected some of {', '.join(known)}")
     if options.images % (BATCH * WORKERS):
         parser.error(f"--images {options.images} is not divisible by {BATCH * WORKERS}")
     pythons = {}
@@ -831,10 +843,10 @@ def parsed() -> argparse.Namespace:
 
 
 def main():
-    options = parsed()
+    options = parse_args()
     if options.row:
         return work(options.row, options.folder, options.images, options.keep_memory)
-    if hasattr(os, "sched_setaffinity"):  # all rows on the same cores, however many there are
+    if hasattr(os, "sched_setaffinity"):  # all rows use the same cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:WORKERS])
     begun = {"date": str(datetime.date.today()), "machine": describe(), "load_average": [os.getloadavg()[0]]}
     print(f"{begun['date']}, {begun['machine']}", flush=True)
@@ -850,7 +862,7 @@ def main():
                 size = SIZES[kilobytes]
                 images[kilobytes] = write_images(f"{folder}/images", size, kilobytes, options.images)
                 print(f"{title}: {images[kilobytes]}", flush=True)
-            found[kilobytes] = measured(title, names, folder, options)
+            found[kilobytes] = measure(title, names, folder, options)
     figures = print_figures(found)
     print_rows(found)
     print_versions(found)
