@@ -136,7 +136,7 @@ def main() -> None:
     args = parse_args()
     device, _, world_size = process_group.join(args)  # step by step: train_ddp.py
     log = metrics.Log(args)
-    # What the arguments alone decide is checked first: the scan of the images may take hours.
+    # First the checks that need only the arguments: the scan of the images may take hours.
     micro_batch = split_batch(args, world_size)
     models.check(args.arch, args.image_size, None if args.evaluate else micro_batch, args.first_image_size)
     image_folders.check_paths(resume=args.resume, weights=weights.file_of(args))

@@ -258,6 +258,14 @@ def test_sentences_are_plain():
     assert sum(map(len, found.values())) < 5, {name: words for name, words in found.items() if words}
 
 
+def test_code_is_plain():
+    """So are docstrings, comments, help texts, messages and names."""
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if path != Path(__file__)]
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}
+    found = {name: [match.group() for match in _DIALECT.finditer(text)] for name, text in texts.items()}
+    assert sum(map(len, found.values())) < 5, {name: words for name, words in found.items() if words}
+
+
 def test_the_changelog_begins_with_this_version():
     assert re.search(r"^## (\S+)", TEXT["CHANGELOG.md"], re.MULTILINE)[1] == __version__
     assert run("-m", "launch", "--version").stdout == f"bootfile {__version__}\n"

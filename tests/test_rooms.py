@@ -2,7 +2,7 @@
 
 Imports run one way: jobs and launch import datasets and common, datasets imports common. Inside a package,
 neither its rooms (files directly in it, and sub-packages) nor its files import each other in a circle.
-Imports inside functions count, too.
+Imports inside functions also count.
 
 Known exceptions are listed. An exception that is no longer needed must be deleted from its list.
 """

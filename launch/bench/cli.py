@@ -1,9 +1,9 @@
 """Measure loaders, jobs and batch sizes on this machine, before you rent GPUs.
 
 python -m launch bench loaders --data_url DIR       images/s of every loader, and the predicted wait of a job
-python -m launch bench throughput --data_url DIR    images/s of the ImageNet job and of a published article
+python -m launch bench throughput --data_url DIR    images/s of imagenet.py, next to "Diving into DALI"
 python -m launch bench batch-size --arch resnet18   the largest batch that fits on this GPU
-python -m launch bench train                        images/s of the jobs and of a published loop
+python -m launch bench train                        images/s of the jobs and of the ModelArts sample's loop
 python -m launch bench ray --ray_address start      whether workers on other machines would help
 """
 

@@ -1,4 +1,4 @@
-"""Measure the images/s of the ImageNet job with every backend, and compare with a published article.
+"""Measure the images/s of the ImageNet job with every backend, and compare with "Diving into DALI".
 
     python -m launch bench throughput --data_url DIR [--arch shufflenet_v2_x0_5] [--batch_size 512] [--json]
 

@@ -17,12 +17,12 @@ from launch.cache.sets import DataSet, Read, Room
 
 
 class Packs:
-    """A folder of packs. say: called with one line to print."""
+    """A folder of packs. log: called with one line to print."""
 
     shared, form, forms = False, "decoded", forms.FORMS
 
-    def __init__(self, folder: str, say: Callable[[str], object]):
-        self.folder, self._say = os.path.abspath(folder), say
+    def __init__(self, folder: str, log: Callable[[str], object]):
+        self.folder, self._log = os.path.abspath(folder), log
 
     def close(self) -> None:
         pass
@@ -41,11 +41,11 @@ class Packs:
         path = self._path(index, form, short_side)
         meta, store = pack.described(path), None
         if wrong := pack.damage(path, meta):
-            self._say(f"{index.split}: the pack is damaged: {wrong}; `preload` rebuilds the damaged parts")
+            self._log(f"{index.split}: the pack is damaged: {wrong}; `preload` rebuilds the damaged parts")
         elif meta.get("whole"):
             store = pack.PackStore(path, index)
         else:
-            self._say(f"{index.split}: no finished pack at {path}")
+            self._log(f"{index.split}: no finished pack at {path}")
 
         def read(ids: np.ndarray) -> list[bytes | np.ndarray | str]:
             found: list[bytes | np.ndarray | str] = []

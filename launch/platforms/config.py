@@ -282,7 +282,7 @@ def _check_parameters(data: dict) -> dict[str, str]:
             raise BadInput(f"[parameters] {name} = {shown}: the platform passes --{name} itself")
         for kind in ("inputs", "outputs"):
             if _underscored(name) in map(_underscored, data.get(kind, {})):
-                raise BadInput(f"[parameters] {name} is in [{kind}], too: the platform passes its folder")
+                raise BadInput(f"[parameters] {name} is also in [{kind}]: the platform passes its folder")
         if not _is_scalar(value) or not _is_one_line(_as_text(value)):
             raise BadInput(
                 f"[parameters] {name} = {shown} is not a text of one line, a number, true or false"

@@ -45,7 +45,7 @@ def whole(request, tmp_path_factory):
 
 
 def _same(output: Path, whole: Path) -> None:
-    """Assert that the weights are equal, bit for bit, and the data, too."""
+    """Assert that the weights are equal, bit for bit, and that the data are equal."""
     for epoch in range(1, EPOCHS + 1):
         own, other = (
             torch.load(folder / f"epoch_{epoch}.pth", weights_only=True) for folder in (output, whole)

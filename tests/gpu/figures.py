@@ -183,7 +183,7 @@ def _compile(run: Run) -> str:
 
 
 def _cifar(run: Run) -> list[str]:
-    """Return the options for generated images of CIFAR-10's shape; on a GPU as many as CIFAR-10 has."""
+    """Return the options for generated images of CIFAR-10's shape; on a GPU the number of CIFAR-10."""
     data = ["--custom_data", "true"] if run.is_small else ["--data_url", generated.cifar_folder(_cache(run))]
     return ["--dataset", "cifar10", *data]
 

@@ -64,7 +64,7 @@ def _few_open_files():
 @pytest.mark.parametrize(
     ("arguments", "variables", "code", "wrong"),
     [
-        # The first error gives the exit code; the others are printed, too.
+        # The first error gives the exit code; the others are also printed.
         (
             ["--output_dir=FILE"], {"MA_NUM_GPUS": "8"}, 10,
             {"accelerators": "promised 8 .*sees 0", "outputs": "FILE"},

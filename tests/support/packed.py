@@ -11,10 +11,10 @@ from launch.pack.cli import pack
 SELF_CONTAINED = """
 import json, multiprocessing, os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # before any other
-import beside
+import base
 
 def square(number):
-    return number * number + beside.ZERO
+    return number * number + base.ZERO
 
 if __name__ == "__main__":
     folder = os.path.dirname(os.path.abspath(__file__))
@@ -43,7 +43,7 @@ def tree(folder: Path, files: dict[str, str | bytes]) -> Path:
 
 def script_folder(parent: Path) -> Path:
     """Make a folder with a script and with a module and a file that it needs. Return it."""
-    files = {"job.py": SELF_CONTAINED, "beside.py": "ZERO = 0\n", "words/list.txt": "words"}
+    files = {"job.py": SELF_CONTAINED, "base.py": "ZERO = 0\n", "words/list.txt": "words"}
     return tree(parent / "mine", files)
 
 

@@ -41,7 +41,7 @@ class KSpeedFolder:
     mode: "active": the last process that uses the cache deletes it; "offline": the cache stays.
     cache_dir: for the index. All files are read once for it.
     max_bad_images: share of images that may be damaged; their bytes are read from the folder.
-    say: called with one line of text.
+    log: called with one line of text.
     Workers may get it by fork or pickle. Raises BadInput if an argument is wrong, or if a server refuses the
     user or the password.
     """
@@ -57,13 +57,13 @@ class KSpeedFolder:
         mode: str = "active",
         cache_dir: str | None = None,
         max_bad_images: float = 1.0,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ):
         place = iplist if isinstance(iplist, str) else ",".join(map(str, iplist or ()))
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         self.root, self._given = os.path.abspath(root), os.path.join(os.fspath(root), "")
         try:
-            self.files = ByPath(root, place, user, password, mode, cache, max_bad_images, say)
+            self.files = ByPath(root, place, user, password, mode, cache, max_bad_images, log)
         except BadInput as error:
             raise BadInput(str(error).replace("--cache", "iplist")) from None
 

@@ -43,7 +43,7 @@ class ByPath:
     mode: "active" or "offline".
     cache_dir: for the index.
     max_bad: share of images that may be bad; they are read from the folder.
-    say: called with one line of text.
+    log: called with one line of text.
     `indexes`: of the splits; empty if they cannot be made for the `reason`.
 
     Threads may share it. Workers may get it by fork or pickle; a pickle does not contain the password. Raises
@@ -59,7 +59,7 @@ class ByPath:
         mode: str,
         cache_dir: str,
         max_bad: float,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ):
         self.root = os.path.abspath(root)
         if not os.path.isdir(self.root):
@@ -76,16 +76,16 @@ class ByPath:
 
             _hand_on(password)
             where = _address(place, user)
-            servers = Servers(where, say, *([_CURE.format(user)] if where.or_default else []))
+            servers = Servers(where, log, *([_CURE.format(user)] if where.or_default else []))
             opened.append(servers)
         try:
             self.indexes = _scanned(self.root, cache_dir, max_bad)
         except BadInput as error:
             self.reason = error
-            say(f"{error}; the files are read without a cache")
+            log(f"{error}; the files are read without a cache")
         for index in self.indexes:
-            image_folder.warn_of_names(index, image_folder.one_line(say))
-            self._tiers.append(_tier(index, servers, place, mode, say, opened, self._reads))
+            image_folder.warn_of_names(index, image_folder.one_line(log))
+            self._tiers.append(_tier(index, servers, place, mode, log, opened, self._reads))
 
     def read(self, paths: list[str]) -> list[bytes]:
         """Return the bytes of files by their absolute paths. Raises OSError."""
@@ -194,7 +194,7 @@ def _tier(
     servers: "Servers | None",
     place: str,
     mode: str,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     opened: list,
     reads: SharedCounts,
 ) -> _Shared | _Packed | None:
@@ -213,11 +213,11 @@ def _tier(
         try:
             return _Packed(pack.build(index, pack.place(place, index, "encoded"), "encoded"), reads)
         except BadInput as error:
-            say(f"{error}; the files are read without it")
+            log(f"{error}; the files are read without it")
             return None
     from datasets.stores.local import Local
 
-    opened.append(Local(index, mode, say, form="encoded"))
+    opened.append(Local(index, mode, log, form="encoded"))
     return _Packed(opened[-1].store, reads) if opened[-1].store else None
 
 

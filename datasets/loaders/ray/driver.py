@@ -163,7 +163,7 @@ class _Driver:
                 free = _cpus(self.ray.available_resources())
                 lacking = free < self.cpus and (self.lanes or not self.served)
                 if lacking and (too_few or now - began > _SLOW):
-                    asked = f"{self.workers} workers of {self.cpus:g} CPU each were asked for"
+                    asked = f"{self.workers} workers of {self.cpus:g} CPU each are needed"
                     room = f"{free:g} of its {_cpus(self.ray.cluster_resources()):g} CPUs are free"
                     cure = "ask for fewer workers, close other loaders, or add nodes"
                     self._send("refused", f"the Ray cluster is full: {asked}, and {room}; {cure}")

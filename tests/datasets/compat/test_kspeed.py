@@ -220,7 +220,7 @@ def test_servers_that_fail(images, cache_dir, tmp_path, monkeypatch):
     paths, said = whole(images), []
     with RedisServer(tmp_path) as server:
         client, host = server.client(), f"127.0.0.1:{server.port}"
-        folder = KSpeedFolder(images, 1, host, cache_dir=cache_dir, say=said.append)
+        folder = KSpeedFolder(images, 1, host, cache_dir=cache_dir, log=said.append)
         assert right(folder, paths)
         until(lambda: sum(b":encoded:" in key for key in client.scan_iter()) >= 28 + 6)
         assert right(folder, paths) and folder.counts["hits"] == 34
@@ -236,7 +236,7 @@ def test_servers_that_fail(images, cache_dir, tmp_path, monkeypatch):
         assert right(folder, paths) and all(folder.getBIN(path) for path in paths)
         folder.close()
     said.clear()
-    never = KSpeedFolder(images, 1, [f"127.0.0.1:{free_port()}"], cache_dir=cache_dir, say=said.append)
+    never = KSpeedFolder(images, 1, [f"127.0.0.1:{free_port()}"], cache_dir=cache_dir, log=said.append)
     assert right(never, paths) and len(said) == 1 and "Connection refused" in said[0]
     assert never.counts["errors"] + never.counts["misses"] == len(paths) and never.counts["hits"] == 0
     never.close()
@@ -247,11 +247,11 @@ def test_without_an_index(images, tmp_path):
     said = []
     file = tmp_path / "file"
     file.write_text("no folder")
-    folder = KSpeedFolder(images, 1, None, cache_dir=str(file), say=said.append)
+    folder = KSpeedFolder(images, 1, None, cache_dir=str(file), log=said.append)
     assert right(folder, whole(images)) and folder.counts["misses"] == 35
     assert len(said) == 1 and "the files are read without a cache" in said[0]
     with pytest.raises(BadInput, match="cannot write the index"):
-        KSpeedCallable(images / "train", 4, cache_dir=str(file), say=said.append)
+        KSpeedCallable(images / "train", 4, cache_dir=str(file), log=said.append)
 
 
 def test_wrong_arguments(images, cache_dir):
@@ -452,7 +452,7 @@ def test_a_source_that_does_not_fit_its_pipeline(good, images, cache_dir):
     with pytest.raises(BadInput, match="batch_info=True"):
         source(3)
     with pytest.raises(BadInput, match="1 of 29 images"):
-        KSpeedCallable(images / "train", 4, cache_dir=cache_dir, say=lambda text: None)
+        KSpeedCallable(images / "train", 4, cache_dir=cache_dir, log=lambda text: None)
     with pytest.raises(BadInput, match="batch_size 0"):
         KSpeedCallable(good, 0)
 

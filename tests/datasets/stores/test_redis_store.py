@@ -456,7 +456,7 @@ def test_wrong_credentials_are_an_error_at_once(tmp_path, index, monkeypatch):
     with with_user(tmp_path) as server:
         for user, password in (
             ("bootfile", "wrong"),
-            ("nobody", PASSWORD),
+            ("unknown", PASSWORD),
             ("", PASSWORD),
             ("bootfile", None),
             ("", None),

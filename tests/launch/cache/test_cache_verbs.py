@@ -266,7 +266,7 @@ def test_a_preload_killed_ten_times(many, cache_dir, empty, launch):
     there = int(re.search(r"train: (\d+) of 400 samples are stored", result.stderr)[1])
     assert put - 3 <= there <= put and "train: 400 of 400 samples are stored" in result.stdout
     sent = client.info("commandstats")["cmdstat_set"]["calls"]
-    assert sent == 400, "samples whose answers were lost are found, too"
+    assert sent == 400, "samples whose answers were lost are also found"
     assert launch("check", empty.url(), many, "--split", "train")[0] == 0
     assert {client.ttl(key) for key in client.scan_iter()} == {-1}
 

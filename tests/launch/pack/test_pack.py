@@ -99,10 +99,10 @@ def test_the_same_content_has_the_same_name(repository, tmp_path):
 
 def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
     packed = pack(str(mine / "job.py"), str(tmp_path / "to"))
-    tree(Path(packed.path), {"__pycache__/beside.pyc": "x", "results.txt": "the user's"})
+    tree(Path(packed.path), {"__pycache__/base.pyc": "x", "results.txt": "the user's"})
     assert not pack(str(mine / "job.py"), str(tmp_path / "to")).made
-    tree(Path(packed.path), {"beside.py": "ZERO = 1\n"})
-    with pytest.raises(BadInput, match=r"beside\.py in it is not what was packed"):
+    tree(Path(packed.path), {"base.py": "ZERO = 1\n"})
+    with pytest.raises(BadInput, match=r"base\.py in it is not what was packed"):
         pack(str(mine / "job.py"), str(tmp_path / "to"))
     assert (Path(packed.path) / "results.txt").exists()
 
@@ -133,7 +133,7 @@ def test_the_users_own_rules(mine, tmp_path, capsys):
     extra = [str(mine / "data"), str(mine / ".hidden")]
     packed = pack(str(mine / "job.py"), str(tmp_path / "to"), extra=extra, verbose=True)
     assert paths(packed) == [
-        ".hidden", "beside.py", "data/x.csv", "job.py", "keep.pth", "runs/model.py", "words/list.txt",
+        ".hidden", "base.py", "data/x.csv", "job.py", "keep.pth", "runs/model.py", "words/list.txt",
     ]  # fmt: skip
     table = capsys.readouterr().out
     assert re.search(r"^big/ +2 +2\.0 kB  \.jobignore:4  big/$", table, re.M), table
@@ -173,7 +173,7 @@ def test_simulate_runs_what_pack_would_make(mine, tmp_path):
     simulate("--keep", kept, mine / "job.py")
     packed = pack(str(mine / "job.py"), str(tmp_path / "to"))
     code = [path for path in listed(kept / "node-0/user-job-dir/mine") if "__pycache__" not in path]
-    assert code == paths(packed) == ["beside.py", "job.py", "words/list.txt"]
+    assert code == paths(packed) == ["base.py", "job.py", "words/list.txt"]
 
 
 def test_the_dependency_list(tmp_path):
@@ -263,7 +263,7 @@ def test_a_bad_name_may_stay_behind(mine, tmp_path):
 def test_links_and_special_files(mine, tmp_path):
     job, to = str(mine / "job.py"), str(tmp_path / "to")
     (mine / "also").symlink_to("words")
-    (mine / "copy.py").symlink_to(mine / "beside.py")
+    (mine / "copy.py").symlink_to(mine / "base.py")
     packed = pack(job, to)
     assert {"also/list.txt", "copy.py"} <= {*paths(packed)}
     assert not any(path.is_symlink() for path in Path(packed.path).rglob("*"))
@@ -298,7 +298,7 @@ def test_links_and_special_files(mine, tmp_path):
 def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):
     to = str(mine / "packed")
     first = pack(str(mine / "job.py"), to)
-    tree(mine, {"beside.py": "ZERO = 1\n"})
+    tree(mine, {"base.py": "ZERO = 1\n"})
     second = pack(str(mine / "job.py"), to, verbose=True)
     assert second.made and len(paths(second)) == 3 and "the output of pack" in capsys.readouterr().out
     assert pack(os.path.join(first.path, "job.py"), to).path == first.path, (

@@ -59,8 +59,8 @@ def test_a_secret_stays_out_of_what_is_printed(mine, tmp_path):
     assert result.stderr.startswith("error: suspected secrets") and result.stderr.count("\n") == 1
     assert "pip-requirements.txt:2 (a URL with a password)" in result.stderr
     assert secret not in result.stdout + result.stderr and not (tmp_path / "to").exists()
-    message = refused(str(mine / "job.py"), str(tmp_path / "to"), allowed=["beside.txt"])
-    assert "--allow_secret beside.txt: no file of this path is packed" in message
+    message = refused(str(mine / "job.py"), str(tmp_path / "to"), allowed=["base.txt"])
+    assert "--allow_secret base.txt: no file of this path is packed" in message
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def _example(*replacements: tuple[str, str]) -> str:
             "[parameters] world_size = 2: the platform passes --world_size itself",
         ),
         ("epochs = 20", "init_method = 'x'", "the platform passes --init_method itself"),
-        ("epochs = 20", "data_url = 'x'", "[parameters] data_url is in [inputs], too"),
+        ("epochs = 20", "data_url = 'x'", "[parameters] data_url is also in [inputs]"),
         ("epochs = 20", "epochs = [20]", "epochs = [20] is not a text of one line, a number"),
         ("epochs = 20", 'epochs = "2\\n0"', "is not a text of one line"),
         ("epochs = 20", "'ep=' = 20", "[parameters] 'ep=' is not a valid name"),

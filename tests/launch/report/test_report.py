@@ -298,7 +298,7 @@ def test_a_long_run_is_thinned(tmp_path):
 
 
 def test_other_figures_have_charts_too(tmp_path):
-    """Other figures, such as the pairs and seconds of jobs/loader.py, have charts, too."""
+    """Other figures, such as the pairs and seconds of jobs/loader.py, also have charts."""
     lines = [
         {"epoch": number, "step": number * 9, "pairs": 96, "seconds": 1.5 / number} for number in (1, 2, 3)
     ]
