@@ -11,6 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,20 @@ def run(*command, code: int | None = 0, timeout: float = 120, **options) -> subp
 @functools.cache
 def _server() -> Server:
     return Server.start(environment())
+
+
+def wait_until(condition: Callable[[], object], job: subprocess.Popen, timeout: float = 120) -> None:
+    """Wait for something that a running job does, for example a file that it writes."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert job.poll() is None, f"the job ended with {job.returncode}"
+        assert time.monotonic() < deadline, f"nothing within {timeout} s"
+        time.sleep(0.01)
+
+
+def is_stopped(process: subprocess.Popen) -> bool:
+    """Return whether SIGSTOP has reached the process."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def records(output_dir) -> list[dict]:

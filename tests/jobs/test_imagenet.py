@@ -18,7 +18,7 @@ from common.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling import receipt
-from tests.conftest import ROOT, finish, records, run, start
+from tests.conftest import ROOT, finish, records, run, start, wait_until
 
 CPU = torch.device("cpu")
 JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--warmup=0", "--print_freq=1")
@@ -97,10 +97,8 @@ def test_small_jpegs_train_and_resume(generated, tmp_path):
     small = (f"--pack={tmp_path / 'packs'}", "--pack_form=jpeg")
     run(*job(generated, tmp_path / "whole", *arguments))
     killed = start(*job(generated, tmp_path / "killed", *arguments, *small))
-    for line in killed.stdout:
-        if line.startswith("epoch=1 step=6 "):
-            killed.kill()
-            break
+    wait_until((tmp_path / "killed" / "checkpoints" / "step_4.pt").exists, killed)
+    killed.kill()
     finish(killed, -signal.SIGKILL)
     [made] = (tmp_path / "packs").glob("*-jpeg256.pack")
     parts = {part: part.stat().st_mtime_ns for part in made.glob("*.arrow")}

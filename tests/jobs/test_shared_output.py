@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, environment, finish, records, run, start
+from tests.conftest import ROOT, environment, finish, records, run, start, wait_until
 from tests.jobs.test_resume import wait_for
 
 # 5 steps an epoch
@@ -52,8 +52,10 @@ def test_a_second_job_is_refused_while_the_first_one_lives(tmp_path):
     first = start(*long, option)
     try:
         wait_for(first, "^epoch=1 step=5 .*loss")
-        wait_for(first, "val_loss")  # the checkpoint of the first epoch is written
+        wait_for(first, "val_loss")
+        wait_until(lambda: list(output.glob("checkpoints/step_*.pt")), first)
         first.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(first), first)
         before = snapshot(output)
         # the same command; then two processes, of which only rank 0 may open the folder
         for command in (long, ("jobs/train_ddp.py", *DIGITS, "--seed=2", "--processes_per_node=2")):
@@ -110,7 +112,8 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(tmp_path):
     command = ("jobs/train.py", *DIGITS, "--save_every=3epochs", f"--output_dir={tmp_path}")
     job = start(*command, "--epochs=100")
     wait_for(job, "val_loss")
-    wait_for(job, "^epoch=2 step=6 ")  # epoch_1.pth is written or in flight
+    wait_for(job, "^epoch=2 step=6 ")
+    wait_until((tmp_path / "epoch_1.pth").exists, job)
     job.kill()
     job.communicate()
     assert not (tmp_path / "checkpoints").exists()

@@ -1,6 +1,7 @@
 """An object store for tests: moto's HTTP server, a process on a free port of 127.0.0.1."""
 
 import contextlib
+import functools
 import os
 import socket
 import subprocess
@@ -56,6 +57,7 @@ class ObjectStoreServer:
         for bucket in buckets:
             self.create(bucket)
 
+    @functools.cache  # noqa: B019  a client takes 50 ms; threads may share it
     def client(self):
         """Return a boto3 client, to read and to damage objects."""
         import boto3

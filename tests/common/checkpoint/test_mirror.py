@@ -1,5 +1,6 @@
 """The results of a job are at its URL, and its list names only whole files. The server is real."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -85,13 +86,24 @@ class Auditor(FaultProxy):
         return super().plan(line)
 
     def check(self, when: str) -> None:
-        there = keys(self.server, self.url)
-        if ".bootfile-outputs.json" not in there:
-            return
-        for file in json.loads(_read(self.server, self.url, ".bootfile-outputs.json"))["files"]:
-            content = _read(self.server, self.url, file["path"]) if file["path"] in there else b""
-            if (len(content), hashlib.sha256(content).hexdigest()) != (file["size"], file["sha256"]):
-                self.wrong.append(f"{file['path']} {when}")
+        """Compare the files with the list. Other requests may change both meanwhile: then compare again."""
+        listed = self._content(".bootfile-outputs.json")
+        while listed:
+            files = json.loads(listed)["files"]
+            wrong = [f"{file['path']} {when}" for file in files if not self._is_there(file)]
+            before, listed = listed, self._content(".bootfile-outputs.json")
+            if listed == before:
+                self.wrong += wrong
+                return
+
+    def _is_there(self, file: dict) -> bool:
+        content = self._content(file["path"])
+        return (len(content), hashlib.sha256(content).hexdigest()) == (file["size"], file["sha256"])
+
+    def _content(self, key: str) -> bytes:
+        with contextlib.suppress(self.server.client().exceptions.NoSuchKey):
+            return _read(self.server, self.url, key)
+        return b""
 
 
 @pytest.fixture(scope="module")
