@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, environment, finish, records, run, start, wait_until
+from tests.conftest import ROOT, environment, finish, is_stopped, records, run, start, wait_until
 from tests.jobs.test_resume import wait_for
 
 # 5 steps an epoch
