@@ -42,7 +42,7 @@ def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data
     assert "stopped early: 3 epochs without a better score" in printed
     killed = start(*arguments, f"--output_dir={tmp_path / 'killed'}", stderr=None)
     for line in killed.stdout:
-        if line.startswith("epoch=3 step=8 "):
+        if line.startswith("epoch=3 step=7 "):
             killed.send_signal(signal.SIGTERM)
             break
     finish(killed, 143)
