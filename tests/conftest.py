@@ -34,6 +34,7 @@ QUIET = {  # nothing that this machine's environment says of ranks, proxies or t
 
 # A job that is forked after the import of torch 2.1 aborts at its end; 2.14 was tested.
 CAN_FORK = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) >= (2, 6)
+LONGEST = 400  # seconds of a job that takes 10 alone: a limit only ends a test that hangs
 # Several tests share two cores: threads that wait for each other at every operation would make all slow.
 THREADS = {"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {}
 
@@ -54,7 +55,7 @@ def _with_defaults(options: dict) -> dict:
 
 
 def finish(
-    process: subprocess.Popen, code: int | None = 0, timeout: float = 120
+    process: subprocess.Popen, code: int | None = 0, timeout: float = LONGEST
 ) -> subprocess.CompletedProcess:
     """Wait, and check the exit code (None: any)."""
     try:
@@ -75,7 +76,7 @@ def _server() -> Server:
     return Server.start(environment())
 
 
-def run(*command, code: int | None = 0, timeout: float = 120, **options) -> subprocess.CompletedProcess:
+def run(*command, code: int | None = 0, timeout: float = LONGEST, **options) -> subprocess.CompletedProcess:
     """Run `python *command` to its end, as start() and finish() do.
 
     If the options allow it, a script is forked from a process that has imported torch, which saves seconds.
@@ -86,12 +87,7 @@ def run(*command, code: int | None = 0, timeout: float = 120, **options) -> subp
     return finish(start(*command, **options), code, timeout)
 
 
-@functools.cache
-def _server() -> Server:
-    return Server.start(environment())
-
-
-def wait_until(condition: Callable[[], object], job: subprocess.Popen, timeout: float = 120) -> None:
+def wait_until(condition: Callable[[], object], job: subprocess.Popen, timeout: float = LONGEST) -> None:
     """Wait for something that a running job does, for example a file that it writes."""
     deadline = time.monotonic() + timeout
     while not condition():
