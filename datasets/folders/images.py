@@ -68,6 +68,41 @@ def inspect(content: bytes, name: str) -> Header:
         header = _inspect_png(content)
     else:
         header = _inspect_decoded(content, kind)
+    return _named(header, kind, name)
+
+
+def inspect_head(head: bytes, name: str) -> Header | None:
+    """Return what inspect() returns for a complete JPEG that begins with `head`, or None.
+
+    None: the file must be inspected as a whole, because it is of another kind, its header is longer or
+    unusual, or it may be bad. The end of the file is not judged, see may_be_cut().
+    """
+    if not head.startswith(b"\xff\xd8\xff"):
+        return None
+    try:
+        header = _jpeg_header(head)
+    except BadImage:
+        return None
+    return header and _named(header, "JPEG", name)
+
+
+def may_be_cut(content: bytes) -> bool:
+    """Return whether a file begins like a JPEG and does not end in the end marker, which other bytes may
+    follow."""
+    return content.startswith(b"\xff\xd8") and not content.endswith(b"\xff\xd9")
+
+
+def decodes_fast(content: bytes) -> bool:
+    """Return whether decode() uses simplejpeg for a plain image. It takes the time of decode()."""
+    try:
+        simplejpeg.decode_jpeg(content)
+    except Exception:
+        return False
+    return True
+
+
+def _named(header: Header, kind: str, name: str) -> Header:
+    """Return the header with `misnamed` set if the ending of the name belongs to another kind."""
     fits = _ENDINGS.get(os.path.splitext(name)[1].lower(), kind) == kind
     return header if fits else header._replace(misnamed=kind)
 
@@ -143,19 +178,28 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _inspect_jpeg(content: bytes) -> Header:
-    try:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(content)
-    except Exception:  # it knows fewer subsamplings than libjpeg
+    header = _jpeg_header(content)
+    if header is None:
         return _inspect_decoded(content, "JPEG")
-    _check_size(width, height)
-    frame, bits, tagged = _walk_jpeg(content)
-    if frame not in _JPEG_FRAMES or bits != 8 or space not in _JPEG_CHANNELS:
-        return _inspect_decoded(content, "JPEG")
-    if not content.endswith(b"\xff\xd9"):
-        try:  # other bytes may follow the end marker; libjpeg raises if it is missing
+    if may_be_cut(content):
+        try:  # libjpeg raises if the end marker is missing
             simplejpeg.decode_jpeg(content)
         except Exception as error:
             raise BadImage(f"is cut or damaged ({_tail(content)}): {_text(error)}") from error
+    return header
+
+
+def _jpeg_header(content: bytes) -> Header | None:
+    """Return the Header of a JPEG from the bytes up to its pixels; None if only decoding can judge it.
+    Raises BadImage if it is larger than MAX_PIXELS."""
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(content)
+    except Exception:  # it knows fewer subsamplings than libjpeg
+        return None
+    _check_size(width, height)
+    frame, bits, tagged = _walk_jpeg(content)
+    if frame not in _JPEG_FRAMES or bits != 8 or space not in _JPEG_CHANNELS:
+        return None
     orientation = _orientation(_open(content, "JPEG")) if tagged else 1
     if orientation >= 5:
         width, height = height, width

@@ -292,14 +292,14 @@ def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
         part = np.full((min(TOGETHER, len(paths) - first), 2), -1, dtype=np.int64)
         for row, path in enumerate(paths[first : first + TOGETHER]):
             try:
-                status = os.stat(os.path.join(base, path))
+                status = os.stat(prefix + path)
             except OSError:
                 continue
             if stat.S_ISREG(status.st_mode):
                 part[row] = status.st_size, status.st_mtime_ns
         return part
 
-    parts = []
+    parts, prefix = [], os.path.join(base, "")
     with ThreadPoolExecutor(THREADS) as pool, progress(len(paths), f"looking through {base}") as bar:
         for part in pool.map(states, range(0, len(paths), TOGETHER)):
             parts.append(part)

@@ -48,10 +48,11 @@ def look(url: str, split: str, classes: Sequence[str] | None, log: Log, val_shar
     return Listing(root, split, base, classes, paths, labels, sizes, mtimes, val_share)
 
 
-def reader(root: str) -> Callable[[str], bytes]:
-    """Return a function that reads a path below the root. Threads may share it; it raises BadInput."""
+def reader(root: str) -> Callable[[str, int, int | None], bytes]:
+    """Return a function (path below the root, its size, None or the number of first bytes to read) -> bytes.
+    Threads may share it; it raises BadInput."""
     store = ObjectStore(root)
-    return lambda path: store.read(_below(path, root))
+    return lambda path, size, head: store.read(_below(path, root), 0, head)
 
 
 def _walk(base: str, root: str, entries: Iterable[str]) -> tuple[list[str], int, set[str]]:

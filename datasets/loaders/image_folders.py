@@ -62,6 +62,13 @@ def add_arguments(parser: JobParser) -> None:
         metavar="SHARE",
         help="share of unreadable images to skip, for example 0.1%% (default: 0)",
     )
+    add(
+        "--scan",
+        choices=image_folder.SCANS,
+        default="whole",
+        help=f"headers: read only {image_folder.HEAD // 1024} KB of a JPEG for the index; damage behind them "
+        "is not seen before the image is decoded, and then ends the job (default: whole)",
+    )
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
     add("--image_size", type=positive_int, default=224, help="pixels (default: 224)")
     add(
@@ -154,7 +161,15 @@ def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tup
 
     def load(split: str, classes: tuple[str, ...] | None):
         return image_folder.load(
-            args.data_url, split, cache, args.max_bad_images, classes, log.info, args.stage, args.val_share
+            args.data_url,
+            split,
+            cache,
+            args.max_bad_images,
+            classes,
+            log.info,
+            args.stage,
+            args.val_share,
+            args.scan,
         )
 
     train_index = load("train", None)

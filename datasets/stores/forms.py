@@ -59,7 +59,7 @@ def convert(
     try:
         image = images.decode(content, bool(index.plain[id]), scratch)
     except images.BadImage as error:
-        raise BadInput(f"cannot decode {index.path(id)}: {error}") from error
+        raise cannot_decode(index, id, error) from error
     if image.shape[:2] != (height, width):
         from datasets.folders.cut import resized  # imports torch, which takes a second
 
@@ -70,6 +70,14 @@ def convert(
         return from_pixels(image, form)
     except ValueError as error:
         raise BadInput(f"cannot make a JPEG of {index.path(id)}: {error}") from error
+
+
+def cannot_decode(index: Any, id: int, error: Exception) -> BadInput:
+    """Return the error for an image of an index that cannot be decoded."""
+    line = f"cannot decode {index.path(id)}: {error}"
+    if getattr(index, "head", None):
+        line += "; --scan headers did not examine its end: --scan whole names all bad images, in a new run"
+    return BadInput(line)
 
 
 def from_pixels(image: np.ndarray, form: str) -> Sample:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from common.exits import BadInput
 from datasets.folders import images
-from datasets.stores.forms import SHORT_SIDE
+from datasets.stores.forms import SHORT_SIDE, cannot_decode
 
 
 class Store:
@@ -41,11 +40,21 @@ class Store:
         try:
             return images.decode(content, self._is_plain(id), scratch)
         except images.BadImage as error:
-            raise BadInput(f"cannot decode {self.index.path(id)}: {error}") from error
+            raise cannot_decode(self.index, id, error) from error
 
     def portable(self, id: int, content: bytes) -> bytes:
-        """Return encoded bytes for another decoder, as a plain PNG if the image is not plain."""
-        return content if self._is_plain(id) else images.normalised(content)
+        """Return encoded bytes for another decoder, as a plain PNG if the image is not plain.
+
+        After a scan of headers the end of a JPEG is examined here, because another decoder may accept a
+        damaged image. Raises BadInput if it cannot be decoded.
+        """
+        unseen = getattr(self.index, "head", None) and images.may_be_cut(content)
+        if self._is_plain(id) and not (unseen and not images.decodes_fast(content)):
+            return content
+        try:
+            return images.normalised(content)
+        except images.BadImage as error:
+            raise cannot_decode(self.index, id, error) from error
 
     def image(self, id: int) -> np.ndarray:
         """Read and decode one sample."""

@@ -276,6 +276,39 @@ def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
     assert printed.count(f"{victims[2]} is a PNG. They are decoded by their content") == 1
 
 
+def test_a_scan_of_headers_trains_the_same_and_resumes(generated, tmp_path):
+    arguments = ("--epochs=2", "--lr=0.01", "--data_backend=threads", "--save_every=4")
+    headers = (*job(generated, tmp_path / "headers", *arguments), "--scan=headers")
+    run(*job(generated, tmp_path / "whole", *arguments))
+    killed = start(*headers)
+    for line in killed.stdout:
+        if line.startswith("epoch=1 step=6 "):
+            killed.kill()
+            break
+    finish(killed, -signal.SIGKILL)
+    refused = run(*headers[:-1], code=2).stderr
+    assert re.search(r"its training data is \w+-scan-headers, this run's is \w+ ", refused)
+    assert "resumed from" in run(*headers, "--processes_per_node=2").stdout
+    one, other = ((tmp_path / name / receipt.FILE).read_bytes() for name in ("whole", "headers"))
+    assert one == other
+    assert losses(tmp_path / "whole")[:4] == losses(tmp_path / "headers")[:4]
+
+
+def test_damage_behind_the_headers_ends_the_training_with_its_path(generated, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(generated[0].removeprefix("--data_url="), root)
+    victim = sorted((root / "train").rglob("*.jpg"))[7]
+    victim.write_bytes(victim.read_bytes()[:-200])
+    assert victim.stat().st_size > image_folder.HEAD
+    arguments = (*JOB, f"--data_url={root}", "--batch_size=64", "--epochs=1", "--data_backend=threads",
+                 "--max_bad_images=1%")  # fmt: skip
+    stopped = run(*arguments, "--scan=headers", f"--output_dir={tmp_path / 'out'}", code=2)
+    assert f"cannot decode {victim}: " in stopped.stderr and "--scan whole names all" in stopped.stderr
+    assert "skipped" not in stopped.stdout and "data train=640 " in stopped.stdout
+    printed = run(*arguments, "--scan=whole", f"--output_dir={tmp_path / 'new'}").stdout
+    assert "skipped 1 bad of 640 images" in printed and "data train=639 " in printed
+
+
 def test_class_folders_alone_are_split_by_path(generated, tmp_path):
     """A resume with another share is refused."""
     root = tmp_path / "flat"

@@ -8,7 +8,6 @@ import bisect
 import os
 import urllib.parse
 import weakref
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -19,7 +18,7 @@ from datasets.compat.kspeed.shared_counts import SharedCounts
 from datasets.folders import image_folder
 from datasets.folders.listing import SPLITS
 from datasets.stores import pack
-from datasets.stores.files import FileStore
+from datasets.stores.files import FileStore, is_scanned
 from datasets.stores.shared import address
 
 if TYPE_CHECKING:  # a pack or the files need no redis-py
@@ -165,7 +164,7 @@ class _Packed:
         except (BadInput, LookupError, ValueError):
             counts["errors"] += 1
             return None
-        if zlib.crc32(content) != self._store.index.crc32[id]:
+        if not is_scanned(self._store.index, id, content):
             counts["bad"] += 1
             return None
         counts["hits"] += 1

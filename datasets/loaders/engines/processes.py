@@ -18,6 +18,7 @@ from datasets.loaders.engines.workers import Workers
 from datasets.loaders.loader import Images
 from datasets.sampling.augment import Crop
 from datasets.sampling.sampler import Batch, Plan
+from datasets.stores.forms import cannot_decode
 from datasets.stores.store import Store
 
 
@@ -88,7 +89,7 @@ class _Images(Dataset):
             file = io.BytesIO(self.store.portable(id, content))
             return Image.open(file, formats=["JPEG", "PNG"]).convert("RGB")
         except (OSError, SyntaxError, ValueError) as error:  # Pillow's exceptions
-            raise BadInput(f"cannot decode {self.store.index.path(id)}: {error}") from error
+            raise cannot_decode(self.store.index, id, error) from error
 
 
 def _collate(samples: list) -> tuple[np.ndarray, torch.Tensor | BadInput]:

@@ -538,12 +538,14 @@ def test_the_advice_names_a_share_that_is_enough(tmp_path, start):
 def test_a_file_that_cannot_be_read_is_not_a_bad_image(data, start, monkeypatch):
     """It is never skipped. When it can be read, the others are not read again."""
 
+    os_open = os.open
+
     def failing(path, *arguments, **options):
         if str(path).endswith("cat/1.jpg"):
             raise OSError(5, "Input/output error")
-        return open(path, *arguments, **options)
+        return os_open(path, *arguments, **options)
 
-    monkeypatch.setattr(image_folder, "open", failing, raising=False)
+    monkeypatch.setattr(os, "open", failing)
     for _ in range(2):
         with pytest.raises(
             BadInput, match=r"1 of 5 files in .* cannot be read: cat/1\.jpg: Input/output error"
