@@ -2,11 +2,11 @@
 
     python -m launch bench loaders --data_url DIR [--pack FOLDER] [--json] [--plot FILE.png]
 
-DIR: as for jobs/imagenet.py. Backends take turns of a few seconds: warm (files in the page cache), cold
-(files dropped from it before), and without data (synthetic, the upper limit). CPU use is in cores. Memory is
-resident, with shared pages divided among the processes. The wait is predicted for a model (--arch), whose
-speed is also measured here. On a GPU loading and computing overlap; on the CPU they share the cores. Compare
-figures of one run only.
+DIR: as for jobs/imagenet.py. Backends take turns of a few seconds: warm (files in the page cache) and cold
+(files dropped from it before). synthetic reads no files: it is the upper limit, and has no cold rate. CPU use
+is in cores. Memory is resident, with shared pages divided among the processes. The wait is predicted for a
+model (--arch), whose speed is also measured here. On a GPU loading and computing overlap; on the CPU they
+share the cores. Compare figures of one run only.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     ceiling = compute_rate(args, len(index.classes), device)
     for row in rows:
         row["wait"] = _wait(row["warm"], ceiling, device)
-        row["wait_cold"] = _wait(row["cold"], ceiling, device)
+        row["wait_cold"] = None if row["cold"] is None else _wait(row["cold"], ceiling, device)
     real = [row for row in rows if not row["backend"].startswith("synthetic")]
     best = max(real, key=lambda row: row["warm"])
     described = {
@@ -110,7 +110,8 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
     slowest = statistics.median(sample["warm"] for sample in samples["pytorch"])
     rows = []
     for name, found in samples.items():
-        row = {key: statistics.median(sample[key] for sample in found) for key in found[0]}
+        row = {key: None if each is None else statistics.median(sample[key] for sample in found)
+               for key, each in found[0].items()}  # fmt: skip
         spread = [sample["warm"] for sample in found]
         rows.append(
             {"backend": name, **row, "ratio": row["warm"] / slowest, "spread": [min(spread), max(spread)]}
@@ -121,10 +122,16 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
 def _measure(
     args: argparse.Namespace, backend: str, store: FileStore, head: measure.Head, device: torch.device
 ) -> dict:
-    """Return images/s cold and warm, and cores and bytes while warm."""
-    _drop(store, head)
+    """Return images/s cold and warm, and cores and bytes while warm. Without files, cold is None.
+
+    The first pass has few batches. A backend that reads nothing delivers them within milliseconds, which is
+    too short to compare with the seconds of `warm`.
+    """
+    reads = backend != "synthetic"
+    if reads:
+        _drop(store, head)
     with backends.build(backend, store, head, device, args.workers) as loader:
-        cold = _first_pass(loader)
+        cold = _first_pass(loader) if reads else None
         used, begin = _cpu_seconds(), time.perf_counter()
         warm = measure.rate(loader, args.seconds)
         cores = (_cpu_seconds() - used) / (time.perf_counter() - begin)
@@ -136,6 +143,8 @@ def _first_pass(loader: Iterable) -> float:
     started."""
     count, begin = 0, 0.0
     for step, (images, _) in enumerate(loader):
+        if images.is_cuda:  # as measure.rate(): otherwise copies that have only begun would count
+            torch.cuda.synchronize()
         if step == 1:
             begin = time.perf_counter()
         elif step > 1:
@@ -206,8 +215,13 @@ def _print(found: dict) -> None:
     )
     for row in found["rows"]:
         print(
-            f"{row['backend']:<18}{row['warm']:>10.0f}{row['ratio']:>7.1f}x{row['cold']:>10.0f}"
-            f"{row['cores']:>7.1f}{row['bytes'] / 1e6:>8.0f}{row['wait']:>8.1%}{row['wait_cold']:>8.1%}"
+            f"{row['backend']:<18}{row['warm']:>10.0f}{row['ratio']:>7.1f}x{_or_dash(row['cold'], '.0f'):>10}"
+            f"{row['cores']:>7.1f}{row['bytes'] / 1e6:>8.0f}{row['wait']:>8.1%}"
+            f"{_or_dash(row['wait_cold'], '.1%'):>8}"
         )
     print(f"{found['arch']} computes {found['compute_images_per_s']:.1f} images/s here, without data")
     print(f"choice: {found['choice']}")
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"

@@ -9,8 +9,9 @@ started once. Then all take turns, while the others are stopped. Loading, compil
 warming up come before the first round. Ratios are to the first contestant in the same round.
 
 TFLOP/s: images/s times the operations of forward and backward for an image (convolutions and matrix products;
-a multiplication and addition count as 2). Peak: TFLOP/s of a product of large matrices in the contestant's
-precision, measured in the same rounds. Waiting: the share of the time in which the loop had no batch. Memory:
+a multiplication and addition count as 2). Peak: the most TFLOP/s of any operation in the contestant's
+precision over all rounds: matrix products, convolutions, and the contestants themselves. The operation is
+printed. Waiting: the share of the time in which the loop had no batch. Memory:
 the maximum of one process, on a GPU as allocated by torch. Compiling: as the job reports, else the extra time
 of its first report. Start: from the start of the process to its first report.
 """
@@ -125,9 +126,10 @@ def _measure(
 ) -> tuple[list[dict], dict[str, dict]]:
     """Return a row for each contestant, with lists over the rounds, and the peaks by precision."""
     images = args.report_every * args.batch_size
+    side = args.image_size if args.arch == "resnet18" else max(1, args.image_size // 4)  # after the stem
     dtypes = {"float32": torch.float32, "half": device_peak.mixed_dtype(device)}
     peaks: dict[str, dict] = {
-        name: {"dtype": str(each).removeprefix("torch."), "tflop_per_s": []} for name, each in dtypes.items()
+        name: {"dtype": str(each).removeprefix("torch."), "rounds": []} for name, each in dtypes.items()
     }
     with contextlib.ExitStack() as stack:
         kept = tempfile.TemporaryDirectory(prefix="bootfile-bench-", ignore_cleanup_errors=True)
@@ -148,7 +150,7 @@ def _measure(
             log(f"{name}: first report after {rows[-1]['start_s']:.1f} s")
         for number in range(args.rounds):
             for name, dtype in dtypes.items():
-                peaks[name]["tflop_per_s"].append(device_peak.measure_peak(device, dtype))
+                peaks[name]["rounds"].append(device_peak.measure_peak(device, dtype, side, args.batch_size))
             pairs = list(zip(rows, runners, strict=True))
             for row, runner in pairs[:: -1 if number % 2 else 1]:  # every other round reversed, against drift
                 row["reports"].append(runner.turn(images, args.timeout))
@@ -174,22 +176,29 @@ def _start(runner: Runner, contestant: Contestant, warm: list[dict], device: tor
 
 
 def _relate(found: dict) -> None:
-    """Replace the reports by figures: [median, least, greatest] over the rounds."""
+    """Replace the reports by figures: [median, least, greatest] over the rounds.
+
+    A peak becomes the greatest over the rounds, and its source. A contestant that is faster than all measured
+    operations is the peak, so no share exceeds 1.
+    """
     base = [turns.rate(reports) for reports in found["rows"][0]["reports"]]
     for row in found["rows"]:
         rounds = row.pop("reports")
         reports = [report for each in rounds for report in each]
         rates = [turns.rate(each) for each in rounds]
         speeds = [rate * found["gflop_per_image"] / 1e3 for rate in rates]
-        limits = [row["devices"] * peak for peak in found["peaks"][row["precision"]]["tflop_per_s"]]
+        fastest = device_peak.Peak(max(speeds) / row["devices"], row["name"])
+        found["peaks"][row["precision"]]["rounds"].append(fastest)
         row["images_per_s"] = _spread(rates)
         row["ratio"] = _spread([rate / other for rate, other in zip(rates, base, strict=True)])
         row["tflop_per_s"] = _spread(speeds)
-        row["share_of_peak"] = _spread([speed / limit for speed, limit in zip(speeds, limits, strict=True)])
         row["waiting"] = sum(report["data_time"] for report in reports) / turns.seconds(reports)
         row["memory_mb"] = max(report["memory_mb"] for report in reports)
     for peak in found["peaks"].values():
-        peak["tflop_per_s"] = _spread(peak["tflop_per_s"])
+        peak["tflop_per_s"], peak["source"] = max(peak.pop("rounds"))
+    for row in found["rows"]:
+        limit = row["devices"] * found["peaks"][row["precision"]]["tflop_per_s"]
+        row["share_of_peak"] = [speed / limit for speed in row["tflop_per_s"]]
 
 
 def _spread(values: list[float]) -> list[float]:

@@ -4,7 +4,7 @@
 def format_table(found: dict) -> str:
     """Return the table. found: the object that `--json` prints."""
     peaks = [
-        f"{peak['dtype']} {peak['tflop_per_s'][0]:.3g}{_range(peak['tflop_per_s'], '.3g')}"
+        f"peak of {peak['dtype']}: {peak['tflop_per_s']:.3g} TFLOP/s ({peak['source']})"
         for peak in found["peaks"].values()
     ]
     lines = [
@@ -12,7 +12,7 @@ def format_table(found: dict) -> str:
         f"{found['arch']}, {found['image_size']} pixels, {found['gflop_per_image']:.2f} GFLOP an image, "
         f"batches of {found['batch_size']}; medians of {found['rounds']} rounds of {found['report_every']} "
         "steps (range)",
-        f"peak of products, TFLOP/s: {', '.join(peaks)}",
+        *peaks,
         f"{'':<16}{'images/s':>9}{'':18}{'ratio':>7}{'':14}{'TFLOP/s':>8}{'of peak':>9}{'waiting':>9}"
         f"{'MB':>8}{'compiling':>11}{'start':>8}",
     ]

@@ -10,14 +10,16 @@ import time
 import psutil
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from common.exits import BadInput
 from launch.bench.train import cli as bench_train
-from launch.bench.train import contestants
+from launch.bench.train import contestants, peak
 from launch.bench.train.turns import Runner
 from tests.conftest import ROOT, environment, finish, run, start
 
 BENCH = ("-m", "launch", "bench", "train")
+PASSES = ("forward", "forward and backward")
 QUICK = ("--rounds=1", "--report_every=1", "--batch_size=8", "--timeout=100", "--jobs=seed loop,train.py")
 
 # A job of two processes. Both write heartbeats. The first also writes reports. A report that is delayed by a
@@ -159,7 +161,8 @@ def test_figures_of_the_jobs(tmp_path):
     assert found["arch"] == "resnet18" and found["load_average"] >= 0 and "CPU" in found["machine"]
     assert found["gflop_per_image"] == pytest.approx(3.33, abs=0.005)
     assert {peak["dtype"] for peak in found["peaks"].values()} == {"float32", "bfloat16"}
-    peak = found["peaks"]["float32"]["tflop_per_s"][0]
+    limit = found["peaks"]["float32"]["tflop_per_s"]
+    assert all(each["source"] for each in found["peaks"].values())
     assert [row["name"] for row in found["rows"]] == ["seed loop", "train.py"]
     first, second = found["rows"]
     assert first["ratio"] == [1, 1, 1]
@@ -168,10 +171,77 @@ def test_figures_of_the_jobs(tmp_path):
         rate, low, high = row["images_per_s"]
         assert 0 < low <= rate <= high and 0 <= row["waiting"] < 1 and row["memory_mb"] > 100
         assert row["tflop_per_s"][0] == pytest.approx(rate * found["gflop_per_image"] / 1000)
-        assert row["share_of_peak"][0] == pytest.approx(row["tflop_per_s"][0] / peak)
+        assert row["share_of_peak"][0] == pytest.approx(row["tflop_per_s"][0] / limit)
+        assert 0 < row["share_of_peak"][0] <= 1
         assert row["start_s"] > 0 and row["compile_s"] is None
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert not list(temporary.glob("bootfile-*")) and none_left(temporary, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_peak_is_the_best_of_products_and_convolutions(dtype, monkeypatch):
+    tried = {}
+
+    def take(run, device):
+        results = run()
+        del results
+        tried[len(tried)] = run
+        return 1e-3 / len(tried)
+
+    monkeypatch.setattr(peak, "_PRODUCTS", {"cpu": ((64, 64, 64), (32, 8, 4))})
+    monkeypatch.setattr(peak, "_seconds", take)
+    operations = list(peak._operations(torch.device("cpu"), dtype, 8, 2))
+    names = [each.name for each in operations]
+    assert names[:2] == ["product 64x64 by 64x64", "product 32x8 by 8x4"]
+    assert names[2:4] == [f"3x3 convolution 64x8x8, batch 2, {each}" for each in PASSES]
+    assert names[-1] == f"3x3 convolution 512x1x1, batch 2, {PASSES[1]}" and len(names) == 10
+    found = peak.measure_peak(torch.device("cpu"), dtype, 8, 2)
+    speeds = {each.name: each.flop * (number + 1) / 1e9 for number, each in enumerate(operations)}
+    assert len(tried) == 10 and found.source == max(speeds, key=speeds.__getitem__)
+    assert found.tflop_per_s == pytest.approx(speeds[found.source])
+
+
+def test_a_long_operation_is_skipped(monkeypatch):
+    monkeypatch.setattr(peak, "_PRODUCTS", {"cpu": ((64, 64, 64),)})
+    monkeypatch.setattr(peak, "_seconds", lambda run, device: 10.0)
+    found = peak.measure_peak(torch.device("cpu"), torch.float32, 8, 2)
+    assert found.source == "product 64x64 by 64x64"  # the convolutions would take longer
+
+
+def test_the_flop_of_a_convolution():
+    operations = {each.name: each.flop for each in peak._operations(torch.device("cpu"), torch.float32, 8, 2)}
+    images, layer = torch.randn(2, 64, 8, 8, requires_grad=True), torch.nn.Conv2d(64, 64, 3, padding=1)
+    with FlopCounterMode(display=False) as counter:
+        output = layer(images)
+        forward = counter.get_total_flops()
+        output.sum().backward()
+    name = "3x3 convolution 64x8x8, batch 2, "
+    assert [operations[name + each] for each in PASSES] == [forward, counter.get_total_flops()]
+
+
+def test_no_share_of_the_peak_exceeds_one():
+    def report(rate):
+        return [{"images_per_s": rate, "data_time": 0.0, "compute_time": 1.0, "memory_mb": 1}]
+
+    measured = [peak.Peak(0.3, "a product"), peak.Peak(0.2, "another")]
+    rows = [
+        {"name": name, "precision": precision, "devices": devices, "reports": [report(r) for r in rates]}
+        for name, precision, devices, rates in (
+            ("slow", "float32", 1, (100, 50)),
+            ("two", "half", 2, (1000, 400)),
+            ("one", "half", 1, (300, 200)),
+        )
+    ]  # fmt: skip
+    found = {"rows": rows, "gflop_per_image": 1.0, "peaks": {
+        "float32": {"dtype": "float32", "rounds": list(measured)},
+        "half": {"dtype": "bfloat16", "rounds": list(measured)},
+    }}  # fmt: skip
+    bench_train._relate(found)
+    assert found["peaks"]["float32"] == {"dtype": "float32", "tflop_per_s": 0.3, "source": "a product"}
+    assert found["peaks"]["half"] == {"dtype": "bfloat16", "tflop_per_s": 0.5, "source": "two"}
+    shares = [row["share_of_peak"] for row in found["rows"]]
+    assert shares[0] == pytest.approx([0.25, 1 / 6, 1 / 3])
+    assert shares[1] == pytest.approx([0.7, 0.4, 1]) and shares[2] == pytest.approx([0.5, 0.4, 0.6])
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
