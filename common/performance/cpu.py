@@ -121,12 +121,13 @@ def _transposed(gradient: Tensor, images: Tensor, weight: Tensor, stride: _Pair,
     )[0]
 
 
-_SETTINGS = (  # (number in malloc.h, value)
-    (-4, 0),  # M_MMAP_MAX
-    (-1, -1),  # M_TRIM_THRESHOLD
+_SETTINGS = (  # (number in malloc.h, value, glibc's default)
+    (-4, 0, 65536),  # M_MMAP_MAX
+    (-1, -1, 128 * 2**10),  # M_TRIM_THRESHOLD
     # M_TOP_PAD: bytes by which the heap grows
-    (-2, 64 * 2**20),
+    (-2, 64 * 2**20, 0),
 )
+SHORT = 20  # steps: keeping memory makes a shorter training hardly faster
 
 
 def keep_memory() -> bool:
@@ -141,7 +142,19 @@ def keep_memory() -> bool:
     """
     if os.environ.get("BOOTFILE_KEEP_MEMORY", "1") == "0":
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is None:
+    return _set_glibc({number: value for number, value, _ in _SETTINGS})
+
+
+def return_memory() -> bool:
+    """Undo keep_memory() for what is allocated from now on, so a few steps need less memory.
+
+    Returns False if the settings were not changed: another C library, or BOOTFILE_KEEP_MEMORY is set.
+    """
+    if "BOOTFILE_KEEP_MEMORY" in os.environ:
         return False
-    return all(mallopt(*setting) for setting in _SETTINGS)
+    return _set_glibc({number: default for number, _, default in _SETTINGS})
+
+
+def _set_glibc(settings: dict[int, int]) -> bool:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    return mallopt is not None and all(mallopt(*setting) for setting in settings.items())
