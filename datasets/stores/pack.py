@@ -1,20 +1,23 @@
 """Packs: a data set in memory-mapped files that all processes of a node share, in one of the forms.
 
-A pack is a folder of Arrow IPC files of 512 samples each and meta.json. The columns are height and width
-(uint32, pixels), crc32 (uint32, of the content) and content (large_binary): the pixels uint8 [height, width,
-3] or encoded bytes of any length. Arrow files are mapped without a copy. Unlike LMDB files, they can be
+A pack is a folder of Arrow IPC files of 512 samples each and meta.json. A file has record batches of 64
+samples; those of older packs have one batch. The columns are height and width (uint32, pixels), crc32
+(uint32, of the content) and content (large_binary): the pixels uint8 [height, width, 3] or encoded bytes of
+any length. Arrow files are mapped without a copy. Unlike LMDB files, they can be
 opened twice and survive a fork. tests/benchmarks/containers.py compares both with a plain mapped file.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import json
 import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -30,7 +33,9 @@ from datasets.stores.store import Store
 
 META = "meta.json"
 _VERSION = 1
-TOGETHER = 512  # samples per file: a kill loses at most one file, and building needs 100 MB of memory
+TOGETHER = 512  # samples per file: a kill loses at most one file
+_BATCH = 64  # samples per record batch, which are in memory at the same time
+_AHEAD = 3  # batches that are made while one is written
 _THREADS_PER_CORE = 2  # some threads read while others decode
 
 
@@ -109,8 +114,8 @@ class PackStore(Store):
         part = self._parts.get(id // TOGETHER)
         if part is None:  # two threads may do this, with the same result
             part = self._parts[id // TOGETHER] = _mapped(_part(self.path, id // TOGETHER))
-        heights, widths, checksums, offsets, contents = part
-        row = id % TOGETHER
+        batch, row = divmod(id % TOGETHER, len(part[0][0]))
+        heights, widths, checksums, offsets, contents = part[batch]
         return heights[row], widths[row], checksums[row], contents[offsets[row] : offsets[row + 1]]
 
 
@@ -228,52 +233,100 @@ def _fill(
         assert source
         return forms.from_pixels(source.decode(id, content), wanted["form"])
 
+    def begin(ids: range) -> list[concurrent.futures.Future]:
+        if source:
+            contents = source.read(np.array(ids))
+            return [pool.submit(_checked, copy, *each) for each in zip(ids, contents, strict=True)]
+        return [pool.submit(_checked, make, id) for id in ids]
+
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
-        for done, part in enumerate(missing):
-            check_room(len(missing) - done)  # other processes may fill the disk or memory
-            ids = range(part * TOGETHER, min((part + 1) * TOGETHER, len(index)))
-            rows = []
-            made = pool.map(copy, ids, source.read(np.array(ids))) if source else pool.map(make, ids)
-            for height, width, content in made:
-                rows.append((height, width, zlib.crc32(content), bytes(content)))
-                bar.update()
-            _write(_part(path, part), rows)
+        made = _made(begin, [batch for part in missing for batch in _batches(part, len(index))])
+        with contextlib.closing(made):
+            for done, part in enumerate(missing):
+                check_room(len(missing) - done)  # other processes may fill the disk or memory
+                batches = itertools.islice(made, len(_batches(part, len(index))))
+                _write(_part(path, part), batches, bar.update)
     sizes = [os.path.getsize(_part(path, part)) for part in range(count)]
     _write_meta(path, wanted | {"whole": True, "sizes": sizes})
+
+
+def _batches(part: int, count: int) -> list[range]:
+    """Return the ids of each record batch of a part. count: samples of the pack."""
+    last = min((part + 1) * TOGETHER, count)
+    return [range(first, min(first + _BATCH, last)) for first in range(part * TOGETHER, last, _BATCH)]
+
+
+def _checked(make: Callable[..., Sample], *arguments: Any) -> tuple[Sample, int]:
+    """Return a sample and the CRC-32 of its content."""
+    sample = make(*arguments)
+    return sample, zlib.crc32(sample.content)
+
+
+def _made(
+    begin: Callable[[range], list[concurrent.futures.Future]], batches: list[range]
+) -> Generator[list[tuple[Sample, int]], None, None]:
+    """Yield the samples of each batch. The next _AHEAD batches have begun before one is yielded."""
+    waiting: collections.deque[list[concurrent.futures.Future]] = collections.deque()
+    try:
+        for batch in batches:
+            waiting.append(begin(batch))
+            if len(waiting) > _AHEAD:
+                yield [task.result() for task in waiting.popleft()]
+        while waiting:
+            yield [task.result() for task in waiting.popleft()]
+    finally:
+        for task in itertools.chain.from_iterable(waiting):
+            task.cancel()
 
 
 def _is_part(path: str, number: int, count: int) -> bool:
     """Return whether a part can be read and has all its samples. count: samples of the pack."""
     try:
-        heights, *_ = _mapped(_part(path, number))
+        batches = _mapped(_part(path, number))
     except BadInput:
         return False
-    return len(heights) == min(TOGETHER, count - number * TOGETHER)
+    return sum(len(heights) for heights, *_ in batches) == min(TOGETHER, count - number * TOGETHER)
 
 
 def _part(path: str, number: int) -> str:
     return os.path.join(path, f"{number:06}.arrow")
 
 
-def _write(path: str, rows: list[tuple[int, int, int, bytes]]) -> None:
+def _write(path: str, batches: Iterable[list[tuple[Sample, int]]], written: Callable[[int], object]) -> None:
+    """Write one file of a pack. written: called with the number of samples after each batch."""
     arrow = _arrow()
-    types = arrow.uint32(), arrow.uint32(), arrow.uint32(), arrow.large_binary()
-    columns = [arrow.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
-    batch = arrow.record_batch(columns, names=["height", "width", "crc32", "content"])
-    with open_atomic(path) as file, arrow.ipc.new_file(file, batch.schema) as writer:
-        writer.write_batch(batch)
+    numbers = {name: arrow.uint32() for name in ("height", "width", "crc32")}
+    schema = arrow.schema(numbers | {"content": arrow.large_binary()})
+    with open_atomic(path) as file, arrow.ipc.new_file(file, schema) as writer:
+        for batch in batches:
+            samples, checksums = zip(*batch, strict=True)
+            heights, widths, contents = zip(*samples, strict=True)
+            columns = [np.array(column, np.uint32) for column in (heights, widths, checksums)]
+            offsets = np.cumsum([0, *map(len, contents)])
+            buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(b"".join(contents))]
+            content = arrow.LargeBinaryArray.from_buffers(schema.field("content").type, len(batch), buffers)
+            writer.write_batch(arrow.record_batch([*map(arrow.array, columns), content], schema=schema))
+            written(len(batch))
 
 
-def _mapped(path: str) -> tuple[np.ndarray, ...]:
-    """Return (heights, widths, checksums, offsets, contents) of one file, without a copy of the contents."""
+def _mapped(path: str) -> list[tuple[np.ndarray, ...]]:
+    """Return (heights, widths, checksums, offsets, contents) of each batch of a file, without a copy of the
+    contents. All batches but the last have the same length."""
     arrow = _arrow()
     try:
-        batch = arrow.ipc.open_file(arrow.memory_map(path)).get_batch(0)
-        _, offsets, contents = batch.column("content").buffers()
-        columns = [batch.column(name).to_numpy() for name in ("height", "width", "crc32")]
-        return *columns, np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
+        with arrow.ipc.open_file(arrow.memory_map(path)) as file:
+            found = [_columns(file.get_batch(number)) for number in range(file.num_record_batches)]
+        if not found or any(len(heights) != len(found[0][0]) for heights, *_ in found[:-1]):
+            raise ValueError("its batches differ in length")
+        return found
     except (OSError, ValueError, LookupError, TypeError, arrow.ArrowException) as error:
         raise BadInput(f"{path} is not a part of a pack: {error}") from error
+
+
+def _columns(batch: Any) -> tuple[np.ndarray, ...]:
+    _, offsets, contents = batch.column("content").buffers()
+    columns = [batch.column(name).to_numpy() for name in ("height", "width", "crc32")]
+    return *columns, np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
 
 
 def described(path: str) -> dict:
