@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow.ipc
 import pytest
 import torch
 from PIL import Image
@@ -389,20 +390,33 @@ def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
     monkeypatch.setattr(pack, "TOGETHER", 8)
     path, write, written = str(tmp_path / "pack"), pack._write, []
 
-    def failing(part, rows):
+    def failing(part, *rest):
         if len(written) == 2:
             raise OSError(28, "No space left on device")
         written.append(part)
-        write(part, rows)
+        write(part, *rest)
 
     monkeypatch.setattr(pack, "_write", failing)
     with pytest.raises(BadInput, match=r"cannot write the pack .* No space left"):
         pack.build(index, path)
     with pytest.raises(BadInput, match="finished pack"):
         pack.PackStore(path, index)
-    monkeypatch.setattr(pack, "_write", lambda part, rows: (written.append(part), write(part, rows)))
+    monkeypatch.setattr(pack, "_write", lambda part, *rest: (written.append(part), write(part, *rest)))
     pack.build(index, path).verify()
     assert len(written) == len(set(written)) == 5, "no part twice"
+
+
+@pytest.mark.parametrize("batch", [3, 16, 64])
+def test_packs_with_batches_of_any_length_can_be_read(index, tmp_path, monkeypatch, batch):
+    """Packs of version 0.9 have one batch in each file."""
+    expected = pack.build(index, str(tmp_path / "expected")).read(np.arange(40))
+    monkeypatch.setattr(pack, "TOGETHER", 16)
+    monkeypatch.setattr(pack, "_BATCH", batch)
+    store = pack.build(index, str(tmp_path / "pack"))
+    store.verify()
+    with pyarrow.ipc.open_file(str(tmp_path / "pack" / "000000.arrow")) as file:
+        assert file.num_record_batches == -(-16 // batch)
+    assert all(map(np.array_equal, store.read(np.arange(40)), expected))
 
 
 def test_a_flipped_bit_in_a_pack_is_found(index, tmp_path):
