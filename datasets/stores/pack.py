@@ -36,7 +36,7 @@ _VERSION = 1
 TOGETHER = 512  # samples per file: a kill loses at most one file
 _BATCH = 64  # samples per record batch, which are in memory at the same time
 _AHEAD = 3  # batches that are made while one is written
-_THREADS_PER_CORE = 2  # some threads read while others decode
+THREADS_PER_CORE = 2  # some threads read while others decode
 
 
 class PackStore(Store):
@@ -151,7 +151,7 @@ def build(
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             with locked(f"{path}.lock"):
                 if not _is_there(path, wanted):
-                    _fill(index, path, wanted, threads or _THREADS_PER_CORE * available_cores(), source, room)
+                    _fill(index, path, wanted, threads or THREADS_PER_CORE * available_cores(), source, room)
     except OSError as error:
         found = damage(path, described(path))
         remedy = f"; the pack there is damaged ({found}): delete it, or name another folder" if found else ""

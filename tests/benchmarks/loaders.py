@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.loaders                              all rows; about ten minutes on two cores
     python -m tests.benchmarks.loaders --images 128 --rounds 1 --only torchvision,threads     a short trial
+    python -m tests.benchmarks.loaders --data_url IMAGENET --images 1024   JPEGs of a folder of yours
     python -m tests.benchmarks.loaders --python ffcv=.venv-ffcv/bin/python       rows ffcv-* with that Python
 
 A row whose package is not installed is omitted, and the reason is printed. To install all packages:
@@ -28,8 +29,9 @@ Notes on the rows:
 - "threads" and "pack" are Bootfile's. Rows that end in "plain" resize without antialiasing.
 - "pack-jpeg" is Bootfile's: JPEGs of quality 90 whose shorter side has 256 pixels. Their size is printed.
 - FFCV encodes its JPEGs again, so they have fewer bytes than the files that other rows read (their size is
-  printed). It always resizes by averaging over areas. Its raw images have 256 pixels on the longer side,
-  those of our pack on the shorter side.
+  printed). It always resizes by averaging over areas. Its raw images have 256 pixels on the longer side, or
+  on the shorter side as those of our pack ("ffcv-raw-short").
+- "decoding" reads and decodes the files, and does nothing else: no loader of files can be faster.
 - DALI's own reader returns its buffers without a copy.
 - Bootfile's jobs make glibc keep freed memory. Here all rows do that with --keep_memory, and none without.
 - An epoch of 512 images is short, so the start of an epoch has more weight than with ImageNet. --images 4096
@@ -37,16 +39,20 @@ Notes on the rows:
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import datetime
 import importlib.metadata
 import io
+import itertools
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from functools import partial
@@ -143,6 +149,24 @@ def write_images(root: str, size: tuple[int, int], kilobytes: float, count: int)
     return f"{count} images of {size[0]}x{size[1]} pixels and {mean:.1f} KB, quality {quality}, {subsampling}"
 
 
+def link_images(root: str, source: str, count: int) -> str:
+    """Link JPEGs of SOURCE/train/<class>/, equally many of each class, into the same folders below `root`."""
+    classes = [sorted(folder.iterdir()) for folder in sorted(pathlib.Path(source, "train").iterdir())]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*classes))
+    paths = [path for path in turns if path and path.suffix.lower() in (".jpg", ".jpeg")][:count]
+    if len(paths) < count:
+        raise ValueError(f"{source}/train holds {len(paths)} JPEGs, expected at least --images {count}")
+    for path in paths:
+        folder = os.path.join(root, "train", path.parent.name)
+        os.makedirs(folder, exist_ok=True)
+        os.symlink(path.resolve(), os.path.join(folder, path.name))
+    return f"{count} images of {source}, {mean_kilobytes(paths):.1f} KB"
+
+
+def mean_kilobytes(paths: list[pathlib.Path]) -> float:
+    return statistics.mean(path.stat().st_size for path in paths) / 1000
+
+
 # The rows. batches() runs an epoch and yields tensors of images
 
 
@@ -207,7 +231,13 @@ class Ours(Row):
     engine, which are not normalised."""
 
     def __init__(
-        self, *data, backend: str, form: str | None = None, antialias: bool = True, uint8: bool = False
+        self,
+        *data,
+        backend: str,
+        form: str | None = None,
+        antialias: bool = True,
+        uint8: bool = False,
+        workers: int = WORKERS,
     ):
         from datasets.folders import image_folder
         from datasets.loaders import backends
@@ -223,7 +253,7 @@ class Ours(Row):
         store = pack.build(index, path, form) if form else FileStore(index)
         self.reads = sum(store.meta["sizes"]) / len(index) if form else None
         plan = Plan(index, BatchSampler(len(index), BATCH, 0), random_resized_crop, SIDE)
-        self.loader = backends.build(backend, store, plan, torch.device("cpu"), WORKERS, antialias)
+        self.loader = backends.build(backend, store, plan, torch.device("cpu"), workers, antialias)
         self.epoch, self.uint8 = 0, uint8
 
     def batches(self):
@@ -235,6 +265,31 @@ class Ours(Row):
         else:
             for images, _ in self.loader:
                 yield images
+
+
+class Decoding(Row):
+    """Reading and decoding alone, in as many threads: the upper limit of a loader that reads the files."""
+
+    def __init__(self, *data):
+        super().__init__(*data)
+        self.paths = [path for path, _ in self.labelled()]
+        self.pool, self.own = concurrent.futures.ThreadPoolExecutor(WORKERS), threading.local()
+
+    def batches(self):
+        parts = [self.paths[first : first + 4] for first in range(0, len(self.paths), 4)]
+        for number, image in enumerate(self.pool.map(self.decode, parts), 1):
+            if number % (BATCH // 4) == 0:
+                yield torch.from_numpy(image[:SIDE, :SIDE].copy()).expand(BATCH, SIDE, SIDE, 3)
+
+    def decode(self, paths: list[str]) -> np.ndarray:
+        import simplejpeg
+
+        if not hasattr(self.own, "memory"):
+            self.own.memory = np.empty(3 * 2**24, np.uint8)
+        for path in paths:
+            with open(path, "rb", buffering=0) as file:
+                image = simplejpeg.decode_jpeg(file.read(), "RGB", buffer=self.own.memory)
+        return image
 
 
 class DaliReader(Row):
@@ -276,12 +331,12 @@ class DaliReader(Row):
 
 class FFCV(Row):
     """FFCV with its own file. mode: "jpg" (encoded again with quality 90) or "raw". resolution: pixels of the
-    longer side.
+    longer side; None: 256 pixels on the shorter side of the first image.
 
     On the CPU its NormalizeImage must come before ToTensor; the result is the same.
     """
 
-    def __init__(self, *data, mode: str, resolution: int, uint8: bool = False):
+    def __init__(self, *data, mode: str, resolution: int | None, uint8: bool = False):
         from ffcv.fields import IntField, RGBImageField
         from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
         from ffcv.loader import Loader, OrderOption
@@ -290,7 +345,10 @@ class FFCV(Row):
         from torchvision.datasets import ImageFolder
 
         super().__init__(*data)
-        path = os.path.join(self.folder, f"{mode}.beton")
+        path = os.path.join(self.folder, f"{mode}-{resolution}.beton")
+        if resolution is None:
+            sides = Image.open(self.labelled()[0][0]).size
+            resolution = round(256 * max(sides) / min(sides))
         if not os.path.exists(path):
             field = RGBImageField(write_mode=mode, max_resolution=resolution, jpeg_quality=90)
             writer = DatasetWriter(
@@ -466,6 +524,7 @@ ROWS = {  # name -> (label in the table, constructor)
     "dali-reader": (READER, DaliReader),
     "dali-reader-plain": (f"{READER}, plain resize", partial(DaliReader, antialias=False)),
     "dali-reader-uint8": (f"{READER}, uint8", partial(DaliReader, uint8=True)),
+    "decoding": ("reading and decoding alone, simplejpeg", Decoding),
     "threads": (f"{OURS} files", partial(Ours, backend="threads")),
     "threads-plain": (f"{OURS} files, plain resize", partial(Ours, backend="threads", antialias=False)),
     "threads-encoded-pack": (f"{OURS} a pack of JPEGs", partial(Ours, backend="threads", form="encoded")),
@@ -478,6 +537,14 @@ ROWS = {  # name -> (label in the table, constructor)
     "pack-uint8": (
         f"{OURS} a decoded pack, uint8",
         partial(Ours, backend="threads", form="decoded", uint8=True),
+    ),
+    "pack-one": (
+        f"{OURS} a decoded pack, 1 thread",
+        partial(Ours, backend="threads", form="decoded", workers=1),
+    ),
+    "pack-uint8-one": (
+        f"{OURS} a decoded pack, uint8, 1 thread",
+        partial(Ours, backend="threads", form="decoded", uint8=True, workers=1),
     ),
     "pack-plain": (
         f"{OURS} a decoded pack, plain resize",
@@ -492,6 +559,14 @@ ROWS = {  # name -> (label in the table, constructor)
     "ffcv-jpeg": ("FFCV, JPEG (quality 90, 512)", partial(FFCV, mode="jpg", resolution=512)),
     "ffcv-raw": ("FFCV, raw 256", partial(FFCV, mode="raw", resolution=256)),
     "ffcv-raw-uint8": ("FFCV, raw 256, uint8", partial(FFCV, mode="raw", resolution=256, uint8=True)),
+    "ffcv-raw-short": (
+        "FFCV, raw, shorter side 256",
+        partial(FFCV, mode="raw", resolution=None),
+    ),
+    "ffcv-raw-short-uint8": (
+        "FFCV, raw, shorter side 256, uint8",
+        partial(FFCV, mode="raw", resolution=None, uint8=True),
+    ),
     "webdataset": ("webdataset, tar files", WebDataset),
     "streaming": ("mosaicml-streaming, MDS shards", Streaming),
     "litdata": ("litdata, chunks", LitData),
@@ -506,38 +581,39 @@ ALL = ROWS | WITHOUT_FILES
 
 
 class Figure(NamedTuple):
-    """A ratio of two rows, with its targets by kilobytes (0: rows without files)."""
+    """A ratio of two rows. target: None if there is none."""
 
     text: str
     row: str
     reference: str
-    targets: dict[int, float | None]
-
-
-def both(target: float | None) -> dict[int, float | None]:
-    return dict.fromkeys(SIZES, target)
+    target: float | None = None
 
 
 FIGURES = [
-    Figure("threads from JPEG / torchvision", "threads", "torchvision", {44: 4.0, 116: 2.8}),
-    Figure("threads from JPEG / DALI CPU", "threads", "dali-reader", {44: 2.4, 116: 1.7}),
-    Figure("the same, plain resize / torchvision", "threads-plain", "torchvision", both(None)),
-    Figure("the same, plain resize / DALI CPU, plain", "threads-plain", "dali-reader-plain", both(None)),
-    Figure("decoded pack, uint8 / torchvision (float32)", "pack-uint8", "torchvision", both(20)),
-    Figure("the same, plain resize / torchvision", "pack-uint8-plain", "torchvision", both(None)),
-    Figure("the same, plain resize / DALI CPU, plain", "pack-uint8-plain", "dali-reader-plain", both(None)),
-    Figure("the same, plain resize / FFCV raw 256, uint8", "pack-uint8-plain", "ffcv-raw-uint8", both(None)),
-    Figure("decoded pack, uint8 / DALI CPU (float32)", "pack-uint8", "dali-reader", both(10)),
-    Figure("decoded pack, uint8 / DALI CPU, uint8", "pack-uint8", "dali-reader-uint8", both(None)),
-    Figure("threads from JPEG / FFCV JPEG", "threads", "ffcv-jpeg", both(1.5)),
-    Figure("pack, small JPEGs / torchvision", "pack-jpeg", "torchvision", both(None)),
-    Figure("pack, small JPEGs / threads from JPEG", "pack-jpeg", "threads", both(2.3)),
-    Figure("pack, small JPEGs / FFCV JPEG", "pack-jpeg", "ffcv-jpeg", both(1.5)),
-    Figure("decoded pack / FFCV raw 256, uint8", "pack-uint8", "ffcv-raw-uint8", both(2.5)),
-    Figure("decoded pack / FFCV raw 256, float32", "pack", "ffcv-raw", both(2.0)),
-    Figure("DALI CPU through our plan / its own reader", "dali", "dali-reader", both(1.0)),
-    Figure("in-memory set / torchvision", "memory", "memory-torchvision", {0: 25}),
-    Figure("device stage / ToTensor and Normalize", "device", "device-torchvision", {0: 4.0}),
+    Figure("threads from JPEG / decoding alone", "threads", "decoding", 0.92),
+    Figure("threads from JPEG / torchvision", "threads", "torchvision"),
+    Figure("threads from JPEG / DALI CPU", "threads", "dali-reader"),
+    Figure("the same, plain resize / torchvision", "threads-plain", "torchvision"),
+    Figure("the same, plain resize / DALI CPU, plain", "threads-plain", "dali-reader-plain"),
+    Figure("decoded pack, uint8 / torchvision (float32)", "pack-uint8", "torchvision"),
+    Figure("the same, plain resize / torchvision", "pack-uint8-plain", "torchvision"),
+    Figure("the same, plain resize / DALI CPU, plain", "pack-uint8-plain", "dali-reader-plain"),
+    Figure("the same, plain resize / FFCV raw 256, uint8", "pack-uint8-plain", "ffcv-raw-uint8"),
+    Figure("decoded pack, uint8 / DALI CPU (float32)", "pack-uint8", "dali-reader"),
+    Figure("decoded pack, uint8 / DALI CPU, uint8", "pack-uint8", "dali-reader-uint8"),
+    Figure("threads from JPEG / FFCV JPEG", "threads", "ffcv-jpeg"),
+    Figure("pack, small JPEGs / torchvision", "pack-jpeg", "torchvision"),
+    Figure("pack, small JPEGs / threads from JPEG", "pack-jpeg", "threads", 2.3),
+    Figure("pack, small JPEGs / FFCV JPEG", "pack-jpeg", "ffcv-jpeg", 1.5),
+    Figure("decoded pack / FFCV raw 256, uint8", "pack-uint8", "ffcv-raw-uint8"),
+    Figure("decoded pack / FFCV raw 256, float32", "pack", "ffcv-raw"),
+    Figure("decoded pack / FFCV raw, same size, uint8", "pack-uint8", "ffcv-raw-short-uint8", 2.0),
+    Figure("decoded pack / FFCV raw, same size, float32", "pack", "ffcv-raw-short", 2.0),
+    Figure("decoded pack, 2 threads / 1, uint8", "pack-uint8", "pack-uint8-one", 1.7),
+    Figure("decoded pack, 2 threads / 1, float32", "pack", "pack-one", 1.7),
+    Figure("DALI CPU through our plan / its own reader", "dali", "dali-reader", 1.0),
+    Figure("in-memory set / torchvision", "memory", "memory-torchvision", 25),
+    Figure("device stage / ToTensor and Normalize", "device", "device-torchvision", 4.0),
 ]
 
 
@@ -731,8 +807,8 @@ def print_figures(found: dict[int, dict]) -> list[dict]:
     """Print and return the table of figures, targets, and whether they were met."""
     shown = []
     for figure in FIGURES:
-        for kilobytes, target in figure.targets.items():
-            values = ratios(found.get(kilobytes, {}), figure.row, figure.reference)
+        for kilobytes, rows in found.items():
+            values, target = ratios(rows, figure.row, figure.reference), figure.target
             if values:
                 median = statistics.median(values)
                 verdict = "-" if target is None else "met" if median >= target else "missed"
@@ -807,6 +883,7 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", default="44,116", help="kilobytes of an image (default: %(default)s)")
+    parser.add_argument("--data_url", metavar="DIR", help="use JPEGs of DIR/train/<class>/ instead")
     parser.add_argument("--images", type=int, default=512, help="images of an epoch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--only", metavar="NAME,NAME", help=f"rows (default: all): {', '.join(ALL)}")
@@ -824,7 +901,9 @@ def parse_args() -> argparse.Namespace:
     options = parser.parse_args()
     known = list(ALL)
     options.sizes = [int(size) for size in options.sizes.split(",")]
-    if unknown := set(options.sizes) - set(SIZES):
+    if options.data_url:
+        options.sizes = [round(mean_kilobytes([*pathlib.Path(options.data_url, "train").glob("*/*")]))]
+    elif unknown := set(options.sizes) - set(SIZES):
         parser.error(f"--sizes {unknown}: expected some of {list(SIZES)}")
     options.only = options.only.split(",") if options.only else known
     if unknown := set(options.only) - set(known):
@@ -858,9 +937,12 @@ def main():
                 continue
             title, folder = f"{kilobytes} KB" if kilobytes else "without files", f"{temporary}/{kilobytes}"
             os.makedirs(folder)
-            if kilobytes:
+            if kilobytes and options.data_url:
+                images[kilobytes] = link_images(f"{folder}/images", options.data_url, options.images)
+            elif kilobytes:
                 size = SIZES[kilobytes]
                 images[kilobytes] = write_images(f"{folder}/images", size, kilobytes, options.images)
+            if kilobytes:
                 print(f"{title}: {images[kilobytes]}", flush=True)
             found[kilobytes] = measure(title, names, folder, options)
     figures = print_figures(found)
