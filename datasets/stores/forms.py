@@ -30,7 +30,12 @@ class Sample(NamedTuple):
     def value(self, form: str) -> bytes | np.ndarray:
         """Return the result of Store.read(): bytes, or if decoded uint8 [height, width, 3] without a copy."""
         if form == "decoded":
-            return np.frombuffer(self.content, np.uint8).reshape(self.height, self.width, 3)
+            pixels = (
+                self.content
+                if isinstance(self.content, np.ndarray)
+                else np.frombuffer(self.content, np.uint8)
+            )
+            return pixels.reshape(self.height, self.width, 3)
         return bytes(self.content)
 
 

@@ -32,7 +32,7 @@ from datasets.stores.object_store import origin
 from datasets.stores.store import Store
 
 META = "meta.json"
-_VERSION = 1
+_VERSION, _READABLE = 2, (1, 2)  # 1: one record batch in each file
 TOGETHER = 512  # samples per file: a kill loses at most one file
 _BATCH = 64  # samples per record batch, which are in memory at the same time
 _AHEAD = 3  # batches that are made while one is written
@@ -89,10 +89,10 @@ class PackStore(Store):
 
     def _intact(self, id: int) -> Sample:
         """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad."""
+        if self._checked[id]:
+            return self.sample(id)
         with contextlib.suppress(BadInput, LookupError, ValueError):
             height, width, checksum, content = self._sample(id)
-            if self._checked[id]:
-                return Sample(height, width, content)
             rows, columns, length = forms.size(self.index, id, self.form, self.short_side)
             length = length or max(1, len(content))  # of a JPEG it is not known
             if (height, width, len(content)) == (rows, columns, length) and zlib.crc32(content) == checksum:
@@ -164,7 +164,12 @@ def build(
 def _is_there(path: str, wanted: dict) -> bool:
     """Return whether the wanted pack exists and is complete."""
     meta = described(path)
-    return meta | wanted | {"whole": True} == meta and not damage(path, meta)
+    return _matches(meta, wanted | {"whole": True}) and not damage(path, meta)
+
+
+def _matches(meta: dict, wanted: dict) -> bool:
+    """Return whether the meta data have the wanted values, in any readable version."""
+    return meta.get("version") in _READABLE and meta | wanted == meta | {"version": wanted["version"]}
 
 
 def damage(path: str, meta: dict) -> str | None:
@@ -203,7 +208,7 @@ def _fill(
     room: Callable[[], int] | None,
 ) -> None:
     count, meta = -(-len(index) // TOGETHER), described(path)
-    same = meta | wanted == meta
+    same = _matches(meta, wanted)
     missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
     size = size_of(index, wanted["form"], wanted["short_side"]) / max(1, count)
 
