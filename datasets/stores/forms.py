@@ -30,12 +30,7 @@ class Sample(NamedTuple):
     def value(self, form: str) -> bytes | np.ndarray:
         """Return the result of Store.read(): bytes, or if decoded uint8 [height, width, 3] without a copy."""
         if form == "decoded":
-            pixels = (
-                self.content
-                if isinstance(self.content, np.ndarray)
-                else np.frombuffer(self.content, np.uint8)
-            )
-            return pixels.reshape(self.height, self.width, 3)
+            return np.frombuffer(self.content, np.uint8).reshape(self.height, self.width, 3)
         return bytes(self.content)
 
 

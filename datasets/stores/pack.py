@@ -3,8 +3,8 @@
 A pack is a folder of Arrow IPC files of 512 samples each and meta.json. A file has record batches of 64
 samples; those of older packs have one batch. The columns are height and width (uint32, pixels), crc32
 (uint32, of the content) and content (large_binary): the pixels uint8 [height, width, 3] or encoded bytes of
-any length. Arrow files are mapped without a copy. Unlike LMDB files, they can be
-opened twice and survive a fork. tests/benchmarks/containers.py compares both with a plain mapped file.
+any length. Arrow files are mapped without a copy. Unlike LMDB files, they can be opened twice and survive a
+fork. tests/benchmarks/containers.py compares both with a plain mapped file.
 """
 
 import collections
@@ -89,15 +89,17 @@ class PackStore(Store):
 
     def _intact(self, id: int) -> Sample:
         """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad."""
-        if self._checked[id]:
-            return self.sample(id)
-        with contextlib.suppress(BadInput, LookupError, ValueError):
+        try:
             height, width, checksum, content = self._sample(id)
+            if self._checked[id]:
+                return Sample(height, width, content)
             rows, columns, length = forms.size(self.index, id, self.form, self.short_side)
             length = length or max(1, len(content))  # of a JPEG it is not known
             if (height, width, len(content)) == (rows, columns, length) and zlib.crc32(content) == checksum:
                 self._checked[id] = 1
                 return Sample(height, width, content)
+        except (BadInput, LookupError, ValueError):
+            pass
         if not self._said:
             self._said = True
             print(
@@ -321,8 +323,9 @@ def _mapped(path: str) -> list[tuple[np.ndarray, ...]]:
     try:
         with arrow.ipc.open_file(arrow.memory_map(path)) as file:
             found = [_columns(file.get_batch(number)) for number in range(file.num_record_batches)]
-        if not found or any(len(heights) != len(found[0][0]) for heights, *_ in found[:-1]):
-            raise ValueError("its batches differ in length")
+        lengths = [len(heights) for heights, *_ in found]
+        if not any(lengths) or set(lengths[:-1]) - {lengths[0]}:
+            raise ValueError(f"its record batches have {lengths} samples")
         return found
     except (OSError, ValueError, LookupError, TypeError, arrow.ArrowException) as error:
         raise BadInput(f"{path} is not a part of a pack: {error}") from error
