@@ -16,7 +16,6 @@ import json
 import os
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from common.exits import BadInput, printable
 from common.files import is_url, locked, make_folder_atomic
 from datasets import files
 from datasets.folders import images
-from datasets.folders.listing import SHOWN, THREADS, TOGETHER, VAL_SHARE, Listing, Log, look, progress
+from datasets.folders.listing import SHOWN, TOGETHER, VAL_SHARE, Listing, Log, look, map_files, progress
 
 SCANS = ("whole", "headers")
 HEAD = 16384  # bytes that the scan of headers reads of a JPEG. If its header is longer, the file is read
@@ -335,8 +334,8 @@ def _scan(
                     columns["misnamed"][row] = 1 + images.KINDS.index(header.misnamed)
         return len(rows[first : first + together])
 
-    with ThreadPoolExecutor(THREADS) as pool, progress(len(rows), f"scanning {listing.base}") as bar:
-        for done in pool.map(read, range(0, len(rows), together)):
+    with progress(len(rows), f"scanning {listing.base}") as bar:
+        for done in map_files(read, range(0, len(rows), together)):
             bar.update(done)
     good = np.ones(count, dtype=bool)
     good[[*bad, *unread]] = False

@@ -17,9 +17,10 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -27,9 +28,12 @@ from tqdm import tqdm
 from common.exits import BadInput
 from datasets.folders import images
 
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 Log = Callable[[str], object]  # called with one line of text
-THREADS = 16  # more than cores: on a network file system most threads wait
-TOGETHER = 64  # files per task of a thread
+_THREADS = 16  # more than cores: on a network file system most threads wait
+_TURN = 64  # tasks that threads do before the waiting is measured again, for the first time
+TOGETHER = 64  # files per task
 _LONGEST, _LABEL = 4096, 255  # characters of a path and of a label in a list
 SHOWN = 10  # entries of a long list in a message
 VAL_SHARE = 0.1  # of the images of a folder without splits
@@ -166,10 +170,10 @@ def walk(base: str) -> tuple[list[str], int, set[str]]:
     """Return (relative paths of the images in a tree, number of its other files, the folders directly in it).
     Raises BadInput if a folder cannot be listed."""
     paths, others, own, level = [], 0, set(), [("", ())]
-    with ThreadPoolExecutor(THREADS) as pool, progress(None, f"listing {base}") as bar:
+    with progress(None, f"listing {base}") as bar:
         while level:
             deeper = []
-            for below, found, other in pool.map(lambda folder: _entries(base, *folder), level):
+            for below, found, other in map_files(lambda folder: _entries(base, *folder), level):
                 deeper += below
                 paths += found
                 others += other
@@ -300,8 +304,8 @@ def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
         return part
 
     parts, prefix = [], os.path.join(base, "")
-    with ThreadPoolExecutor(THREADS) as pool, progress(len(paths), f"looking through {base}") as bar:
-        for part in pool.map(states, range(0, len(paths), TOGETHER)):
+    with progress(len(paths), f"looking through {base}") as bar:
+        for part in map_files(states, range(0, len(paths), TOGETHER)):
             parts.append(part)
             bar.update(len(part))
     sizes, mtimes = np.concatenate(parts).T
@@ -310,6 +314,25 @@ def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
         shown = ", ".join(paths[row] for row in missing[:SHOWN])
         raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {shown}")
     return sizes, mtimes
+
+
+def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
+    """Yield task(each) in order, for tasks that read files or folders.
+
+    This thread does the tasks while they take less than twice their CPU time. Several threads would take five
+    times as long for files in the page cache, because they wait for Python's lock at each call. If tasks
+    wait, as for a disk or a network, _THREADS threads do the next ones, in turns that become longer.
+    """
+    waiting, turn = iter(tasks), _TURN
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for each in waiting:
+            begin, used = time.perf_counter(), time.thread_time()
+            result = task(each)
+            waits = time.perf_counter() - begin > 2 * (time.thread_time() - used)
+            yield result
+            if waits:
+                yield from pool.map(task, itertools.islice(waiting, turn))
+            turn = 2 * turn if waits else _TURN
 
 
 def progress(total: int | None, text: str) -> tqdm:

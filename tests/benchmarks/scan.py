@@ -31,12 +31,13 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from datasets.folders import image_folder, listing
+from datasets.folders import image_folder
 from tests.benchmarks.machine import describe
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SIZES = {3: 20_000, 110: 1000}  # kilobytes of a file -> files of the first table
 POOL = 64  # different images
+THREADS = 16  # as the scan has for files that it waits for
 BLOCK = 4096  # bytes of a disk's block
 JOB = (
     "jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--batch_size=64", "--warmup=0",
@@ -96,7 +97,7 @@ def _read(path: str) -> int:
 
 SCANS = {
     "ImageFolder, one by one": lambda folder: read_with_image_folder(folder, 1),
-    f"ImageFolder, {listing.THREADS} threads": lambda folder: read_with_image_folder(folder, listing.THREADS),
+    f"ImageFolder, {THREADS} threads": lambda folder: read_with_image_folder(folder, THREADS),
     "scan whole": lambda folder: scan(folder, "whole"),
     "scan headers": lambda folder: scan(folder, "headers"),
 }
