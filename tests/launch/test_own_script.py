@@ -25,7 +25,7 @@ args, _ = parser.parse_known_args()
 dist.init_process_group("gloo", init_method="env://")
 ranks = torch.tensor([1])
 dist.all_reduce(ranks)
-print(f"ranks {int(ranks)}\n", end="", flush=True)  # one write: the ranks share a pipe
+print(f"ranks {int(ranks)}\\n", end="", flush=True)  # one write: the ranks share a pipe
 if dist.get_rank() == 0:
     torch.save(ranks, os.path.join(args.train_url, "ranks.pth"))
 dist.destroy_process_group()
