@@ -33,14 +33,16 @@ class FaultProxy:
 
     kind: one of KINDS; None for no faults. share: of the requests that fail; "busy" lasts for up to a second
     each time. after: number of first requests that do not fail. delay: seconds added to every request.
+    held: requests whose path contains this text wait until `released` is set, except for the first `passed`.
     port: to listen on, 0 for any.
     """
 
     def __init__(
         self, target: int, kind: str | None = None, seed: int = 0, share: float = 0.2, after: int = 0,
-        delay: float = 0.0, port: int = 0,
+        delay: float = 0.0, held: str | None = None, passed: int = 0, port: int = 0,
     ):  # fmt: skip
         self.target, self.kind, self.share, self.after, self.delay = target, kind, share, after, delay
+        self.held, self.passed, self.holding, self.released = held, passed, 0, threading.Event()
         self.requests, self.struck = 0, []  # the latter: "PUT /bucket/key" of each
         self._draw, self._burst, self._lock = random.Random(seed), 0.0, threading.Lock()
         self.closed = threading.Event()
@@ -67,8 +69,19 @@ class FaultProxy:
                 self.struck.append(line)
             return (self.kind if hit else None), place
 
+    def hold(self, path: str) -> None:
+        if self.held is None or self.held not in path:
+            return
+        with self._lock:
+            self.passed -= 1
+            if self.passed >= 0:
+                return
+            self.holding += 1
+        self.released.wait()
+
     def close(self) -> None:
         self.closed.set()
+        self.released.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -91,6 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.proxy.delay:
             time.sleep(self.proxy.delay)
+        self.proxy.hold(self.path)
         if kind in REFUSALS:
             return self._refuse(*REFUSALS[kind])
         if kind == "gone":

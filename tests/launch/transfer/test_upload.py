@@ -14,7 +14,7 @@ import pytest
 
 from launch import manifests
 from launch import records as job_records
-from tests.conftest import ROOT, environment, finish, run, start
+from tests.conftest import ROOT, environment, finish, run, start, wait_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 
@@ -30,7 +30,8 @@ def server():
 
 @pytest.fixture
 def url(request):
-    return "s3://bucket/" + re.sub(r"\W+", "-", request.node.name).strip("-")
+    name = re.sub(r"\W+", "-", request.node.name).strip("-")
+    return f"s3://bucket/{name}-{os.urandom(4).hex()}"  # a test that runs again finds no objects of its first run
 
 
 def launch(server, *arguments, code=0, timeout=60, **more):
@@ -175,17 +176,15 @@ def test_what_cannot_be_uploaded(server, url, tmp_path):
 def test_an_upload_that_was_ended_goes_on(server, url, tmp_path, how):
     big = os.urandom(40_000_000)
     folder = folder_of(tmp_path / "data", {f"{n:02}": os.urandom(1000) for n in range(20)} | {"big": big})
-    with FaultProxy(server.port, delay=0.8) as proxy:
+    with FaultProxy(server.port, held="partNumber") as proxy:
         job = start(
             "-m", "launch", "upload", folder, "--to", url,
             env=environment(**server.environment | proxy.environment),
         )  # fmt: skip
-        deadline = time.monotonic() + 30
-        while not unfinished(server) or proxy.requests < 6:
-            assert time.monotonic() < deadline and job.poll() is None
-            time.sleep(0.01)
+        wait_until(lambda: proxy.holding, job)
         job.send_signal(how)
-        ended = finish(job, code=130 if how == signal.SIGINT else -9, timeout=30)
+        proxy.released.set()
+        ended = finish(job, code=130 if how == signal.SIGINT else -9)
     if how == signal.SIGINT:
         assert ended.stderr.splitlines()[-1] == "interrupted: start it again to continue"
         assert "Traceback" not in ended.stderr
@@ -287,15 +286,12 @@ def test_a_fetch_that_was_killed_goes_on(server, url, tmp_path):
     files = {f"{number:02}": os.urandom(1000) for number in range(20)} | {"big": os.urandom(40_000_000)}
     put(server, url, files)
     back = tmp_path / "back"
-    with FaultProxy(server.port, delay=0.3) as proxy:
+    with FaultProxy(server.port, held="/big", passed=4) as proxy:
         job = start(
             "-m", "launch", "fetch", url, "--to", back,
             env=environment(**server.environment | proxy.environment),
         )  # fmt: skip
-        deadline = time.monotonic() + 30
-        while not any(each.stat().st_size for each in back.glob(".bootfile-*")):
-            assert time.monotonic() < deadline and job.poll() is None
-            time.sleep(0.01)
+        wait_until(lambda: proxy.holding and any(each.stat().st_size for each in back.glob(".bootfile-*")), job)
         job.kill()
         finish(job, code=-9)
     assert not (back / "big").exists()
