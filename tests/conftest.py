@@ -44,9 +44,21 @@ def environment(**extra: str) -> dict[str, str]:
     return kept | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"} | extra
 
 
-def start(*command, **options) -> subprocess.Popen:
-    """Start `python *command` in the repository's root; options: those of Popen."""
-    return subprocess.Popen([sys.executable, *map(str, command)], **_with_defaults(options))
+@functools.cache
+def _server() -> Server:
+    return Server.start(environment())
+
+
+def start(*command, fresh: bool = False, **options) -> subprocess.Popen:
+    """Start `python *command` in the repository's root; options: those of Popen.
+
+    If the options allow it, it is forked from a process that has imported torch. This saves seconds.
+    fresh: start a new Python, for a test of imports or of the time or memory of a start.
+    """
+    words, options = [str(word) for word in command], _with_defaults(options)
+    if fresh or not CAN_FORK:
+        return subprocess.Popen([sys.executable, *words], **options)
+    return Preloaded(_server(), words, **options)
 
 
 def _with_defaults(options: dict) -> dict:
@@ -71,19 +83,8 @@ def finish(
     return result
 
 
-@functools.cache
-def _server() -> Server:
-    return Server.start(environment())
-
-
 def run(*command, code: int | None = 0, timeout: float = LONGEST, **options) -> subprocess.CompletedProcess:
-    """Run `python *command` to its end, as start() and finish() do.
-
-    If the options allow it, a script is forked from a process that has imported torch, which saves seconds.
-    """
-    words, options = [str(word) for word in command], _with_defaults(options)
-    if CAN_FORK and _server().can_start(words, options):
-        return finish(Preloaded(_server(), words, **options), code, timeout)
+    """Run `python *command` to its end, as start() and finish() do."""
     return finish(start(*command, **options), code, timeout)
 
 

@@ -15,12 +15,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 SHOW = """
-import __main__, os, random, signal, sys, tempfile, threading
+import __main__, os, psutil, random, signal, sys, tempfile, threading
 print(__name__, __file__, __main__.__dict__ is globals(), sys.argv, sys.orig_argv, sys.path)
 print(os.getcwd(), sorted(set(os.environ.items()) - {("_", os.environ.get("_"))}), tempfile.gettempdir())
 print([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)])
-print(sorted(os.listdir("/proc/self/fd")), threading.active_count())
-print(os.getppid(), os.getsid(0) == os.getpid())
+print([file for file in range(100) if os.path.exists(f"/proc/self/fd/{file}")], threading.active_count())
+print(os.getppid(), os.getsid(0) == os.getpid(), psutil.Process().environ() == dict(os.environ))
+print([(s, s.line_buffering, s.write_through) for s in (sys.stdin, sys.stdout, sys.stderr)])
+sys.stdout.reconfigure(errors="backslashreplace")
+print(__spec__ and __spec__.name)
 print(sys.stdin.read(), file=sys.stderr)
 """
 END = "import atexit; atexit.register(print, 'the end')\n"
@@ -33,25 +36,37 @@ def server():
     server.close()
 
 
-@pytest.mark.parametrize("session", [False, True])
-def test_a_forked_script_sees_what_a_new_python_shows(server, session, tmp_path):
-    (tmp_path / "show.py").write_text(SHOW)
+@pytest.mark.parametrize(
+    ("words", "session"),
+    [
+        (["show.py", "--one", "two"], False),
+        (["show.py", "--one", "two"], True),
+        (["-u", "show.py"], False),
+        (["-m", "show", "-c"], False),
+        (["-m", "package.show", "one"], False),
+        (["-c", SHOW.replace("__file__", "0"), "-m", "two"], False),
+    ],
+)
+def test_a_forked_script_sees_what_a_new_python_shows(server, words, session, tmp_path):
+    (tmp_path / "package").mkdir()
+    for path in (tmp_path / "show.py", tmp_path / "package" / "show.py"):
+        path.write_text(SHOW)
     (tmp_path / "tmp").mkdir()
     options = dict(
         cwd=tmp_path, env=environment(TMPDIR=str(tmp_path / "tmp"), TOLD="1"), start_new_session=session,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    words = ["show.py", "--one", "two"]
-    assert server.can_start(words, options)
-    shown = []
-    for process in (
-        Preloaded(server, words, **options),
-        subprocess.Popen([sys.executable, *words], **options),
-    ):
+    shown, forked = [], Preloaded(server, words, **options)
+    assert forked.is_forked
+    for process in (forked, subprocess.Popen([sys.executable, *words], **options)):
         output, errors = process.communicate("input", timeout=120)
         assert (process.returncode, errors) == (0, "input\n")
         shown.append(output)
     assert shown[0] == shown[1]
+
+
+def options(**options) -> dict:
+    return {"env": environment(), "text": True} | options
 
 
 KILL = END + "import os, signal; os.kill(os.getpid(), signal.SIG{})"
@@ -69,8 +84,16 @@ KILL = END + "import os, signal; os.kill(os.getpid(), signal.SIG{})"
 )
 def test_exit_codes_and_handlers_at_the_end(server, script, code, output, error, tmp_path):
     (tmp_path / "script.py").write_text(script)
-    pipes = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    result = finish(Preloaded(server, ["script.py"], **pipes), code)
+    pipes = {
+        "cwd": tmp_path,
+        "env": environment(),
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    forked = Preloaded(server, ["script.py"], **pipes)
+    assert forked.is_forked
+    result = finish(forked, code)
     assert result.stdout == output and error in result.stderr and bool(error) == bool(result.stderr)
 
 
@@ -85,7 +108,7 @@ for rank in range(2):
     own = {"RANK": str(rank), "PIPE": str(write)}
     command = [sys.executable, *sys.orig_argv[1:]]
     children.append(subprocess.Popen(command, env=os.environ | own, pass_fds=[write]))
-print(*[child.wait() for child in children], type(children[0]).__name__)
+print(*[child.wait() for child in children], children[0].is_forked)
 os.close(write)
 print(*[child.pid for child in children], *os.fdopen(read))
 """
@@ -94,17 +117,27 @@ print(*[child.pid for child in children], *os.fdopen(read))
 def test_the_ranks_of_a_node_are_forked_too(server, tmp_path):
     """They are children of the job."""
     (tmp_path / "script.py").write_text(NODE)
-    pipes = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {
+        "cwd": tmp_path,
+        "env": environment(),
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     node = Preloaded(server, ["script.py", "--processes_per_node=2"], **pipes)
     codes, numbers = finish(node).stdout.split("\n", 1)
-    assert codes == "0 1 Preloaded"
+    assert codes == "0 1 True"
+    assert node.is_forked
     first, second, *lines = map(int, numbers.split())
     assert sorted(lines) == sorted([first, node.pid, second, node.pid])
 
 
 def test_a_signal_reaches_it(server, tmp_path):
     (tmp_path / "script.py").write_text("import time; print('up', flush=True); time.sleep(600)")
-    process = Preloaded(server, ["script.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    process = Preloaded(
+        server, ["script.py"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.is_forked
     assert process.stdout.readline() == "up\n" and process.poll() is None
     began = time.monotonic()
     process.terminate()
@@ -115,11 +148,14 @@ def test_a_signal_reaches_it(server, tmp_path):
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        (["-m", "launch"], {}),
+        (["-i"], {}),
         (["script.py"], {"preexec_fn": print}),
         (["script.py"], {"env": environment(PYTHONPATH="elsewhere")}),
         (["script.py"], {"env": environment(OMP_NUM_THREADS="17")}),
+        (["script.py"], {"env": environment(LONG="x" * 40_000)}),
     ],
 )
 def test_what_needs_a_new_python_is_refused(server, words, options):
-    assert not server.can_start(words, options)
+    process = Preloaded(server, words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options)
+    process.wait()
+    assert not process.is_forked

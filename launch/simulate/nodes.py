@@ -1,6 +1,7 @@
 """A simulated node: the folders that a platform makes, its processes, its log."""
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -112,7 +113,7 @@ class Node:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=lambda: preemption.die_with_parent(signal.SIGKILL),
+                preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
             )
             pipe = cast(IO[bytes], task.stdout)
             os.set_blocking(pipe.fileno(), False)

@@ -1,17 +1,22 @@
-"""Start scripts by forking a process that has imported torch: in 0.1 s instead of several seconds.
+"""Start Python by forking a process that has imported torch: in 0.1 s instead of several seconds.
 
 This file is also a program, the server. It imports PACKAGES and forks for each request. The child executes
-the script in a module `__main__`, as `python SCRIPT` does. The server imports no module of the project.
+the script, the module (`-m`) or the code (`-c`) in a module `__main__`, as Python does. /proc shows its
+environment, as it does for a new process. The server imports no module of the project.
 """
 
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import inspect
+import io
 import json
 import os
+import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -20,11 +25,12 @@ import tempfile
 import time
 import types
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 PACKAGES = (
     "torch", "torch._dynamo", "torchvision", "torch.utils.tensorboard",
-    "sklearn.datasets", "cv2", "simplejpeg",
+    "sklearn.datasets", "cv2", "simplejpeg", "boto3",
 )  # fmt: skip
 # beginnings of the names of environment variables that are read when Python or a library starts
 _READ_AT_START = (
@@ -41,37 +47,60 @@ _READ_AT_START = (
     "PYTORCH",
     "CUDA",
 )
-_OPTIONS = {"cwd", "env", "stdin", "stdout", "stderr", "text", "start_new_session", "pass_fds"}  # of Popen
-_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+_READ_LATER = ("TORCHELASTIC_",)  # set by torchrun for its processes
+_USUAL = {  # arguments of Popen._execute_child and their values without an option of Popen
+    "shell": False, "gid": None, "gids": None, "uid": None, "umask": -1, "process_group": -1,
+}  # fmt: skip
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LONGEST, _MOST_FILES = 1 << 18, 16  # bytes and files of a request
+_ROOM = 1 << 15  # bytes for the environment of a child, in the memory that /proc/PID/environ shows
 
 
 class Preloaded(subprocess.Popen):
-    """A process `python SCRIPT ...` that the server has forked. It is a child of this process.
+    """A process `python *words`, forked from a server if that is like a new Python. options: those of Popen.
 
-    options: those of Popen in _OPTIONS.
+    is_forked: whether it was. A forked process is a child of this process, too.
     """
 
     def __init__(self, server: "Server", words: list[str], **options: Any):
-        self._server = server
+        self._server, self.is_forked = server, False
         super().__init__([sys.executable, *words], **options)
 
     def _execute_child(self, *values: Any) -> None:
-        given = inspect.signature(super()._execute_child).bind(*values).arguments
-        files = {0: given["p2cread"], 1: given["c2pwrite"], 2: given["errwrite"]}
-        files = {number: file for number, file in files.items() if file != -1}
-        files |= {file: file for file in given["pass_fds"]}
-        request = {
-            "words": given["args"][1:],
-            "cwd": os.path.abspath(given["cwd"] or "."),
-            "env": dict(given["env"] or os.environ),
-            "new_session": given["start_new_session"],
-            "blocked": list(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-            "files": list(files),
-        }
-        self.pid = self._server.fork(request, list(files.values()))
-        self._child_created = True
-        self._close_pipe_fds(*(given[name] for name in inspect.signature(super()._close_pipe_fds).parameters))
+        _execute_or_fork(self, self._server, super()._execute_child, values)
+
+
+def fork_children(server: "Server") -> None:
+    """Let every subprocess.Popen of this process behave as Preloaded."""
+    real = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+    def execute(process: subprocess.Popen, *values: Any) -> None:
+        _execute_or_fork(process, server, functools.partial(real, process), values)
+
+    subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+
+
+def _execute_or_fork(process: Any, server: "Server", execute: Callable, values: tuple) -> None:
+    given = inspect.signature(execute).bind(*values).arguments
+    if not server.can_start(given):
+        execute(*values)
+        return
+    files = {0: given["p2cread"], 1: given["c2pwrite"], 2: given["errwrite"]}
+    files = {number: number if file == -1 else file for number, file in files.items()}
+    files |= {file: file for file in given["pass_fds"]}
+    request = {
+        "words": [os.fspath(word) for word in given["args"][1:]],
+        "cwd": os.path.abspath(given["cwd"] or "."),
+        "env": dict(given["env"] or os.environ),
+        "new_session": given["start_new_session"],
+        "dies_with_parent": given["preexec_fn"].args[0] if given["preexec_fn"] else 0,
+        "blocked": list(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "files": list(files),
+    }
+    process.pid = server.fork(request, list(files.values()))
+    process._child_created = process.is_forked = True
+    names = inspect.signature(process._close_pipe_fds).parameters
+    process._close_pipe_fds(*(given[name] for name in names))
 
 
 class Server:
@@ -90,14 +119,25 @@ class Server:
         connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno())]
         with theirs:
-            subprocess.Popen(command, env=env | {"GOMP_SPINCOUNT": "1000"}, pass_fds=[theirs.fileno()])
+            more = {"GOMP_SPINCOUNT": "1000", "ROOM": "x" * _ROOM}
+            subprocess.Popen(command, env=env | more, pass_fds=[theirs.fileno()])
         return cls(connection, env)
 
-    def can_start(self, words: list[str], options: dict[str, Any]) -> bool:
-        """Return whether a Preloaded with these arguments would be like a real `python *words`."""
-        if not words or not words[0].endswith(".py") or options.keys() - _OPTIONS:
+    def can_start(self, given: dict[str, Any]) -> bool:
+        """Return whether a fork would be like a new Python. given: the arguments of Popen._execute_child."""
+        program, *words = given["args"] if isinstance(given["args"], list | tuple) else [""]
+        words = words[words[:1] == ["-u"] :]
+        if program != sys.executable or given["executable"] not in (None, program) or not words:
             return False
-        return _read_at_start(options.get("env") or os.environ) == self._read_at_start
+        if not (words[0] in ("-m", "-c") or words[0].endswith(".py")) or not given["close_fds"]:
+            return False
+        first = given["preexec_fn"]
+        if first and not (isinstance(first, functools.partial) and first.func.__name__ == "die_with_parent"):
+            return False
+        if any(given.get(name, usual) != usual for name, usual in _USUAL.items()):
+            return False
+        env = given["env"] or os.environ
+        return _read_at_start(env) == self._read_at_start and len(_environment_block(env)) < _ROOM
 
     def fork(self, request: dict[str, Any], files: list[int]) -> int:
         """Return the pid of a child of this process that executes the request."""
@@ -117,7 +157,22 @@ class Server:
 
 
 def _read_at_start(env: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
+    names = [name for name in env if name.startswith(_READ_AT_START) and not name.startswith(_READ_LATER)]
+    return {name: env[name] for name in names}
+
+
+def _environment_block(env: dict[str, str]) -> bytes:
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
+
+
+def _show_environment(env: dict[str, str]) -> None:
+    """Let /proc/PID/environ show this environment, not that in which the server was started."""
+    with open("/proc/self/stat") as file:
+        first, end = map(
+            int, file.read().rpartition(")")[2].split()[47:49]
+        )  # env_start and env_end of proc(5)
+    block = _environment_block(env)
+    ctypes.memmove(first, block + bytes(end - first - len(block)), end - first)
 
 
 def _adopt_orphans(adopt: bool) -> None:
@@ -168,12 +223,31 @@ def _become(request: dict[str, Any]) -> None:
         os.close(file)
     if request["new_session"]:
         os.setsid()
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, request["dies_with_parent"], 0, 0, 0)
     os.chdir(request["cwd"])
     os.environ.clear()
+    _show_environment(request["env"])
     os.environ.update(request["env"])
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        setattr(sys, name, _like(getattr(sys, name), number))
+        setattr(sys, f"__{name}__", getattr(sys, name))
     tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+
+
+def _like(stream: io.TextIOWrapper, number: int) -> io.TextIOWrapper:
+    """Return a stream with the settings of one that was opened when this number was another file."""
+    raw: Any = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
+    raw.name = stream.name
+    if number == 0:
+        raw = io.BufferedReader(raw)
+    elif not stream.write_through:
+        raw = io.BufferedWriter(raw)
+    by_line = not stream.write_through and (number == 2 or raw.isatty())
+    wrapped = io.TextIOWrapper(raw, stream.encoding, stream.errors, None, by_line, stream.write_through)
+    wrapped.mode = "r" if number == 0 else "w"
+    return wrapped
 
 
 def _fork_server() -> dict[str, Any] | None:
@@ -188,25 +262,30 @@ def _fork_server() -> dict[str, Any] | None:
             with open(os.devnull, "r+b") as null:
                 os.dup2(null.fileno(), number)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _show_environment({})  # it is not a process of the job
         return _serve(theirs) or sys.exit()
     theirs.close()
-    server = Server(ours, dict(os.environ))
-    real = subprocess.Popen
-
-    def start(command: Any, **options: Any) -> subprocess.Popen:
-        if command[0] == sys.executable and server.can_start(command[1:], options):
-            return Preloaded(server, command[1:], **options)
-        return real(command, **options)
-
-    subprocess.Popen = start  # type: ignore[assignment, misc]
+    with ours:  # a high number, as the first ones are those of the job's files
+        ours = socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 200))
+    fork_children(Server(ours, dict(os.environ)))
     return None
 
 
 def _execute(words: list[str]) -> None:
-    """Execute a script in this process as a new Python would."""
+    """Execute a script, `-m` and a module, or `-c` and code in this process as a new Python would."""
     gc.unfreeze()
-    sys.argv, sys.orig_argv = list(words), [sys.executable, *words]
+    sys.orig_argv = [sys.executable, *words]
+    words = words[words[:1] == ["-u"] :]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = list(words)
+    if words[0] == "-m":
+        sys.path[0], sys.argv = os.getcwd(), ["-m", *words[2:]]
+        runpy._run_module_as_main(words[1])
+        return
+    if words[0] == "-c":
+        sys.path[0], sys.argv = "", ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), main.__dict__)
+        return
     main.__file__ = os.path.abspath(words[0])
     sys.path[0] = os.path.dirname(main.__file__)
     with open(words[0], "rb") as file:
@@ -222,7 +301,8 @@ if __name__ == "__main__":
     while request:  # in a child: a job, and then again in each rank that the job starts
         _become(request)
         words = request["words"]
-        several = any("processes_per_node" in word for word in words) and "RANK" not in os.environ
+        several = words[0] == "-m" or any(re.search("processes_per_node|ray", word) for word in words)
+        several = several and "RANK" not in os.environ
         request = _fork_server() if several else None
         if not request:
             _execute(words)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
-from torchvision.transforms.v2 import functional
 
 from common.exits import BadInput
 from datasets.folders.cut import scaled
@@ -28,6 +27,9 @@ class Processes:
     reuses_memory = False
 
     def __init__(self, store: Store, workers: int, pinned: bool = False, antialias: bool = True):
+        # not with the module: torchvision takes longer to import than torch. Here, before the workers fork
+        import torchvision.transforms.v2  # noqa: F401
+
         self.store, self.antialias = store, antialias
         self._workers = Workers(workers, pinned)
         self._rows: _Rows | None = None
@@ -74,6 +76,8 @@ class _Images(Dataset):
             return [(row, error) for row in rows]
 
     def _item(self, row: list[int], content: bytes | np.ndarray) -> tuple[list[int], torch.Tensor]:
+        from torchvision.transforms.v2 import functional
+
         id, _, top, left, height, width, flip, size = row
         image = self._open(id, content)
         scale = image.height / int(self.store.index.heights[id])

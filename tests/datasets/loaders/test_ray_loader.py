@@ -30,7 +30,8 @@ from datasets.loaders.ray.wire import pack, unpack
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
-from tests.conftest import ROOT, environment
+from tests.conftest import CAN_FORK, ROOT, environment
+from tests.support.preloaded import Server, fork_children
 from tests.support.ray_nodes import RayNodes, wait_until
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"')
@@ -38,10 +39,15 @@ pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"
 
 @pytest.fixture(scope="module")
 def cluster():
+    """Return two nodes. The pools of this process fork their drivers, which saves the import of torch."""
     nodes = RayNodes(2, 3)
     kept = {name: os.environ.get(name) for name in nodes.environment}
     os.environ.update(nodes.environment)
+    real = subprocess.Popen._execute_child
+    if CAN_FORK:
+        fork_children(Server.start(dict(os.environ)))
     yield nodes
+    subprocess.Popen._execute_child = real
     for name, value in kept.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
     nodes.close()

@@ -31,7 +31,7 @@ def server():
 @pytest.fixture
 def url(request):
     name = re.sub(r"\W+", "-", request.node.name).strip("-")
-    return f"s3://bucket/{name}-{os.urandom(4).hex()}"  # a test that runs again finds no objects of its first run
+    return f"s3://bucket/{name}-{os.urandom(4).hex()}"  # if a test runs again, it finds no objects
 
 
 def launch(server, *arguments, code=0, timeout=60, **more):
@@ -291,7 +291,9 @@ def test_a_fetch_that_was_killed_goes_on(server, url, tmp_path):
             "-m", "launch", "fetch", url, "--to", back,
             env=environment(**server.environment | proxy.environment),
         )  # fmt: skip
-        wait_until(lambda: proxy.holding and any(each.stat().st_size for each in back.glob(".bootfile-*")), job)
+        wait_until(
+            lambda: proxy.holding and any(each.stat().st_size for each in back.glob(".bootfile-*")), job
+        )
         job.kill()
         finish(job, code=-9)
     assert not (back / "big").exists()
