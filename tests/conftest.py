@@ -34,6 +34,10 @@ QUIET = {  # nothing that this machine's environment says of ranks, proxies or t
 
 # A job that is forked after the import of torch 2.1 aborts at its end; 2.14 was tested.
 CAN_FORK = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) >= (2, 6)
+LONG = (
+    "test_imagenet.py", "test_documents.py", "test_ray_loader.py", "test_train_ray.py", "test_bench.py",
+    "test_bench_train.py", "test_resume.py", "test_simulate.py", "test_bad_input.py",
+)  # fmt: skip
 LONGEST = 400  # seconds of a job that takes 10 alone: a limit only ends a test that hangs
 # Several tests share two cores: threads that wait for each other at every operation would make all slow.
 THREADS = {"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {}
@@ -124,6 +128,12 @@ def processes_of(job: subprocess.Popen) -> list[int]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def pytest_collection_modifyitems(items):
+    """Start the files that take minutes first: a process of xdist that got one last would end alone."""
+    order = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
 
 
 @pytest.fixture(scope="module", autouse=True)

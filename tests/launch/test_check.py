@@ -263,7 +263,7 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
 def test_no_verb_or_an_unknown_one(verb, said):
     script = "import atexit, runpy, sys; atexit.register(lambda: print('torch' in sys.modules))\n"
     script += "runpy.run_module('launch', run_name='__main__', alter_sys=True)"
-    result = run("-c", script, *verb, code=2)
+    result = run("-c", script, *verb, code=2, fresh=True)
     assert result.stderr.startswith(said)
     assert re.findall(r"^  (\w+) +\S", result.stderr, re.MULTILINE) == [
         "new",

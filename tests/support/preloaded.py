@@ -273,7 +273,6 @@ def _fork_server() -> dict[str, Any] | None:
 
 def _execute(words: list[str]) -> None:
     """Execute a script, `-m` and a module, or `-c` and code in this process as a new Python would."""
-    gc.unfreeze()
     sys.orig_argv = [sys.executable, *words]
     words = words[words[:1] == ["-u"] :]
     main = sys.modules["__main__"] = types.ModuleType("__main__")

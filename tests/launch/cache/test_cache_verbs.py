@@ -478,7 +478,7 @@ def test_without_a_server_it_is_one_line(images, cache_dir, launch):
     assert result.stdout == "" and result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"error: cache 127.0.0.1:{port}: ") and reason in result.stderr
     quick = "import sys, launch.cache.redis, launch.cache.cli; sys.exit('torch' in sys.modules)"
-    run("-c", quick, code=0)  # importing torch takes longer than a server may take to answer
+    run("-c", quick, fresh=True)  # importing torch takes longer than a server may take to answer
     for verb, data in (("check", images), ("ls", None), ("stat", None), ("rm", None)):
         with pytest.raises(BadInput, match=reason):
             launch(verb, f"redis://127.0.0.1:{port}", data)
