@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -145,6 +146,17 @@ def nothing_is_left():
     signal.signal(signal.SIGINT, handler)
     if "nvidia.dali" in sys.modules:
         gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folders_of_the_module(request, tmp_path_factory):
+    """Delete the temporary folders of a file's fixtures at its end, unless a test failed: some are large."""
+    base, failed = tmp_path_factory.getbasetemp(), request.session.testsfailed
+    before = set(base.iterdir())
+    yield
+    if request.session.testsfailed == failed:
+        for folder in set(base.iterdir()) - before:
+            folder.unlink() if folder.is_symlink() else shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

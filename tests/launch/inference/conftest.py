@@ -6,7 +6,7 @@ from datasets.folders import random_folder
 from tests.conftest import run
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """(output folder of imagenet.py, its images)."""
     root = tmp_path_factory.mktemp("trained")
@@ -18,7 +18,7 @@ def trained(tmp_path_factory):
     return root / "out", root / "images"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     """The output folder of train.py."""
     output = tmp_path_factory.mktemp("digits")
