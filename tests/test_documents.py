@@ -268,7 +268,7 @@ def test_code_is_plain():
 
 def test_the_changelog_begins_with_this_version():
     assert re.search(r"^## (\S+)", TEXT["CHANGELOG.md"], re.MULTILINE)[1] == __version__
-    assert run("-m", "launch", "--version").stdout == f"bootfile {__version__}\n"
+    assert run("-m", "launch", "--version", fresh=True).stdout == f"bootfile {__version__}\n"
 
 
 # The checks themselves

@@ -19,7 +19,7 @@ def _losses(output_dir):
 def alone(tmp_path_factory):
     """Return the losses of train.py, which every other start must repeat."""
     output = tmp_path_factory.mktemp("alone")
-    run("jobs/train.py", *SMALL, "--output_dir", output)
+    run("jobs/train.py", *SMALL, "--output_dir", output, fresh=True)
     assert len(_losses(output)) == 3
     return _losses(output)
 
@@ -39,7 +39,7 @@ def test_mixed_precision(alone, tmp_path):
 
 
 def test_one_process_per_node_starts_the_others(alone, tmp_path):
-    result = run("jobs/train_ddp.py", *SMALL, "--processes_per_node=2", "--output_dir", tmp_path)
+    result = run("jobs/train_ddp.py", *SMALL, "--processes_per_node=2", "--output_dir", tmp_path, fresh=True)
     assert "nodes=1 processes_per_node=2 node_rank=0" in result.stdout
     _same_run_in_two_processes(result.stdout, tmp_path, alone)
 
@@ -77,7 +77,7 @@ def test_two_nodes_as_modelarts_starts_them(alone, tmp_path):
 )
 def test_launchers(launcher, alone, tmp_path):
     port = f"--master-port={free_port()}"
-    result = run("-m", *launcher, port, "jobs/train_ddp.py", *SMALL, "--output_dir", tmp_path)
+    result = run("-m", *launcher, port, "jobs/train_ddp.py", *SMALL, "--output_dir", tmp_path, fresh=True)
     assert "level=process nodes=1 processes_per_node=2" in result.stdout
     _same_run_in_two_processes(result.stdout, tmp_path, alone)
 
