@@ -65,7 +65,7 @@ def test_a_forked_script_sees_what_a_new_python_shows(server, words, session, tm
     assert shown[0] == shown[1]
 
 
-def options(**options) -> dict:
+def usual(**options) -> dict:
     return {"env": environment(), "text": True} | options
 
 
@@ -84,13 +84,7 @@ KILL = END + "import os, signal; os.kill(os.getpid(), signal.SIG{})"
 )
 def test_exit_codes_and_handlers_at_the_end(server, script, code, output, error, tmp_path):
     (tmp_path / "script.py").write_text(script)
-    pipes = {
-        "cwd": tmp_path,
-        "env": environment(),
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
+    pipes = usual(cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     forked = Preloaded(server, ["script.py"], **pipes)
     assert forked.is_forked
     result = finish(forked, code)
@@ -117,13 +111,7 @@ print(*[child.pid for child in children], *os.fdopen(read))
 def test_the_ranks_of_a_node_are_forked_too(server, tmp_path):
     """They are children of the job."""
     (tmp_path / "script.py").write_text(NODE)
-    pipes = {
-        "cwd": tmp_path,
-        "env": environment(),
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
+    pipes = usual(cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     node = Preloaded(server, ["script.py", "--processes_per_node=2"], **pipes)
     codes, numbers = finish(node).stdout.split("\n", 1)
     assert codes == "0 1 True"

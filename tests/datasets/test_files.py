@@ -139,7 +139,7 @@ def test_data_url_that_is_no_folder(tmp_path):
 
 
 def test_folders_do_not_load_the_object_stores_code():
-    """A job with folders imports neither boto3 nor code that stages a URL; a Ray worker no torchvision."""
+    """A job with folders imports neither boto3 nor code that stages a URL; the loaders no torchvision."""
     script = (
         "import sys; import datasets.files, datasets.folders.image_folder, datasets.memory.cifar10\n"
         "import datasets.loaders.backends, datasets.loaders.ray.engine\n"

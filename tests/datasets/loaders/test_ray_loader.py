@@ -44,10 +44,13 @@ def cluster():
     kept = {name: os.environ.get(name) for name in nodes.environment}
     os.environ.update(nodes.environment)
     real = subprocess.Popen._execute_child
-    if CAN_FORK:
-        fork_children(Server.start(dict(os.environ)))
+    server = Server.start(dict(os.environ)) if CAN_FORK else None
+    if server:
+        fork_children(server)
     yield nodes
     subprocess.Popen._execute_child = real
+    if server:
+        server.close()
     for name, value in kept.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
     nodes.close()
