@@ -1,5 +1,6 @@
 """Folders of generated JPEG files, to try a job without data: ten learnable classes."""
 
+import math
 import os
 from collections.abc import Callable
 
@@ -35,11 +36,16 @@ def _write(folder: str, split: str, label: int, count: int) -> None:
     """Write the images of a class: a colour and a direction of stripes, with random phase and noise."""
     os.makedirs(folder)
     draw = np.random.default_rng([label, split == "val"])
-    angle, colour = np.pi * label / CLASSES, np.array([label % 3, label % 4, label % 5]) / 4
+    angle, colour = math.pi * label / CLASSES, (label % 3 / 4, label % 4 / 4, label % 5 / 4)
+    side = 2 * max(map(max, _SIZES))
+    noise = 128 + draw.normal(0, 20, (3, side, side)).astype(np.float32)  # each image gets a part of it
     for number in range(count):
         width, height = _SIZES[number % len(_SIZES)]
-        y, x = np.mgrid[:height, :width]
-        wave = np.sin((x * np.cos(angle) + y * np.sin(angle)) / 9 + draw.uniform(0, 2 * np.pi))
-        pixels = 128 + 60 * wave[:, :, None] * (1 - colour) + draw.normal(0, 20, (height, width, 3))
-        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        x, y = np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32)[:, None]
+        wave = np.sin((x * math.cos(angle) + y * math.sin(angle)) / 9 + draw.uniform(0, 2 * math.pi))
+        left, top = draw.integers(side - width), draw.integers(side - height)
+        pixels = noise[:, top : top + height, left : left + width].copy()
+        for plane, less in zip(pixels, colour, strict=True):
+            plane += 60 * (1 - less) * wave
+        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8).transpose(1, 2, 0).copy())
         image.save(os.path.join(folder, f"{number:03}.jpg"), quality=85)

@@ -82,7 +82,7 @@ def generate_images(
 
     def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         labels = torch.randperm(count, generator=generator) % GENERATED_CLASSES
-        noise = torch.randn(count, channels, side, side, generator=generator)
-        return (128 + 40 * patterns[labels] + 40 * noise).clamp(0, 255).to(torch.uint8), labels
+        images = torch.randn(count, channels, side, side, generator=generator).mul_(40)
+        return images.add_((128 + 40 * patterns)[labels]).clamp_(0, 255).to(torch.uint8), labels
 
     return draw(GENERATED_TRAIN), draw(GENERATED_TEST)
