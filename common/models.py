@@ -17,12 +17,14 @@ FUSED: dict[str, dict[str, Any]] = {
     "cpu": {},
     "cuda": {"fused": True} if torch.__version__ >= "2.3" else {},
 }
+WIDTH_HELP = "of the network: 8 for a quick test (default: 64)"
 TIMM = "timm:"  # the name of a network of timm begins with this
 
 
-def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
-    """Return a ResNet-18 for small images: a 3x3 stem without pooling, widths 64-64-128-256-512, two blocks
-    per stage.
+def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> nn.Module:
+    """Return a ResNet-18 for small images: a 3x3 stem without pooling, four stages of two blocks.
+
+    width: channels of the stem and the first stage; each later stage has twice those of the one before.
 
     Input float [N, channels, H, W], output logits [N, classes]. 11,173,962 parameters for 3 channels and 10
     classes. Their names are those of the ModelArts sample, so --weights loads its files. Source: K. He et
@@ -30,7 +32,7 @@ def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
     """
     if not torch.cuda.is_available():
         keep_memory()  # each step reuses the memory of the last one: 1.09x with train_amp.py
-    return _ResNet(channels, classes, blocks=2)
+    return _ResNet(channels, classes, width, blocks=2)
 
 
 def arch(text: str) -> str:
@@ -172,14 +174,16 @@ def head(make: Callable[[int], nn.Module]) -> dict[str, int]:
 
 
 class _ResNet(nn.Module):
-    def __init__(self, channels: int, classes: int, blocks: int):
+    def __init__(self, channels: int, classes: int, width: int, blocks: int):
         super().__init__()
-        self.conv1 = nn.Sequential(_convolution(channels, 64, 3), nn.BatchNorm2d(64), nn.ReLU(inplace=True))
-        self.conv2 = _stage(64, 64, blocks, stride=1)
-        self.conv3 = _stage(64, 128, blocks, stride=2)
-        self.conv4 = _stage(128, 256, blocks, stride=2)
-        self.conv5 = _stage(256, 512, blocks, stride=2)
-        self.dense_layer = nn.Linear(512, classes)
+        self.conv1 = nn.Sequential(
+            _convolution(channels, width, 3), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
+        self.conv2 = _stage(width, width, blocks, stride=1)
+        self.conv3 = _stage(width, 2 * width, blocks, stride=2)
+        self.conv4 = _stage(2 * width, 4 * width, blocks, stride=2)
+        self.conv5 = _stage(4 * width, 8 * width, blocks, stride=2)
+        self.dense_layer = nn.Linear(8 * width, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = self.conv5(self.conv4(self.conv3(self.conv2(self.conv1(images)))))

@@ -40,6 +40,7 @@ def main() -> None:
     output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    optimization.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
     optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
@@ -59,7 +60,7 @@ def main() -> None:
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)
 
-    model = models.resnet18(train_set.channels, train_set.classes)
+    model = models.resnet18(train_set.channels, train_set.classes, args.width)
     model = model.to(device).to(memory_format=torch.channels_last)
     forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
 

@@ -39,6 +39,7 @@ def main() -> None:
     output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    optimization.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
     optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
@@ -86,7 +87,7 @@ def main() -> None:
         train_loader.plan.augment = alternating_flip
     ### 新增 (new) 4/10, every second epoch shows the other mirror image: gain not measured ###
 
-    model = models.resnet18(train_set.channels, train_set.classes)
+    model = models.resnet18(train_set.channels, train_set.classes, args.width)
 
     ### 新增 (new) 5/10, convolutions begin by passing their input on (Dirac): gain not measured ###
     for module in model.modules():

@@ -39,6 +39,7 @@ def main() -> None:
     output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    optimization.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
     optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
@@ -75,7 +76,7 @@ def main() -> None:
 
     ### 新增 (new) 2/3, your model: it takes the inputs of a batch, nested as they are ###
     # -
-    # - model = models.resnet18(train_set.channels, train_set.classes)
+    # - model = models.resnet18(train_set.channels, train_set.classes, args.width)
     layers = [torch.nn.Linear(10, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1), torch.nn.Flatten(0)]
     model = torch.nn.Sequential(*layers)
     ### 新增 (new) 2/3, your model: it takes the inputs of a batch, nested as they are ###

@@ -39,6 +39,7 @@ LONG = (
     "test_imagenet.py", "test_documents.py", "test_ray_loader.py", "test_train_ray.py", "test_bench.py",
     "test_bench_train.py", "test_resume.py", "test_simulate.py", "test_bad_input.py",
 )  # fmt: skip
+QUICK = ("--dataset=digits", "--width=8")  # train.py with 176,258 parameters instead of 11 million
 LONGEST = 400  # seconds of a job that takes 10 alone: a limit only ends a test that hangs
 # Several tests share two cores: threads that wait for each other at every operation would make all slow.
 THREADS = {"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {}

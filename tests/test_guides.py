@@ -2,13 +2,13 @@
 
 import re
 
-from tests.conftest import ROOT, run
+from tests.conftest import QUICK, ROOT, run
 
 
 def test_expressions_find_the_figures_of_a_log(tmp_path):
     page = (ROOT / "guides" / "modelarts.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [^|]* \| `(\(\?<=[^`]*)` \| `( [^`]*)` \|$", page, re.MULTILINE)
-    log = run("jobs/train.py", "--dataset=digits", "--max_steps=1", "--output_dir", tmp_path).stdout
+    log = run("jobs/train.py", *QUICK, "--max_steps=1", "--output_dir", tmp_path).stdout
     shown = re.search(r"^    (epoch=.*)\n    (epoch=.* val_loss=.*)$", page, re.MULTILINE)
     reports = [line for line in log.splitlines() if line.startswith("epoch=")]
     for example, line in zip(shown.groups(), reports, strict=True):

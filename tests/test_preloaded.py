@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.conftest import CAN_FORK, environment, finish
+from tests.conftest import CAN_FORK, ROOT, environment, finish
 from tests.support.preloaded import Preloaded, Server
 
 pytestmark = pytest.mark.skipif(
@@ -91,15 +91,17 @@ def test_exit_codes_and_handlers_at_the_end(server, script, code, output, error,
     assert result.stdout == output and error in result.stderr and bool(error) == bool(result.stderr)
 
 
-NODE = """
+NODE = f"""
 import os, subprocess, sys
+sys.path.insert(0, {str(ROOT)!r})
+import common.entry  # as each job does: it sets GOMP_SPINCOUNT
 if "RANK" in os.environ:
-    os.write(int(os.environ["PIPE"]), f"{os.getpid()} {os.getppid()}\\n".encode())
+    os.write(int(os.environ["PIPE"]), f"{{os.getpid()}} {{os.getppid()}}\\n".encode())
     sys.exit(int(os.environ["RANK"]))
 read, write = os.pipe()
 children = []
 for rank in range(2):
-    own = {"RANK": str(rank), "PIPE": str(write)}
+    own = {{"RANK": str(rank), "PIPE": str(write)}}
     command = [sys.executable, *sys.orig_argv[1:]]
     children.append(subprocess.Popen(command, env=os.environ | own, pass_fds=[write]))
 print(*[child.wait() for child in children], children[0].is_forked)

@@ -73,8 +73,8 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
             form.STD,
             1.0,
         )
-        size = image_size or form.SIDE
-        make = lambda classes: models.resnet18(channels, classes).eval()  # noqa: E731
+        size, width = image_size or form.SIDE, settings.get("width", 64)
+        make = lambda classes: models.resnet18(channels, classes, width).eval()  # noqa: E731
     else:
         raise BadInput(
             f"{path}: no starts.jsonl of imagenet.py or train.py in its folder: name the network with "

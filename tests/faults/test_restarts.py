@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, environment, free_port, processes_of
+from tests.conftest import QUICK, ROOT, environment, free_port, processes_of
 
 pytestmark = pytest.mark.faults
 
 JOB = (
-    "jobs/train_ddp.py", "--dataset=digits", "--max_steps=12", "--batch_size=16", "--report_every=1",
+    "jobs/train_ddp.py", *QUICK, "--max_steps=12", "--batch_size=16", "--report_every=1",
     "--timeout=60",
 )  # fmt: skip
 

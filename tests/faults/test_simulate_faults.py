@@ -5,13 +5,14 @@ import re
 import pytest
 import torch
 
+from tests.conftest import QUICK
 from tests.support.simulated import fired, rows, simulate
 
 pytestmark = pytest.mark.faults
 
 TIMEOUT = 15  # seconds, of the process group
 JOB = (
-    "jobs/train_ddp.py", "--", "--dataset=digits", "--max_steps=6", "--batch_size=32", f"--timeout={TIMEOUT}",
+    "jobs/train_ddp.py", "--", *QUICK, "--max_steps=6", "--batch_size=32", f"--timeout={TIMEOUT}",
 )  # fmt: skip
 
 

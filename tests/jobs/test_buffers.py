@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from tests.conftest import ROOT, run
+from tests.conftest import QUICK, ROOT, run
 
 NO_BROADCAST = textwrap.dedent(f"""
     import runpy, sys, torch
@@ -22,7 +22,7 @@ NO_BROADCAST = textwrap.dedent(f"""
 @pytest.mark.parametrize(
     "job",
     [
-        ["train_ddp.py", "--dataset=digits"],
+        ["train_ddp.py", *QUICK],
         ["imagenet.py", "--custom_data=true", "--arch=resnet18", "--image_size=32", "--training_only"],
     ],
 )

@@ -15,17 +15,17 @@ from common.models import resnet18
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import digits
 from datasets.sampling.sampler import SequentialBatchSampler
-from tests.conftest import free_port, records, run, start
+from tests.conftest import QUICK, free_port, records, run, start
 
 
 def test_accuracy_is_that_of_scikit_learn(tmp_path):
     """359 test samples are not divisible by 3 processes, and each sample counts once."""
     run(
         "-m", "torch.distributed.run", "--nproc-per-node=3", f"--master-port={free_port()}",
-        "jobs/train_ddp.py", "--dataset=digits", "--batch_size=66", "--max_steps=4", "--lr=0.02",
+        "jobs/train_ddp.py", *QUICK, "--batch_size=66", "--max_steps=4", "--lr=0.02",
         "--output_dir", tmp_path,
     )  # fmt: skip
-    model = resnet18(channels=1)
+    model = resnet18(channels=1, width=8)
     model.load_state_dict(torch.load(tmp_path / "epoch_1.pth", weights_only=True))
     model.eval()
     _, test_set = digits.load(None, custom_data=False)
@@ -43,7 +43,7 @@ def test_accuracy_is_that_of_scikit_learn(tmp_path):
 
 def test_a_run_without_the_weights_of_epochs(tmp_path):
     run(
-        "jobs/train.py", "--dataset=digits", "--epochs=2", "--batch_size=256", "--max_steps=7",
+        "jobs/train.py", *QUICK, "--epochs=2", "--batch_size=256", "--max_steps=7",
         "--save_every=2epoch", "--epoch_weights=false", "--output_dir", tmp_path,
     )  # fmt: skip
     assert not list(tmp_path.glob("*.pth")) and len(records(tmp_path)) > 2
@@ -52,7 +52,7 @@ def test_a_run_without_the_weights_of_epochs(tmp_path):
 
 def test_files_lines_and_table(tmp_path):
     result = run(
-        "jobs/train.py", "--dataset=digits", "--epochs=2", "--batch_size=256", "--report_every=3",
+        "jobs/train.py", *QUICK, "--epochs=2", "--batch_size=256", "--report_every=3",
         "--output_dir", tmp_path / "new" / "folder",
     )  # fmt: skip
     output = tmp_path / "new" / "folder"
@@ -64,7 +64,7 @@ def test_files_lines_and_table(tmp_path):
     }  # fmt: skip
     for epoch in (1, 2):
         weights = torch.load(output / f"epoch_{epoch}.pth", weights_only=True)
-        resnet18(channels=1).load_state_dict(weights)
+        resnet18(channels=1, width=8).load_state_dict(weights)
         assert all(tensor.device.type == "cpu" for tensor in weights.values())
 
     lines = [line for line in result.stdout.splitlines() if line.startswith("epoch=")]
@@ -95,7 +95,7 @@ def test_files_lines_and_table(tmp_path):
 def test_generated_images_are_learned(tmp_path):
     """The accuracy on ten classes is far above chance after a few steps."""
     run(
-        "jobs/train.py", "--dataset=digits", "--custom_data=true", "--epochs=1", "--lr=0.02",
+        "jobs/train.py", *QUICK, "--custom_data=true", "--epochs=1", "--lr=0.02",
         "--output_dir", tmp_path,
     )  # fmt: skip
     assert records(tmp_path)[-1]["val_acc"] > 0.5
@@ -105,7 +105,7 @@ def test_a_terminal_gets_a_progress_bar(tmp_path):
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     process = start(
-        "jobs/train.py", "--dataset=digits", "--max_steps=2", "--report_every=1", f"--output_dir={tmp_path}",
+        "jobs/train.py", *QUICK, "--max_steps=2", "--report_every=1", f"--output_dir={tmp_path}",
         stderr=end,
     )  # fmt: skip
     os.close(end)

@@ -13,10 +13,10 @@ import torch
 from common.checkpoint import files as checkpoint
 from datasets.memory import digits
 from datasets.sampling import receipt
-from tests.conftest import ROOT, finish, processes_of, records, run, start
+from tests.conftest import QUICK, ROOT, finish, processes_of, records, run, start
 
 # 5 steps an epoch, 3 epochs
-DATA = ("--dataset=digits", "--batch_size=240", "--epochs=3", "--report_every=1", "--save_every=2")
+DATA = (*QUICK, "--batch_size=240", "--epochs=3", "--report_every=1", "--save_every=2")
 TWO = ("jobs/train_ddp.py", "--processes_per_node=2", *DATA)
 ONE = ("jobs/train.py", *DATA)
 
@@ -131,7 +131,7 @@ def test_a_checkpoint_of_any_job_resumes_in_any_job(whole, tmp_path):
 
 def test_a_batch_may_be_counted_by_process(tmp_path):
     """--batch_size_per_gpu 16 with 2 processes is --batch_size 32, and one process can resume it."""
-    common = ("--dataset=digits", "--lr=0.01", f"--output_dir={tmp_path}", "--save_every=2")
+    common = (*QUICK, "--lr=0.01", f"--output_dir={tmp_path}", "--save_every=2")
     first = run(
         "jobs/train_ddp.py", *common, "--processes_per_node=2", "--batch_size_per_gpu=16", "--max_steps=2"
     )
@@ -217,7 +217,7 @@ def test_a_schedule_that_follows_the_validation_loss_resumes_exactly(tmp_path):
             "        scheduler.step(val_sums[0] / val_sums[2])\n        log.validation(",
         ),
     )
-    arguments = ("--dataset=digits", "--batch_size=480", "--epochs=4", "--report_every=1", "--save_every=2")
+    arguments = (*QUICK, "--batch_size=480", "--epochs=4", "--report_every=1", "--save_every=2")
     run(job, *arguments, f"--output_dir={tmp_path / 'whole'}")
     output = f"--output_dir={tmp_path / 'again'}"
     first = start(job, *arguments, output)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, environment, finish, is_stopped, records, run, start, wait_until
+from tests.conftest import QUICK, ROOT, environment, finish, is_stopped, records, run, start, wait_until
 from tests.jobs.test_resume import wait_for
 
 # 5 steps an epoch
-DIGITS = ("--dataset=digits", "--batch_size=240", "--report_every=1")
+DIGITS = (*QUICK, "--batch_size=240", "--report_every=1")
 THREE = ("jobs/train.py", *DIGITS, "--max_steps=3", "--save_every=1")
 
 

@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 
-from tests.conftest import ROOT, environment, finish, free_port, records, run, start
+from tests.conftest import QUICK, ROOT, environment, finish, free_port, records, run, start
 
-SMALL = ("--dataset=digits", "--max_steps=3", "--batch_size=32", "--report_every=1")
+SMALL = (*QUICK, "--max_steps=3", "--batch_size=32", "--report_every=1")
 
 
 def _losses(output_dir):

@@ -44,7 +44,7 @@ TEXT = (
     """,
     """
     # -
-    # - model = models.resnet18(train_set.channels, train_set.classes)
+    # - model = models.resnet18(train_set.channels, train_set.classes, args.width)
     class Reader(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -88,7 +88,7 @@ IMAGES = (
     """,
     """
     # -
-    # - model = models.resnet18(train_set.channels, train_set.classes)
+    # - model = models.resnet18(train_set.channels, train_set.classes, args.width)
     convolution = torch.nn.Conv2d(1, 8, 3)
     model = torch.nn.Sequential(convolution, torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten())
     model.append(torch.nn.Dropout(0.1)).append(torch.nn.Linear(288, 10))

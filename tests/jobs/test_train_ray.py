@@ -10,14 +10,14 @@ import tempfile
 import psutil
 import pytest
 
-from tests.conftest import ROOT, environment, finish, records, run, start
+from tests.conftest import QUICK, ROOT, environment, finish, records, run, start
 from tests.support.ray_nodes import RayNodes, wait_until
 from tests.support.simulated import simulate
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"')
 
 COMMAND = ("jobs/train_ray.py", "--distribute_mode=true", "--workers=1")
-DIGITS = ("--dataset=digits", "--batch_size=32", "--max_steps=4", "--report_every=2")
+DIGITS = (*QUICK, "--batch_size=32", "--max_steps=4", "--report_every=2")
 IMAGES = (
     "--custom_data=true", "--arch=resnet18", "--image_size=32", "--workers=2", "--batch_size=32",
     "--max_steps=2", "--print_freq=1", "--lr=0.01", "--warmup=0",
@@ -63,9 +63,7 @@ def test_the_receipt_of_train_py_from_a_cluster_of_its_own(tmp_path, own):
 
 
 def test_a_killed_job_takes_its_cluster_along(tmp_path, own):
-    job = start(
-        "jobs/train_ray.py", "--dataset=digits", "--epochs=50", *RAY, "--output_dir", tmp_path, env=own
-    )
+    job = start("jobs/train_ray.py", *QUICK, "--epochs=50", *RAY, "--output_dir", tmp_path, env=own)
     try:
         assert any("ray: a cluster" in line for line in iter(job.stdout.readline, ""))
         wait_until(lambda: len(of_ray(own["TMPDIR"])) > 3)
@@ -148,7 +146,7 @@ def test_another_machine_joins_the_cluster_of_a_job(tmp_path, own):
     own |= {"RAY_AUTH_TOKEN": "t" * 32}
     workers = 2 * len(os.sched_getaffinity(0))
     job = start(
-        "jobs/train_ray.py", "--dataset=digits", "--epochs=500", "--distribute_mode=true",
+        "jobs/train_ray.py", *QUICK, "--epochs=500", "--distribute_mode=true",
         "--ray_address=start", f"--workers={workers}", "--output_dir", tmp_path, env=own,
     )  # fmt: skip
     extra = None

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from common.models import resnet18
-from tests.conftest import ROOT, environment, records, run
+from tests.conftest import QUICK, ROOT, environment, records, run
 
-JOB = ("--dataset=digits", "--epochs=1", "--batch_size=240")
-TWO = ("jobs/train_ddp.py", "--processes_per_node=2", "--dataset=digits")
+JOB = (*QUICK, "--epochs=1", "--batch_size=240")
+TWO = ("jobs/train_ddp.py", "--processes_per_node=2", *QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def trained(tmp_path_factory):
     output = tmp_path_factory.mktemp("trained")
     run("jobs/train.py", *JOB, "--lr=0.02", f"--output_dir={output}")
     weights = torch.load(output / "best.pth", weights_only=True)
-    resnet18(channels=1).load_state_dict(weights)
+    resnet18(channels=1, width=8).load_state_dict(weights)
     torch.save({f"module.{name}": tensor for name, tensor in weights.items()}, output / "ddp.pth")
     return output
 

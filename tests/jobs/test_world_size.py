@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import records, run
+from tests.conftest import QUICK, records, run
 
 
 @pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.faults)])
@@ -12,7 +12,7 @@ def test_losses_are_equal_over_fifty_steps(several, tmp_path):
     for processes in (1, several):
         output = tmp_path / str(processes)
         run(
-            "-m", "tests.support.float64", "jobs/train_ddp.py", "--dataset=digits", "--max_steps=50",
+            "-m", "tests.support.float64", "jobs/train_ddp.py", *QUICK, "--max_steps=50",
             "--batch_size=8", "--lr=0.01", "--report_every=1", f"--processes_per_node={processes}",
             f"--output_dir={output}", timeout=300,
         )  # fmt: skip

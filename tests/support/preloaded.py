@@ -48,6 +48,7 @@ _READ_AT_START = (
     "PYTORCH",
     "CUDA",
 )
+_SET_BY_JOBS = {"GOMP_SPINCOUNT": "1000"}  # before they import torch, if it is not set; the server has it
 _READ_LATER = ("TORCHELASTIC_",)  # set by torchrun for its processes
 _USUAL = {  # arguments of Popen._execute_child and their values without an option of Popen
     "shell": False, "gid": None, "gids": None, "uid": None, "umask": -1, "process_group": -1,
@@ -121,7 +122,7 @@ class Server:
         connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno())]
         with theirs:
-            more = {"GOMP_SPINCOUNT": "1000", "ROOM": "x" * _ROOM}
+            more = _SET_BY_JOBS | {"ROOM": "x" * _ROOM}
             subprocess.Popen(command, env=env | more, pass_fds=[theirs.fileno()])
         return cls(connection, env)
 
@@ -161,7 +162,7 @@ class Server:
 
 def _read_at_start(env: dict[str, str]) -> dict[str, str]:
     names = [name for name in env if name.startswith(_READ_AT_START) and not name.startswith(_READ_LATER)]
-    return {name: env[name] for name in names}
+    return _SET_BY_JOBS | {name: env[name] for name in names}
 
 
 def _environment_block(env: dict[str, str]) -> bytes:

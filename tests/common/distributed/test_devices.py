@@ -8,7 +8,7 @@ import torch
 
 from common.distributed.devices import find_topology, open_gpu, select
 from common.exits import BadInput
-from tests.conftest import ROOT, finish, free_port, run, start
+from tests.conftest import QUICK, ROOT, finish, free_port, run, start
 
 GPUS = 4
 
@@ -37,7 +37,7 @@ FAKE = textwrap.dedent(f"""
 def test_every_gpu_of_a_node_gets_a_process(node, tmp_path):
     found = tmp_path / "found"
     run(
-        "-c", FAKE, "jobs/train_ddp.py", "--dataset=digits", f"--output_dir={tmp_path}", "--world_size=2",
+        "-c", FAKE, "jobs/train_ddp.py", *QUICK, f"--output_dir={tmp_path}", "--world_size=2",
         f"--rank={node}", f"--init_method=tcp://127.0.0.1:{free_port()}", "--not_an_argument", found,
     )  # fmt: skip
     assert sorted(found.read_text().splitlines()) == [

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.conftest import ROOT, finish, processes_of, start
+from tests.conftest import QUICK, ROOT, finish, processes_of, start
 
 STUCK = textwrap.dedent(f"""
     import sys, time
@@ -71,7 +71,7 @@ def test_an_interrupt_during_set_up_is_one_line(stuck):
 
 
 def test_ctrl_c_while_torch_is_loaded_is_one_line():
-    job = start("-X", "importtime", "jobs/train.py", "--dataset=digits")
+    job = start("-X", "importtime", "jobs/train.py", *QUICK)
     for line in job.stderr:
         if line.endswith(" common.entry\n"):
             break
@@ -96,7 +96,7 @@ def test_ctrl_c_of_a_profile(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-DIGITS = ("--dataset=digits", "--batch_size=240", "--report_every=1")
+DIGITS = (*QUICK, "--batch_size=240", "--report_every=1")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -171,7 +171,7 @@ def test_one_process_is_signalled_while_all_evaluate(tmp_path):
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     job = start(
-        "-c", slow, "jobs/train_ddp.py", "--dataset=digits", "--processes_per_node=2", "--batch_size=24",
+        "-c", slow, "jobs/train_ddp.py", *QUICK, "--processes_per_node=2", "--batch_size=24",
         "--max_steps=2", f"--output_dir={tmp_path}",
     )  # fmt: skip
     for line in job.stdout:

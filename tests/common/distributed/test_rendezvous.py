@@ -15,9 +15,9 @@ import pytest
 from common.distributed import rendezvous
 from common.topology import Topology
 from launch.simulate.network import Network
-from tests.conftest import ROOT, environment, finish, free_port, processes_of, run, start
+from tests.conftest import QUICK, ROOT, environment, finish, free_port, processes_of, run, start
 
-JOB = ("jobs/train_ddp.py", "--dataset=digits", "--max_steps=2", "--batch_size=24", "--timeout=3")
+JOB = ("jobs/train_ddp.py", *QUICK, "--max_steps=2", "--batch_size=24", "--timeout=3")
 
 # For tests in which all processes arrive: a busy machine starts them seconds apart.
 PATIENT = ("--timeout=60",)
@@ -128,9 +128,7 @@ def test_a_job_of_one_process_refuses_to_be_several(job, tmp_path):
     launched = dict(
         RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1"
     )
-    result = run(
-        f"jobs/{job}", "--dataset=digits", "--output_dir", tmp_path, env=environment(**launched), code=2
-    )
+    result = run(f"jobs/{job}", *QUICK, "--output_dir", tmp_path, env=environment(**launched), code=2)
     assert "this job is one process, but launcher started 2: use jobs/train_ddp.py" in result.stderr
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from datasets.folders import random_folder
-from tests.conftest import run
+from tests.conftest import QUICK, run
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +22,6 @@ def trained(tmp_path_factory):
 def digits(tmp_path_factory):
     """The output folder of train.py."""
     output = tmp_path_factory.mktemp("digits")
-    run("jobs/train.py", "--dataset=digits", "--epochs=1", "--batch_size=240", "--lr=0.02",
+    run("jobs/train.py", *QUICK, "--epochs=1", "--batch_size=240", "--lr=0.02",
         f"--output_dir={output}")  # fmt: skip
     return output

@@ -18,11 +18,11 @@ import pytest
 from launch.pack import single_file
 from launch.pack.cli import pack
 from launch.profiles import PROFILES
-from tests.conftest import environment, finish, records, start
+from tests.conftest import QUICK, environment, finish, records, start
 from tests.support.packed import script_folder
 from tests.support.simulated import rows, simulate
 
-RUN = ("--dataset=digits", "--max_steps=1", "--batch_size=64", "--report_every=1")
+RUN = (*QUICK, "--max_steps=1", "--batch_size=64", "--report_every=1")
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_what_a_killed_rank_unpacked_is_taken_away(packed_jobs, tmp_path):
     (tmp_path / "tmp").mkdir()
     result = simulate(
         "--processes=2", f"--keep={tmp_path / 'kept'}", "--fault=kill:rank=1,step=1",
-        packed_jobs["single_file"], "--", "--dataset=digits", "--max_steps=50",
+        packed_jobs["single_file"], "--", *QUICK, "--max_steps=50",
         env=environment(TMPDIR=str(tmp_path / "tmp"), OMP_NUM_THREADS="1"), code=137, timeout=240,
     )  # fmt: skip
     assert "SIGKILL to rank 1" in result.stdout

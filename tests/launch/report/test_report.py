@@ -14,12 +14,12 @@ import pytest
 from common.exits import BadInput
 from launch.report import cli as report
 from launch.report import runs as report_data
-from tests.conftest import environment, finish, records, run, start
+from tests.conftest import QUICK, environment, finish, records, run, start
 from tests.support import browser
 
 # 12 steps of the 89 of an epoch
 JOB = (
-    "jobs/train.py", "--dataset=digits", "--batch_size=16", "--max_steps=12", "--report_every=1",
+    "jobs/train.py", *QUICK, "--batch_size=16", "--max_steps=12", "--report_every=1",
     "--save_every=5",
 )  # fmt: skip
 HOSTILE = "<script>document.title='taken'</script>"

@@ -5,11 +5,11 @@ import hashlib
 import pytest
 
 from launch.profiles import PROFILES
-from tests.conftest import environment, run
+from tests.conftest import QUICK, environment, run
 
 pytestmark = pytest.mark.faults
 
-ARGUMENTS = ("--dataset=digits", "--max_steps=3", "--batch_size=32", "--report_every=1", "--lr=0.02")
+ARGUMENTS = (*QUICK, "--max_steps=3", "--batch_size=32", "--report_every=1", "--lr=0.02")
 
 
 def _weights(tmp_path, nodes, processes, platform):

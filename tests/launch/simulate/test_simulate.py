@@ -12,10 +12,10 @@ from common.exits import BadInput
 from launch.explain import explain_exit_code
 from launch.simulate import faults
 from launch.simulate.network import Network
-from tests.conftest import environment, records, start
+from tests.conftest import QUICK, environment, records, start
 from tests.support.simulated import fired, rows, simulate
 
-JOB = ("jobs/train_ddp.py", "--", "--dataset=digits", "--max_steps=3", "--batch_size=32")
+JOB = ("jobs/train_ddp.py", "--", *QUICK, "--max_steps=3", "--batch_size=32")
 
 STEPS = """
 import time
