@@ -32,8 +32,8 @@ from tests.support.redis_server import (
 pytest.importorskip("redis", reason="redis-py is not installed")
 
 DALI = backends.reasons(torch.device("cpu"))["dali"]
-JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--warmup=0", "--print_freq=1", "--lr=0.001",
-       "--batch_size=64", "--epochs=2", "--training_only")  # fmt: skip
+JOB = ("jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--warmup=0", "--print_freq=1",
+       "--lr=0.001", "--batch_size=64", "--epochs=2", "--training_only")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from datasets.sampling import receipt
 from tests.conftest import ROOT, finish, records, run, start, wait_until
 
 CPU = torch.device("cpu")
-JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--warmup=0", "--print_freq=1")
+JOB = ("jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--warmup=0", "--print_freq=1")
 HERE = [name for name, reason in backends.reasons(CPU).items() if not reason and name != "synthetic"]
 ARCHIVE = ROOT.parent / "shared" / "data" / "cifar10_jpeg.tar.gz"
 
@@ -59,7 +59,7 @@ def test_every_backend_learns_the_same_from_real_images(tmp_path):
         output = tmp_path / backend
         printed = run(
             *JOB, f"--data_url={tmp_path / 'data'}", f"--cache_dir={tmp_path / 'cache'}", "--max_steps=20",
-            "--batch_size=50", "--lr=1e-6", "--training_only", f"--data_backend={backend}",
+            "--batch_size=50", "--lr=1e-6", "--training_only", f"--data_backend={backend}", "--arch=resnet18",
             f"--output_dir={output}",
         ).stdout  # fmt: skip
         assert re.search(r"the device waited for data for [\d.]+% of the training time with ", printed)
@@ -235,7 +235,7 @@ def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
     (["--first_image_size=16", "--arch=vit_b_16"], "cannot take images of --first_image_size 16"),
     (["--accumulate=64"], "cannot be trained on 1 image of --image_size 32 at a time"),
     (["--freeze"], "--freeze needs --weights FILE or DEFAULT"),
-    (["--weights=NONE"], "--weights NONE: no such file; resnet18 has DEFAULT, IMAGENET1K_V1"),
+    (["--weights=NONE"], "--weights NONE: no such file; shufflenet_v2_x0_5 has DEFAULT, IMAGENET1K_V1"),
     (["--arch=inception_v3"], "--arch inception_v3 cannot take images of --image_size 32"),
     (["--arch=vit_b_16", "--image_size=100"], "--arch vit_b_16 cannot take images of --image_size 100"),
     (["--data_backend=ray", "--ray_address=nowhere"], "--ray_address nowhere"),

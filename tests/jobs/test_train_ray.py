@@ -19,7 +19,7 @@ pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"
 COMMAND = ("jobs/train_ray.py", "--distribute_mode=true", "--workers=1")
 DIGITS = (*QUICK, "--batch_size=32", "--max_steps=4", "--report_every=2")
 IMAGES = (
-    "--custom_data=true", "--arch=resnet18", "--image_size=32", "--workers=2", "--batch_size=32",
+    "--custom_data=true", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--workers=2", "--batch_size=32",
     "--max_steps=2", "--print_freq=1", "--lr=0.01", "--warmup=0",
 )  # fmt: skip
 RAY = ("--distribute_mode=true", "--ray_address=start", "--workers=1")
@@ -74,8 +74,8 @@ def test_a_killed_job_takes_its_cluster_along(tmp_path, own):
 
 @pytest.mark.faults
 def test_imagenet_on_two_ranks_that_share_a_cluster(tmp_path, own):
-    common = ("jobs/imagenet.py", "--custom_data=true", "--arch=resnet18", "--image_size=32", "--workers=1",
-              "--batch_size=32", "--max_steps=2", "--print_freq=1", "--lr=0.01", "--warmup=0")  # fmt: skip
+    common = ("jobs/imagenet.py", "--custom_data=true", "--arch=shufflenet_v2_x0_5", "--image_size=32",
+              "--workers=1", "--batch_size=32", "--max_steps=2", "--print_freq=1", "--lr=0.01", "--warmup=0")  # fmt: skip
     run(*common, "--data_backend=threads", "--output_dir", tmp_path / "threads", timeout=200)
     result = run(
         *common, "--data_backend=ray", "--ray_address=start", "--processes_per_node=2", "--output_dir",

@@ -49,7 +49,9 @@ _READ_AT_START = (
     "CUDA",
 )
 _SET_BY_JOBS = {"GOMP_SPINCOUNT": "1000"}  # before they import torch, if it is not set; the server has it
-_READ_LATER = ("TORCHELASTIC_",)  # set by torchrun for its processes
+# set by torchrun for its processes, and by torch, scikit-learn and OpenCV when they are imported
+_READ_LATER = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",
+               "LD_LIBRARY_PATH")  # fmt: skip
 _USUAL = {  # arguments of Popen._execute_child and their values without an option of Popen
     "shell": False, "gid": None, "gids": None, "uid": None, "umask": -1, "process_group": -1,
 }  # fmt: skip

@@ -83,7 +83,7 @@ def test_ctrl_c_while_torch_is_loaded_is_one_line():
 def test_ctrl_c_of_a_profile(tmp_path):
     """--prof saves nothing, so it ends at once and writes nothing."""
     job = start(
-        "jobs/imagenet.py", "--data_backend=synthetic", "--arch=resnet18", "--image_size=32",
+        "jobs/imagenet.py", "--data_backend=synthetic", "--arch=shufflenet_v2_x0_5", "--image_size=32",
         "--batch_size=8", "--prof=1000000", "--epochs=1000", "--workers=1",
         f"--output_dir={tmp_path / 'out'}",
     )  # fmt: skip
