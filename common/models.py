@@ -17,7 +17,7 @@ FUSED: dict[str, dict[str, Any]] = {
     "cpu": {},
     "cuda": {"fused": True} if torch.__version__ >= "2.3" else {},
 }
-WIDTH_HELP = "of the network: 8 for a quick test (default: 64)"
+WIDTH_HELP = "channels of the first stage: 8 for a quick test (default: 64)"
 TIMM = "timm:"  # the name of a network of timm begins with this
 
 

@@ -28,6 +28,13 @@ def test_shapes():
     assert resnet18(channels=1, classes=7)(torch.zeros(3, 1, 8, 8)).shape == (3, 7)
 
 
+def test_a_narrower_network_has_the_same_names():
+    narrow = resnet18(channels=1, classes=7, width=8)
+    assert sum(parameter.numel() for parameter in narrow.parameters()) < 200_000
+    assert narrow.state_dict().keys() == resnet18().state_dict().keys()
+    assert narrow(torch.zeros(3, 1, 8, 8)).shape == (3, 7)
+
+
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 64), ("vit_b_32", 64), ("googlenet", 64)])
 @pytest.mark.filterwarnings("ignore:The default weight initialization")
 def test_classifiers_take_images_of_that_size(name, size):

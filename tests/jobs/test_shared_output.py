@@ -187,7 +187,8 @@ def test_starts_that_are_refused_or_only_measure_leave_no_folder(project):
         assert "--resume nowhere: no such file" in line or "--resume=nowhere" not in arguments
     measured = run(
         "jobs/imagenet.py", "--data_backend=synthetic", "--prof=1", "--image_size=32",
-        "--arch=shufflenet_v2_x0_5", "--batch_size=4", cwd=project, env=environment(PYTHONDONTWRITEBYTECODE="1"),
+        "--arch=shufflenet_v2_x0_5", "--batch_size=4", cwd=project,
+        env=environment(PYTHONDONTWRITEBYTECODE="1"),
     ).stdout  # fmt: skip
     assert "replace" not in measured
     assert snapshot(project) == before

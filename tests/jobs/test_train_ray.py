@@ -75,7 +75,8 @@ def test_a_killed_job_takes_its_cluster_along(tmp_path, own):
 @pytest.mark.faults
 def test_imagenet_on_two_ranks_that_share_a_cluster(tmp_path, own):
     common = ("jobs/imagenet.py", "--custom_data=true", "--arch=shufflenet_v2_x0_5", "--image_size=32",
-              "--workers=1", "--batch_size=32", "--max_steps=2", "--print_freq=1", "--lr=0.01", "--warmup=0")  # fmt: skip
+              "--workers=1", "--batch_size=32", "--max_steps=2", "--print_freq=1", "--lr=0.01",
+              "--warmup=0")  # fmt: skip
     run(*common, "--data_backend=threads", "--output_dir", tmp_path / "threads", timeout=200)
     result = run(
         *common, "--data_backend=ray", "--ray_address=start", "--processes_per_node=2", "--output_dir",
