@@ -53,7 +53,8 @@ def test_a_forked_script_sees_what_a_new_python_shows(server, words, session, tm
         path.write_text(SHOW)
     (tmp_path / "tmp").mkdir()
     options = dict(
-        cwd=tmp_path, env=environment(TMPDIR=str(tmp_path / "tmp"), TOLD="1"), start_new_session=session,
+        cwd=tmp_path, start_new_session=session,
+        env=environment(TMPDIR=str(tmp_path / "tmp"), PYTHONPATH=f"lib::{tmp_path}/lib", TORCH_NCCL_X="1"),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     shown, forked = [], Preloaded(server, words, **options)
@@ -140,12 +141,16 @@ def test_a_signal_reaches_it(server, tmp_path):
     [
         (["-i"], {}),
         (["script.py"], {"preexec_fn": print}),
-        (["script.py"], {"env": environment(PYTHONPATH="elsewhere")}),
+        (["script.py"], {"env": environment(PYTHONHASHSEED="1")}),
+        (["script.py"], {"env": environment(PYTHONPATH="lib")}),
         (["script.py"], {"env": environment(OMP_NUM_THREADS="17")}),
         (["script.py"], {"env": environment(LONG="x" * 40_000)}),
     ],
 )
-def test_what_needs_a_new_python_is_refused(server, words, options):
+def test_what_needs_a_new_python_is_refused(server, words, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "sitecustomize.py").touch()
     process = Preloaded(server, words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options)
     process.wait()
     assert not process.is_forked

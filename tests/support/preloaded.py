@@ -15,7 +15,6 @@ import inspect
 import io
 import json
 import os
-import re
 import runpy
 import signal
 import socket
@@ -49,14 +48,15 @@ _READ_AT_START = (
     "CUDA",
 )
 _SET_BY_JOBS = {"GOMP_SPINCOUNT": "1000"}  # before they import torch, if it is not set; the server has it
-# set by torchrun for its processes, and by torch, scikit-learn and OpenCV when they are imported
-_READ_LATER = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",
-               "LD_LIBRARY_PATH")  # fmt: skip
+# of these, what a fork reads itself, and what torch, scikit-learn and OpenCV set when they are imported
+_READ_LATER = ("PYTHONPATH", "TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR", "LD_LIBRARY_PATH",
+               "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # fmt: skip
 _USUAL = {  # arguments of Popen._execute_child and their values without an option of Popen
     "shell": False, "gid": None, "gids": None, "uid": None, "umask": -1, "process_group": -1,
 }  # fmt: skip
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LONGEST, _MOST_FILES = 1 << 18, 16  # bytes and files of a request
+_PATH = list(sys.path)  # without PYTHONPATH, which the server does not get
 _ROOM = 1 << 15  # bytes for the environment of a child, in the memory that /proc/PID/environ shows
 
 
@@ -142,6 +142,9 @@ class Server:
         if any(given.get(name, usual) != usual for name, usual in _USUAL.items()):
             return False
         env = given["env"] or os.environ
+        entries = env.get("PYTHONPATH", "").split(os.pathsep)
+        if any(os.path.exists(os.path.join(entry, "sitecustomize.py")) for entry in entries):
+            return False
         return _read_at_start(env) == self._read_at_start and len(_environment_block(env)) < _ROOM
 
     def fork(self, request: dict[str, Any], files: list[int]) -> int:
@@ -236,6 +239,9 @@ def _become(request: dict[str, Any]) -> None:
         setattr(sys, name, _like(getattr(sys, name), number))
         setattr(sys, f"__{name}__", getattr(sys, name))
     tempfile.tempdir = None
+    entries = os.environ.get("PYTHONPATH")
+    more = [os.path.abspath(entry) for entry in entries.split(os.pathsep)] if entries else []
+    sys.path[:] = [_PATH[0], *dict.fromkeys((*more, *_PATH[1:]))]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
 
@@ -267,7 +273,7 @@ def _fork_server() -> dict[str, Any] | None:
                 os.dup2(null.fileno(), number)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _show_environment({})  # it is not a process of the job
-        return _serve(theirs) or sys.exit()
+        return _serve(theirs) or os._exit(0)
     theirs.close()
     with ours:  # a high number, as the first ones are those of the job's files
         ours = socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 200))
@@ -304,8 +310,6 @@ if __name__ == "__main__":
     while request:  # in a child: a job, and then again in each rank that the job starts
         _become(request)
         words = request["words"]
-        several = words[0] == "-m" or any(re.search("processes_per_node|ray", word) for word in words)
-        several = several and "RANK" not in os.environ
-        request = _fork_server() if several else None
+        request = None if "RANK" in os.environ else _fork_server()
         if not request:
             _execute(words)
