@@ -292,7 +292,7 @@ def test_an_output_that_fills_up_is_named_and_training_goes_on(tmp_path):
     if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     try:
-        result = run(*ONE, f"--output_dir={tmp_path}", "--max_steps=5", code=6)
+        result = run(*ONE, "--width=64", f"--output_dir={tmp_path}", "--max_steps=5", code=6)
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
     assert re.search(

@@ -43,7 +43,7 @@ def test_evaluation_gives_the_figures_of_the_training(trained, tmp_path):
 def test_training_from_weights_of_another_head(trained, tmp_path):
     """If the run had fewer classes, the head keeps its initial values, and a line reports it."""
     weights = torch.load(trained / "best.pth", weights_only=True)
-    weights["dense_layer.weight"], weights["dense_layer.bias"] = torch.zeros(7, 512), torch.zeros(7)
+    weights["dense_layer.weight"], weights["dense_layer.bias"] = torch.zeros(7, 64), torch.zeros(7)
     torch.save(weights, tmp_path / "seven.pth")
     (tmp_path / "classes.json").write_text('["a", "b", "c", "d", "e", "f", "g"]')
     printed = run(
@@ -51,7 +51,7 @@ def test_training_from_weights_of_another_head(trained, tmp_path):
         f"--output_dir={tmp_path / 'out'}",
     ).stdout  # fmt: skip
     assert (
-        ": 120 of 122 tensors; different shape: dense_layer.weight [7, 512] in the file, [10, 512]" in printed
+        ": 120 of 122 tensors; different shape: dense_layer.weight [7, 64] in the file, [10, 64]" in printed
     )
     assert "the weights have 7 classes, the data set has 10\n" in printed
     assert records(tmp_path / "out")[0]["step"] == 1
@@ -73,7 +73,7 @@ def test_the_script_of_the_readme(trained):
     """The script prints the class of the first digit of the test set."""
     text = (ROOT / "jobs" / "README.md").read_text(encoding="utf-8")
     script, = re.findall(r"```python\n((?:(?!```).)*OUT/classes\.json.*?)```", text, re.DOTALL)  # fmt: skip
-    script = script.replace("OUT/", f"{trained}/")
+    script = script.replace("OUT/", f"{trained}/").replace("resnet18(", "resnet18(width=8, ")
     result = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT,

@@ -15,6 +15,7 @@ import inspect
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -56,6 +57,7 @@ _USUAL = {  # arguments of Popen._execute_child and their values without an opti
 }  # fmt: skip
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LONGEST, _MOST_FILES = 1 << 18, 16  # bytes and files of a request
+_STARTS_PYTHON = "jobs/|ddp|processes_per_node|ray"  # in the words of what starts processes of Python
 _PATH = list(sys.path)  # without PYTHONPATH, which the server does not get
 _ROOM = 1 << 15  # bytes for the environment of a child, in the memory that /proc/PID/environ shows
 
@@ -119,13 +121,16 @@ class Server:
         self._lock = threading.Lock()  # several threads of a process may start children
 
     @classmethod
-    def start(cls, env: dict[str, str]) -> "Server":
-        """Return a new server. It ends with this process, or with close()."""
+    def start(cls, env: dict[str, str], *more: str) -> "Server":
+        """Return a new server. It ends with this process, or with close().
+
+        more: packages that it imports besides PACKAGES. They must read no environment that changes.
+        """
         connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, __file__, str(theirs.fileno())]
+        command = [sys.executable, __file__, str(theirs.fileno()), *PACKAGES, *more]
         with theirs:
-            more = _SET_BY_JOBS | {"ROOM": "x" * _ROOM}
-            subprocess.Popen(command, env=env | more, pass_fds=[theirs.fileno()])
+            added = _SET_BY_JOBS | {"ROOM": "x" * _ROOM}
+            subprocess.Popen(command, env=env | added, pass_fds=[theirs.fileno()])
         return cls(connection, env)
 
     def can_start(self, given: dict[str, Any]) -> bool:
@@ -187,8 +192,8 @@ def _adopt_orphans(adopt: bool) -> None:
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
-def _load_packages() -> None:
-    for package in PACKAGES:
+def _load_packages(packages: list[str]) -> None:
+    for package in packages:
         with contextlib.suppress(ImportError):
             importlib.import_module(package)
     gc.collect()
@@ -305,11 +310,12 @@ def _execute(words: list[str]) -> None:
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _load_packages()
+    _load_packages(sys.argv[2:])
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     while request:  # in a child: a job, and then again in each rank that the job starts
         _become(request)
         words = request["words"]
-        request = None if "RANK" in os.environ else _fork_server()
+        several = words[0] == "-m" or any(re.search(_STARTS_PYTHON, word) for word in words)
+        request = _fork_server() if several and "RANK" not in os.environ else None
         if not request:
             _execute(words)

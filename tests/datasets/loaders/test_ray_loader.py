@@ -45,7 +45,7 @@ def cluster():
     kept = {name: os.environ.get(name) for name in nodes.environment}
     os.environ.update(nodes.environment)
     real = subprocess.Popen._execute_child
-    server = Server.start(dict(os.environ)) if CAN_FORK else None
+    server = Server.start(dict(os.environ), "ray") if CAN_FORK else None
     if server:
         fork_children(server)
     yield nodes
