@@ -261,7 +261,7 @@ def test_no_kernel_of_nccl_waits_for_a_stopped_process(gpus, monkeypatch, tmp_pa
 
 
 def test_ctrl_c_ends_the_jobs(tmp_path):
-    bench = start(*BENCH, *QUICK, env=environment(TMPDIR=str(tmp_path)))
+    bench = start(*BENCH, *QUICK, env=environment(TMPDIR=str(tmp_path)), fresh=True)  # living() reads
     said = []
     while not said or not said[-1].startswith("train.py: starting"):  # the seed loop is stopped by now
         said.append(bench.stderr.readline())
