@@ -23,7 +23,7 @@ test: setup packages
 	@$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults"
 
 faults: setup packages
-	@$(RUN) -m pytest -m faults
+	@$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m faults
 
 # The versions of ModelArts' preset image, which are the floors of requirements.txt. torch 2.1 exists for Python
 # 3.8 to 3.11. Each Python has a folder: make compat COMPAT_PYTHON=PATH/python3.10
