@@ -20,12 +20,12 @@ from datasets.sampling import receipt
 from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
-from tests.conftest import QUICK, finish, processes_of, run, start
+from tests.conftest import finish, processes_of, run, start
 
 pytestmark = pytest.mark.faults
 
 BATCH, EPOCHS, SAVE_EVERY = 96, 3, 5  # 14 steps an epoch, 42 in all
-DATA = (*QUICK, f"--batch_size={BATCH}", f"--epochs={EPOCHS}", "--report_every=1", "--timeout=60")
+DATA = ("--dataset=digits", f"--batch_size={BATCH}", f"--epochs={EPOCHS}", "--report_every=1", "--timeout=60")
 SHARE = float(os.environ.get("REPEATS", "1"))
 
 

@@ -129,7 +129,7 @@ def test_what_cannot_be_compiled_trains_as_it_is(generated, tmp_path):
 @pytest.mark.faults  # compiling takes a minute or more
 def test_compiled_it_learns_the_same(generated, tmp_path):
     options = ("--max_steps=4", "--training_only", "--processes_per_node=2", "--data_backend=threads",
-               "--arch=resnet18")  # fmt: skip
+               "--arch=resnet18", "--lr=0.0001")  # fmt: skip
     run(*job(generated, tmp_path / "plain", *options))
     printed = run(*job(generated, tmp_path / "compiled", *options, "--compile=true"), timeout=900).stdout
     assert "not compiled" not in printed and re.search(r"^compilation +\d", printed, re.MULTILINE)
