@@ -12,7 +12,6 @@ import json
 import random
 import resource
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from launch import manifests
-from tests.conftest import ROOT, environment
+from tests.conftest import ROOT, environment, run, start
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 
@@ -132,12 +131,10 @@ class Case:
         """Start the command. limit: maximum size of a file in bytes."""
         variables = self.server.environment | more
         variables |= {"BOOTFILE_SCRATCH": str(self.here), "BOOTFILE_STORE_TIMEOUT": "1"}
-        limited = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
-        return subprocess.Popen(
-            [sys.executable, *self.command(bucket)], cwd=ROOT,
-            env=environment(**variables) | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limited,
-        )  # fmt: skip
+        job = start(*self.command(bucket), env=environment(**variables) | {"PYTHONPATH": str(ROOT)})
+        if limit:
+            resource.prlimit(job.pid, resource.RLIMIT_FSIZE, (limit, limit))
+        return job
 
     def stored(self) -> dict[str, bytes]:
         client, found = self.server.client(), {}
@@ -151,10 +148,8 @@ class Case:
         return [each["Key"] for each in answer.get("Uploads", [])]
 
     def clean(self) -> None:
-        arguments = [sys.executable, "-m", "launch", "clean", f"s3://bucket/{self.prefix}", "--yes"]
-        subprocess.run(
-            arguments, cwd=ROOT, env=environment(**self.server.environment), check=True, capture_output=True
-        )
+        run("-m", "launch", "clean", f"s3://bucket/{self.prefix}", "--yes",
+            env=environment(**self.server.environment))  # fmt: skip
 
     def visible(self) -> dict[str, bytes]:
         """Return the files that a user of the folder sees; of a staged data set, those below `data`."""

@@ -7,7 +7,7 @@ from tests.conftest import run
 
 
 def test_from_the_folder_to_the_report(tmp_path):
-    said = run("-m", "tests.demo", "--to", tmp_path, "--samples=800", "--epochs=5", timeout=300).stdout
+    said = run("-m", "tests.demo", "--to", tmp_path, "--samples=400", "--epochs=10", timeout=300).stdout
     assert re.search(r"^0 run 1 +137 .* ended by fault reschedule:step=25$", said, re.MULTILINE)
     assert re.search(
         r"^\[node 0\] restored step_\d+\.pt and the history up to it from s3://", said, re.MULTILINE
