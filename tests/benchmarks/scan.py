@@ -142,6 +142,8 @@ def measure_starts(folder: str, options: argparse.Namespace) -> dict:
                     arguments = (f"--data_url={folder}", f"--cache_dir={cache}", f"--scan={how}")
                     row = start(*arguments, "--data_backend=threads")
                     found.setdefault(f"{turn}, {how}", []).append(row)
+        shown = ", ".join(f"{name} {rows[-1]['seconds']:.1f}" for name, rows in found.items())
+        print(f"  round {number + 1} of {options.rounds}, seconds: {shown}", flush=True)
     return found
 
 

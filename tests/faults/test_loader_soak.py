@@ -75,9 +75,10 @@ def test_memory_does_not_grow(backend, form, tmp_path):
     ).stdout.splitlines()  # fmt: skip
     used, left = [int(line) for line in lines if line.isdigit()], lines[-1]
     assert left == "left 0 0" and len(used) == EPOCHS
-    growth = max(used[2:]) / used[1] - 1
+    # DALI's buffers grow with the largest image so far: 0.2-0.6 % after half of the epochs when this was measured
+    settled = EPOCHS // 2 if backend == "dali" else 2
+    growth = max(used[settled:]) / used[settled - 1] - 1
     print(
-        f"{backend} from {form}: {used[1] / 1e6:.0f} MB after the second epoch, {growth:+.2%} at most after"
+        f"{backend} from {form}: {used[settled - 1] / 1e6:.0f} MB after epoch {settled}, {growth:+.2%} at most after"
     )
-    # DALI's buffers grow with the largest image so far: 0.8-3.5 % when this was measured
-    assert growth < (0.05 if backend == "dali" else 0.02)
+    assert growth < 0.02

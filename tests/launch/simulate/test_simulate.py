@@ -43,6 +43,9 @@ print(f"counts={counts} code={found[0]} cache={found[1]} outputs={found[2]}", fl
 for folder in folders:
     open(os.path.join(folder, "trace" + node), "w").close()
 if counts == "11":
+    open(os.path.join(os.environ["MEETING"], node), "w").close()
+    while len(os.listdir(os.environ["MEETING"])) < 2:
+        time.sleep(0.01)
     for step in range(1, 31):
         print(f"epoch=1 step={step} loss=1", flush=True)
         time.sleep(0.05)
@@ -268,8 +271,10 @@ def test_what_a_node_gets(words, script, tmp_path):
         ("reschedule:step=3", ["21   trace0,trace1", "21   trace0,trace1"]),
     ],
 )
-def test_restarts(fault, again, script):
-    result = simulate("--nodes=2", "--fault", fault, script(LEAVE_TRACES))
+def test_restarts(fault, again, script, tmp_path):
+    (meeting := tmp_path / "meeting").mkdir()  # a fault waits for a step of any node, so both have left traces
+    command = ("--nodes=2", "--fault", fault, script(LEAVE_TRACES))
+    result = simulate(*command, env=environment(MEETING=str(meeting)))
     for node, expected in enumerate(again):
         runs = re.findall(
             rf"\[node {node}\] counts=(\S*) code=(\S*) cache=(\S*) outputs=(\S*)", result.stdout
