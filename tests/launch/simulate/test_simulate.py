@@ -272,7 +272,8 @@ def test_what_a_node_gets(words, script, tmp_path):
     ],
 )
 def test_restarts(fault, again, script, tmp_path):
-    (meeting := tmp_path / "meeting").mkdir()  # a fault waits for a step of any node, so both have left traces
+    meeting = tmp_path / "meeting"  # a fault waits for a step of any node, so both have left traces by then
+    meeting.mkdir()
     command = ("--nodes=2", "--fault", fault, script(LEAVE_TRACES))
     result = simulate(*command, env=environment(MEETING=str(meeting)))
     for node, expected in enumerate(again):
