@@ -59,7 +59,7 @@ _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LONGEST, _MOST_FILES = 1 << 18, 16  # bytes and files of a request
 _STARTS_PYTHON = "jobs/|ddp|processes_per_node|ray"  # in the words of what starts processes of Python
 _PATH = list(sys.path)  # without PYTHONPATH, which the server does not get
-_ROOM = 1 << 15  # bytes for the environment of a child, in the memory that /proc/PID/environ shows
+ROOM = 1 << 15  # bytes for the environment of a child, in the memory that /proc/PID/environ shows
 
 
 class Preloaded(subprocess.Popen):
@@ -129,7 +129,7 @@ class Server:
         connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno()), *PACKAGES, *more]
         with theirs:
-            added = _SET_BY_JOBS | {"ROOM": "x" * _ROOM}
+            added = _SET_BY_JOBS | {"ROOM": "x" * ROOM}
             subprocess.Popen(command, env=env | added, pass_fds=[theirs.fileno()])
         return cls(connection, env)
 
@@ -150,7 +150,7 @@ class Server:
         entries = env.get("PYTHONPATH", "").split(os.pathsep)
         if any(os.path.exists(os.path.join(entry, "sitecustomize.py")) for entry in entries):
             return False
-        return _read_at_start(env) == self._read_at_start and len(_environment_block(env)) < _ROOM
+        return _read_at_start(env) == self._read_at_start and len(_environment_block(env)) < ROOM
 
     def fork(self, request: dict[str, Any], files: list[int]) -> int:
         """Return the pid of a child of this process that executes the request."""
@@ -185,6 +185,11 @@ def _show_environment(env: dict[str, str]) -> None:
         first, end = map(int, file.read().rpartition(")")[2].split()[47:49])  # env_start, env_end
     block = _environment_block(env)
     ctypes.memmove(first, block + bytes(end - first - len(block)), end - first)
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Let the kernel send this process a signal when its parent ends. 0: none."""
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal_number, 0, 0, 0)
 
 
 def _adopt_orphans(adopt: bool) -> None:
@@ -235,7 +240,7 @@ def _become(request: dict[str, Any]) -> None:
         os.close(file)
     if request["new_session"]:
         os.setsid()
-    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, request["dies_with_parent"], 0, 0, 0)
+    die_with_parent(request["dies_with_parent"])
     os.chdir(request["cwd"])
     os.environ.clear()
     _show_environment(request["env"])

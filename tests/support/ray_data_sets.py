@@ -26,13 +26,23 @@ class Squares(Dataset):
 
 
 class Draws(Dataset):
-    """A data set whose samples draw random numbers from global generators."""
+    """A data set whose samples draw random numbers from global generators.
+
+    meeting: a folder through which a worker waits until another one has begun.
+    """
+
+    def __init__(self, meeting=None):
+        self.meeting = meeting
 
     def __len__(self):
         return 24
 
     def __getitem__(self, id):
         info = get_worker_info()
+        if self.meeting:
+            (self.meeting / str(info.id)).touch()
+            while len(list(self.meeting.iterdir())) < 2:
+                time.sleep(0.01)
         drawn = torch.rand(1).item(), np.random.rand(), __import__("random").random()
         return id, info.id, info.num_workers, info.seed, *drawn
 

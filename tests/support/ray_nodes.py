@@ -10,17 +10,21 @@ from pathlib import Path
 
 import psutil
 
+from tests.support import ray_forks
+
 _NODES = """
 import sys
 from ray.cluster_utils import Cluster
-memory = dict(object_store_memory=200 << 20)
+more = dict(object_store_memory=200 << 20)
+if sys.argv[2:]:
+    more["setup_worker_path"] = sys.argv[2]
 cluster, nodes = Cluster(initialize_head=True, head_node_args=dict(
-    num_cpus=int(sys.argv[1]), include_dashboard=False, **memory)), {}
+    num_cpus=int(sys.argv[1]), include_dashboard=False, **more)), {}
 print(cluster.address, flush=True)
 for line in sys.stdin:
     verb, number = line.split()
     if verb == "add":
-        nodes[len(nodes)] = cluster.add_node(num_cpus=int(number), **memory)
+        nodes[len(nodes)] = cluster.add_node(num_cpus=int(number), **more)
     elif verb == "remove":
         cluster.remove_node(nodes[int(number)], allow_graceful=False)
     print("done", flush=True)
@@ -29,16 +33,21 @@ cluster.shutdown()
 
 
 class RayNodes:
-    """A head and more nodes. address: of the head. environment: the variables that a driver needs."""
+    """A head and more nodes. address: of the head. environment: the variables that a driver needs.
 
-    def __init__(self, cpus: int, *more: int):
+    forked: whether workers are forked from a process that has imported Ray and torch.
+    """
+
+    def __init__(self, cpus: int, *more: int, forked: bool = False):
         self.folder = tempfile.mkdtemp(prefix="rn-")
         self.environment = {
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32, "RAY_TMPDIR": self.folder,
         }  # fmt: skip
+        forks = ray_forks.start(self.folder, self.environment) if forked else {}
+        script = [ray_forks.__file__] if forked else []
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _NODES, str(cpus)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=os.environ | self.environment, start_new_session=True,
+            [sys.executable, "-c", _NODES, str(cpus), *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=os.environ | self.environment | forks, start_new_session=True,
         )  # fmt: skip
         self.address = self._process.stdout.readline().strip()
         assert self.address, "Ray did not start"
