@@ -47,7 +47,8 @@ class RayNodes:
         script = [ray_forks.__file__] if forked else []
         self._process = subprocess.Popen(
             [sys.executable, "-c", _NODES, str(cpus), *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=os.environ | self.environment | forks, start_new_session=True,
+            stderr=subprocess.DEVNULL, text=True, env=os.environ | self.environment | forks,
+            start_new_session=True,
         )  # fmt: skip
         self.address = self._process.stdout.readline().strip()
         assert self.address, "Ray did not start"
