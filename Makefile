@@ -83,12 +83,14 @@ $(VENV)/installed: requirements.txt constraints.txt
 
 $(VENV)/installed-tests: $(VENV)/installed tests/requirements.txt
 	$(RUN) tests/install.py -r tests/requirements.txt -c constraints.txt
+	@$(RUN) -m compileall -q -j 0 $(VENV)/lib >/dev/null || true  # uv leaves it to each start: 3 s for torch
 	@touch $@
 
 define COMPAT_RULE
 $(COMPAT)/$(notdir $(1))/installed: requirements.txt tests/requirements.txt tests/compat.txt
 	$(1) -m venv --clear $$(@D)
 	$$(@D)/bin/python tests/install.py -r tests/requirements.txt -c tests/compat.txt
+	@$$(@D)/bin/python -m compileall -q -j 0 $$(@D)/lib >/dev/null || true
 	@touch $$@
 endef
 $(foreach python,$(COMPAT_PYTHON),$(eval $(call COMPAT_RULE,$(python))))

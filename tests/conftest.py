@@ -28,6 +28,8 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of starts would compile the same modules
+sys.dont_write_bytecode = False
 QUIET = {  # nothing that this machine's environment says of ranks, proxies or threads may reach a job
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
 }  # fmt: skip

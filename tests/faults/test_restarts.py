@@ -3,11 +3,10 @@
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, environment, free_port, processes_of
+from tests.conftest import QUICK, free_port, processes_of, start
 
 pytestmark = pytest.mark.faults
 
@@ -20,11 +19,9 @@ JOB = (
 @pytest.mark.parametrize("attempt", range(20))
 def test_a_killed_rank_is_restarted(attempt, tmp_path):
     port = free_port()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
     command += [f"--master-port={port}", *JOB, f"--output_dir={tmp_path}"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    with start(*command, stderr=subprocess.STDOUT) as process:
         killed, lines = False, []
         for line in process.stdout:
             lines.append(line)

@@ -24,7 +24,8 @@ print(cluster.address, flush=True)
 for line in sys.stdin:
     verb, number = line.split()
     if verb == "add":
-        nodes[len(nodes)] = cluster.add_node(num_cpus=int(number), **more)
+        nodes[len(nodes)] = cluster.add_node(wait=False, num_cpus=int(number), **more)
+        cluster._wait_for_node(nodes[len(nodes) - 1], 300)  # add_node() itself waits 30 s
     elif verb == "remove":
         cluster.remove_node(nodes[int(number)], allow_graceful=False)
     print("done", flush=True)
