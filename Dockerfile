@@ -25,7 +25,7 @@ ARG PIP_EXTRA_INDEX_URL
 COPY --chown=1000:100 requirements.txt constraints.txt ./
 COPY --chown=1000:100 tests/requirements.txt tests/install.py tests/
 RUN python -m venv .venv \
-    && UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 .venv/bin/python tests/install.py -r ${REQUIREMENTS} -c constraints.txt \
+    && UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1 PIP_NO_CACHE_DIR=1 .venv/bin/python tests/install.py -r ${REQUIREMENTS} -c constraints.txt \
     && touch .venv/installed
 ENV PATH=/bootfile/.venv/bin:$PATH PYTHONUNBUFFERED=1
 

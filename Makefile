@@ -70,7 +70,7 @@ lint: setup
 
 setup: $(VENV)/installed-tests
 
-# What jobs need; the tests' packages come on top.
+# What jobs need; the tests' packages come on top. Their hundreds of starts need bytecode, which uv leaves out.
 $(VENV)/installed: requirements.txt constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON): install it, or make PYTHON=..."; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -83,14 +83,13 @@ $(VENV)/installed: requirements.txt constraints.txt
 
 $(VENV)/installed-tests: $(VENV)/installed tests/requirements.txt
 	$(RUN) tests/install.py -r tests/requirements.txt -c constraints.txt
-	@$(RUN) -m compileall -q -j 0 $(VENV)/lib >/dev/null || true  # uv leaves it to each start: 3 s for torch
+	@$(RUN) -m compileall -q -j 0 $(VENV)/lib >/dev/null || true  # a package may have files for other versions
 	@touch $@
 
 define COMPAT_RULE
 $(COMPAT)/$(notdir $(1))/installed: requirements.txt tests/requirements.txt tests/compat.txt
 	$(1) -m venv --clear $$(@D)
-	$$(@D)/bin/python tests/install.py -r tests/requirements.txt -c tests/compat.txt
-	@$$(@D)/bin/python -m compileall -q -j 0 $$(@D)/lib >/dev/null || true
+	UV_COMPILE_BYTECODE=1 $$(@D)/bin/python tests/install.py -r tests/requirements.txt -c tests/compat.txt
 	@touch $$@
 endef
 $(foreach python,$(COMPAT_PYTHON),$(eval $(call COMPAT_RULE,$(python))))
