@@ -78,6 +78,8 @@ KILL = END + "import os, signal; os.kill(os.getpid(), signal.SIG{})"
     [
         (END, 0, "the end\n", ""),
         (END + "raise SystemExit(7)", 7, "the end\n", ""),
+        (END + "raise SystemExit('x')", 1, "the end\n", "x\n"),
+        (END + "import sys; sys.stdout.close()", 0, "", "I/O operation on closed file"),
         (END + "raise ValueError('x')", 1, "the end\n", "ValueError: x"),
         (KILL.format("INT"), -signal.SIGINT, "the end\n", "KeyboardInterrupt"),
         (KILL.format("KILL"), -signal.SIGKILL, "", ""),
