@@ -23,7 +23,7 @@ print([file for file in range(100) if os.path.exists(f"/proc/self/fd/{file}")], 
 print(os.getppid(), os.getsid(0) == os.getpid(), psutil.Process().environ() == dict(os.environ))
 print([(s, s.line_buffering, s.write_through) for s in (sys.stdin, sys.stdout, sys.stderr)])
 sys.stdout.reconfigure(errors="backslashreplace")
-print(__spec__ and __spec__.name)
+print(__spec__ and __spec__.name, sys.dont_write_bytecode)
 print(sys.stdin.read(), file=sys.stderr)
 """
 END = "import atexit; atexit.register(print, 'the end')\n"
@@ -54,7 +54,8 @@ def test_a_forked_script_sees_what_a_new_python_shows(server, words, session, tm
     (tmp_path / "tmp").mkdir()
     options = dict(
         cwd=tmp_path, start_new_session=session,
-        env=environment(TMPDIR=str(tmp_path / "tmp"), PYTHONPATH=f"lib::{tmp_path}/lib", TORCH_NCCL_X="1"),
+        env=environment(TMPDIR=str(tmp_path / "tmp"), PYTHONPATH=f"lib::{tmp_path}/lib", TORCH_NCCL_X="1",
+                        PYTHONDONTWRITEBYTECODE="1"),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     shown, forked = [], Preloaded(server, words, **options)

@@ -52,8 +52,9 @@ _READ_AT_START = (
 )
 _SET_BY_JOBS = {"GOMP_SPINCOUNT": "1000"}  # before they import torch, if it is not set; the server has it
 # of these, what a fork reads itself, and what torch, scikit-learn and OpenCV set when they are imported
-_READ_LATER = ("PYTHONPATH", "TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR", "LD_LIBRARY_PATH",
-               "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # fmt: skip
+_READ_LATER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "TORCHELASTIC_", "TORCH_NCCL_",
+               "TORCHINDUCTOR_CACHE_DIR", "LD_LIBRARY_PATH", "KMP_DUPLICATE_LIB_OK",
+               "KMP_INIT_AT_FORK")  # fmt: skip
 _USUAL = {  # arguments of Popen._execute_child and their values without an option of Popen
     "shell": False, "gid": None, "gids": None, "uid": None, "umask": -1, "process_group": -1,
 }  # fmt: skip
@@ -252,6 +253,7 @@ def _become(request: dict[str, Any]) -> None:
         setattr(sys, name, _like(getattr(sys, name), number))
         setattr(sys, f"__{name}__", getattr(sys, name))
     tempfile.tempdir = None
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     entries = os.environ.get("PYTHONPATH")
     more = [os.path.abspath(entry) for entry in entries.split(os.pathsep)] if entries else []
     sys.path[:] = [_PATH[0], *dict.fromkeys((*more, *_PATH[1:]))]
