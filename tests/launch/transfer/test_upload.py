@@ -275,6 +275,7 @@ def test_the_newest_checkpoint_of_one_run(server, url, tmp_path):
     put(server, url, outputs([2]))
     said = launch(server, "fetch", url, "--to", tmp_path / "own", "--latest_checkpoint")
     assert "checkpoint checkpoints/step_2.pt\n" in said.stdout
+    time.sleep(1.1)  # the server's times have a resolution of one second
     put(server, f"{url}/old", listed({"checkpoints/step_9.pt": b"another"}))
     said = launch(
         server, "fetch", f"{url}/old/", "--to", tmp_path / "one", "--latest_checkpoint", "--yes", code=2
