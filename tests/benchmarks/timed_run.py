@@ -4,7 +4,7 @@ The fields of a run are described in tests/benchmarks/time_to_accuracy.py.
 """
 
 import contextlib
-import ctypes
+import functools
 import json
 import os
 import shlex
@@ -16,6 +16,7 @@ import time
 from glob import glob
 
 from common import exits, starts
+from common.distributed import preemption
 from common.exits import BadInput
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -47,7 +48,8 @@ def run(command: list[str], limit: float, enough: float | None, keep_compiled: b
         with open(log, "wb") as file:
             process = subprocess.Popen(
                 command, cwd=_ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
+                stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
             )  # fmt: skip
         try:
             ended = None
@@ -116,13 +118,3 @@ def _end(process: subprocess.Popen) -> None:
         process.wait()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-
-
-def _die_with_parent() -> None:
-    """Make the job end with this process, even if it is killed. Called between fork and exec."""
-    if _prctl:
-        PR_SET_PDEATHSIG = 1
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

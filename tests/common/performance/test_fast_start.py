@@ -86,8 +86,8 @@ def test_optimizers_do_the_same_without_and_with_the_compiler():
 @pytest.mark.parametrize("steps, returned", [(20, True), (21, False)])
 def test_a_short_job_imports_no_compiler_and_returns_memory(steps, returned, tmp_path):
     said = run_alone(
-        JOB, "--custom_data=true", "--dataset=digits", f"--max_steps={steps}", "--batch_size=8",
-        f"--output_dir={tmp_path}",
+        JOB, "--custom_data=true", "--dataset=digits", "--width=8", f"--max_steps={steps}",
+        "--batch_size=8", f"--output_dir={tmp_path}",
     )  # fmt: skip
     assert "compiler False" in said and ("memory is returned" in said) == returned
 
