@@ -20,17 +20,17 @@ demo: setup
 	@$(RUN) -m tests.demo
 
 test: setup packages
-	@$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults"
+	@$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults"
 
 faults: setup packages
-	@$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m faults
+	@$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m faults
 
 # The versions of ModelArts' preset image, which are the floors of requirements.txt. torch 2.1 exists for Python
 # 3.8 to 3.11. Each Python has a folder: make compat COMPAT_PYTHON=PATH/python3.10
 compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installed)
 	@test -n "$^" || { echo "error: there is no python3.10 or python3.11: make compat COMPAT_PYTHON=..."; exit 2; }
 	@status=0; for installed in $^; do \
-	  $$(dirname $$installed)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults" $(COMPAT_TESTS) || status=$$?; \
+	  $$(dirname $$installed)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults" $(COMPAT_TESTS) || status=$$?; \
 	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
 	done; exit $$status
 

@@ -114,6 +114,8 @@ def shorten(words: list[str], tmp_path: Path) -> list[str]:
     if any("jobs/" in word for word in words):
         if "jobs/imagenet.py" in words and not any("image_size" in word for word in words):
             job += ["--image_size=32"]
+        if "jobs/imagenet.py" in words and not any("arch" in word for word in words):
+            job += ["--arch=shufflenet_v2_x0_5"]
         trains = not any("loader" in word for word in words)  # a loader has epochs, and no steps
         return [*words, *job[not trains :], "--output_dir", str(tmp_path / "output")]
     return words

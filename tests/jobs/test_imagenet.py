@@ -58,13 +58,13 @@ def test_every_backend_learns_the_same_from_real_images(tmp_path):
     for backend in HERE:
         output = tmp_path / backend
         printed = run(
-            *JOB, f"--data_url={tmp_path / 'data'}", f"--cache_dir={tmp_path / 'cache'}", "--max_steps=20",
+            *JOB, f"--data_url={tmp_path / 'data'}", f"--cache_dir={tmp_path / 'cache'}", "--max_steps=8",
             "--batch_size=50", "--lr=1e-6", "--training_only", f"--data_backend={backend}", "--arch=resnet18",
             f"--output_dir={output}",
         ).stdout  # fmt: skip
         assert re.search(r"the device waited for data for [\d.]+% of the training time with ", printed)
         found[backend] = losses(output)
-        assert len(found[backend]) == 20
+        assert len(found[backend]) == 8
         assert (output / receipt.FILE).read_bytes() == (tmp_path / HERE[0] / receipt.FILE).read_bytes()
     for backend in HERE:
         assert found[backend] == pytest.approx(found[HERE[0]], abs=2e-2), backend
