@@ -30,6 +30,7 @@ if (
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of starts would compile the same modules
 sys.dont_write_bytecode = False
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # each process would start a pool of processes
 QUIET = {  # nothing that this machine's environment says of ranks, proxies or threads may reach a job
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
 }  # fmt: skip

@@ -6,6 +6,7 @@ The moments follow from seeds: REPEATS=0.1 runs a tenth of the list.
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -25,7 +26,10 @@ from tests.conftest import finish, processes_of, run, start
 pytestmark = pytest.mark.faults
 
 BATCH, EPOCHS, SAVE_EVERY = 96, 3, 5  # 14 steps an epoch, 42 in all
-DATA = ("--dataset=digits", f"--batch_size={BATCH}", f"--epochs={EPOCHS}", "--report_every=1", "--timeout=60")
+DATA = (
+    "--dataset=digits", "--width=32", f"--batch_size={BATCH}", f"--epochs={EPOCHS}", "--report_every=1",
+    "--timeout=60",
+)  # fmt: skip
 SHARE = float(os.environ.get("REPEATS", "1"))
 
 
@@ -38,10 +42,11 @@ def _command(processes: int, output, *more) -> tuple:
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def whole(request, tmp_path_factory):
-    """Return (processes, output, seconds of training) of an uninterrupted run."""
+    """(processes, output, seconds of training) of an uninterrupted run"""
     output = tmp_path_factory.mktemp(f"whole{request.param}")
     printed = run(*_command(request.param, output), timeout=600).stdout
-    return request.param, output, float(re.search(r"training_seconds=(\S+)", printed)[1])
+    yield request.param, output, float(re.search(r"training_seconds=(\S+)", printed)[1])
+    shutil.rmtree(output)
 
 
 def _same(output: Path, whole: Path) -> None:
@@ -132,6 +137,7 @@ def test_random_sigkills(whole, tmp_path, capsys):
                 assert newest >= begun - SAVE_EVERY, f"{kind}: step {steps[-1]}, the newest is {newest}"
                 most_lost = max(most_lost, steps[-1] - newest)
         _same(output, unbroken)
+        shutil.rmtree(output)  # 120 MB
     with capsys.disabled():
         print(f"\n{processes} processes: {done} kills, {round_number} runs, at most {most_lost} steps lost")
 
@@ -188,6 +194,7 @@ def test_random_sigterms(whole, tmp_path, capsys):
             else:  # no checkpoint is saved before training begins
                 assert " step=" not in text, text
         _same(output, unbroken)
+        shutil.rmtree(output)  # 120 MB
     with capsys.disabled():
         print(f"\n{processes} processes: {done} stops, {round_number} runs, the slowest took {slowest:.1f} s")
 
