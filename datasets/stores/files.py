@@ -42,12 +42,14 @@ class FileStore(Store):
 class PairFiles(FileStore):
     """The files of a paired_images.PairIndex, decoded to the number of rows that the index asks for."""
 
+    decodes_boxes = False
+
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
         image = super().decode(id, content, scratch)
         height, width = int(self.index.heights[id]), int(self.index.widths[id])
         if image.shape[:2] == (height, width):
             return image
-        from datasets.folders.cut import resized  # imports torch, which takes a second
+        from datasets.folders.resize import resized  # imports torch, which takes a second
 
         return resized(image, height, width)
 

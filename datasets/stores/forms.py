@@ -61,7 +61,7 @@ def convert(
     except images.BadImage as error:
         raise cannot_decode(index, id, error) from error
     if image.shape[:2] != (height, width):
-        from datasets.folders.cut import resized  # imports torch, which takes a second
+        from datasets.folders.resize import resized  # imports torch, which takes a second
 
         image = resized(image, height, width, "bicubic")  # sharper: crops of it are enlarged later
     elif form == "decoded":

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from datasets.folders import images
+from datasets.folders import boxes, images
 from datasets.stores.forms import SHORT_SIDE, cannot_decode
 
 
@@ -22,6 +22,7 @@ class Store:
     form = "encoded"
     short_side = SHORT_SIDE
     is_remote = False
+    decodes_boxes = True  # crop() may decode less than the image
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples: bytes of a file or a JPEG, or read-only pixels uint8 [height, width, 3].
@@ -42,14 +43,34 @@ class Store:
         except images.BadImage as error:
             raise cannot_decode(self.index, id, error) from error
 
+    def crop(
+        self,
+        id: int,
+        content: bytes | np.ndarray,
+        planned: int,
+        box: boxes.Box,
+        scratch: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return the pixels of a box of a sample, uint8 [height, width, 3]. Decode only these if possible.
+
+        content, scratch: as for decode(). planned, box: as in boxes.of(). Raises BadInput if a part of the
+        box cannot be decoded.
+        """
+        if not isinstance(content, np.ndarray):
+            if self.decodes_boxes and self._is_plain(id) and not self._may_be_cut(content):
+                pixels = boxes.decode(content, planned, box)
+                if pixels is not None:
+                    return pixels
+            content = self.decode(id, content, scratch)
+        return boxes.of(content, planned, box)
+
     def portable(self, id: int, content: bytes) -> bytes:
         """Return encoded bytes for another decoder, as a plain PNG if the image is not plain.
 
         After a scan of headers the end of a JPEG is examined here, because another decoder may accept a
         damaged image. Raises BadInput if it cannot be decoded.
         """
-        unseen = getattr(self.index, "head", None) and images.may_be_cut(content)
-        if self._is_plain(id) and not (unseen and not images.decodes_fast(content)):
+        if self._is_plain(id) and not (self._may_be_cut(content) and not images.decodes_fast(content)):
             return content
         try:
             return images.normalised(content)
@@ -65,6 +86,10 @@ class Store:
 
     def _is_plain(self, id: int) -> bool:
         return self.form == "jpeg" or bool(self.index.plain[id])
+
+    def _may_be_cut(self, content: bytes) -> bool:
+        """Return whether a file may end early: a scan of headers did not see its end."""
+        return bool(getattr(self.index, "head", None)) and images.may_be_cut(content)
 
 
 class Threads:

@@ -31,7 +31,7 @@ from common.files import open_atomic
 from common.performance import precision
 from datasets.files import local_folder
 from datasets.folders import images, listing
-from datasets.folders.cut import cut
+from datasets.folders.resize import fit
 from datasets.loaders.backends import cores
 from datasets.loaders.loader import ToDevice
 from datasets.sampling import augment
@@ -164,7 +164,7 @@ def _fill(path: str, out: np.ndarray, share: float, antialias: bool) -> str:
     top, left, high, wide, flip = (
         int(each[0]) for each in augment.center_crop(sizes, np.zeros(1, int), 0, 1, share)
     )
-    cut(pixels, top, left, high, wide, flip, out, antialias=antialias)
+    fit(pixels[top : top + high, left : left + wide], flip, out, antialias)
     return ""
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from datasets.folders import image_folder
-from datasets.folders.cut import cut
+from datasets.folders.resize import fit
 from datasets.sampling.augment import random_resized_crop
 from datasets.stores import pack
 from tests.benchmarks.loaders import write_images
@@ -87,8 +87,8 @@ def copy(container, ids: list[int], boxes: list[tuple]) -> None:
 
 def crop(container, ids: list[int], boxes: list[tuple]) -> None:
     out = np.empty((SIDE, SIDE, 3), np.uint8)
-    for id, box in zip(ids, boxes, strict=True):
-        cut(container.image(id), *box, out)
+    for id, (top, left, height, width, flip) in zip(ids, boxes, strict=True):
+        fit(container.image(id)[top : top + height, left : left + width], flip, out)
 
 
 def seconds_an_image(way, container, ids: list[int], boxes: list[tuple]) -> float:
@@ -112,7 +112,7 @@ def main():
     options = parser.parse_args()
     count = max(1, options.megabytes * 10**6 // (3 * WIDTH * HEIGHT))
     print(f"{datetime.date.today()}, {describe()}")
-    torch.set_num_threads(1)  # for cut(), too
+    torch.set_num_threads(1)  # for fit(), too
     times = {}
     with tempfile.TemporaryDirectory() as folder:
         write_images(f"{folder}/images", (WIDTH, HEIGHT), 30, count)

@@ -31,7 +31,8 @@ Notes on the rows:
 - FFCV encodes its JPEGs again, so they have fewer bytes than the files that other rows read (their size is
   printed). It always resizes by averaging over areas. Its raw images have 256 pixels on the longer side, or
   on the shorter side as those of our pack ("ffcv-raw-short").
-- "decoding" reads and decodes the files, and does nothing else: no loader of files can be faster.
+- "decoding" reads and decodes the files, and does nothing else: no loader that decodes whole images can be
+  faster. "threads" decodes the boxes of the crops if nvImageCodec is installed.
 - DALI's own reader returns its buffers without a copy.
 - Bootfile's jobs make glibc keep freed memory. Here all rows do that with --keep_memory, and none without.
 - An epoch of 512 images is short, so the start of an epoch has more weight than with ImageNet. --images 4096
@@ -89,7 +90,8 @@ INSTALL = {  # module -> command that installs it
 }
 VERSIONS = (
     "torch", "numpy", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "pyarrow",
-    "nvidia-dali-cuda120", "ffcv", "numba", "webdataset", "mosaicml-streaming", "litdata",
+    "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "ffcv", "numba", "webdataset", "mosaicml-streaming",
+    "litdata",
 )  # fmt: skip
 
 

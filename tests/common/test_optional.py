@@ -52,7 +52,7 @@ USES = {
     "ray": (lambda: wire.pack(len), r'"ray>=2\.52"'),
     "matplotlib": (lambda: plot_bars("x.png", [], [], [], "", ""), "matplotlib"),
     "huaweicloudsdkmodelarts": (lambda: modelarts.connect("https://x", "p"), "huaweicloudsdkmodelarts"),
-    "cv2": ("datasets.folders.cut", "opencv-python-headless"),
+    "cv2": ("datasets.folders.resize", "opencv-python-headless"),
     "simplejpeg": ("datasets.folders.images", "simplejpeg"),
     "psutil": ("datasets.stores.local", "psutil"),
     "jinja2": ("launch.report.cli", "jinja2"),

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from common.exits import BadInput
-from datasets.folders.cut import scaled
+from datasets.folders.boxes import scaled
 from datasets.loaders.engines.workers import Workers
 from datasets.loaders.loader import Images
 from datasets.sampling.augment import Crop

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from datasets.folders.cut import cut
+from datasets.folders import boxes, resize
 from datasets.loaders.engines.reader import Reader
 from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan
@@ -28,7 +28,7 @@ class Threads:
     store: of datasets/stores.
     workers: threads.
     pinned: use pinned memory, which a GPU can read directly.
-    antialias: as in cut().
+    antialias: as in resize.fit().
     """
 
     reuses_memory = True
@@ -92,13 +92,13 @@ class Threads:
 
     def _fill(self, rows: list[list[int]], read: Callable, images: np.ndarray, places: range) -> None:
         for place, content in zip(places, read(places), strict=True):
-            id, planned_height, top, left, height, width, flip = rows[place]
+            id, planned, top, left, height, width, flip = rows[place]
+            box = top, left, height, width
             if isinstance(content, np.ndarray):  # pixels of a pack or a cache
-                image = content
+                pixels = boxes.of(content, planned, box)
             else:
-                image = self.store.decode(id, content, self._scratch(id))
-            scale = image.shape[0] / planned_height
-            cut(image, top, left, height, width, flip, images[place], scale, self.antialias)
+                pixels = self.store.crop(id, content, planned, box, self._scratch(id))
+            resize.fit(pixels, flip, images[place], self.antialias)
 
     def _scratch(self, id: int) -> np.ndarray:
         """Return this thread's memory for a decoded image. New memory would cost page faults."""

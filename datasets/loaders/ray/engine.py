@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from common.exits import BadInput
-from datasets.folders.cut import cut
 from datasets.folders.image_folder import ImageFolderIndex
+from datasets.folders.resize import fit
 from datasets.loaders.engines.map_style import Fetcher, build_loader, restored_generators
 from datasets.loaders.engines.memory import Windows, corners, plan_of
 from datasets.loaders.loader import Loader
@@ -101,10 +101,9 @@ class FolderCutter:
         images = np.empty((len(ids), size, size, 3), np.uint8)
         heights, contents = self.store.index.heights, self.store.read(ids)
         for place, (id, content, row) in enumerate(zip(ids, contents, zip(*crops, strict=True), strict=True)):
-            image = self.store.decode(int(id), content)
             top, left, height, width, flip = map(int, row)
-            scale = image.shape[0] / int(heights[id])
-            cut(image, top, left, height, width, flip, images[place], scale, self.antialias)
+            pixels = self.store.crop(int(id), content, int(heights[id]), (top, left, height, width))
+            fit(pixels, flip, images[place], self.antialias)
         return images
 
 

@@ -22,8 +22,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from common.exits import BadInput
-from datasets.folders import image_folder
-from datasets.folders.cut import scaled
+from datasets.folders import boxes, image_folder
 from datasets.loaders import backends, measure
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.image_folders import progressive_size
@@ -143,7 +142,9 @@ def test_pixels_are_those_of_pillow(backend, form, index, packs):
             if form in ("decoded", "jpeg"):
                 image = Image.fromarray(packs[form].image(id))
                 scale = image.height / int(index.heights[id])
-                top, left, height, width = scaled(top, left, height, width, scale, image.height, image.width)
+                top, left, height, width = boxes.scaled(
+                    top, left, height, width, scale, image.height, image.width
+                )
             else:
                 image = Image.open(
                     io.BytesIO(packs["files"].portable(id, packs["files"].content(id)))
@@ -158,6 +159,25 @@ def test_pixels_are_those_of_pillow(backend, form, index, packs):
             worst_ratio = min(worst_ratio, 10 * np.log10(255**2 / max(1e-9, (difference**2).mean())))
     worst_mean = max(means)
     assert worst_mean < 2 and worst_ratio >= 30, (worst_mean, worst_ratio)
+
+
+@pytest.mark.skipif(boxes._decoder() is None, reason="nvImageCodec is not installed")
+@pytest.mark.parametrize("form", ["files", "encoded", "jpeg"])
+def test_boxes_that_are_decoded_alone_have_the_same_bits(form, index, packs, monkeypatch):
+    found, decode = [], boxes.decode
+
+    def counted(*arguments):
+        found.append(decode(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(boxes, "decode", counted)
+    with backends.build("threads", packs[form], plan_of(index), CPU, 2) as loader:
+        alone, _ = epoch_of(loader)
+    assert sum(each is not None for each in found) > 20  # of 40 images; the others are small or not plain
+    monkeypatch.setattr(boxes, "decode", lambda *_: None)
+    with backends.build("threads", packs[form], plan_of(index), CPU, 2) as loader:
+        whole, _ = epoch_of(loader)
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(alone, whole, strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -287,7 +307,7 @@ SCRIPT = """
 import sys, torch
 from datasets.folders import image_folder
 from datasets.loaders import backends
-from datasets.folders.cut import scaled
+from datasets.folders.boxes import scaled
 from datasets.sampling.sampler import BatchSampler
 from datasets.sampling.augment import center_crop, random_resized_crop
 from datasets.sampling.sampler import Plan

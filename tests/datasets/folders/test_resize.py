@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets.folders.cut import cut, resized
+from datasets.folders.resize import fit, resized
 from tests.conftest import ROOT
 
 MODES = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -37,13 +37,13 @@ def test_resized_is_pillow(image, mode, box):
 def test_a_mirrored_box_is_the_mirror_of_the_box(image, flip, turned, side):
     found = [np.zeros((side, side, 3), np.uint8) for _ in range(2)]
     for out, mirror in zip(found, (0, flip), strict=True):
-        cut(image, 10, 20, 50, 45, mirror, out)
+        fit(image[10:60, 20:65], mirror, out)
     assert np.array_equal(found[0][turned], found[1])
 
 
 def test_read_only_memory_is_no_reason_to_warn():
     code = (
-        "import numpy as np; from datasets.folders.cut import resized\n"
+        "import numpy as np; from datasets.folders.resize import resized\n"
         "print(resized(np.frombuffer(bytes(300), np.uint8).reshape(10, 10, 3), 5, 5).sum())"
     )
     command = [sys.executable, "-W", "error", "-c", code]

@@ -1,4 +1,4 @@
-"""Crop, resize and mirror an image with the parameters of datasets/sampling/augment.py."""
+"""Resize and mirror the box of an image."""
 
 import threading
 import warnings
@@ -21,30 +21,16 @@ with warnings.catch_warnings():  # torch warns once about memory that it must no
     torch.from_numpy(np.frombuffer(bytes(1), np.uint8))
 
 
-def cut(
-    image: np.ndarray,
-    top: int,
-    left: int,
-    height: int,
-    width: int,
-    flip: int,
-    out: np.ndarray,
-    scale: float = 1.0,
-    antialias: bool = True,
-) -> None:
-    """Write the box (top, left, height, width) of the image into `out`, bilinearly resized.
+def fit(box: np.ndarray, flip: int, out: np.ndarray, antialias: bool = True) -> None:
+    """Write the pixels of a box into `out`, bilinearly resized.
 
-    image: uint8 [H, W, 3].
+    box: uint8 [H, W, 3].
     flip: as in augment.Crop.
     out: uint8 [height, width, 3], contiguous.
-    scale: size of the image relative to the one for which the box was planned.
     antialias: average all source pixels of a pixel, as Pillow and torchvision do; false: interpolate the
         nearest four pixels, at half the cost.
     """
-    if scale != 1.0:
-        top, left, height, width = scaled(top, left, height, width, scale, *image.shape[:2])
-    box = image[top : top + height, left : left + width]
-    smaller = max(height / out.shape[0], width / out.shape[1])
+    smaller = max(box.shape[0] / out.shape[0], box.shape[1] / out.shape[1])
     if antialias and smaller > _ROUGH:
         box = resized(box, *out.shape[:2])
     target = _like(out) if flip else out
@@ -58,15 +44,6 @@ def _like(out: np.ndarray) -> np.ndarray:
     if getattr(_own, "image", None) is None or _own.image.shape != out.shape:
         _own.image = np.empty_like(out)
     return _own.image
-
-
-def scaled(
-    top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int
-) -> tuple[int, int, int, int]:
-    """Return the box in the scaled image, which has `rows` rows and `columns` columns."""
-    top, left = min(round(top * scale), rows - 1), min(round(left * scale), columns - 1)
-    height, width = max(round(height * scale), 1), max(round(width * scale), 1)
-    return top, left, min(height, rows - top), min(width, columns - left)
 
 
 def resized(image: np.ndarray, height: int, width: int, mode: str = "bilinear") -> np.ndarray:
