@@ -23,6 +23,7 @@ from torch._inductor import config, graph
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torchvision.models.resnet import Bottleneck, ResNet
 
 from common import models
 from common.performance import compilation, cpu
@@ -201,7 +202,7 @@ def main(folder):
     wide = torch.zeros(64, 16, 16, 64)
     networks = {
         "resnet18": (models.resnet18(3, 10), small),
-        "resnet50": (models.classifier("resnet50", 1000, 224), large),
+        "bottlenecks": (ResNet(Bottleneck, [1, 1, 1, 1]), large),  # ResNet-50, one block of each width
         **{fault: (_Small(fault), wide) for fault in ("break", "mutates", "layout")},
     }
     record, graphs = {}, {}
@@ -213,7 +214,7 @@ def main(folder):
             "passes": [describe_inputs(each["graph"].graph.nodes, each["static"]) for each in graphs[name]],
         }
     pretend()
-    for name in ("resnet18", "resnet50", "layout"):
+    for name in ("resnet18", "bottlenecks", "layout"):
         codes = [generate(each) for each in graphs[name]]
         record[name]["codes"] = [describe_code(each) for each in codes]
         if name == "resnet18":
