@@ -25,11 +25,11 @@ SAME_PRESS = 0.5  # seconds: for one Ctrl-C both the terminal and the launcher s
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
 _KEY = "stop"
 _POLL = 0.5  # seconds
-_UNWIND = 3.0  # seconds for the main thread to end by itself after Ctrl-C during set-up
 
 _asked = threading.Event()
 _watching = threading.Event()
 _grace = 25.0
+_unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when no job is watched
 _code = 128 + signal.SIGTERM
 _reader: int | None = None  # the reading end of the pipe
 _store: "torch.distributed.Store | None" = None
@@ -46,12 +46,18 @@ def exit_code() -> int:
 
 
 def end_on_interrupt() -> None:
-    """Make SIGINT raise KeyboardInterrupt in the main thread, and end the process 3 s later if it still runs.
-    Call it in the main thread."""
+    """Make SIGINT raise KeyboardInterrupt in the main thread, and end the process 3 s later if it still runs,
+    or after the seconds of unwind_within(). Call it in the main thread."""
     if _interruptible():
         _start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by processes.start()
+
+
+def unwind_within(seconds: float) -> None:
+    """Set the time between Ctrl-C and the end of a process that cleans up first."""
+    global _unwind
+    _unwind = seconds
 
 
 def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
@@ -131,7 +137,7 @@ def _listen(reader: int) -> None:
             if interrupted is not None and now - interrupted > SAME_PRESS:
                 _end_soon(0.0, "interrupted again: exiting without another checkpoint")
             elif interrupted is None and not _watching.is_set():
-                _end_soon(_UNWIND, "interrupted")
+                _end_soon(_unwind, "interrupted")
             interrupted = interrupted or now
         if number in SIGNALS and _watching.is_set() and not _asked.is_set():
             _ask(number)

@@ -13,7 +13,7 @@ import numpy as np
 Box = tuple[int, int, int, int]  # top, left, height, width; pixels
 
 _NARROWEST = 16  # pixels. libjpeg interpolates the colours of fewer than 5 columns in another way
-_own = threading.local()  # `decoder`: of this thread, or None
+_own = threading.local()  # `decoder`: of this thread, or None. `image`: its memory for pixels, or None
 
 
 def of(image: np.ndarray, planned: int, box: Box) -> np.ndarray:
@@ -35,11 +35,12 @@ def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int
 def decode(content: bytes, planned: int, box: Box) -> np.ndarray | None:
     """Return of() of the pixels of a plain JPEG (images.Header.plain), decoded without the GIL.
 
-    Return None without nvImageCodec, if the file is not a JPEG, if the box is narrow, or if a part of it is
-    missing. As in Pillow, damage that libjpeg can repair is no error.
+    The pixels are valid until the next call in this thread. Return None without nvImageCodec, if the file is
+    not a JPEG, if the box is narrow, or if a part of it is missing. As in Pillow, damage that libjpeg can
+    repair is no error.
     """
     if not hasattr(_own, "decoder"):
-        _own.decoder = _decoder()
+        _own.decoder, _own.image = _decoder(), None
     if _own.decoder is None or not content.startswith(b"\xff\xd8"):
         return None
     import nvidia.nvimgcodec as nvimgcodec
@@ -53,10 +54,10 @@ def decode(content: bytes, planned: int, box: Box) -> np.ndarray | None:
         if width < _NARROWEST or top + height > rows or left + width > columns:
             return None
         region = nvimgcodec.Region(top, left, top + height, left + width)
-        image = _own.decoder.decode(stream.get_sub_code_stream(region=region))
+        _own.image = _own.decoder.decode(stream.get_sub_code_stream(region=region), image=_own.image)
     except Exception:  # of its C++ code; the whole image is decoded instead, which names the reason
         return None
-    return None if image is None else np.asarray(image)
+    return None if _own.image is None else np.asarray(_own.image)
 
 
 def _decoder() -> Any:

@@ -53,7 +53,8 @@ class Store:
     ) -> np.ndarray:
         """Return the pixels of a box of a sample, uint8 [height, width, 3]. Decode only these if possible.
 
-        content, scratch: as for decode(). planned, box: as in boxes.of(). Raises BadInput if a part of the
+        content, scratch: as for decode(). planned, box: as in boxes.of(). The pixels are valid until the next
+        call in this thread. Raises BadInput if a part of the
         box cannot be decoded.
         """
         if not isinstance(content, np.ndarray):

@@ -7,11 +7,15 @@ from typing import Any
 
 from tqdm import tqdm
 
+from common.distributed import preemption
 from common.object_store.store import ObjectStore
 from launch.explain import human_size
 
 THREADS = 16
 INTERRUPTED = 130  # exit code
+_ABORTING = (
+    60.0  # seconds after Ctrl-C for requests under way to end and for unfinished uploads to be removed
+)
 Progress = Callable[[int], object]  # takes a number of bytes
 
 
@@ -21,6 +25,7 @@ def run(store: ObjectStore, text: str, size: int, tasks: Sequence[Callable[[Prog
     progress takes a number of bytes, of `size` in total. If a task fails, or on Ctrl-C, stop the others,
     abort unfinished uploads, and raise that error.
     """
+    preemption.unwind_within(_ABORTING)
     interval = 0.1 if os.isatty(2) else 10  # seconds
     bar = tqdm(
         desc=text, total=size, unit="B", unit_scale=True, delay=0.5, mininterval=interval, disable=not size

@@ -35,6 +35,7 @@ Notes on the rows:
   faster. "threads" decodes the boxes of the crops if nvImageCodec is installed.
 - DALI's own reader returns its buffers without a copy.
 - Bootfile's jobs make glibc keep freed memory. Here all rows do that with --keep_memory, and none without.
+- In all rows, threads of OpenMP that wait sleep soon (GOMP_SPINCOUNT=1000), as in Bootfile's jobs.
 - An epoch of 512 images is short, so the start of an epoch has more weight than with ImageNet. --images 4096
   shows how much.
 """
@@ -88,6 +89,7 @@ INSTALL = {  # module -> command that installs it
     "streaming": "pip install mosaicml-streaming",
     "litdata": "pip install litdata",
 }
+THREADS = {"OMP_NUM_THREADS": str(WORKERS), "GOMP_SPINCOUNT": "1000"}  # the environment of all rows
 VERSIONS = (
     "torch", "numpy", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "pyarrow",
     "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "ffcv", "numba", "webdataset", "mosaicml-streaming",
@@ -698,7 +700,7 @@ class Process:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                env=os.environ | {"TMPDIR": temporary, "OMP_NUM_THREADS": str(WORKERS)},
+                env=os.environ | {"TMPDIR": temporary} | THREADS,
             )  # fmt: skip
         try:
             self.answer = self._receive()

@@ -257,8 +257,8 @@ def _become(request: dict[str, Any]) -> None:
     entries = os.environ.get("PYTHONPATH")
     more = [os.path.abspath(entry) for entry in entries.split(os.pathsep)] if entries else []
     sys.path[:] = [_PATH[0], *dict.fromkeys((*more, *_PATH[1:]))]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _like(stream: io.TextIOWrapper, number: int) -> io.TextIOWrapper:
@@ -281,14 +281,16 @@ def _fork_server() -> dict[str, Any] | None:
     Return the request in such a process, and None in this one.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of the job, which may come already
     if not os.fork():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         ours.close()
         for number in range(3):
             with open(os.devnull, "r+b") as null:
                 os.dup2(null.fileno(), number)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         _show_environment({})  # it is not a process of the job
         return _serve(theirs) or os._exit(0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     theirs.close()
     with ours:  # a high number, as the first ones are those of the job's files
         ours = socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 200))

@@ -86,6 +86,7 @@ def test_the_name_and_the_arguments_of_the_seed(cluster):
     assert DpexDataLoader is RayDataLoader and issubclass(DpexDataLoader, DataLoader)
     data = Squares()
     expected = plain(data, batch_size=7)
+    wait_until(lambda: not cluster.workers())  # of another test
     for off in ({"distribute_mode": False, "num_workers": 2}, {"distribute_mode": True, "num_workers": 0}):
         assert same(epoch(DpexDataLoader(data, batch_size=7, **off)), expected)
     assert not cluster.workers()
