@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
@@ -15,26 +16,30 @@ needs_nvimgcodec = pytest.mark.skipif(boxes._decoder() is None, reason="nvImageC
 
 
 def jpeg(size, mode="RGB", **options) -> bytes:
+    if options.get("subsampling") in ("4:4:0", "4:1:1"):  # unknown to Pillow
+        pixels = np.array(FLOWER.resize(size))
+        return simplejpeg.encode_jpeg(pixels, colorsubsampling=options["subsampling"].replace(":", ""))
     file = io.BytesIO()
     FLOWER.resize(size).convert(mode).save(file, "JPEG", **options)
     return file.getvalue()
 
 
 @needs_nvimgcodec
-@pytest.mark.parametrize("size", [(500, 375), (333, 501), (61, 47), (16, 9)])
+@pytest.mark.parametrize("size", [(500, 375), (61, 47), (16, 9)])
 @pytest.mark.parametrize(
     "options",
     [
         {"subsampling": "4:4:4"}, {"subsampling": "4:2:2"}, {"subsampling": "4:2:0", "quality": 97},
         {"subsampling": "4:2:0", "progressive": True}, {"mode": "L"}, {"restart_marker_rows": 2},
         {"restart_marker_blocks": 5, "subsampling": "4:2:0"}, {"optimize": True, "quality": 30},
+        {"subsampling": "4:4:0"}, {"subsampling": "4:1:1"}, {"keep_rgb": True},
     ],
     ids=str,
 )  # fmt: skip
 def test_its_pixels_are_those_of_the_whole(size, options):
     content, draw = jpeg(size, **options), np.random.default_rng(7)
     whole = images.decode(content, plain=True)
-    for _ in range(40):
+    for _ in range(25):
         height, width = (
             int(draw.integers(low, side + 1)) for low, side in zip((1, 16), whole.shape[:2], strict=True)
         )
