@@ -1,7 +1,7 @@
 """The box of an image that a crop needs. nvImageCodec (DALI installs it) decodes it alone from a JPEG.
 
-The pixels are those of the whole image, in 0.8 of the time: it skips the rows below the box and the blocks
-beside it, and reconstructs only the rows of the box. Without nvImageCodec the whole image is decoded.
+The pixels are those of the whole image, in 0.8 of the time: it skips the rows below the box, and of
+the other blocks reconstructs only those of the box. Without nvImageCodec the whole image is decoded.
 """
 
 import os
@@ -36,8 +36,8 @@ def decode(content: bytes, planned: int, box: Box) -> np.ndarray | None:
     """Return of() of the pixels of a plain JPEG (images.Header.plain), decoded without the GIL.
 
     The pixels are valid until the next call in this thread. Return None without nvImageCodec, if the file is
-    not a JPEG, if the box is narrow, or if a part of it is missing. As in Pillow, damage that libjpeg can
-    repair is no error.
+    not a JPEG, if the box is narrow, or if a part of it is missing. Damage that libjpeg can repair is
+    accepted, as Pillow does.
     """
     if not hasattr(_own, "decoder"):
         _own.decoder, _own.image = _decoder(), None
