@@ -233,8 +233,16 @@ def test_a_link_that_is_cut(seconds, code, script):
 
 
 def _interfaces() -> list[str]:
+    """Return the interfaces and the namespaces, but not those of simulations that run now."""
     namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return sorted([*os.listdir("/sys/class/net"), *namespaces.splitlines()])
+    names = [*os.listdir("/sys/class/net"), *namespaces.splitlines()]
+    return sorted(name for name in names if not os.path.exists(f"/proc/{_owner(name)}"))
+
+
+def _owner(name: str) -> str:
+    """Return the process that made the interface or namespace, "-" if it is not of a simulation."""
+    found = re.match(r"bootfile-(\d+)-", name)
+    return found[1] if found else "-"
 
 
 @pytest.mark.parametrize("words", [["--data_url", "data"], ["--config=run.toml"]], ids=["option", "config"])
