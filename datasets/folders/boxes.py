@@ -1,7 +1,7 @@
-"""The box of an image that a crop needs. nvImageCodec (DALI installs it) decodes it alone from a JPEG.
+"""The box of an image that a crop needs. nvImageCodec 0.9 (DALI installs it) decodes it alone from a JPEG.
 
-The pixels are those of the whole image, in 0.8 of the time: it skips the rows below the box, and of
-the other blocks reconstructs only those of the box. Without nvImageCodec the whole image is decoded.
+The pixels are those of the whole image, in 0.8 of the time: nvImageCodec skips the rows below the box. Of the
+rest it reconstructs only the blocks of the box. Without nvImageCodec the whole image is decoded.
 """
 
 import os
@@ -10,15 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from datasets.folders import images
+
 Box = tuple[int, int, int, int]  # top, left, height, width; pixels
 
-_NARROWEST = 16  # pixels. libjpeg interpolates the colours of fewer than 5 columns in another way
-_own = threading.local()  # `decoder`: of this thread, or None. `image`: its memory for pixels, or None
+_NARROWEST = 16  # pixels, a block of colours: libjpeg interpolates very few columns in another way
+# for each thread `decoder` or None, `parameters` and `image`: memory for pixels, or None
+_own = threading.local()
 
 
-def of(image: np.ndarray, planned: int, box: Box) -> np.ndarray:
-    """Return the pixels of a box, a view. image: uint8 [H, W, 3]. planned: H of the image for which the box
-    was planned; a smaller image has a smaller box."""
+def cut_out(image: np.ndarray, planned: int, box: Box) -> np.ndarray:
+    """Return the pixels of a box, a view.
+
+    image: uint8 [H, W, 3].
+    planned: H of the image for which the box was planned; a smaller image has a smaller box.
+    """
     if image.shape[0] != planned:
         box = scaled(*box, image.shape[0] / planned, *image.shape[:2])
     top, left, height, width = box
@@ -33,15 +39,16 @@ def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int
 
 
 def decode(content: bytes, planned: int, box: Box) -> np.ndarray | None:
-    """Return of() of the pixels of a plain JPEG (images.Header.plain), decoded without the GIL.
+    """Return what cut_out() returns for a plain JPEG (images.Header.plain), decoded without the GIL.
 
-    The pixels are valid until the next call in this thread. Return None without nvImageCodec, if the file is
-    not a JPEG, if the box is narrow, or if a part of it is missing. Damage that libjpeg can repair is
-    accepted, as Pillow does.
+    The pixels are valid until the next call in this thread, which may free them. Return None without
+    nvImageCodec, if the box is narrow, if the file is progressive, has no end marker or is not a JPEG, or if
+    it ends before the box does. Other damage may go unnoticed: such a part may be grey.
     """
     if not hasattr(_own, "decoder"):
-        _own.decoder, _own.image = _decoder(), None
-    if _own.decoder is None or not content.startswith(b"\xff\xd8"):
+        _own.decoder, _own.parameters = _decoder()
+        _own.image = None
+    if _own.decoder is None or not images.is_sequential_jpeg(content):
         return None
     import nvidia.nvimgcodec as nvimgcodec
 
@@ -53,22 +60,26 @@ def decode(content: bytes, planned: int, box: Box) -> np.ndarray | None:
         top, left, height, width = box
         if width < _NARROWEST or top + height > rows or left + width > columns:
             return None
-        region = nvimgcodec.Region(top, left, top + height, left + width)
-        _own.image = _own.decoder.decode(stream.get_sub_code_stream(region=region), image=_own.image)
-    except Exception:  # of its C++ code; the whole image is decoded instead, which names the reason
+        part = stream.get_sub_code_stream(region=nvimgcodec.Region(top, left, top + height, left + width))
+        _own.image = _own.decoder.decode(part, image=_own.image, params=_own.parameters)
+    except RuntimeError:  # the whole image's error names the reason
         return None
-    return None if _own.image is None else np.asarray(_own.image)
+    pixels = None if _own.image is None else np.asarray(_own.image)
+    return pixels if pixels is not None and pixels.shape == (height, width, 3) else None
 
 
-def _decoder() -> Any:
-    """Return a decoder that uses the CPU and the calling thread, or None."""
+def _decoder() -> tuple[Any, Any]:
+    """Return (a decoder that uses the CPU and the calling thread, its parameters), or (None, None)."""
     os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # the whole image's error says more
     try:
         import nvidia.nvimgcodec as nvimgcodec
 
-        cpu = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
-        return nvimgcodec.Decoder(
-            device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1, backends=cpu
-        )
-    except Exception:  # it is not installed, too old, or lacks a library
-        return None
+        cpu, device = nvimgcodec.BackendKind.CPU_ONLY, nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY
+        decoder = nvimgcodec.Decoder(
+            device_id=device, max_num_cpu_threads=1, backends=[nvimgcodec.Backend(cpu)],
+            options=":fancy_upsampling=1",  # as simplejpeg does; the default of some versions is 0
+        )  # fmt: skip
+        # the index decides whether an image is turned; nvImageCodec finds orientations that Pillow does not
+        return decoder, nvimgcodec.DecodeParams(apply_exif_orientation=False)
+    except Exception:  # it is not installed, older than 0.9, or lacks a library
+        return None, None

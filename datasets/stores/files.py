@@ -13,6 +13,8 @@ class FileStore(Store):
     """The files of a folder. verified: refuse a file whose content differs from the scan. This is needed for
     copies that are stored under the fingerprint of the index."""
 
+    decodes_boxes = True
+
     def __init__(self, index: Any, verified: bool = False):
         self.index, self.verified = index, verified
 

@@ -22,7 +22,7 @@ class Store:
     form = "encoded"
     short_side = SHORT_SIDE
     is_remote = False
-    decodes_boxes = True  # crop() may decode less than the image
+    decodes_boxes = False  # whether crop() may decode less than the image
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples: bytes of a file or a JPEG, or read-only pixels uint8 [height, width, 3].
@@ -51,19 +51,18 @@ class Store:
         box: boxes.Box,
         scratch: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Return the pixels of a box of a sample, uint8 [height, width, 3]. Decode only these if possible.
+        """Return the pixels of a box of a sample, uint8 [height, width, 3]. Decode only the box if possible.
 
-        content, scratch: as for decode(). planned, box: as in boxes.of(). The pixels are valid until the next
-        call in this thread. Raises BadInput if a part of the
-        box cannot be decoded.
+        content, scratch: as for decode(). planned, box: as in boxes.cut_out(). The pixels are valid until the
+        next call in this thread. Raises BadInput if the image is decoded as a whole and that fails.
         """
         if not isinstance(content, np.ndarray):
-            if self.decodes_boxes and self._is_plain(id) and not self._may_be_cut(content):
+            if self.decodes_boxes and self._is_plain(id):
                 pixels = boxes.decode(content, planned, box)
                 if pixels is not None:
                     return pixels
             content = self.decode(id, content, scratch)
-        return boxes.of(content, planned, box)
+        return boxes.cut_out(content, planned, box)
 
     def portable(self, id: int, content: bytes) -> bytes:
         """Return encoded bytes for another decoder, as a plain PNG if the image is not plain.
@@ -71,7 +70,8 @@ class Store:
         After a scan of headers the end of a JPEG is examined here, because another decoder may accept a
         damaged image. Raises BadInput if it cannot be decoded.
         """
-        if self._is_plain(id) and not (self._may_be_cut(content) and not images.decodes_fast(content)):
+        unseen = getattr(self.index, "head", None) and images.may_be_cut(content)
+        if self._is_plain(id) and not (unseen and not images.decodes_fast(content)):
             return content
         try:
             return images.normalised(content)
@@ -87,10 +87,6 @@ class Store:
 
     def _is_plain(self, id: int) -> bool:
         return self.form == "jpeg" or bool(self.index.plain[id])
-
-    def _may_be_cut(self, content: bytes) -> bool:
-        """Return whether a file may end early: a scan of headers did not see its end."""
-        return bool(getattr(self.index, "head", None)) and images.may_be_cut(content)
 
 
 class Threads:

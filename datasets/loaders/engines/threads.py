@@ -95,7 +95,7 @@ class Threads:
             id, planned, top, left, height, width, flip = rows[place]
             box = top, left, height, width
             if isinstance(content, np.ndarray):  # pixels of a pack or a cache
-                pixels = boxes.of(content, planned, box)
+                pixels = boxes.cut_out(content, planned, box)
             else:
                 pixels = self.store.crop(id, content, planned, box, self._scratch(id))
             resize.fit(pixels, flip, images[place], self.antialias)

@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import importlib.util
 import io
 import json
 import os
@@ -161,7 +162,10 @@ def test_pixels_are_those_of_pillow(backend, form, index, packs):
     assert worst_mean < 2 and worst_ratio >= 30, (worst_mean, worst_ratio)
 
 
-@pytest.mark.skipif(boxes._decoder() is None, reason="nvImageCodec is not installed")
+@pytest.mark.skipif(
+    not (importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.nvimgcodec")),
+    reason="nvImageCodec is not installed",
+)
 @pytest.mark.parametrize("form", ["files", "encoded", "jpeg"])
 def test_boxes_that_are_decoded_alone_have_the_same_bits(form, index, packs, monkeypatch):
     found, decode = [], boxes.decode
