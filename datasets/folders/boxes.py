@@ -42,8 +42,8 @@ def decode(content: bytes, planned: int, box: Box) -> np.ndarray | None:
     """Return what cut_out() returns for a plain JPEG (images.Header.plain), decoded without the GIL.
 
     The pixels are valid until the next call in this thread, which may free them. Return None without
-    nvImageCodec, if the box is narrow, if the file is progressive, has no end marker or is not a JPEG, or if
-    it ends before the box does. Other damage may go unnoticed: such a part may be grey.
+    nvImageCodec, if the box is narrow, or if the file is progressive, has no end marker or is not a JPEG.
+    Other damage may go unnoticed: such a part may be grey.
     """
     if not hasattr(_own, "decoder"):
         _own.decoder, _own.parameters = _decoder()

@@ -42,7 +42,7 @@ def _command(processes: int, output, *more) -> tuple:
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def whole(request, tmp_path_factory):
-    """(processes, output, seconds of training) of an uninterrupted run"""
+    """Yield (processes, output, seconds of training) of an uninterrupted run."""
     output = tmp_path_factory.mktemp(f"whole{request.param}")
     printed = run(*_command(request.param, output), timeout=600).stdout
     yield request.param, output, float(re.search(r"training_seconds=(\S+)", printed)[1])
@@ -137,7 +137,7 @@ def test_random_sigkills(whole, tmp_path, capsys):
                 assert newest >= begun - SAVE_EVERY, f"{kind}: step {steps[-1]}, the newest is {newest}"
                 most_lost = max(most_lost, steps[-1] - newest)
         _same(output, unbroken)
-        shutil.rmtree(output)  # 120 MB
+        shutil.rmtree(output)
     with capsys.disabled():
         print(f"\n{processes} processes: {done} kills, {round_number} runs, at most {most_lost} steps lost")
 
@@ -194,7 +194,7 @@ def test_random_sigterms(whole, tmp_path, capsys):
             else:  # no checkpoint is saved before training begins
                 assert " step=" not in text, text
         _same(output, unbroken)
-        shutil.rmtree(output)  # 120 MB
+        shutil.rmtree(output)
     with capsys.disabled():
         print(f"\n{processes} processes: {done} stops, {round_number} runs, the slowest took {slowest:.1f} s")
 

@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import importlib.util
 import io
 import json
 import os
@@ -32,6 +31,7 @@ from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.conftest import ROOT, finish, start
+from tests.datasets.folders.test_boxes import needs_nvimgcodec
 
 CPU = torch.device("cpu")
 SIZES = [(320, 240), (201, 333), (64, 48), (500, 90), (97, 400), (224, 224), (31, 31), (333, 335)]
@@ -162,10 +162,7 @@ def test_pixels_are_those_of_pillow(backend, form, index, packs):
     assert worst_mean < 2 and worst_ratio >= 30, (worst_mean, worst_ratio)
 
 
-@pytest.mark.skipif(
-    not (importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.nvimgcodec")),
-    reason="nvImageCodec is not installed",
-)
+@needs_nvimgcodec
 @pytest.mark.parametrize("form", ["files", "encoded", "jpeg"])
 def test_boxes_that_are_decoded_alone_have_the_same_bits(form, index, packs, monkeypatch):
     found, decode = [], boxes.decode
