@@ -39,6 +39,7 @@ class Log:
     Attributes:
     metrics: the metrics of an evaluation besides loss and accuracy; a job may set it.
     autocast: the context of mixed precision; a job may set it.
+    optimizer, scheduler: those that checkpoints hold; a Checkpointer sets them.
     run: the id of the run for --tracker; a restart keeps it.
     is_late: whether a report by time is due; the same on every rank.
     """
@@ -47,6 +48,8 @@ class Log:
         self.args, self.output, self.metrics = args, args.output, Metrics()
         self.autocast: Any = contextlib.nullcontext()
         self.run = ""
+        self.optimizer: Any = None
+        self.scheduler: Any = None
         self.is_late = self._has_asked = False
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = _process_start()
@@ -130,8 +133,14 @@ class Log:
         """Report the steps since the last report, on every rank, and set `running` to zero.
 
         step: optimizer steps since the start of training. running: float64 [3], sums over all ranks.
-        scheduler: gives the learning rate of the next step. The loader's receipt is committed.
+        scheduler: that of the job; a warning is printed if it is not the one that checkpoints hold. The
+        loader's receipt is committed.
         """
+        if scheduler is not self.scheduler:
+            self._warn(
+                f"warning: the schedule {type(scheduler).__name__} is not the one that was given to the "
+                "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
+            )
         self._trains = True
         self.is_late = self._has_asked = False
         self._commit(step)
@@ -151,7 +160,7 @@ class Log:
             step,
             loss=loss,
             **_accuracy("acc", correct, count),
-            lr=_rate_of(scheduler),
+            lr=float(self.optimizer.param_groups[0]["lr"]),  # of the next step; a number or a tensor
             images_per_s=count / elapsed,
             data_time=data_time,
             compute_time=elapsed - data_time,
@@ -352,13 +361,6 @@ def _keep_lines(path: str, step: int) -> dict[str, float] | None:
                 continue
     write_atomic(path, "".join(kept))
     return last
-
-
-def _rate_of(scheduler: Any) -> float:
-    """Return the learning rate of the first parameter group in the next step."""
-    if hasattr(scheduler, "get_last_lr"):
-        return scheduler.get_last_lr()[0]
-    return scheduler.optimizer.param_groups[0]["lr"]  # ReduceLROnPlateau of torch 2.1
 
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:

@@ -173,8 +173,9 @@ def main() -> None:
     top5: dict = {"top5": evaluation.top(5)} if classes > 5 else {}
     log.metrics = evaluation.Metrics(**top5, class_acc=evaluation.ConfusionMatrix(classes))
     checkpoint = Checkpointer(
-        args, log, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, loader=train_loader
-    )
+        args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
+        scheduler=scheduler, loader=train_loader,
+    )  # fmt: skip
     checkpoint.add(scaler=scaler)
     evaluated = model
     if args.ema:
@@ -203,7 +204,7 @@ def main() -> None:
                 loss += micro_loss.detach()
                 logits.append(output.detach())
             scaler.unscale_(optimizer)
-            if checkpoint.is_finite(loss):
+            if checkpoint.accepts(loss):
                 running += evaluation.batch_sums(loss, torch.cat(logits), labels)
                 optimizers.clip(args, model)
                 scaler.step(optimizer)

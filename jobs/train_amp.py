@@ -80,8 +80,9 @@ def main() -> None:
     running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
-        args, log, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, loader=train_loader
-    )
+        args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
+        scheduler=scheduler, loader=train_loader,
+    )  # fmt: skip
 
     ### 新增 (new) 2/6, the scale is part of the run ###
     checkpoint.add(scaler=scaler)
@@ -103,7 +104,7 @@ def main() -> None:
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)  # for the check of the next line
             ### 新增 (new) 3/6, forward in half precision, backward of the scaled loss ###
-            if checkpoint.is_finite(loss):  # and the gradients, on all ranks; else the step is skipped
+            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
                 running += evaluation.batch_sums(loss, logits, labels)
 
                 ### 新增 (new) 4/6, scaler.step() skips the step if a gradient overflowed ###

@@ -93,8 +93,9 @@ def main() -> None:
     running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
-        args, log, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, loader=train_loader
-    )
+        args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
+        scheduler=scheduler, loader=train_loader,
+    )  # fmt: skip
     step = checkpoint.resume(total_steps)  # 0, or the step of the newest checkpoint
 
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
@@ -104,7 +105,7 @@ def main() -> None:
             logits = forward(images)
             loss = criterion(logits, labels)
             loss.backward()
-            if checkpoint.is_finite(loss):  # and the gradients, on all ranks; else the step is skipped
+            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
                 running += evaluation.batch_sums(loss, logits, labels)
                 optimizer.step()
             scheduler.step()

@@ -19,6 +19,7 @@ from common.arguments import JobParser, boolean, interval, positive_float, posit
 from common.checkpoint import resume
 from common.checkpoint.files import write_weights
 from common.checkpoint.nonfinite import Guard, SkippedSteps, Verdict
+from common.checkpoint.optimizer_steps import OptimizerSteps, find_optimizers
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
 from common.distributed import preemption, ranks
@@ -43,8 +44,9 @@ class Checkpointer:
     model: the raw module.
     loader: the training loader; its receipt is saved too.
     forward: the module that the job calls: the model (default), or a wrapper of it.
-    objects: further objects with a state_dict(), such as scaler and ema.
-    Raises BadInput if the scheduler cannot be resumed exactly.
+    criterion: the loss; its parameters and buffers are saved too, if it has any.
+    objects: further objects, as for add().
+    Raises BadInput if the optimizer or the scheduler cannot be resumed exactly.
     """
 
     def __init__(
@@ -57,26 +59,34 @@ class Checkpointer:
         scheduler: Any,
         loader: Any,
         forward: torch.nn.Module | None = None,
+        criterion: Any = None,
         **objects: Any,
     ):
         self.args, self.log, self.output = args, log, log.output
-        self.model, self.forward, self.loader, self.objects = model, forward or model, loader, objects
-        self._state = RunState(
-            args,
-            {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}
-            | objects,
-        )
+        self.model, self.forward, self.loader, self.criterion = model, forward or model, loader, criterion
+        log.optimizer, log.scheduler = optimizer, scheduler
+        self._steps: OptimizerSteps | None = None  # from resume() on
+        state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}
+        if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
+            state["criterion"] = criterion
+        self._state = RunState(args, state)
+        self.add(**objects)
         self._skipped = SkippedSteps(self._state, args.max_bad_steps, log.info)
         self._saver = Saver(self.output.folder, args.keep, log.info)
         self._mirror: Any = None
         self._last_save = time.monotonic()
         self._stop = self._save_late = False  # any rank was asked to stop; --save_every in seconds is due
+        self._waits = self._overdue = False  # gradients wait for an optimizer step; a save waits for it
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
 
     def add(self, **objects: Any) -> None:
-        """Save further objects with a state_dict(), before resume(): for example a gradient scaler."""
-        self.objects |= objects
-        self._state.objects |= objects
+        """Save further objects with a state_dict(), for example a gradient scaler, or seed your own generator
+        of random numbers for each step. Call it before resume(). Raises BadInput."""
+        if self._steps:
+            raise BadInput(f"checkpoint.add({', '.join(objects)}) comes after resume(): call it before")
+        for name, value in objects.items():
+            if not self.loader.add_generator(value):
+                self._state.objects[name] = value
 
     def resume(self, total_steps: int) -> int:
         """Load the checkpoint that --resume asks for and return its step; 0 without one.
@@ -95,12 +105,17 @@ class Checkpointer:
         writes = not output.writes_nothing(self.args)
         if writes:
             self._open_output()
-        step = self._restore()
+        step = self._restore(writes)
         if total_steps - step <= cpu.SHORT and not torch.cuda.is_available():
             cpu.return_memory()
         if self.forward is not self.model and ranks.world_size() > 2:
             self._settle_buckets()
-        self._guard = Guard(self.model, self._state.objects["optimizer"])  # of the weights that were loaded
+        self._guard = Guard(
+            self.model, *find_optimizers(self._state.objects)
+        )  # of the weights that were loaded
+        optimizer = self._state.objects["optimizer"]
+        self._steps = OptimizerSteps(optimizer, self._state.objects, self._before_first_step, self.log.info)
+        self._warn_of_generators()
         if writes:
             preemption.watch(self.args.grace, ranks.store())  # otherwise a signal ends the process at once
             exits.before_leaving(lambda: self._saver.wait(_LAST_WRITE))
@@ -111,37 +126,53 @@ class Checkpointer:
         self.log.start(self.loader, step, total_steps, self.model)
         return step
 
-    def is_finite(self, loss: torch.Tensor) -> bool:
-        """Return whether to take the optimizer step; the same on every rank. Call it after backward().
+    def accepts(self, loss: torch.Tensor) -> bool:
+        """Return whether to take the optimizer step: whether the loss and the gradients are finite on every
+        rank. Call it after each backward(), on every rank; a step may have several losses.
 
-        If not, the step is counted, and BatchNorm's statistics are restored. With a fused optimizer the
-        answer is always True: the device itself skips the step, and the host learns of it one step later.
-        loss: scalar. Raises Diverged. Costs a pass over the gradients and, if the optimizer is not fused, one
-        synchronisation with the device (nonfinite.py).
+        If not, the step is counted, and is_due() restores BatchNorm's statistics. If all optimizers are
+        fused, the answer is always True: the device skips the step, and the host learns of it one step later.
+        loss: scalar. Costs a pass over the gradients and, if an optimizer is not fused, one synchronisation
+        with the device (nonfinite.py).
         """
         self._saver.check()
         late, report = (ranks.is_first() and each() for each in (self._is_late, self.log.asks_to_report))
-        verdict = self._guard.check(loss, preemption.asked(), late, report)
-        self._note(verdict)
-        return self._guard.ahead or verdict is None or not verdict.bad
+        return self._guard.check(loss, preemption.asked(), late, report)
+
+    def is_finite(self, loss: torch.Tensor) -> bool:
+        """Return accepts(loss): its name before version 0.12."""
+        return self.accepts(loss)
 
     @property
     def found_inf(self) -> torch.Tensor | None:
-        """Return, after is_finite(), a float [] on the device: 1 if the device skips the step, else 0. None
-        if the optimizer is not fused: then the answer of is_finite() is final."""
+        """Return, after accepts(), a float [] on the device: 1 if the device skips the step, else 0. None if
+        an optimizer is not fused: then the answer of accepts() is final."""
         return self._guard.found_inf
 
     def is_due(self, step: int) -> bool:
-        """Return whether a report or a save is due after this step; the same on every rank."""
+        """End a step, and return whether a report or a save is due after it; the same on every rank. Call it
+        once per step. Raises Diverged."""
+        self._note(self._guard.end_step())
+        assert self._steps  # resume() was called
+        self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
+        if self._waits and step < self.total_steps:
+            self._overdue = self._overdue or self._is_save_due(step)
+            return self.log.is_due(step)
         return self._is_save_due(step) or self.log.is_due(step)
 
     def save(self, step: int) -> None:
         """Save if it is due, and exit if the job was asked to stop. Call it on every rank.
 
         After a step that was skipped nothing is saved: the run may be diverging, and good checkpoints stay.
+        If gradients are accumulated over several batches, a save waits for the optimizer step.
         """
-        if not self._is_save_due(step):
+        if not self._is_save_due(step) or (self._waits and step < self.total_steps):
             return
+        if self._waits:
+            self.log.info(
+                f"warning: step {step} is the last one, and its gradients wait for an optimizer step: a "
+                "longer run will not continue exactly from its checkpoint"
+            )
         self._note(self._guard.settle())
         if self._state.bad_in_a_row and not self._stop:
             return
@@ -151,7 +182,8 @@ class Checkpointer:
             self._saver.save_checkpoint(
                 step, self._state.run, lambda: self._state.capture(step, self.steps_per_epoch)
             )
-        self._save_late, self._last_save = False, time.monotonic()
+        self._save_late = self._overdue = False
+        self._last_save = time.monotonic()
         if self._stop:
             self._exit(step)
 
@@ -179,6 +211,7 @@ class Checkpointer:
             self._exit(step)
         if self._stop:
             self.save(step)  # and exit
+            self._exit(step)  # without a save, if gradients wait for an optimizer step
         if self.args.evaluate:
             return
         score = self.log.metrics.score(val_sums)
@@ -206,6 +239,8 @@ class Checkpointer:
     def finish(self) -> None:
         """Wait for the last write and upload; resume() registers it for the end of the job. Raises
         NotSaved."""
+        if self._steps:
+            self._steps.close()
         lost = [*self._saver.finish(), self._mirror.finish() if self._mirror else ""]
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
@@ -220,9 +255,12 @@ class Checkpointer:
             if self._mirror:
                 self._saver.saved = self._mirror.saved
 
-    def _restore(self) -> int:
-        """Restore the checkpoint to continue from, or --weights, on every rank. Return its step."""
-        state, error = self._choose() if ranks.is_first() else (None, None)
+    def _restore(self, writes: bool) -> int:
+        """Restore the checkpoint to continue from, or --weights, on every rank. Return its step.
+
+        writes: whether the run will save checkpoints; then it is an error if its state cannot be saved.
+        """
+        state, error = self._choose(writes) if ranks.is_first() else (None, None)
         state, error = ranks.broadcast_object((state, error))
         if error:
             raise BadInput(error)
@@ -238,8 +276,10 @@ class Checkpointer:
             self._saver.resume_at(state["step"])
         return state["step"] if state else 0
 
-    def _choose(self) -> tuple[dict | None, str | None]:
-        """Return (state to continue from, or None; why none of the checkpoints can be used)."""
+    def _choose(self, writes: bool) -> tuple[dict | None, str | None]:
+        """Return (state to continue from, or None; why the run cannot begin or continue)."""
+        if writes and (reason := self._state.find_unsaveable()):
+            return None, reason
         uploaded = self._mirror.results() if self._mirror else ()
         if self._mirror and (reason := resume.refusal(self.args, self._is_own, uploaded)):
             return None, reason
@@ -261,6 +301,8 @@ class Checkpointer:
             if "training data" not in self._state.identity:
                 self.log.info("warning: the training data are not compared: the receipt has no fingerprint")
             self.log.info(f"resumed from {path}: epoch {epoch}, step {state['step']} of {self.total_steps}")
+            if self._state.change:
+                self.log.info(f"the schedule of the checkpoint is another one: {self._state.change}")
         return state, None
 
     def _load_weights(self, path: str, complete: bool = False) -> None:
@@ -268,8 +310,8 @@ class Checkpointer:
 
         arch = getattr(self.args, "arch", None)
         self.log.info(weights.load(path, self.model, complete, arch))
-        if "ema" in self.objects:  # the average begins at, or consists of, these weights
-            self.objects["ema"].module.load_state_dict(self.model.state_dict())
+        if "ema" in self._state.objects:  # the average begins at, or consists of, these weights
+            self._state.objects["ema"].module.load_state_dict(self.model.state_dict())
         if arch and published.is_name(arch, path):
             return
         if line := weights.compare_class_names(path, self._class_names):
@@ -295,6 +337,20 @@ class Checkpointer:
         if isinstance(self.forward, torch.nn.parallel.DistributedDataParallel):
             settle_buckets(self.forward, self.loader.example(2))
 
+    def _before_first_step(self) -> None:
+        if warning := self._state.before_first_step():
+            self.log.info(warning)
+
+    def _warn_of_generators(self) -> None:
+        """Print one warning that names generators which neither a checkpoint nor the loader knows."""
+        parts = {"model": self.model, "criterion": self.criterion, "collate_fn": self.loader.collate_fn}
+        if paths := self.loader.find_unknown_generators(parts, self._state.objects):
+            self.log.info(
+                f"warning: {', '.join(paths)}: random number generators of your own, whose numbers a restart "
+                "does not repeat. Use torch's global one, or call checkpoint.add(name=generator) before "
+                "resume(). One of a collate_fn repeats its numbers, but only at the same number of processes"
+            )
+
     def _is_late(self) -> bool:
         """Return whether --save_every counts seconds and they have passed."""
         every = self.args.save_every
@@ -302,7 +358,8 @@ class Checkpointer:
 
     def _is_save_due(self, step: int) -> bool:
         every = self.args.save_every.steps(self.steps_per_epoch)
-        return self._stop or self._save_late or step == self.total_steps or (every > 0 and step % every == 0)
+        is_asked = self._stop or self._save_late or self._overdue
+        return is_asked or step == self.total_steps or (every > 0 and step % every == 0)
 
     def _note(self, verdict: Verdict | None) -> None:
         """Apply the verdict of all ranks on a step."""

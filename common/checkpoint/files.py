@@ -12,6 +12,7 @@ this checkpoint is refused.
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ import re
 from collections.abc import Callable
 from typing import IO, Any, cast
 
+import numpy as np
 import torch
 
 from common.exits import BadInput
@@ -113,6 +115,35 @@ def facts_of(path: str) -> dict:
     raise Refused(f"its checksum {name} is damaged")
 
 
+def find_unreadable(value: Any, name: str = "") -> str:
+    """Return the name and the type of a part that torch.load(weights_only=True) refuses; "" if all are read.
+
+    value: nested dictionaries, lists and tuples. Tensors are not read. Numbers of NumPy become plain ones.
+    """
+    file = io.BytesIO()
+    try:
+        torch.save(_outline(value), file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+        return ""
+    except Exception:  # pickle raises many types
+        parts = value.items() if isinstance(value, dict) else ()
+        parts = enumerate(value) if isinstance(value, list | tuple) else parts
+        inner = (find_unreadable(each, f"{name}.{part}".lstrip(".")) for part, each in parts)
+        return next(filter(None, inner), f"{name}, a {type(value).__name__}")
+
+
+def _outline(value: Any) -> Any:
+    """Return a nested value with empty tensors."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty(0)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: _outline(each) for key, each in value.items()}
+    return [_outline(each) for each in value] if type(value) in (list, tuple) else value
+
+
 def _sealed(facts: dict) -> str:
     """Return the facts as JSON, with a digest that shows if the checksum file itself is damaged."""
     seal = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -123,6 +154,15 @@ def read(path: str) -> dict:
     """Verify a checkpoint and return its state, on the CPU; nothing in it is executed. Raises Refused."""
     verify(path)
     return load(path)
+
+
+def check_readable(path: str) -> None:
+    """Read a checkpoint that was written just now; if this fails, delete it and raise ValueError."""
+    try:
+        read(path)
+    except Refused as reason:
+        _discard(path)
+        raise ValueError(f"it cannot be read back: {reason}") from reason
 
 
 def load(path: str) -> dict:

@@ -5,6 +5,7 @@ reads the result one step later, so the device never waits for the host. With an
 decides before the step, and the device waits.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,67 +27,66 @@ class Diverged(BadInput):
 class Verdict(NamedTuple):
     """The result of one step. The flags are the same on every rank.
 
-    bad: the step was skipped, or must be skipped.
+    bad: an optimizer step was skipped, or must be skipped.
     asked, late, report: true if the flag was set on any rank; see Guard.check().
-    loss, norm (of the gradients): scalars of this process.
+    loss, norm (of the gradients): floats of this process, for a loss that was not finite; else NaN.
     """
 
     bad: bool
     asked: bool
     late: bool
     report: bool
-    loss: torch.Tensor
-    norm: torch.Tensor
+    loss: float
+    norm: float
 
 
 class Guard:
     """Finds non-finite steps on any rank.
 
-    model: a step that is skipped does not change its BatchNorm statistics. optimizer: if it is fused, the
+    model: a step that is skipped does not change its BatchNorm statistics. optimizers: if all are fused, the
     host does not wait for the device (`ahead`).
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
+    def __init__(self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer):
         self.model = model
-        self.optimizer: Any = optimizer  # gets an attribute `found_inf`, as from torch's GradScaler
-        self.ahead = _is_fused(optimizer)  # whether the device decides, and the host learns it a step later
+        # each gets an attribute `found_inf`, as from torch's GradScaler
+        self.optimizers: tuple[Any, ...] = optimizers
+        self.ahead = all(map(_is_fused, optimizers))  # whether the device decides; the host learns it later
         self.found_inf: torch.Tensor | None = None  # for the next optimizer step: float [], 1 to skip it
         if self.ahead:
-            optimizer.register_step_pre_hook(self._keep_found_inf)
+            for each in optimizers:
+                _set_momentum(each)
+                each.register_step_pre_hook(self._keep_found_inf)
+        self._parameters = list(model.parameters())
+        self._checks: list[tuple[torch.Tensor, ...]] = []  # (signs, loss, norm) of each loss of this step
         self._outstanding: tuple | None = None
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in model.buffers():
             self._buffers.setdefault(buffer.dtype, []).append(buffer)
         self._good = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
 
-    def check(self, loss: torch.Tensor, asked: bool, late: bool, report: bool = False) -> Verdict | None:
-        """Check a step after backward(), on every rank, and return the verdict on it.
-
-        If `ahead`, the optimizer itself takes or skips the step, and the verdict is that on the previous step
-        (None before the first).
+    def check(self, loss: torch.Tensor, asked: bool, late: bool, report: bool = False) -> bool:
+        """Check a loss of a step after its backward(), on every rank, and return whether to take the
+        optimizer step. If `ahead`, the answer is True: the optimizer itself takes or skips the step.
 
         loss: scalar.
         asked: whether this process was asked to stop.
         late: whether a save is due by time.
         report: whether a report is due by time.
         """
-        before = self.settle()
-        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+        gradients = [each.grad for each in self._parameters if each.grad is not None]
         norm = torch.stack(torch._foreach_norm(gradients)).sum()
         flags = [_flag(each, norm) for each in (asked, late, report)]
         signs = torch.stack([~torch.isfinite(norm + loss.detach()), *flags]).float()
         if ranks.world_size() > 1:
             torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
-        self._keep(signs[0] > 0)
-        heard = None
-        if self.ahead:
-            self.found_inf = self.optimizer.found_inf = signs[0].clone()
-            if signs.is_cuda:
-                signs = signs.to("cpu", non_blocking=True)
-                heard = torch.cuda.Event(blocking=True)  # the host sleeps, so the loader can use its core
-                heard.record()
-        self._outstanding = signs, heard, loss.detach(), norm
-        return before if self.ahead else self.settle()
+        self._checks.append((signs, loss.detach(), norm))
+        if not self.ahead:
+            return not signs[0].item()
+        self.found_inf = signs[0].clone()
+        for each in self.optimizers:
+            each.found_inf = self.found_inf
+        return True
 
     def _keep_found_inf(self, optimizer: Any, *_: object) -> None:
         """Make the optimizer skip the step if this class or a GradScaler found a value that is not finite.
@@ -98,23 +98,57 @@ class Guard:
             own = getattr(optimizer, "found_inf", None)
             optimizer.found_inf = self.found_inf if own is None else torch.maximum(own, self.found_inf)
 
+    def end_step(self) -> Verdict | None:
+        """End a step, after all its backward() calls, on every rank. Return the verdict on it; if `ahead`,
+        that on the previous step. None before the first, and if no loss was checked since the last call."""
+        if not self._checks:
+            return None
+        (signs, *_), *others = checks = self._checks
+        self._checks = []
+        if others:
+            signs = torch.stack([each for each, *_ in checks]).amax(0)
+        before, arrived = self.settle(), None
+        if self.ahead:
+            self._keep(signs[0] > 0)
+            if signs.is_cuda:
+                signs = signs.to("cpu", non_blocking=True)
+                arrived = torch.cuda.Event(blocking=True)  # the host sleeps, so the loader can use its core
+                arrived.record()
+        self._outstanding = signs, arrived, checks
+        if self.ahead:
+            return before
+        verdict = self.settle()
+        self._keep(verdict is not None and verdict.bad)
+        return verdict
+
     def settle(self) -> Verdict | None:
         """Wait for the verdict on the last step and return it; None if it was returned before."""
         if self._outstanding is None:
             return None
-        signs, heard, loss, norm = self._outstanding
+        signs, arrived, checks = self._outstanding
         self._outstanding = None
-        if heard:
-            heard.synchronize()
+        if arrived:
+            arrived.synchronize()
         bad, asked, late, report = (sign > 0 for sign in signs.tolist())
+        loss = norm = math.nan
+        if bad:
+            _, loss, norm = max(
+                (tuple(map(torch.Tensor.tolist, each)) for each in checks), key=lambda each: each[0]
+            )
         return Verdict(bad, asked, late, report, loss, norm)
 
     @torch.no_grad()
-    def _keep(self, bad: torch.Tensor) -> None:
-        """Save BatchNorm's statistics after a good step, and restore the last good ones after a bad step. The
-        device decides, in a few operations for all layers."""
+    def _keep(self, bad: torch.Tensor | bool) -> None:
+        """Save BatchNorm's statistics after a good step, and restore the last good ones after a bad step.
+
+        bad: a tensor if the device decides, in a few operations for all layers.
+        """
         for dtype, buffers in self._buffers.items():
-            self._good[dtype] = torch.where(bad, self._good[dtype], _flat(buffers))
+            if bad is False:
+                self._good[dtype] = _flat(buffers)
+                continue
+            if isinstance(bad, torch.Tensor):
+                self._good[dtype] = torch.where(bad, self._good[dtype], _flat(buffers))
             parts = self._good[dtype].split([buffer.numel() for buffer in buffers])
             parts = [part.view_as(buffer) for buffer, part in zip(buffers, parts, strict=True)]
             if _foreach_copy_:
@@ -143,7 +177,7 @@ class SkippedSteps:
         counts.bad_steps += 1
         counts.bad_in_a_row += 1
         self.log(
-            f"skipped a step: loss {verdict.loss.item():g}, gradient norm {verdict.norm.item():g} on rank 0; "
+            f"skipped a step: loss {verdict.loss:g}, gradient norm {verdict.norm:g} on rank 0; "
             f"{counts.bad_in_a_row} in a row, {counts.bad_steps} in all"
         )
         return counts.bad_in_a_row >= self.most
@@ -170,10 +204,8 @@ def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
     groups = optimizer.param_groups
     if "fused" not in optimizer.defaults or not all(group["fused"] for group in groups):
         return False
-    if any(group.get("momentum") and group.get("dampening") for group in groups):
-        return False  # if torch's first step is skipped, momentum stays unset, and 0 is not the same here
-    _set_momentum(optimizer)
-    return True
+    # if torch's first step is skipped, momentum stays unset, and with dampening 0 is not the same
+    return not any(group.get("momentum") and group.get("dampening") for group in groups)
 
 
 def _set_momentum(optimizer: torch.optim.Optimizer) -> None:

@@ -4,13 +4,15 @@ import argparse
 import os
 from collections.abc import Callable, Iterable
 
+import torch
+
 from common import arguments, output, starts
 from common.checkpoint import files as checkpoint
 from common.distributed import ranks
 from common.exits import BadInput
 
 _KINDS = {
-    "step": int, "run": str, "identity": dict, "objects": dict, "schedule": dict, "random": dict,
+    "step": int, "run": str, "identity": dict, "objects": dict, "schedule": dict,
     "bad_steps": int, "bad_in_a_row": int, "best": float,
 }  # fmt: skip
 
@@ -146,7 +148,7 @@ def check(state: dict, version: int, identity: dict, weights: dict, steps: int) 
             raise checkpoint.Refused(f"its {name} is {saved.get(name)}, this run's is {identity.get(name)}")
     theirs = state["objects"]["model"]
     for name in sorted(theirs.keys() | weights.keys()):
-        there, here = (list(each[name].shape) if name in each else "missing" for each in (theirs, weights))
+        there, here = (_shape(each[name]) if name in each else "missing" for each in (theirs, weights))
         if there != here:
             raise checkpoint.Refused(f"its model is different: {name} is {there}, this run's is {here}")
     if state["step"] > steps:
@@ -154,6 +156,11 @@ def check(state: dict, version: int, identity: dict, weights: dict, steps: int) 
             f"it is of step {state['step']}, and this run ends at step {steps}: raise --epochs or "
             "--max_steps, or use another --output_dir"
         )
+
+
+def _shape(value: object) -> object:
+    """Return the shape of a tensor; for the extra state of a module, that it has one."""
+    return list(value.shape) if isinstance(value, torch.Tensor) else "present"
 
 
 def _first_line(error: Exception) -> str:

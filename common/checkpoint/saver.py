@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from common.checkpoint import files
@@ -36,6 +37,7 @@ class Saver:
         self._writer = BackgroundWriter()
         self._pending = ""  # the name of the file that is being written
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
+        self._is_readable = False  # whether a checkpoint of this start was read back
         self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
 
     def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict]) -> None:
@@ -93,6 +95,9 @@ class Saver:
         self._prepare(self.checkpoints, state, state["objects"]["model"])
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run)
+        if not self._is_readable:  # once: a later state has the same types
+            files.check_readable(path)
+            self._is_readable = True
         write_atomic(os.path.join(self.checkpoints, files.LATEST), f"{os.path.basename(path)}\n")
         self.durable = state["step"]
         files.keep(self.checkpoints, run, self.keep, self._whole)
@@ -168,7 +173,7 @@ class BackgroundWriter:
             return {key: self._copied(each, (*place, key)) for key, each in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(self._copied(each, (*place, index)) for index, each in enumerate(value))
-        return value
+        return value.item() if isinstance(value, np.generic) else value
 
     def _buffer(self, tensor: torch.Tensor, place: tuple) -> torch.Tensor:
         """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""

@@ -42,6 +42,7 @@ class ScheduleState:
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any, settings: dict):
         self.optimizer, self.scheduler, self.settings = optimizer, scheduler, settings
         self.name = _name(scheduler)
+        self.change = ""  # how the schedule of the checkpoint differs from this one
         self._check()
         self._groups = [_hyperparameters(group) for group in optimizer.param_groups]
         self._began = plain(scheduler.state_dict()) if scheduler else {}
@@ -60,9 +61,9 @@ class ScheduleState:
         """Load a result of state(). Raises Refused, with both values, if the schedule cannot continue
         exactly. It may be called again after an error."""
         self._load_scheduler(self._began)
-        for group, own in zip(self.optimizer.param_groups, self._groups, strict=True):
+        for group, own in zip(self.optimizer.param_groups, self._groups, strict=False):
             _set(group, own)
-        change = self._change(saved)
+        self.change = change = self._change(saved)
         if self.scheduler is None:
             replayed = True
         elif not _of_the_step(self.scheduler):
@@ -146,8 +147,11 @@ class ScheduleState:
     def _load_groups(self, saved: dict, replayed: bool) -> None:
         """Load the saved hyperparameters, except those that began with another value in this run, and those
         that a replayed schedule has set."""
+        began = len(self._groups)
+        for group, now in zip(self.optimizer.param_groups[began:], saved["groups"][began:], strict=True):
+            _set(group, now)  # the loop has added it
         for group, now, there, here in zip(
-            self.optimizer.param_groups, saved["groups"], saved["began"]["groups"], self._groups, strict=True
+            self.optimizer.param_groups, saved["groups"], saved["began"]["groups"], self._groups, strict=False
         ):
             own = _hyperparameters(group)
             moved = {name for name in own if not _same(own[name], here.get(name))} if replayed else set()

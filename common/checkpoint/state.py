@@ -11,7 +11,9 @@ import torch
 
 from common import arguments
 from common.checkpoint import files, resume
+from common.checkpoint.optimizer_steps import find_optimizers
 from common.checkpoint.schedules import ScheduleState, plain
+from common.exits import BadInput
 
 # options that change the trained weights: a checkpoint of another value is refused
 IDENTITY = (
@@ -40,10 +42,13 @@ class RunState:
 
     def __init__(self, args: argparse.Namespace, objects: dict[str, Any]):
         self.args, self.objects = args, objects
+        self.objects |= _inner_optimizers(objects["optimizer"])
+        self._later: dict | None = None  # a state whose parameter groups are not all added yet
         self.run = uuid.uuid4().hex[:16]
         self.best, self.best_of = -math.inf, ""  # score of best.pth, and Metrics.best_of
         self.highest, self.epochs_not_better = -math.inf, 0  # best score, evaluations since; on every rank
         self.bad_steps = self.bad_in_a_row = 0  # steps that were skipped
+        self._restored: dict | None = None  # the state of restore(), until the first step
         self.initial_weights: str | None = getattr(args, "weights", None)
         self.identity = {f"--{name}": getattr(args, name) for name in IDENTITY if hasattr(args, name)}
         if fingerprint := getattr(objects.get("receipt"), "fingerprint", ""):
@@ -51,11 +56,14 @@ class RunState:
         learned = {name: each for name, each in arguments.settings(args).items() if name not in OPERATION}
         self._schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned)
 
+    @property
+    def change(self) -> str:
+        """Return how the schedule of the restored state differs from this run's; "" if it does not."""
+        return self._schedule.change
+
     def capture(self, step: int, steps_per_epoch: int) -> dict[str, Any]:
         """Return the state after `step` optimizer steps. Tensors are not copied."""
-        random = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_initialized():  # a job on the CPU does not touch the GPUs
-            random["cuda"] = torch.cuda.get_rng_state()
+        frozen = [name for name, each in self.objects["model"].named_parameters() if not each.requires_grad]
         return {
             "format": FORMAT,
             "step": step,
@@ -65,7 +73,7 @@ class RunState:
             "identity": self.identity,
             "objects": self._objects(),
             "schedule": self._schedule.state(),
-            "random": random,
+            "frozen": frozen,
             "bad_steps": self.bad_steps,
             "bad_in_a_row": self.bad_in_a_row,
             "best": self.best,
@@ -81,6 +89,15 @@ class RunState:
             "arguments": arguments.settings(self.args),
         }
 
+    def find_unsaveable(self) -> str:
+        """Return why a checkpoint cannot hold the present state; "" if it can. Tensors are not copied."""
+        try:
+            state = self.capture(0, 1)
+        except Exception as error:  # the objects may be the user's own
+            return f"a checkpoint cannot be saved: {error}"
+        name = files.find_unreadable(state["objects"])
+        return name and f"a checkpoint cannot hold {name}: use tensors, numbers, text, lists and dictionaries"
+
     def check_and_restore(self, state: dict, total_steps: int) -> None:
         """Restore a state that was read from a file.
 
@@ -91,27 +108,77 @@ class RunState:
         self.restore(state)
 
     def restore(self, state: dict) -> None:
-        """Load a state of this run into the objects and the random number generators."""
+        """Load a state of this run into the objects.
+
+        If its optimizer has parameter groups that the loop has still to add, the state of the optimizers and
+        of the schedule is loaded before the first step (before_first_step).
+        """
+        self._restored = state
+        saved = state["objects"]
+        optional = {"scheduler", "scaler"}  # not every job had a scaler
+        if not any(True for _ in getattr(self.objects.get("criterion"), "parameters", tuple)()):
+            optional.add("criterion")  # earlier versions did not save its constants
+        if missing := sorted(self.objects.keys() - saved.keys() - optional):
+            raise files.Refused(f"it has no {missing[0]!r}: leave out --{missing[0]}")
+        optimizer = self.objects["optimizer"]
+        _check_optimizer(optimizer, saved["optimizer"])
+        self._later = state if _sizes(optimizer) != _sizes(saved["optimizer"]) else None
         for name, own in self.objects.items():
-            if name == "scheduler":
-                continue
-            saved = state["objects"].get(name)
-            if not saved and name == "scaler":  # only some jobs have one
-                continue
-            if not saved:
-                raise files.Refused(f"it has no {name!r}: leave out --{name}")
-            if name == "optimizer":  # its hyperparameters belong to the schedule
-                _check_optimizer(own, saved)
-                saved = own.state_dict() | {"state": saved["state"]}
-            own.load_state_dict(saved)
-        self._schedule.load(state["schedule"])
-        torch.set_rng_state(state["random"]["cpu"])
-        if "cuda" in state["random"] and torch.cuda.is_initialized():
-            torch.cuda.set_rng_state(state["random"]["cuda"])
+            is_other = name not in saved or (name == "scaler" and not saved[name])
+            if not is_other and not isinstance(own, torch.optim.Optimizer):
+                own.load_state_dict(saved[name])
+        if not self._later:
+            self._restore_optimizers(state)
         self.bad_steps, self.bad_in_a_row = state["bad_steps"], state["bad_in_a_row"]
         self.best, self.initial_weights = state["best"], state.get("weights")
         self.best_of, self.highest = state.get("best_of", ""), state.get("highest", state["best"])
         self.epochs_not_better = state.get("epochs_not_better", 0)
+
+    def before_first_step(self) -> str:
+        """Load the state of parameter groups that the loop has added since restore().
+
+        Call it before the first optimizer step. Return a warning if other parameters are frozen than in the
+        checkpoint, or "". Raises BadInput if groups are still missing.
+        """
+        state, self._restored = self._restored, None
+        if self._later:
+            there, here = _sizes(self._later["objects"]["optimizer"]), _sizes(self.objects["optimizer"])
+            if there != here:
+                raise BadInput(
+                    f"the optimizer of the checkpoint has groups of {there} parameters, this run's has "
+                    f"{here} at its first step: add them again, if `epoch >= N`, not only if `epoch == N`"
+                )
+            self._restore_optimizers(self._later)
+            self._later = None
+        if not state or "frozen" not in state:
+            return ""
+        frozen = {name for name, each in self.objects["model"].named_parameters() if not each.requires_grad}
+        if not (changed := sorted(frozen ^ set(state["frozen"]))):
+            return ""
+        is_now = "frozen" if changed[0] in frozen else "trained"
+        return (
+            f"warning: {changed[0]} is {is_now} now, unlike at the checkpoint ({len(changed)} in all): if "
+            "the loop changes it at an epoch, write `epoch >= N`, not `epoch == N`"
+        )
+
+    def _restore_optimizers(self, state: dict) -> None:
+        """Load the states of the optimizers and of the schedule.
+
+        An optimizer keeps its list of groups, because another one may share it: load_state_dict() makes a
+        new list.
+        """
+        own = {name: each for name, each in self.objects.items() if isinstance(each, torch.optim.Optimizer)}
+        groups = {name: each.param_groups for name, each in own.items()}
+        for name, each in own.items():
+            saved = state["objects"][name]
+            if name == "optimizer":  # its hyperparameters belong to the schedule
+                saved = each.state_dict() | {"state": saved["state"]}
+            each.load_state_dict(saved)
+        for name, each in own.items():
+            for kept, loaded in zip(groups[name], each.param_groups, strict=True):
+                kept.update(loaded)
+            each.param_groups = groups[name]
+        self._schedule.load(state["schedule"])
 
     def note(self, score: float, best_of: str) -> None:
         """Record the score of an evaluation, and count the evaluations since the best one.
@@ -137,11 +204,29 @@ class RunState:
 
 
 def _check_optimizer(own: torch.optim.Optimizer, saved: dict) -> None:
-    """Raise Refused if the saved optimizer has another class or other groups: it is stored by position."""
+    """Raise Refused if the saved optimizer has another class or other groups: it is stored by position. The
+    loop may add the last groups later."""
     if saved["class"] != type(own).__name__:
         raise files.Refused(f"its optimizer is {saved['class']}, this run's is {type(own).__name__}")
-    there, here = (
-        [len(group["params"]) for group in groups] for groups in (saved["param_groups"], own.param_groups)
-    )
-    if there != here:
+    there, here = _sizes(saved), _sizes(own)
+    if there[: len(here)] != here:
         raise files.Refused(f"its optimizer has groups of {there} parameters, this run's has {here}")
+
+
+def _sizes(optimizer: Any) -> list[int]:
+    """Return the number of parameters in each group of an optimizer or of its state."""
+    groups = optimizer["param_groups"] if isinstance(optimizer, dict) else optimizer.param_groups
+    return [len(group["params"]) for group in groups]
+
+
+def _inner_optimizers(optimizer: Any) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers that an optimizer holds, unless it defines state_dict() itself. Raises BadInput
+    if it is not an optimizer."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise BadInput(
+            f"the optimizer {type(optimizer).__name__} is not a torch.optim.Optimizer: give one of its "
+            "optimizers, and the others with checkpoint.add(name=optimizer)"
+        )
+    if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+        return {}
+    return {f"optimizer.{place}": each for place, each in enumerate(find_optimizers(vars(optimizer)))}

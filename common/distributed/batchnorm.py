@@ -1,126 +1,82 @@
 """BatchNorm over the global batch: the statistics are the same for any number of processes.
 
-torch.nn.SyncBatchNorm needs a GPU and nccl, and the host waits for the GPU in each of its forward passes.
-Here it does not wait. Over gloo the same mathematics run on any device, so a test can prove without a GPU
-that a job is equal at any world size.
+torch.nn.SyncBatchNorm needs a GPU and nccl. Over gloo the same mathematics run here on any device, so a test
+can prove without a GPU that a job is equal at any world size.
 """
 
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from common.exits import BadInput
+
+_KINDS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm}
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
-    """Return the model with every BatchNorm2d synchronised over the ranks; its state_dict does not change.
+    """Return the model with BatchNorm of every dimension synchronised over the ranks.
 
-    With nccl it uses torch.nn.SyncBatchNorm, but does not wait for the device in the forward pass. With gloo
-    this module computes the same. Every rank must have a sample in every step.
+    With nccl the layers become torch.nn.SyncBatchNorm, with gloo they become GlooSyncBatchNorm. The names and
+    tensors of the state_dict do not change. In every step every rank must have a sample. Raises BadInput if a
+    layer is of another class derived from BatchNorm, because its forward() cannot be replaced.
     """
     if torch.distributed.get_world_size() == 1:
         return model
-    if torch.distributed.get_backend() == "nccl":
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        for module in model.modules():
-            if (
-                type(module) is nn.SyncBatchNorm
-                and module.track_running_stats
-                and module.momentum is not None
-            ):
-                module.__class__ = _SyncBatchNorm
-        return model
-    for module in model.modules():
-        if type(module) is nn.BatchNorm2d:
-            module.__class__ = _SyncBatchNorm2d
+    if type(model) in _KINDS:
+        if torch.distributed.get_backend() == "nccl":
+            return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return GlooSyncBatchNorm.of(model)
+    if isinstance(model, _BatchNorm) and not isinstance(model, GlooSyncBatchNorm):
+        raise BadInput(
+            f"a layer {type(model).__name__} cannot be synchronised over the processes: expected one of "
+            f"{', '.join(sorted(kind.__name__ for kind in _KINDS))}"
+        )
+    for name, child in model._modules.items():  # named_children() leaves out a layer's second name
+        if child is not None:
+            setattr(model, name, convert_sync_batchnorm(child))
     return model
 
 
-class _SyncBatchNorm(nn.SyncBatchNorm):
+class GlooSyncBatchNorm(_BatchNorm):
+    """torch.nn.SyncBatchNorm for gloo: inputs float [n, C, ...] of any dimension, on any device.
+
+    As torch's, it uses the statistics of its own batch if track_running_stats is False and it evaluates.
+    Raises ValueError if the global batch has one value per channel.
+    """
+
+    @classmethod
+    def of(cls, layer: Any) -> "GlooSyncBatchNorm":
+        """Return a layer with the parameters, buffers and settings of a BatchNorm layer."""
+        new = cls(layer.num_features, layer.eps, layer.momentum, False, layer.track_running_stats)
+        new.affine, new.training = layer.affine, layer.training
+        new._parameters, new._buffers = layer._parameters, layer._buffers
+        return new
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected an input [n, C, ...], got {input.dim()} dimensions")
+
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(features)
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        return _NormalizeOnGPU.apply(
-            features, self.weight, self.bias, self.running_mean, self.running_var, self.eps, self.momentum
-        )
-
-
-class _NormalizeOnGPU(torch.autograd.Function):
-    """The operators of torch.nn.SyncBatchNorm without its mask. torch selects the ranks that have samples by
-    a boolean mask, and waits for the size of the selection (pytorch/pytorch#78549). Here every rank has
-    samples."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        features: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        running_mean: torch.Tensor,
-        running_var: torch.Tensor,
-        eps: float,
-        momentum: float,
-    ) -> torch.Tensor:
-        features = _dense(features)
-        mean, scale = torch.batch_norm_stats(features, eps)  # scale: 1 / sqrt(variance + eps)
-        channels, world_size = len(mean), torch.distributed.get_world_size()
-        local = torch.cat([mean, scale, mean.new_full((1,), features.numel() // channels)])
-        gathered = local.new_empty(world_size * len(local))
-        _gather(gathered, local)
-        means, scales, counts = gathered.view(world_size, -1).split([channels, channels, 1], dim=1)
-        counts = counts.flatten().to(running_mean.dtype)
-        mean, scale = torch.batch_norm_gather_stats_with_counts(
-            features, means, scales, running_mean, running_var, momentum, eps, counts
-        )
-        ctx.save_for_backward(features, weight, mean, scale, counts.to(torch.int32))
-        return torch.batch_norm_elemt(features, weight, bias, mean, scale, eps)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        features, weight, mean, scale, counts = ctx.saved_tensors
-        gradient = _dense(gradient)
-        first, second, of_weight, of_bias = torch.batch_norm_backward_reduce(
-            gradient, features, mean, scale, weight, *ctx.needs_input_grad[:3]
-        )
-        of_features = None
-        if ctx.needs_input_grad[0]:
-            sums = torch.cat([first, second])
-            torch.distributed.all_reduce(sums)
-            first, second = sums.chunk(2)
-            weight = None if weight is None else weight.to(mean.dtype)
-            of_features = torch.batch_norm_backward_elemt(
-                gradient, features, mean, scale, weight, first, second, counts
-            )
-        return of_features, of_weight, of_bias, None, None, None, None
-
-
-def _gather(output: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Fill output [world_size * n] with the tensors [n] of all ranks."""
-    named = (
-        "all_gather_single" if hasattr(torch.distributed, "all_gather_single") else "all_gather_into_tensor"
-    )
-    getattr(torch.distributed, named)(output, tensor)  # newer torch deprecates the second name
-
-
-def _dense(features: torch.Tensor) -> torch.Tensor:
-    """Return the features in a memory format that the operators accept."""
-    if features.is_contiguous(memory_format=torch.channels_last):
-        return features
-    return features.contiguous()
-
-
-class _SyncBatchNorm2d(nn.BatchNorm2d):
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        if not self.training:
-            return super().forward(features)
-        output, mean, variance, count = _Normalize.apply(features, self.weight, self.bias, self.eps)
+        self._check_input_dim(features)
+        weight, bias = self.weight, self.bias
+        if weight is None:
+            options = {"dtype": torch.promote_types(features.dtype, torch.float32), "device": features.device}
+            weight = torch.ones(self.num_features, **options)
+            bias = torch.zeros_like(weight)
+        output, mean, variance, count = _Normalize.apply(features, weight, bias, self.eps)
+        if self.running_mean is None or self.running_var is None:
+            return output
         with torch.no_grad():
-            assert self.running_mean is not None and self.running_var is not None  # track_running_stats
-            assert self.num_batches_tracked is not None and self.momentum is not None
+            assert self.num_batches_tracked is not None  # it is tracked with the running statistics
             self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
+            momentum = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+            variance = variance * (count / (count - 1))
+            self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
         return output
 
 
@@ -134,7 +90,7 @@ class _Normalize(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         # Local moments have the weights' precision and are combined in float64: this avoids cancellation and
         # sends few bytes. torch.var_mean takes ten times as long over this dimension.
-        rows = features.permute(0, 2, 3, 1).reshape(-1, features.shape[1]).to(weight.dtype)
+        rows = features.movedim(1, -1).reshape(-1, features.shape[1]).to(weight.dtype)
         mean = rows.sum(0) / len(rows)
         square = (rows - mean).square_().sum(0)
         mean, square = mean.double(), square.double()
@@ -142,6 +98,10 @@ class _Normalize(torch.autograd.Function):
         sums = torch.cat([count * mean, square + count * mean.square(), count])
         torch.distributed.all_reduce(sums)
         count = sums[-1]
+        if count < 2:
+            raise ValueError(
+                f"expected more than 1 value per channel in training, got {list(features.shape)}"
+            )
         mean, square = sums[:-1].div(count).chunk(2)
         variance = square - mean.square()
         count, mean, variance = (each.to(weight.dtype) for each in (count, mean, variance))
@@ -165,10 +125,7 @@ class _Normalize(torch.autograd.Function):
         slope = weight.double() * scale.square() * second
         level = weight.double() * scale * first - slope * mean
         # In the weights' precision: in that of the features, the gradients of a channel would not sum to 0.
-        line = torch.addcmul(_column(level, weight), features, _column(slope, weight))
-        of_features = fixed.sub_(line)
+        shape = [1, -1, *[1] * (features.dim() - 2)]
+        level, slope = (each.to(weight.dtype).view(shape) for each in (level, slope))
+        of_features = fixed.sub_(torch.addcmul(level, features, slope))
         return of_features, of_weight, of_bias, None
-
-
-def _column(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return values.to(like.dtype).view(1, -1, 1, 1)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from datasets.sampling import generators
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import Batch, Plan
 
@@ -169,7 +170,8 @@ class ToDevice:
 class Loader:
     """An iterable of (images [n, C, H, W] channels_last and normalised, labels int64 [n]) on `device`.
 
-    On a GPU the next batch is copied and normalised while a batch is used. len: steps of an epoch.
+    On a GPU the next batch is copied and normalised while a batch is used. len: steps of an epoch. When a
+    batch is handed out, all generators of random numbers are seeded (datasets/sampling/generators.py).
 
     plan: may be replaced between two epochs.
     mean, std: of pixels / 255.
@@ -179,6 +181,7 @@ class Loader:
     `transform`: your own function, applied before the effects; None by default. It receives (images uint8
         [n, C, H, W], labels int64 [n]) on the device and returns the same in new memory. Torch's random
         numbers in it are a function of (seed, epoch, id of the first sample).
+    `generators`: your own generators; each step seeds them too.
     `waited`: seconds that the caller has waited for batches so far.
     `receipt`: the digest of the yielded batches (datasets/sampling/receipt.py).
     """
@@ -198,6 +201,7 @@ class Loader:
         self.to_device = to_device or ToDevice(device, mean, std, dtype, pinned)
         self.waited, self.receipt = 0.0, Receipt(plan.index.fingerprint)
         self._mean = mean
+        self.generators: list[generators.Generator] = []
         self.effects: Any = None
         self.transform: Change | None = None
         self._ahead = 1 if device.type == "cuda" else 0  # on the CPU a batch ahead would only use memory
@@ -208,12 +212,39 @@ class Loader:
 
     def epochs_from(self, step: int) -> Iterator[int]:
         """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
-        return self.plan.epochs_from(step)
+        for epoch in self.plan.epochs_from(step):
+            self._seed(epoch, generators.EPOCH_START)
+            yield epoch
 
     @property
     def total_steps(self) -> int | Any:
         """Return the steps of the whole training; None if it has no limit."""
         return self.plan.total_steps
+
+    @property
+    def collate_fn(self) -> Any:
+        """Return the collate function of a loader of any Dataset; None if it is torch's."""
+        return getattr(self.engine, "collate_fn", None)
+
+    def add_generator(self, value: Any) -> bool:
+        """Seed a generator of your own for each step, too. Return whether the value is a generator."""
+        if is_generator := generators.is_generator(value):
+            self.generators += generators.find_generators(value)
+        return is_generator
+
+    def find_unknown_generators(self, parts: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+        """Return the paths of generators that parts hold, and that are neither seeded nor saved.
+
+        parts: name -> model, criterion or the like. saved: name -> object in a checkpoint.
+        """
+        others = [own for own in saved.values() if not any(own is part for part in parts.values())]
+        known = [each.value for each in (*self.generators, *generators.find_generators(others))]
+        return [
+            each.path
+            for name, part in parts.items()
+            for each in generators.find_generators(part, name)
+            if not any(each.value is other for other in known)
+        ]
 
     def commit(self, step: int, folder: str) -> None:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
@@ -232,15 +263,29 @@ class Loader:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        start = time.perf_counter()
+        start, sampler = time.perf_counter(), self.plan.sampler
+        step, epoch, missing = sampler.step, sampler.epoch, sampler.remaining
         with contextlib.closing(self._copies()) as copies:
             for batch, copy in copies:
                 self.receipt.add(*batch)
                 delivered = self.to_device.end(copy)
+                self._seed(step, generators.BATCH)  # after the loading, which may draw in this process
+                step, missing = step + 1, missing - 1
                 self.waited += time.perf_counter() - start
                 yield delivered
                 del copy, delivered  # its memory may be reused
                 start = time.perf_counter()
+        if missing > 0:
+            raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
+        self._seed(epoch, generators.EPOCH_END)
+
+    def _seed(self, step: int, moment: int) -> None:
+        """Seed all generators for a step (or an epoch) of this rank."""
+        sampler = self.plan.sampler
+        seed = generators.derive_seed(sampler.seed, sampler.rank, step, moment)
+        generators.seed_all(seed, self.to_device.device)
+        for each in self.generators:
+            each.seed(seed)
 
     def _copies(self) -> Generator[tuple[Batch, Copy], None, None]:
         """Yield batches with their started copies, on a GPU one batch ahead."""

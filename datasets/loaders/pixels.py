@@ -17,6 +17,7 @@ from datasets.sampling.effects import (
     Effects,
     draw_effects,
 )
+from datasets.sampling.generators import seed_all
 from datasets.sampling.philox import Operation, draw
 from datasets.sampling.sampler import Batch, Plan, rows
 
@@ -45,9 +46,8 @@ def plan_change(
     def change(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if transform:
             words = draw(seed, epoch, ids[:1], Operation.TRANSFORM)
-            with torch.random.fork_rng([images.device] if images.is_cuda else []):
-                torch.manual_seed(int(words[0, 0]))
-                images, labels = transform(images, labels)
+            seed_all(int(words[0, 0]), images.device)
+            images, labels = transform(images, labels)
         if effects and drawn:
             images, labels = apply(effects, drawn, images, labels, len(plan.index.classes), mean)
         return images, labels

@@ -129,6 +129,19 @@ class BatchSampler:
             raise BadInput(f"step {step} is not in 0..{self.total_steps}, the steps of the training")
         self.epoch, self._first = step // len(self) + 1, step % len(self)
 
+    @property
+    def step(self) -> int:
+        """Return the global step of the next batch, from 0."""
+        return (self.epoch - 1) * len(self) + self._first
+
+    @property
+    def remaining(self) -> int:
+        """Return the number of batches that iterating yields: to the end of the epoch or of the training."""
+        last = len(self)
+        if self.total_steps is not None:
+            last = min(last, self.total_steps - (self.epoch - 1) * len(self))
+        return max(0, last - self._first)
+
     def epochs_from(self, step: int) -> Iterator[int]:
         """Yield the numbers of the remaining epochs, from 1, each with the position set to its next batch.
 
@@ -153,9 +166,7 @@ class BatchSampler:
         return self._batches(step // len(self) + 1, step % len(self), 1)[0]
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        last, at_a_time = len(self), max(1, _CHUNK * self.world_size // self.global_batch)
-        if self.total_steps is not None:
-            last = min(last, self.total_steps - (self.epoch - 1) * len(self))
+        last, at_a_time = self._first + self.remaining, max(1, _CHUNK * self.world_size // self.global_batch)
         for step in range(self._first, last, at_a_time):
             yield from self._batches(self.epoch, step, min(at_a_time, last - step))
 
@@ -212,10 +223,10 @@ class SequentialBatchSampler:
     communicate inside the loop.
     """
 
-    seed, epoch = 0, 1  # a random augmentation is the same in every evaluation
+    seed, epoch, step = 0, 1, 0  # random numbers are the same in every evaluation
 
     def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1):
-        self.size, self.largest = size, batch
+        self.size, self.largest, self.rank = size, batch, rank
         self.first, self.last = size * rank // world_size, size * (rank + 1) // world_size
 
     def shard(self, rank: int, world_size: int) -> "SequentialBatchSampler":
@@ -224,6 +235,11 @@ class SequentialBatchSampler:
 
     def __len__(self) -> int:
         return -(-(self.last - self.first) // self.largest)
+
+    @property
+    def remaining(self) -> int:
+        """Return the number of batches that iterating yields."""
+        return len(self)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for first in range(self.first, self.last, self.largest):
@@ -251,6 +267,7 @@ class Plan:
         Engines that deliver whole images ignore it.
     views: images per sample. Sample k has the ids k, len(index) + k and so on.
     `largest`: number of images in the largest batch.
+    Raises BadInput if the sampler is another one, such as torch's.
     """
 
     def __init__(
@@ -261,6 +278,12 @@ class Plan:
         size: int | Callable[[int], int] = 224,
         views: int = 1,
     ):
+        if not hasattr(sampler, "largest"):
+            raise BadInput(
+                f"expected a sampler of datasets/sampling, got {type(sampler).__name__}, whose order is lost "
+                "at a restart: use BatchSampler. To draw samples with weights, do it in __getitem__ of "
+                "the Dataset, with torch.rand (guides/own_data.md)"
+            )
         self.index, self.sampler, self.augment, self.views = index, sampler, augment, views
         self._size = size
         self.largest = views * sampler.largest

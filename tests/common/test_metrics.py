@@ -27,7 +27,7 @@ def test_figures_of_jobs_with_and_without_accuracy(tmp_path_factory, capsys, cor
         loader.receipt.add(np.arange(8), np.zeros(8, np.int64))
         loader.receipt.add(np.arange(8), np.zeros(8, np.int64))
         sums = torch.tensor([12.0, correct, 8.0], dtype=torch.float64)
-        log.step(step, sums.clone(), SimpleNamespace(get_last_lr=lambda: [0.1]))
+        log.step(step, sums.clone(), None)
     log.validation(4, sums)
     log.finish()
     printed, lines = capsys.readouterr().out, records(tmp_path)
@@ -53,7 +53,7 @@ def _reported(log, loader, seconds_of_a_step, steps, clock):
         if log.is_due(step):
             reported.append(step)
             sums = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)
-            log.step(step, sums, SimpleNamespace(get_last_lr=lambda: [0.1]))
+            log.step(step, sums, None)
     return reported
 
 

@@ -22,7 +22,7 @@ from common.files import ROOT
 
 
 class Watch:
-    """A counter of a job's steps: is_finite() is called once per step."""
+    """A counter of a job's steps: accepts() is called once per step."""
 
     def __init__(self, first: int, middle: int, last: int):
         self.first, self.middle, self.last = first, middle, last
@@ -79,13 +79,13 @@ class Watch:
 
 def main() -> None:
     watch = Watch(*map(int, sys.argv[1].split(",")))
-    is_finite = Checkpointer.is_finite
+    is_finite = Checkpointer.accepts
 
     def counted(self: Checkpointer, loss: torch.Tensor) -> bool:
         watch.count()
         return is_finite(self, loss)
 
-    Checkpointer.is_finite = counted
+    Checkpointer.accepts = counted
     sys.argv = sys.argv[2:]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -3,6 +3,8 @@
 import argparse
 from types import SimpleNamespace
 
+import torch
+
 from common.arguments import Interval, interval
 from common.checkpoint.checkpointer import Checkpointer
 from common.metrics import Log
@@ -21,10 +23,16 @@ class StubLoader:
     def __init__(self, steps_per_epoch: int, fingerprint: str = ""):
         self.receipt, self.waited = Receipt(fingerprint), 0.0
         self.plan = SimpleNamespace(index=SimpleNamespace())
-        self._steps_per_epoch = steps_per_epoch
+        self._steps_per_epoch, self.collate_fn = steps_per_epoch, None
 
     def __len__(self):
         return self._steps_per_epoch
+
+    def add_generator(self, value):
+        return False
+
+    def find_unknown_generators(self, parts, saved):
+        return []
 
     def commit(self, step, folder):
         self.receipt.commit(step, len(self), folder, "cpu")
@@ -35,7 +43,9 @@ def log_of(folder, report_every: str = "1step") -> Log:
     args = argparse.Namespace(
         **DEFAULTS | {"report_every": interval(report_every), "output": Output(str(folder))}
     )
-    return Log(args)
+    log = Log(args)
+    log.optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    return log
 
 
 def make(args: argparse.Namespace, steps_per_epoch: int, fingerprint: str = "", **objects) -> Checkpointer:

@@ -4,12 +4,8 @@ For each item the generators of torch, NumPy, `random` and the dataset are seede
 So random transforms do not depend on the worker or on other samples.
 """
 
-import contextlib
-import ctypes
 import functools
-import random
-import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +18,11 @@ from common.metrics import class_names_of
 from datasets.fingerprint import fingerprint, hash_rows, hash_value
 from datasets.loaders.engines.workers import Workers
 from datasets.loaders.loader import Copy, Loader
+from datasets.sampling import generators
 from datasets.sampling.philox import Operation, draw
 from datasets.sampling.sampler import Batch, Plan
 
 TARGETS = ("label", "labels", "target", "targets", "y")  # the first of these keys in a dictionary is used
-_MT19937 = 625 * 4  # bytes of the state of NumPy's global generator: 624 words and a position
 
 
 def map_style_loader(
@@ -108,12 +104,16 @@ class Fetcher:
         self.dataset, self.collate_fn = dataset, collate_fn
         self._table, self._rows = _table_of(dataset) if collate_fn is None else (None, None)
         self._draws = False  # whether an item has used a global generator
-        self._reseed: list[Callable[[int], object]] | None = None  # of the generators that the dataset holds
+
+    @functools.cached_property
+    def _held(self) -> list[generators.Generator]:
+        """The generators that the dataset and collate_fn hold."""
+        return generators.find_generators([self.dataset, self.collate_fn])
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """A digest of the samples and their targets."""
-        with restored_generators():
+        with generators.restored():
             return fingerprint(self.dataset, lambda ids: self.items(ids, draw_seeds(None, ids, 0, 0).seed))
 
     def batch(self, ids: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, tuple[Any, Any]]:
@@ -129,7 +129,7 @@ class Fetcher:
     def collate(self, items: list, seed: int) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return collated items as batch() does. seed: of the last item, for a random collate_fn."""
         if self.collate_fn:
-            _seed(seed)
+            self._seed(seed)
         inputs, targets = _pair((self.collate_fn or default_collate)(items))
         if self.collate_fn is None and isinstance(targets, torch.Tensor):
             return hash_rows(targets), (inputs, targets)
@@ -142,21 +142,22 @@ class Fetcher:
         Seeding costs 8 us per item, so it starts only after an item has used a generator. This is detected,
         and that batch is read again. The call changes the state of the global generators.
         """
-        if self._reseed is None:
-            self._reseed = find_generators(self.dataset)
-        if not self._draws and not self._reseed:
-            before = _snapshot()
+        if not self._draws and not self._held:
+            before = generators.snapshot()
             items = [self.dataset[id] for id in ids.tolist()]
-            if _snapshot() == before:
+            if generators.snapshot() == before:
                 return items
             self._draws = True
         return [self._item(id, seed) for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True)]
 
     def _item(self, id: int, seed: int) -> Any:
-        _seed(seed)
-        for reseed in self._reseed or ():
-            reseed(seed)
+        self._seed(seed)
         return self.dataset[id]
+
+    def _seed(self, seed: int) -> None:
+        generators.seed_all(seed)
+        for each in self._held:
+            each.seed(seed)
 
     def _empty(self) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return a batch without rows: a rank's part of a last batch may be empty."""
@@ -166,7 +167,7 @@ class Fetcher:
     def example(self, count: int) -> Any:
         """Return the inputs of the first `count` samples."""
         ids = np.arange(count) % len(self.dataset)  # type: ignore[arg-type]
-        with restored_generators():
+        with generators.restored():
             return self.batch(ids, ids)[1][0]
 
     def __getstate__(self) -> dict:
@@ -183,7 +184,7 @@ class MapStyle:
 
     def __init__(self, fetcher: Fetcher, workers: int, pinned: bool):
         self._batches, self._workers = _Batches(fetcher), Workers(workers, pinned)
-        self.example = fetcher.example
+        self.example, self.collate_fn = fetcher.example, fetcher.collate_fn
         self._keys: _Keys | None = None
 
     def run(self, plan: Plan) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
@@ -240,92 +241,6 @@ def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
     return (dataset, rows) if type(dataset) is TensorDataset else (None, None)
 
 
-def find_generators(dataset: Any) -> list[Callable[[int], object]]:
-    """Return functions that seed the generators which a dataset holds.
-
-    Generators are torch.Generator, numpy.random.Generator and RandomState, random.Random, and objects with
-    set_random_seed(), such as Albumentations' pipelines. They are searched in attributes, in lists and
-    dictionaries, and in the objects to which functions and __getitem__ refer.
-    """
-    found: list[Callable[[int], object]] = []
-    seen: set[int] = set()
-    waiting: list[tuple[Any, int]] = [(dataset, 0)]
-    while waiting:
-        value, depth = waiting.pop()
-        if id(value) in seen or depth > _DEPTH:
-            continue
-        seen.add(id(value))
-        if isinstance(value, types.ModuleType | type | np.ndarray | torch.Tensor | str | bytes):
-            continue
-        if isinstance(value, torch.Generator):
-            found.append(value.manual_seed)
-        elif isinstance(value, random.Random):
-            found.append(value.seed)
-        elif isinstance(value, np.random.Generator):
-            found.append(functools.partial(_seed_bits, value.bit_generator))
-        elif isinstance(value, np.random.RandomState):
-            found.append(functools.partial(_seed_short, value.seed))
-        elif callable(getattr(value, "set_random_seed", None)):
-            found.append(functools.partial(_seed_short, value.set_random_seed))
-        else:
-            waiting += [(each, depth + 1) for each in _parts(value)]
-    return found
-
-
-_DEPTH = 6
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    """Return the objects to which a value refers and that may hold a generator."""
-    if isinstance(value, list | tuple | set):
-        return list(value) if len(value) < 100 else []  # longer ones are data
-    if isinstance(value, dict):
-        return list(value.values()) if len(value) < 100 else []
-    if isinstance(value, functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, types.MethodType):
-        return [value.__func__, value.__self__]
-    if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        named = [value.__globals__.get(name) for name in value.__code__.co_names]
-        return cells + named
-    parts = list(vars(value).values()) if hasattr(value, "__dict__") else []
-    return [*parts, *(getattr(type(value), name, None) for name in ("__getitem__", "__call__"))]
-
-
-def _seed_bits(generator: Any, seed: int) -> None:
-    generator.state = type(generator)(seed).state
-
-
-def _seed_short(function: Callable[[int], object], seed: int) -> None:
-    function(seed & 0xFFFFFFFF)
-
-
-def _seed(seed: int) -> None:
-    """Seed the global generators of torch, NumPy and `random`."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-
-
-def _snapshot() -> tuple:
-    """Return the states of the global generators, for comparison. NumPy's get_state() would take 30 us."""
-    state = np.random.get_bit_generator().ctypes.state_address  # type: ignore[attr-defined]
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), ctypes.string_at(state, _MT19937)
-
-
-@contextlib.contextmanager
-def restored_generators() -> Iterator[None]:
-    """Restore the states of the global generators at the end of the context."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
-
-
 class _Keys:
     """An iterable of the (ids, seeds) of each step."""
 
@@ -350,12 +265,12 @@ class _Batches(Dataset):
         """Return [(ids, seeds, labels, batch)]. A BadInput is returned instead of the batch, because a raised
         error would become the text of a traceback."""
         ids, seeds = keys
-        here = torch.utils.data.get_worker_info() is None  # in this process the model uses the generators too
         try:
-            with restored_generators() if here else contextlib.nullcontext():
-                return [(ids, seeds, *self.fetcher.batch(ids, seeds))]
+            return [(ids, seeds, *self.fetcher.batch(ids, seeds))]
         except BadInput as error:
             return [(ids, seeds, ids, error)]
+        except (StopIteration, SystemExit) as error:  # torch, or the job, would end without an error
+            raise RuntimeError(f"a sample of {ids.tolist()} raised {error!r}") from error
 
 
 def _only(batches: list[tuple]) -> tuple:

@@ -15,11 +15,12 @@ import torch
 from common.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import fit
-from datasets.loaders.engines.map_style import Fetcher, build_loader, restored_generators
+from datasets.loaders.engines.map_style import Fetcher, build_loader
 from datasets.loaders.engines.memory import Windows, corners, plan_of
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray.pool import Pool
 from datasets.memory.image_set import ImageSet
+from datasets.sampling import generators
 from datasets.sampling.sampler import Batch, Plan, rows
 from datasets.stores.files import FileStore
 
@@ -147,13 +148,13 @@ class ItemReader:
 
     def __call__(self, task: tuple) -> list:
         _, ids, crops = task
-        with restored_generators():  # in this process, if no worker is left
+        with generators.restored():  # in this process, if no worker is left
             return self.fetcher.items(ids, crops[0]) if len(ids) else []
 
     def join(self, batch: Batch, parts: list[list]) -> tuple[Batch, Any]:
         """Return (the batch with its labels, its (inputs, targets))."""
         items = [item for part in parts for item in part]
-        with restored_generators():
+        with generators.restored():
             if not items:  # a rank's part of a last batch may be empty
                 labels, data = self.fetcher.batch(batch.ids, batch.crops[0])
                 return batch._replace(labels=labels), data

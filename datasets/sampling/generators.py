@@ -1,0 +1,163 @@
+"""Seed random number generators: what a step draws is a function of (seed, step, rank).
+
+A Loader seeds them when it hands out a batch, at the start of an epoch and at its end. So dropout, mixup and
+noise do not depend on earlier steps, and a checkpoint needs no state of a generator.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import random
+import struct
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+BATCH, EPOCH_START, EPOCH_END = range(3)  # the moments that have numbers of their own
+_MT19937 = 625 * 4  # bytes of the state of NumPy's global generator: 624 words and a position
+_DEPTH = 6  # of the search in an object
+
+
+class Generator(NamedTuple):
+    """A generator that an object holds. path: where, for example "model.noise.generator"."""
+
+    path: str
+    value: Any
+    seed: Callable[[int], object]
+
+
+def derive_seed(seed: int, rank: int, step: int, moment: int = BATCH) -> int:
+    """Return the seed of a moment of a run, 0..2^64-1. Source: BLAKE2b, RFC 7693."""
+    digest = hashlib.blake2b(struct.pack("<4Q", seed, rank, step, moment), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def seed_all(seed: int, device: torch.device | None = None) -> None:
+    """Seed the global generators of torch, NumPy and `random`, and that of the device.
+
+    seed: 0..2^64-1; NumPy and torch on the CPU use its lower 32 bits. The host does not wait for the device,
+    and a CUDA graph reads the new seed when it is replayed. Other GPUs of this process (DataParallel) get
+    other seeds.
+    """
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed() would remember each call for CUDA
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    if device is None or device.type == "cpu":
+        return
+    if device.type != "cuda":
+        getattr(torch, device.type).manual_seed(seed)
+        return
+    first = torch.cuda.current_device() if device.index is None else device.index
+    for index, generator in enumerate(torch.cuda.default_generators):
+        generator.manual_seed((seed + index - first) % 2**64)
+
+
+def snapshot() -> tuple:
+    """Return the states of the global generators, for comparison. NumPy's get_state() would take 30 us."""
+    state = np.random.get_bit_generator().ctypes.state_address  # type: ignore[attr-defined]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), ctypes.string_at(state, _MT19937)
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Restore the states of the global generators at the end of the context."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
+
+
+def is_generator(value: Any) -> bool:
+    """Return whether a value is itself a generator (find_generators)."""
+    return _seed_function(value) is not None
+
+
+def find_generators(owner: Any, name: str = "") -> list[Generator]:
+    """Return the generators which an object holds. name: the first part of their paths.
+
+    Generators are torch.Generator, numpy.random.Generator and RandomState, random.Random, and objects with
+    set_random_seed(), such as Albumentations' pipelines. They are searched in attributes, modules, lists and
+    dictionaries, and in the objects to which functions and __getitem__ refer.
+    """
+    generators: list[Generator] = []
+    seen: set[int] = set()
+    waiting: list[tuple[str, Any, int]] = [(name, owner, 0)]
+    while waiting:
+        path, value, depth = waiting.pop()
+        if id(value) in seen or depth > _DEPTH:
+            continue
+        seen.add(id(value))
+        if isinstance(value, types.ModuleType | type | np.ndarray | torch.Tensor | str | bytes):
+            continue
+        if value is torch.default_generator:
+            continue
+        if seed := _seed_function(value):
+            generators.append(Generator(path, value, seed))
+            continue
+        for part, each in _parts(value):
+            own = isinstance(value, torch.nn.Module) and isinstance(each, torch.nn.Module)
+            waiting.append((f"{path}.{part}".strip("."), each, 0 if own else depth + 1))
+    return generators
+
+
+def _seed_function(value: Any) -> Callable[[int], object] | None:
+    """Return the function that seeds a generator; None if the value is not a generator."""
+    if isinstance(value, torch.Generator):
+        return value.manual_seed
+    if isinstance(value, random.Random):
+        return value.seed
+    if isinstance(value, np.random.Generator):
+        return functools.partial(_seed_bits, value.bit_generator)
+    if isinstance(value, np.random.RandomState):
+        return functools.partial(_seed_short, value.seed)
+    function = _attribute(value, "set_random_seed")
+    return functools.partial(_seed_short, function) if callable(function) else None
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return the names and the objects to which a value refers and that may hold a generator."""
+    if isinstance(value, list | tuple | set):
+        return list(zip(map(str, range(100)), value, strict=False)) if len(value) < 100 else []  # else data
+    if isinstance(value, dict):
+        return [(str(key), each) for key, each in value.items()] if len(value) < 100 else []
+    if isinstance(value, functools.partial):
+        return [("func", value.func), *_parts(value.args), *_parts(value.keywords)]
+    if isinstance(value, types.MethodType):
+        return [("", value.__self__), ("", value.__func__)]
+    if isinstance(value, types.FunctionType):
+        if value.__module__ and value.__module__.startswith("torch."):
+            return []
+        names = value.__code__.co_freevars
+        cells = [
+            (name, cell.cell_contents)
+            for name, cell in zip(names, value.__closure__ or (), strict=True)
+            if cell != types.CellType()
+        ]
+        return cells + [(name, value.__globals__.get(name)) for name in value.__code__.co_names]
+    parts = dict(vars(value)) if hasattr(type(value), "__dict__") and _attribute(value, "__dict__") else {}
+    parts |= parts.pop("_modules", {}) if isinstance(value, torch.nn.Module) else {}
+    kinds = ("__getitem__", "__call__", "forward")
+    return [*parts.items(), *(("", getattr(type(value), kind, None)) for kind in kinds)]
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """Return an attribute; None if there is none, or if the object's own __getattr__ fails."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
+
+
+def _seed_bits(generator: Any, seed: int) -> None:
+    generator.state = type(generator)(seed).state
+
+
+def _seed_short(function: Callable[[int], object], seed: int) -> None:
+    function(seed & 0xFFFFFFFF)
