@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import torch
@@ -40,6 +40,7 @@ class Log:
     metrics: the metrics of an evaluation besides loss and accuracy; a job may set it.
     autocast: the context of mixed precision; a job may set it.
     optimizer, scheduler: those that checkpoints hold; a Checkpointer sets them.
+    states: returns (step, digest of the state) of checkpoints since its last call; a Checkpointer sets it.
     run: the id of the run for --tracker; a restart keeps it.
     is_late: whether a report by time is due; the same on every rank.
     """
@@ -50,6 +51,7 @@ class Log:
         self.run = ""
         self.optimizer: Any = None
         self.scheduler: Any = None
+        self.states: Callable[[], list[tuple[int, str]]] = list
         self.is_late = self._has_asked = False
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = _process_start()
@@ -213,6 +215,7 @@ class Log:
         end of the job."""
         if self._loader is None or not ranks.is_first():
             return
+        self._write_states()
         loader, self._loader = self._loader, None
         if self._bar:
             self._bar.close()
@@ -266,6 +269,7 @@ class Log:
     def _write(self, step: int, **figures: float | str) -> None:
         self._open()
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
+        self._write_states()
         with self._reported():
             if self._file:
                 self._file.write(json.dumps(line | {"time": round(time.time(), 3)}) + "\n")
@@ -278,6 +282,13 @@ class Log:
             with self._reported():
                 self._tracker.log(scalars, step)
         self.info(_line(line))
+
+    def _write_states(self) -> None:
+        """Write the digests of checkpoints, each in a line of its own before the next report."""
+        with self._reported():
+            for step, digest in self.states() if self._file else ():
+                line = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, "state": digest}
+                self._file.write(json.dumps(line | {"time": round(time.time(), 3)}) + "\n")
 
     def _write_confusion(self, step: int, matrix: torch.Tensor | None) -> None:
         if matrix is None:

@@ -1,15 +1,21 @@
-"""Compare the data of two runs: samples, labels and crops of every step.
+"""Compare two runs: the data of every step, and the state (weights, buffers, optimizer) at checkpoints.
 
     python -m launch receipt RUN_A RUN_B
 
 RUN_A and RUN_B: output folders of runs, at any world size, with any loader, restarted or not. Exit codes: 0
-equal; 1 different (the output names the first epoch and step that differ, and whether ids, labels or
-augmentation differ) or one run is shorter; 2 a receipt cannot be read.
+equal; 1 the data differ (the output names the first epoch and step, and whether ids, labels or augmentation
+differ), one run is shorter, or the states differ at the same number of processes; 2 a receipt cannot be read.
+With other numbers of processes sums are rounded differently, so different states are expected.
 """
 
-import numpy as np
+import os
 
+import numpy as np
+import torch
+
+from common import starts
 from common.arguments import Parser
+from common.checkpoint import digest, files
 from datasets.sampling import receipt
 
 
@@ -26,8 +32,10 @@ def main(arguments: list[str]) -> int:
         lost = f", {missing} without a record" if missing else ""
         print(f"{path}: {records['step'][-1]} steps, {records['epoch'][-1]} epochs{lost}")
     equal, text = compare(runs[args.run_a], runs[args.run_b])
-    print(text)
-    return 0 if equal else 1
+    print(f"data {text}")
+    same_state, text = compare_states(args.run_a, args.run_b)
+    print(f"state {text}")
+    return 0 if equal and same_state else 1
 
 
 def compare(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
@@ -36,9 +44,71 @@ def compare(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
     if found.parts:
         return False, f"different from epoch {found.epoch}, step {found.step} on: {', '.join(found.parts)}"
     if not found.steps:
-        return False, "the runs have no step in common"
+        return False, "different: the runs have no step in common"
     if len(first) != len(second):
         short = min(first, second, key=len)
         end = f"epoch {short['epoch'][-1]}, step {short['step'][-1]}"
         return False, f"equal in the {found.steps} steps of both; one ends at {end}"
-    return True, f"equal: {found.steps} steps, the same ids, labels and augmentation"
+    return True, f"equal for {found.steps} steps: the same ids, labels and augmentation"
+
+
+def compare_states(first: str, second: str) -> tuple[bool, str]:
+    """Return (whether the states of two runs are equal where they should be, one line about them).
+
+    first, second: output folders. States are compared at the steps whose digest both runs have. Raises
+    BadInput.
+    """
+    lines = digest.read(first), digest.read(second)
+    steps = sorted(lines[0].keys() & lines[1].keys())
+    if not steps:
+        return True, "not compared: the runs have no digest of the same step (a checkpoint or an epoch's end)"
+    different = [step for step in steps if lines[0][step]["digest"] != lines[1][step]["digest"]]
+    equal = f"equal at {_numbers([step for step in steps if step not in different])}"
+    if not different:
+        return True, equal
+    step = different[0]
+    text = f"differs at {step}: {_describe(step, (first, second), (lines[0][step], lines[1][step]))}"
+    text = f"{equal}; {text}" if len(different) < len(steps) else text
+    sizes = [_world_size(run) for run in (first, second)]
+    if sizes[0] != sizes[1]:
+        text += (
+            f"; expected, because the runs had {sizes[0]} and {sizes[1]} processes and rounded differently"
+        )
+    return sizes[0] != sizes[1], text
+
+
+def _numbers(steps: list[int]) -> str:
+    if not steps:
+        return "no step"
+    shown = steps if len(steps) < 8 else [*steps[:3], "...", *steps[-3:]]
+    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, shown))}"
+
+
+def _describe(step: int, runs: tuple[str, str], lines: tuple[dict, dict]) -> str:
+    """Return the name of the part that differs most, and by how much if both checkpoints still exist."""
+    theirs, ours = (line["parts"] for line in lines)
+    names = [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name) != ours.get(name)]
+    others = f", and {len(names) - 1} more" if len(names) > 1 else ""
+    if not names:
+        return "a part that has no digest of its own"
+    paths = [os.path.join(run, "checkpoints", files.name_of(step)) for run in runs]
+    try:
+        states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
+    except (files.Refused, KeyError, TypeError):
+        return f"{names[0]}{others} (the checkpoints of both runs would give the size)"
+    sizes = {name: _difference(*(state.get(name) for state in states)) for name in names}
+    name = max(names, key=lambda each: sizes[each])
+    return f"{name}{others} (largest relative difference {sizes[name]:.1g})"
+
+
+def _difference(one: object, other: object) -> float:
+    """Return the largest difference of two values, relative to the largest number; inf if they have none."""
+    try:
+        one, other = (torch.as_tensor(each).double() for each in (one, other))
+        return float((one - other).abs().max() / torch.maximum(one.abs().max(), other.abs().max()))
+    except (TypeError, ValueError, RuntimeError):  # a part that one run lacks, text, or another shape
+        return float("inf")
+
+
+def _world_size(run: str) -> object:
+    return max((start["environment"].get("world size", 1) for start in starts.read(run)), default=1)

@@ -73,6 +73,7 @@ class Checkpointer:
         self.add(**objects)
         self._skipped = SkippedSteps(self._state, args.max_bad_steps, log.info)
         self._saver = Saver(self.output.folder, args.keep, log.info)
+        log.states = self._saver.digests
         self._mirror: Any = None
         self._last_save = time.monotonic()
         self._stop = self._save_late = False  # any rank was asked to stop; --save_every in seconds is due
@@ -216,7 +217,7 @@ class Checkpointer:
             return
         score = self.log.metrics.score(val_sums)
         self._state.note(score, self.log.metrics.best_of)
-        if not ranks.is_first() or not self.args.epoch_weights:
+        if not ranks.is_first():
             return
 
         def keep_best(tensors: dict) -> None:
@@ -224,7 +225,11 @@ class Checkpointer:
                 write_weights(os.path.join(self.output.folder, "best.pth"), tensors)
                 self._state.best = score  # once it is written
 
-        self._saver.save_weights(f"epoch_{epoch}.pth", model or self.model, keep_best)
+        name = f"epoch_{epoch}.pth" if self.args.epoch_weights else ""
+        average = None if model is self.model else model
+        self._saver.save_weights(
+            name, step, average, lambda: self._state.capture(step, 1)["objects"], keep_best
+        )
 
     def stops_early(self, epochs: int | None) -> bool:
         """Return whether the last `epochs` epochs were not better than the best before them; None: never.
@@ -272,8 +277,8 @@ class Checkpointer:
             self.log.info(f"--weights {given} is not used: the resumed run began with {began}")
         elif given:
             self._load_weights(given)
-        if state and self.args.resume == "auto":  # another run's checkpoint is not in this folder
-            self._saver.resume_at(state["step"])
+        if writes and ranks.is_first():  # another run's checkpoint is not in this folder
+            self._saver.resume_at(state["step"] if state and self.args.resume == "auto" else 0)
         return state["step"] if state else 0
 
     def _choose(self, writes: bool) -> tuple[dict | None, str | None]:

@@ -1,5 +1,6 @@
 """Save checkpoints and weights in the background. A failed save is reported; the training continues."""
 
+import contextlib
 import errno
 import os
 import threading
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.checkpoint import files
+from common.checkpoint import digest, files
+from common.exits import BadInput
 from common.files import sweep, write_atomic
 
 
@@ -37,6 +39,10 @@ class Saver:
         self._writer = BackgroundWriter()
         self._pending = ""  # the name of the file that is being written
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
+        self._digested = 0  # the step of the last state whose digest was submitted
+        self._digests: list[tuple[int, str]] = []  # (step, digest) that digests() has not returned
+        self._digest_done = threading.Event()
+        self._digest_done.set()
         self._is_readable = False  # whether a checkpoint of this start was read back
         self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
 
@@ -44,24 +50,59 @@ class Saver:
         """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before."""
         if self.step != step:
             self.step = step
-            self._submit(files.name_of(step), capture, lambda state: self._write_checkpoint(state, run))
+            self._submit(files.name_of(step), capture, lambda state: self._write_checkpoint(state, run), step)
 
-    def save_weights(self, name: str, model: torch.nn.Module, and_then: Callable[[dict], object]) -> None:
-        """Write the model's state_dict to `name`, then call and_then(state_dict) in the background."""
+    def save_weights(
+        self,
+        name: str,
+        step: int,
+        model: torch.nn.Module | None,
+        objects: Callable[[], dict],
+        and_then: Callable[[dict], object],
+    ) -> None:
+        """Write weights in the background, and the digest of the state if this step has none.
+
+        name: the file; "" writes the digest only.
+        step: the optimizer steps so far.
+        model: the module whose weights are written; None: those of the state.
+        objects: returns the objects of a checkpoint.
+        and_then: called with the weights that were written.
+        """
+
+        def capture() -> dict:
+            # The keys are those of a checkpoint, so both use the same host memory for the copy.
+            state = {"objects": objects()}
+            if self._digested == step:
+                state["objects"] = {"model": state["objects"]["model"]}
+            return state | ({"weights": model.state_dict()} if model else {})
 
         def write(state: dict) -> None:
-            tensors = state["objects"]["model"]
+            tensors = state.get("weights", state["objects"]["model"])
             self._prepare(self.folder, tensors)
+            if self._digested != step:
+                self._digest(step, state["objects"])
+            if not name:
+                return
             sweep(self.folder)
             files.write_weights(os.path.join(self.folder, name), tensors)
             and_then(tensors)
 
-        # The keys are those of a checkpoint, so both use the same host memory for the copy.
-        self._submit(name, lambda: {"objects": {"model": model.state_dict()}}, write)
+        if name or self._digested != step:
+            self._submit(name, capture, write, step)
+
+    def digests(self) -> list[tuple[int, str]]:
+        """Return (step, digest) of the states since the last call. Wait for a digest that is computed now."""
+        self._digest_done.wait()
+        taken, self._digests = self._digests, []
+        return taken
 
     def resume_at(self, step: int) -> None:
-        """Record that the checkpoint of this step is on the disk."""
-        self.step = self.durable = step
+        """Record that the checkpoint of this step is on the disk. Delete the digests of later steps."""
+        self.step = self.durable = self._digested = step
+        with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
+            digest.cut(self.folder, step)
+            line = digest.read(self.folder).get(step)
+            self._digests = [(step, line["digest"])] if line else []
 
     def check(self, wait: bool = False) -> None:
         """Report a write that has ended with an error. wait: wait for the write in flight first."""
@@ -83,16 +124,39 @@ class Saver:
         self.check(wait=True)
         return list(self._failures.values())
 
-    def _submit(self, name: str, capture: Callable[[], dict], write: Callable[[dict], object]) -> None:
+    def _submit(
+        self, name: str, capture: Callable[[], dict], write: Callable[[dict], object], step: int
+    ) -> None:
+        def run(state: dict) -> None:
+            try:
+                write(state)
+            finally:
+                self._digest_done.set()
+
         self.check(wait=True)  # the last write may change values that are part of this state
-        self._pending = name
+        self._pending = name or digest.FILE
+        self._digest_done.clear()
         try:
-            self._writer.submit(capture(), write)
+            self._writer.submit(capture(), run)
         except (RuntimeError, MemoryError, OSError) as error:  # no memory for the copy, or no thread
+            self._digest_done.set()
             self._report(error)
+
+    def _digest(self, step: int, objects: dict) -> None:
+        """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
+        that is resumed from the checkpoint has it."""
+        line = digest.summarize(step, objects)
+        self._digested = step
+        self._digests.append((step, line["digest"]))
+        self._digest_done.set()
+        try:
+            digest.write(self.folder, line)
+        except OSError as error:
+            self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
 
     def _write_checkpoint(self, state: dict[str, Any], run: str) -> None:
         self._prepare(self.checkpoints, state, state["objects"]["model"])
+        self._digest(state["step"], state["objects"])
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run)
         if not self._is_readable:  # once: a later state has the same types

@@ -1,0 +1,88 @@
+"""The digest of a run's state: weights, buffers and the state of optimizers, equal for equal bits.
+
+    FOLDER/state.jsonl    {"step": 44, "digest": "9f3c...", "parts": {"model.fc.weight": "1d22c0ab", ...}}
+
+There is a line for each checkpoint and each epoch. The digest does not depend on the device, the memory
+format or the number of processes. Hyperparameters, such as learning rates, are not part of it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from common.exits import BadInput
+from common.files import opener, write_atomic
+
+FILE = "state.jsonl"  # in a run's output folder
+_WITHOUT = {"receipt"}  # objects of a checkpoint that are not state of the model
+
+
+def leaves(objects: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values in the objects of a checkpoint, for example "model.fc.weight"."""
+    for name, value in objects.items():
+        if name not in _WITHOUT:
+            yield from _leaves(name, value)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    parts = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list | tuple):
+        parts = enumerate(value)
+    elif not isinstance(value, dict):
+        yield name, value
+    is_optimizer = isinstance(value, dict) and value.keys() >= {"state", "param_groups"}
+    for part, each in parts:
+        if not is_optimizer or part == "state":
+            yield from _leaves(f"{name}.{part}", each)
+
+
+def summarize(step: int, objects: dict[str, Any]) -> dict:
+    """Return a line of FILE. objects: those of a checkpoint, on the host."""
+    parts, whole = {}, hashlib.blake2b(digest_size=8)
+    for name, value in sorted(leaves(objects)):
+        digest = hashlib.blake2b(digest_size=16)
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{value.dtype} {list(value.shape)} ".encode())
+            dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
+            digest.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy())
+        else:
+            digest.update(repr(value).encode())
+        parts[name] = digest.hexdigest()[:8]
+        whole.update(f"{name}\0".encode() + digest.digest())
+    return {"step": step, "digest": whole.hexdigest(), "parts": parts}
+
+
+def write(folder: str, line: dict) -> None:
+    """Append a line to FILE. Raises OSError."""
+    with open(os.path.join(folder, FILE), "a", encoding="utf-8", opener=opener) as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read(folder: str) -> dict[int, dict]:
+    """Return the lines of FILE by step, the last one of each step; {} without the file. Raises BadInput."""
+    lines, path = {}, os.path.join(folder, FILE)
+    try:
+        with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
+            for text in file:
+                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    line = json.loads(text)
+                    if type(line["step"]) is int and isinstance(line["parts"], dict):
+                        lines[line["step"]] = line | {"digest": str(line["digest"])}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    return dict(sorted(lines.items()))
+
+
+def cut(folder: str, step: int) -> None:
+    """Delete the lines after `step`, which a resumed run writes again. Raises OSError."""
+    lines = read(folder)
+    if lines and max(lines) > step:
+        kept = (json.dumps(line) + "\n" for number, line in lines.items() if number <= step)
+        write_atomic(os.path.join(folder, FILE), "".join(kept))
