@@ -244,8 +244,6 @@ class Checkpointer:
     def finish(self) -> None:
         """Wait for the last write and upload; resume() registers it for the end of the job. Raises
         NotSaved."""
-        if self._steps:
-            self._steps.close()
         lost = [*self._saver.finish(), self._mirror.finish() if self._mirror else ""]
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))

@@ -77,10 +77,11 @@ class Guard:
         gradients = [each.grad for each in self._parameters if each.grad is not None]
         norm = torch.stack(torch._foreach_norm(gradients)).sum()
         flags = [_flag(each, norm) for each in (asked, late, report)]
-        signs = torch.stack([~torch.isfinite(norm + loss.detach()), *flags]).float()
+        loss = loss.detach().squeeze()  # a loss [1] is a scalar, too
+        signs = torch.stack([~torch.isfinite(norm + loss), *flags]).float()
         if ranks.world_size() > 1:
             torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
-        self._checks.append((signs, loss.detach(), norm))
+        self._checks.append((signs, loss, norm))
         if not self.ahead:
             return not signs[0].item()
         self.found_inf = signs[0].clone()

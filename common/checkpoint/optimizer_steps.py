@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _LONGEST = 100  # batches without an optimizer step for which a save waits
 
@@ -18,6 +18,8 @@ class OptimizerSteps:
     log: called with one line to print.
     """
 
+    _hook: Any = None  # a process has one: it sees the steps of all optimizers
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -27,15 +29,16 @@ class OptimizerSteps:
     ):
         self.optimizer, self.log = optimizer, log
         self._before_first: Callable[[], object] | None = before_first
-        self._known = [
+        self._saved = [
             each for own in find_optimizers(objects) for each in (own, *find_optimizers(vars(own)))
         ]
+        self._unsaved: torch.optim.Optimizer | None = None  # that was named in a warning
         self._has_stepped, self._batches = False, 0  # since the last batch; batches without a step
         self._last: tuple[torch.Tensor | None, int] = (None, 0)  # a gradient and its version at the last step
-        self._hooks = (
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        )
+        optimizer.register_step_pre_hook(self._before)
+        if OptimizerSteps._hook:  # of an earlier run in this process, for example in a notebook
+            OptimizerSteps._hook.remove()
+        OptimizerSteps._hook = register_optimizer_step_post_hook(self._after)
 
     def end_batch(self) -> bool:
         """Return whether gradients wait for an optimizer step, as in an accumulation over several batches. A
@@ -51,21 +54,17 @@ class OptimizerSteps:
             )
         return waits and self._batches < _LONGEST
 
-    def close(self) -> None:
-        """Stop watching."""
-        for each in self._hooks:
-            each.remove()
-
-    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if self._before_first and optimizer is self.optimizer:
+    def _before(self, *_: object) -> None:
+        if self._before_first:
             before, self._before_first = self._before_first, None
             before()
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if optimizer is self.optimizer:
+        is_saved = any(optimizer is each for each in self._saved)
+        if optimizer is self.optimizer or not is_saved:
             self._has_stepped, self._last = True, self._gradient()
-        elif not any(optimizer is each for each in self._known):
-            self._known.append(optimizer)
+        if not is_saved and optimizer is not self._unsaved:
+            self._unsaved = optimizer
             self.log(
                 f"warning: {type(optimizer).__name__} takes steps, and no checkpoint holds it: a restart "
                 "will not be exact. Add it before resume(): checkpoint.add(name=optimizer)"

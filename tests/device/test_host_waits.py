@@ -49,6 +49,9 @@ def test_the_host_waits_for_nothing_and_launches_little(name, monkeypatch, tmp_p
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=capability)
     assert not _waits(recorder) and not recorder.races
+    steps = [step for step, _ in recorder.seeds]  # one seed a step, before its forward pass
+    assert [steps.count(step) for step in range(3)][1:] == [1, 1]
+    assert len({seed for _, seed in recorder.seeds}) == len(steps)
     assert torch.backends.cudnn.benchmark == ("train_fast" in name or "imagenet" in name)
     assert most - 15 <= _launches(recorder) <= most or "effects" in name, recorder.steps[-1]
 

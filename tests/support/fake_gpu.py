@@ -76,10 +76,21 @@ class Event:
             Stream.order.wait("synchronize() of an event of this step")
 
 
+class Generator:
+    """A stand-in for the generator of a GPU: torch's changes a number on the host."""
+
+    def __init__(self, recorder):
+        self.recorder = recorder
+
+    def manual_seed(self, seed):
+        self.recorder.seeds.append((len(self.recorder.steps), seed))
+
+
 class Recorder(TorchDispatchMode):
     """Records operations on CUDA tensors.
 
     steps: kernels and copies of each finished step, by name; `now`: those of the current step.
+    seeds: the seeds of the GPU's generator, each with the number of the step.
     waits: operations for which the host waits, with step and source line. races: storages that two streams
     use without order.
     """
@@ -88,7 +99,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.main = Stream()
         self.host, self.now, self.steps = Clock(), collections.Counter(), []
-        self.waits, self.races, self._unrecorded = [], [], []
+        self.waits, self.races, self.seeds, self._unrecorded = [], [], [], []
         self.pinned: set[int] = set()
         self._written: dict[int, tuple[Stream, int]] = {}
         self._read: dict[int, Clock] = collections.defaultdict(Clock)
@@ -235,6 +246,7 @@ def fake_gpu(monkeypatch, capability=(9, 0)):
         "Stream": Stream, "Event": Event, "stream": stream, "current_stream": lambda *_: Stream.current,
         "device_count": lambda: 1, "current_device": lambda: 0, "set_device": lambda *_: None,
         "synchronize": lambda *_: recorder.wait("synchronize()"),
+        "default_generators": (Generator(recorder),),
         "get_device_capability": lambda *_: capability, "is_bf16_supported": lambda *_, **__: True,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
@@ -351,7 +363,8 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
 
         monkeypatch.setattr(torch.Tensor, "backward", backward)
-        monkeypatch.setattr(Checkpointer, "is_due", lambda *_: False)
+        is_due = Checkpointer.is_due
+        monkeypatch.setattr(Checkpointer, "is_due", lambda *step: is_due(*step) and False)
         with contextlib.suppress(_Ended):
             module.main.__wrapped__()
     return recorder

@@ -144,7 +144,7 @@ class Fetcher:
         """
         if not self._draws and not self._held:
             before = generators.snapshot()
-            items = [self.dataset[id] for id in ids.tolist()]
+            items = [self._read(id) for id in ids.tolist()]
             if generators.snapshot() == before:
                 return items
             self._draws = True
@@ -152,7 +152,13 @@ class Fetcher:
 
     def _item(self, id: int, seed: int) -> Any:
         self._seed(seed)
-        return self.dataset[id]
+        return self._read(id)
+
+    def _read(self, id: int) -> Any:
+        try:
+            return self.dataset[id]
+        except (StopIteration, SystemExit) as error:  # the epoch, or the job, would end without an error
+            raise RuntimeError(f"sample {id} of {type(self.dataset).__name__} raised {error!r}") from error
 
     def _seed(self, seed: int) -> None:
         generators.seed_all(seed)
@@ -269,8 +275,6 @@ class _Batches(Dataset):
             return [(ids, seeds, *self.fetcher.batch(ids, seeds))]
         except BadInput as error:
             return [(ids, seeds, ids, error)]
-        except (StopIteration, SystemExit) as error:  # torch, or the job, would end without an error
-            raise RuntimeError(f"a sample of {ids.tolist()} raised {error!r}") from error
 
 
 def _only(batches: list[tuple]) -> tuple:

@@ -10,6 +10,7 @@ from torchvision.transforms import v2
 
 from common.exits import BadInput
 from datasets.loaders.engines.map_style import Fetcher, draw_seeds, map_style_loader
+from datasets.sampling import generators
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler
 
 SIZE, BATCH, STEPS = 50, 12, 8  # two epochs of four steps
@@ -113,13 +114,69 @@ def test_a_padded_batch_has_the_same_receipt_on_any_number_of_ranks():
     assert torch.equal(alone, shared)
 
 
-def test_the_generators_of_the_job_are_not_touched():
+def test_making_a_loader_does_not_change_the_generators_of_the_job():
+    """The initial weights do not depend on the data set."""
     for dataset in (Photographs(), Words()):
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-        batches(dataset, **({"collate_fn": pad} if isinstance(dataset, Words) else {}))
-        Fetcher(dataset, pad if isinstance(dataset, Words) else None).example(2)
-        after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-        assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+        before = generators.snapshot()
+        loader = map_style_loader(
+            dataset, sampler(), CPU, collate_fn=pad if isinstance(dataset, Words) else None
+        )
+        loader.example(2)
+        assert generators.snapshot() == before
+
+
+def _drawn(workers, rank, world_size, start=0, history=0):
+    """Return what a loop draws at the start of epochs, in steps and after epochs."""
+    torch.rand(history), np.random.rand(history), [random.random() for _ in range(history)]
+    loader = map_style_loader(Photographs(), sampler().shard(rank, world_size), CPU, workers=workers)
+    drawn = {}
+    for epoch in loader.epochs_from(start):
+        drawn["start", epoch] = torch.rand(1).item(), np.random.rand(), random.random()
+        for step, _ in enumerate(loader, loader.plan.sampler.step):
+            drawn["step", step] = torch.rand(1).item(), np.random.rand(), random.random()
+            torch.rand(history + rank), np.random.rand(history), [random.random() for _ in range(history)]
+        drawn["end", epoch] = torch.rand(1).item(), np.random.rand(), random.random()
+    loader.close()
+    return drawn
+
+
+def test_random_numbers_of_a_loop_are_a_function_of_the_seed_the_step_and_the_rank():
+    ranks = [_drawn(0, rank, 2) for rank in (0, 1)]
+    numbers = [number for drawn in ranks for three in drawn.values() for number in three]
+    assert len(set(numbers)) == len(numbers)
+    for start, workers, history in ((0, 1, 3), (4, 0, 7), (6, 1, 1)):
+        again = _drawn(workers, 1, 2, start, history)
+        assert again == {key: ranks[1][key] for key in again} and len(again) < len(ranks[1]) + (start == 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("end", [StopIteration(), SystemExit(0)])
+def test_a_sample_that_ends_the_loading_is_an_error(workers, end):
+    class Ends(Words):
+        fingerprint = "x"  # otherwise this sample is read before
+
+        def __getitem__(self, id):
+            if id == 7:
+                raise end
+            return super().__getitem__(id)
+
+    class Short(Words):
+        fingerprint = "x"
+
+    loader = map_style_loader(Ends(), sampler(), CPU, collate_fn=pad, workers=workers)
+    with pytest.raises(RuntimeError, match=r"raised (StopIteration|SystemExit)"):
+        list(loader)
+    loader = map_style_loader(Short(), sampler(), CPU, collate_fn=pad)
+    loader.engine.run = lambda plan: iter([])
+    with pytest.raises(RuntimeError, match=r"the data of epoch 1 ended at step 0, \d+ steps too early"):
+        list(loader)
+
+
+def test_a_sampler_of_torch_is_refused_with_what_to_use():
+    weighted = torch.utils.data.WeightedRandomSampler([1.0] * SIZE, SIZE)
+    for other in (torch.utils.data.BatchSampler(weighted, BATCH, False), weighted):
+        with pytest.raises(BadInput, match=r"got \w+Sampler.*use BatchSampler.*__getitem__"):
+            map_style_loader(Words(), other, CPU, collate_fn=pad)
 
 
 def test_an_item_that_draws_only_sometimes_is_noticed():
