@@ -286,7 +286,9 @@ class Log:
     def _write_states(self) -> None:
         """Write the digests of checkpoints, each in a line of its own before the next report."""
         with self._reported():
-            for step, digest in self.states() if self._file else ():
+            if self._file is None:
+                return
+            for step, digest in self.states():
                 line = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, "state": digest}
                 self._file.write(json.dumps(line | {"time": round(time.time(), 3)}) + "\n")
 

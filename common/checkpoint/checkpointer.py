@@ -281,8 +281,8 @@ class Checkpointer:
 
     def _choose(self, writes: bool) -> tuple[dict | None, str | None]:
         """Return (state to continue from, or None; why the run cannot begin or continue)."""
-        if writes and (reason := self._state.find_unsaveable()):
-            return None, reason
+        if writes and (unsaveable := self._state.find_unsaveable()):
+            return None, unsaveable
         uploaded = self._mirror.results() if self._mirror else ()
         if self._mirror and (reason := resume.refusal(self.args, self._is_own, uploaded)):
             return None, reason

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ def leaves(objects: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    parts = value.items() if isinstance(value, dict) else ()
+    parts: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
     if isinstance(value, list | tuple):
         parts = enumerate(value)
     elif not isinstance(value, dict):
@@ -49,7 +49,7 @@ def summarize(step: int, objects: dict[str, Any]) -> dict:
         if isinstance(value, torch.Tensor):
             digest.update(f"{value.dtype} {list(value.shape)} ".encode())
             dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
-            digest.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         else:
             digest.update(repr(value).encode())
         parts[name] = digest.hexdigest()[:8]

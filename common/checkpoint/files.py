@@ -17,7 +17,7 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import IO, Any, cast
 
 import numpy as np
@@ -127,7 +127,7 @@ def find_unreadable(value: Any, name: str = "") -> str:
         torch.load(file, weights_only=True)
         return ""
     except Exception:  # pickle raises many types
-        parts = value.items() if isinstance(value, dict) else ()
+        parts: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
         parts = enumerate(value) if isinstance(value, list | tuple) else parts
         inner = (find_unreadable(each, f"{name}.{part}".lstrip(".")) for part, each in parts)
         return next(filter(None, inner), f"{name}, a {type(value).__name__}")

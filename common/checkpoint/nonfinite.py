@@ -133,9 +133,8 @@ class Guard:
         bad, asked, late, report = (sign > 0 for sign in signs.tolist())
         loss = norm = math.nan
         if bad:
-            _, loss, norm = max(
-                (tuple(map(torch.Tensor.tolist, each)) for each in checks), key=lambda each: each[0]
-            )
+            worst = max(checks, key=lambda check: check[0][0].item())
+            loss, norm = worst[1].item(), worst[2].item()
         return Verdict(bad, asked, late, report, loss, norm)
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.checkpoint import digest
 from common.checkpoint import files as checkpoint
 from datasets.memory import digits
 from datasets.sampling import receipt
@@ -57,6 +58,9 @@ def _same(output: Path, whole: Path) -> None:
         )
         assert all(torch.equal(own[name], other[name]) for name in other), f"epoch {epoch} has other weights"
     assert (output / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
+    states = [{step: line["digest"] for step, line in digest.read(each).items()} for each in (output, whole)]
+    both = states[0].keys() & states[1].keys()  # a stopped run has more of them
+    assert len(both) > EPOCHS and all(states[0][step] == states[1][step] for step in both)
 
 
 def _planned(folder) -> bytes:

@@ -167,7 +167,7 @@ def test_a_sample_that_ends_the_loading_is_an_error(workers, end):
     with pytest.raises(RuntimeError, match=r"raised (StopIteration|SystemExit)"):
         list(loader)
     loader = map_style_loader(Short(), sampler(), CPU, collate_fn=pad)
-    loader.engine.run = lambda plan: iter([])
+    loader.engine.run = lambda plan: (each for each in ())
     with pytest.raises(RuntimeError, match=r"the data of epoch 1 ended at step 0, \d+ steps too early"):
         list(loader)
 
