@@ -9,6 +9,7 @@ import pytest
 
 from datasets.sampling import receipt
 from launch.new.blocks import combine
+from launch.receipt import compare_states
 from tests.conftest import ROOT, finish, processes_of, records, run, start
 from tests.jobs.test_resume import figures, same_weights, wait_for, weights
 
@@ -43,15 +44,23 @@ TEXT = (
     make_loader = functools.partial(map_style_loader, workers=1, collate_fn=pad)
     """,
     """
+    import random
+
+    import numpy
+
     # -
     # - model = models.resnet18(train_set.channels, train_set.classes, args.width)
     class Reader(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.letters, self.head = torch.nn.Embedding(10, 8, padding_idx=0), torch.nn.Linear(8, 2)
+            self.dropout = torch.nn.Dropout(0.2)  # on each rank it draws as many numbers as its batch is long
 
         def forward(self, words):
-            return self.head(self.letters(words).max(dim=1).values)
+            if self.training and words.shape[1] > 1:  # noise, too
+                words = words.roll(random.randrange(words.shape[1]), 1)
+            letters = self.dropout(self.letters(words)) * (0.9 + 0.2 * numpy.random.rand())
+            return self.head(letters.max(dim=1).values)
 
     model = Reader()
     """,
@@ -124,7 +133,8 @@ CASES = [
     pytest.param(None, 2, id="table-2"),
     pytest.param(None, 1, id="table-1", marks=pytest.mark.faults),
     pytest.param(TEXT, 1, id="text-1", marks=pytest.mark.faults),
-    pytest.param(TEXT, 2, id="text-2", marks=pytest.mark.faults),
+    pytest.param(TEXT, 2, id="text-2"),
+    pytest.param(TEXT, 4, id="text-4", marks=pytest.mark.faults),
     pytest.param(IMAGES, 1, id="images-1", marks=pytest.mark.faults),
     pytest.param(IMAGES, 2, id="images-2", marks=pytest.mark.faults),
 ]
@@ -148,6 +158,7 @@ def test_a_job_of_ones_own_continues_exactly(blocks, ranks, tmp_path):
     assert figures(killed) == figures(whole)
     assert same_weights(weights(killed), weights(whole))
     assert (killed / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
+    assert compare_states(str(whole), str(killed)) == (True, "equal at steps 4, 8, 12") or blocks is not TEXT
     if ranks > 1:
         run(alone, *OPTIONS, f"--output_dir={tmp_path / 'one'}")
         assert (tmp_path / "one" / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
@@ -155,7 +166,8 @@ def test_a_job_of_ones_own_continues_exactly(blocks, ranks, tmp_path):
             [line for line in records(tmp_path / name) if "val_loss" in line][-1] for name in ("one", "whole")
         ]
         assert ends[0]["val_count"] == ends[1]["val_count"]
-        assert ends[0]["val_loss"] == pytest.approx(ends[1]["val_loss"], rel=1e-3)
+        if blocks is not TEXT:  # its ranks draw different masks of the dropout
+            assert ends[0]["val_loss"] == pytest.approx(ends[1]["val_loss"], rel=1e-3)
 
 
 @pytest.mark.faults
