@@ -274,15 +274,17 @@ def _inspect(read: _Read, path: str, size: int, head: int | None) -> _Found:
     read: as _read_file(). size: bytes when the file was listed. head: as in scan_listing(). Raises OSError or
     BadInput if the file cannot be read or has another size.
     """
-    if head and size > head:
-        content = read(path, size, head)
-        if len(content) == head and (header := images.inspect_head(content, path)):
-            return _Found(zlib.crc32(content), "", header)
-    content = read(path, size, None)
-    if len(content) != size:
-        raise BadInput(f"{size} bytes when it was listed, {len(content)} when read")
-    checksum = zlib.crc32(memoryview(content)[:head])
+    checksum = 0
     try:
+        images.check_bytes(size)
+        if head and size > head:
+            content = read(path, size, head)
+            if len(content) == head and (header := images.inspect_head(content, path)):
+                return _Found(zlib.crc32(content), "", header)
+        content = read(path, size, None)
+        if len(content) != size:
+            raise BadInput(f"{size} bytes when it was listed, {len(content)} when read")
+        checksum = zlib.crc32(memoryview(content)[:head])
         return _Found(checksum, "", images.inspect(content, path))
     except images.BadImage as error:
         return _Found(checksum, str(error), None)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import socket
 
@@ -40,18 +41,25 @@ def test_the_accuracy_is_that_of_the_run(trained, tmp_path):
 def test_unreadable_images_are_named(trained, tmp_path, capsys):
     output, data = trained
     shutil.copytree(data / "val" / "class_3", tmp_path / "class_3")
-    victims = sorted((tmp_path / "class_3").iterdir())[:3]
+    victims = sorted((tmp_path / "class_3").iterdir())[:5]
     victims[0].write_bytes(b"<html>not found</html>")
     victims[1].write_bytes(b"")
     victims[2].unlink()
     victims[2].symlink_to("nowhere")
+    with open(victims[3], "r+b") as file:
+        file.truncate(10**12)  # takes no space
+    os.mkfifo(tmp_path / "fifo")
+    victims[4].unlink()
+    victims[4].symlink_to(tmp_path / "fifo")
     target = tmp_path / "found.csv"
     assert predict.main([str(output), str(tmp_path / "class_3"), "--to", str(target)]) == 0
-    assert "16 images, 3 of them unreadable; " in capsys.readouterr().out
+    assert "16 images, 5 of them unreadable; " in capsys.readouterr().out
     with open(target, newline="") as file:
         rows = {row["path"]: row for row in csv.DictReader(file)}
     assert "is text, not an image" in rows[victims[0].name]["error"]
     assert "is empty" in rows[victims[1].name]["error"] and "No such file" in rows[victims[2].name]["error"]
+    assert "has 1000000000000 bytes" in rows[victims[3].name]["error"]
+    assert "not a regular file" in rows[victims[4].name]["error"]
     assert all(bool(row["error"]) != bool(row["class_1"]) for row in rows.values()) and len(rows) == 16
 
 
