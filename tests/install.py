@@ -5,8 +5,8 @@
 uv does not read pip's settings, and many machines reach their packages only through an index or a folder
 that pip.conf names. If uv fails, pip installs.
 
-The hashes of the packages are not checked: an index of wheels for one machine, such as torch for its CUDA, has
-other files than PyPI. constraints.txt fixes the versions, and the connection to an index is TLS.
+The hashes of the packages are not checked: an index of wheels for one machine, such as torch for its CUDA,
+has other files than PyPI. constraints.txt fixes the versions, and the connection to an index is TLS.
 """
 
 import os
@@ -25,8 +25,8 @@ NAMES = {  # pip's setting: uv's environment variable
 
 def read_settings(lines: str) -> dict[str, str]:
     """Return uv's environment for pip's settings. lines: the output of `pip config list`."""
-    # All indexes are asked for every package, as pip does: the version of constraints.txt may be in any of them.
-    # So an index of pip.conf must be as trusted as PyPI: it can replace any package (dependency confusion).
+    # All indexes are asked for every package, as pip does: any of them may have the version of
+    # constraints.txt. So an index of pip.conf must be as trusted as PyPI: it can replace any package (dependency confusion).
     found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for line in lines.splitlines():
         name, _, value = line.partition("=")
