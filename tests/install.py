@@ -25,8 +25,8 @@ NAMES = {  # pip's setting: uv's environment variable
 
 def read_settings(lines: str) -> dict[str, str]:
     """Return uv's environment for pip's settings. lines: the output of `pip config list`."""
-    # All indexes are asked for every package, as pip does: any of them may have the version of
-    # constraints.txt. So an index of pip.conf must be as trusted as PyPI: it can replace any package (dependency confusion).
+    # All indexes are asked for every package, as pip does: any of them may have the required version. So an
+    # index of pip.conf must be as trusted as PyPI: it can replace any package (dependency confusion).
     found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for line in lines.splitlines():
         name, _, value = line.partition("=")

@@ -173,15 +173,21 @@ def load(
     Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
-    if is_url(root) and not staged:
-        from datasets.folders import remote
-
-        listing = remote.look(root, split, classes, log, val_share)
-    else:
-        listing = look(os.path.abspath(files.local_folder(root)), split, classes, log, val_share)
+    listing = list_split(root, split, classes, log, staged, val_share)
     index = scan_listing(listing, cache, log, HEAD if scan == "headers" else None)
     _judge(index, max_bad, log)
     return index
+
+
+def list_split(
+    root: str, split: str, classes: tuple[str, ...] | None, log: Log, staged: bool, val_share: float
+) -> Listing:
+    """Return the Listing of a split without reading an image. Arguments: those of load(). Raises BadInput."""
+    if is_url(root) and not staged:
+        from datasets.folders import remote
+
+        return remote.look(root, split, classes, log, val_share)
+    return look(os.path.abspath(files.local_folder(root)), split, classes, log, val_share)
 
 
 def one_line(log: Log) -> Log:

@@ -1,6 +1,7 @@
 """Open the training and the evaluation loader of a folder of images: index, stores and backend by options."""
 
 import argparse
+import contextlib
 import functools
 import os
 
@@ -8,6 +9,7 @@ import torch
 
 from common import exits
 from common.arguments import JobParser, boolean, check_folder, positive_int
+from common.checkpoint import weights
 from common.distributed import barrier, ranks
 from common.exits import BadInput
 from common.metrics import Log
@@ -113,7 +115,10 @@ def open_loaders(
     fingerprints = {index.split: index.fingerprint for index in (train_index, val_index)}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)
     shard = {"rank": rank, "world_size": world_size}
-    sampler = BatchSampler(len(train_index), args.batch_size, args.seed, args.epochs, args.max_steps, **shard)
+    size, batch = len(train_index), args.batch_size
+    if args.evaluate:  # no training batch is made
+        size, batch = max(size, world_size), world_size
+    sampler = BatchSampler(size, batch, args.seed, args.epochs, args.max_steps, **shard)
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
     val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard)
@@ -130,7 +135,10 @@ def open_loaders(
     train_loader.effects = chosen
     for loader in (train_loader, val_loader):
         exits.on_success(loader.close)
-    log.print_data(train_index, [] if val_index is train_index else val_index)
+    if args.evaluate:
+        log.info(f"data test={len(val_index)} source={val_index.source}")
+    else:
+        log.print_data(train_index, [] if val_index is train_index else val_index)
     return train_loader, val_loader
 
 
@@ -149,7 +157,7 @@ def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> i
 
 
 def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tuple:
-    """Return (training index, evaluation index); one index twice if the job does not evaluate."""
+    """Return (training index, evaluation index); one index twice if the job needs only one."""
     cache = args.cache_dir or os.path.join(args.output_dir, "index")
     if args.custom_data:
         args.data_url = random_folder.make(os.path.join(cache, "generated"))
@@ -172,8 +180,22 @@ def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tup
             args.scan,
         )
 
+    if args.evaluate:
+        index = load("val", _class_names(args))
+        return index, index
     train_index = load("train", None)
     return train_index, train_index if args.training_only else load("val", train_index.classes)
+
+
+def _class_names(args: argparse.Namespace) -> tuple[str, ...] | None:
+    """Return the names of the classes to evaluate: those of the training set, or if there is none, those of
+    the run of the weights; None if they are not known."""
+    with contextlib.suppress(BadInput):
+        quiet = lambda line: None  # noqa: E731
+        listing = image_folder.list_split(args.data_url, "train", None, quiet, args.stage, args.val_share)
+        return listing.classes
+    path = args.weights or args.resume
+    return tuple(weights.read_class_names(path)) or None if os.path.exists(path) else None
 
 
 def check_paths(**paths: str | None) -> None:

@@ -189,6 +189,29 @@ def test_evaluation_alone_gives_the_figures_of_the_training(generated, tmp_path)
     assert "error: --evaluate needs one of --weights FILE and --resume PATH" in missing.stderr
 
 
+def test_a_small_test_set_alone_is_evaluated(generated, tmp_path):
+    """The batch size does not matter. The labels are those of the training, also if the set lacks a class."""
+    data, (val,) = tmp_path / "data", Path(generated[0].partition("=")[2]).glob("val")
+    shutil.copytree(val, data / "val")
+    trained = tmp_path / "trained"
+    run(*job(generated, trained, "--epochs=1", "--data_backend=threads"))
+    found = []
+    for classes in (10, 9):
+        if classes == 9:
+            shutil.rmtree(data / "val" / "class_0")
+        printed = run(
+            *JOB, f"--data_url={data}", "--data_backend=threads", "--evaluate",
+            f"--weights={trained / 'best.pth'}", f"--cache_dir={tmp_path / 'index'}",
+        ).stdout  # fmt: skip
+        found.append(re.search(r"\nval_loss=(\S+) val_acc=(\S+) .*val_count=(\d+)\n", printed).groups())
+        assert "warning" not in printed
+    said = [line for line in records(trained) if "val_acc" in line][-1]
+    assert float(found[0][1]) == pytest.approx(said["val_acc"], abs=1e-6) and found[0][2] == "160"
+    by_class = json.loads((trained / "confusion.json").read_text())["correct"]
+    assert float(found[1][1]) == pytest.approx(sum(by_class[1:]) / 144, abs=1e-6) and found[1][2] == "144"
+    assert [path.name.partition("-")[0] for path in (tmp_path / "index").glob("*-*[0-9a-f]")] == ["val"]
+
+
 def test_the_profile_is_the_figure_and_nothing_else(generated, tmp_path):
     printed = run(*job(generated, tmp_path, "--prof=3", "--data_backend=synthetic", "--batch_size=16")).stdout
     assert re.search(r"prof: \d+\.\d images/s with synthetic, 3 batches\n", printed)
