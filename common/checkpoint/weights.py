@@ -14,6 +14,7 @@ import zipfile
 
 import torch
 
+from common import output
 from common.checkpoint import files as checkpoint
 from common.checkpoint import published
 from common.distributed import ranks
@@ -52,11 +53,20 @@ def load(path: str, model: torch.nn.Module, complete: bool = False, arch: str | 
 def file_of(args: argparse.Namespace) -> str | None:
     """Return --weights if it is a file; None if it names published weights of --arch, or is not given.
 
-    args: the options weights and, if the job has it, arch. Raises BadInput if no weights have this name.
+    args: the options weights, output and, if the job has it, arch. Published weights are downloaded, unless
+    a checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
     """
     arch = getattr(args, "arch", None)
     if arch and args.weights and published.is_name(arch, args.weights):
         published.check(arch, args.weights)
+        error = None
+        if ranks.is_first() and not (args.output.url or output.checkpoints(args.output.folder)):
+            try:
+                published.read(arch, args.weights)
+            except BadInput as refusal:
+                error = str(refusal)
+        if error := ranks.broadcast_object(error):
+            raise BadInput(error)
         return None
     return args.weights
 

@@ -4,14 +4,16 @@ import argparse
 import contextlib
 import functools
 import os
+import tempfile
 
 import torch
 
-from common import exits
+from common import exits, models
 from common.arguments import JobParser, boolean, check_folder, positive_int
 from common.checkpoint import weights
 from common.distributed import barrier, ranks
 from common.exits import BadInput
+from common.files import PARTIAL
 from common.metrics import Log
 from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure
@@ -72,10 +74,10 @@ def add_arguments(parser: JobParser) -> None:
         "is not seen before the image is decoded, and then ends the job (default: whole)",
     )
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
-    add("--image_size", type=positive_int, default=224, help="pixels (default: 224)")
+    add("--image_size", type=models.image_size, default=224, help="pixels (default: 224)")
     add(
         "--first_image_size",
-        type=positive_int,
+        type=models.image_size,
         metavar="PIXELS",
         help="size in the first 70%% of the epochs; then it rises to --image_size (default: the same)",
     )
@@ -96,7 +98,7 @@ def open_loaders(
         args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
     )
     for name in ("pack", "cache_dir"):
-        check_folder(f"--{name}", getattr(args, name))
+        _check_writable(f"--{name}", getattr(args, name))
     if args.pack_form != "decoded" and not args.pack and (args.cache or backend not in backends.CACHED):
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
     rank, world_size = ranks.rank(), ranks.world_size()
@@ -142,6 +144,19 @@ def open_loaders(
     return train_loader, val_loader
 
 
+def _check_writable(option: str, path: str | None) -> None:
+    """Raise BadInput unless a folder can be made at the path. Permissions do not tell it below /proc."""
+    check_folder(option, path)
+    if path:
+        parent = os.path.abspath(path)
+        while not os.path.isdir(parent):
+            parent = os.path.dirname(parent)
+        try:
+            os.rmdir(tempfile.mkdtemp(prefix=PARTIAL, dir=parent))
+        except OSError as error:
+            raise BadInput(f"{option} {path} cannot be written: {parent}: {error.strerror}") from error
+
+
 def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> int:
     """Return the side of the training images in this epoch (from 1), pixels.
 
@@ -167,7 +182,7 @@ def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tup
             counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
         return tuple(SyntheticIndex(count, split) for split, count in counts.items())
 
-    def load(split: str, classes: tuple[str, ...] | None):
+    def load(split: str, classes: tuple[str, ...] | None, least: int = 1):
         return image_folder.load(
             args.data_url,
             split,
@@ -178,12 +193,13 @@ def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tup
             args.stage,
             args.val_share,
             args.scan,
+            least,
         )
 
     if args.evaluate:
         index = load("val", _class_names(args))
         return index, index
-    train_index = load("train", None)
+    train_index = load("train", None, args.batch_size)
     return train_index, train_index if args.training_only else load("val", train_index.classes)
 
 
