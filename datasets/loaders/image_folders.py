@@ -74,7 +74,7 @@ def add_arguments(parser: JobParser) -> None:
         "is not seen before the image is decoded, and then ends the job (default: whole)",
     )
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
-    add("--image_size", type=models.image_size, default=224, help="pixels (default: 224)")
+    add("--image_size", type=models.image_size, metavar="N", default=224, help="pixels (default: 224)")
     add(
         "--first_image_size",
         type=models.image_size,

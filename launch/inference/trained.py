@@ -52,7 +52,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--arch", type=models.arch, help="network (default: that of starts.jsonl next to WEIGHTS)"
     )
-    parser.add_argument("--image_size", type=models.image_size, help="pixels (default: that of starts.jsonl)")
+    help = "pixels (default: that of starts.jsonl)"
+    parser.add_argument("--image_size", type=models.image_size, metavar="N", help=help)
 
 
 def load(path: str, arch: str | None = None, image_size: int | None = None) -> Trained:

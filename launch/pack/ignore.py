@@ -55,12 +55,9 @@ class _Rule(NamedTuple):
         reached = self._and_behind({0})  # the numbers of parts that match the names so far
         for name in path.split("/"):
             following = set()
-            for place in reached - {len(self.parts)}:
-                matches = self.parts[place]
-                if matches is None:
-                    following.add(place)
-                elif matches(name):
-                    following.add(place + 1)
+            for place, matches in enumerate(self.parts):
+                if place in reached and (matches is None or matches(name)):
+                    following.add(place + (matches is not None))
             reached = self._and_behind(following)
         return len(self.parts) in reached
 
