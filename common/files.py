@@ -146,8 +146,9 @@ def sha256_file(file: str | BinaryIO) -> str:
 def opener(path: str, flags: int) -> int:
     """Open a file for open(..., opener=opener). Raises OSError if it is not a regular file.
 
-    Without it, open() waits for ever on a FIFO without a writer.
+    Without it, open() waits for ever on a FIFO without a writer, and writes to the target of a link.
     """
+    flags |= os.O_NOFOLLOW * bool(flags & (os.O_WRONLY | os.O_RDWR))
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):

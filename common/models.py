@@ -1,6 +1,7 @@
 """Networks: the ResNet-18 of the small jobs, and torchvision's and timm's classifiers by name."""
 
 import argparse
+import re
 import types
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from common.arguments import positive_int
 from common.exits import BadInput, import_optional
 from common.performance.cpu import Conv2d, keep_memory, take_over
 
@@ -19,6 +21,7 @@ FUSED: dict[str, dict[str, Any]] = {
 }
 WIDTH_HELP = "channels of the first stage: 8 for a quick test (default: 64)"
 TIMM = "timm:"  # the name of a network of timm begins with this
+_WIDEST, _LARGEST = 1024, 8192  # channels of the first stage; pixels of a side
 
 
 def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> nn.Module:
@@ -30,17 +33,19 @@ def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> nn.Module
     classes. Their names are those of the ModelArts sample, so --weights loads its files. Source: K. He et
     al., "Deep Residual Learning for Image Recognition", CVPR 2016, with the stem of its CIFAR networks.
     """
+    if width > _WIDEST:
+        raise BadInput(f"--width {width} is more than {_WIDEST} channels")
     if not torch.cuda.is_available():
         keep_memory()  # each step reuses the memory of the last one: 1.09x with train_amp.py
     return _ResNet(channels, classes, width, blocks=2)
 
 
 def arch(text: str) -> str:
-    """Check an argument that names a classifier of torchvision, or timm:NAME. Raises ArgumentTypeError, and
-    MissingPackage without timm."""
+    """Check an argument that names a classifier of torchvision, or timm:NAME, and no model of a hub. Raises
+    ArgumentTypeError, and MissingPackage without timm."""
     if text.startswith(TIMM):
-        timm = import_timm()
-        if timm.is_model(text.removeprefix(TIMM)):
+        timm, name = import_timm(), text.removeprefix(TIMM)
+        if re.fullmatch(r"[\w.-]+", name) and timm.is_model(name):
             return text
         raise argparse.ArgumentTypeError(f"{text} is not a model of timm {timm.__version__}")
     import torchvision
@@ -52,17 +57,29 @@ def arch(text: str) -> str:
     return text
 
 
+def image_size(text: str) -> int:
+    """Parse an argument: the side of a square image, at most 8192 pixels."""
+    if (value := positive_int(text)) > _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} is more than {_LARGEST} pixels")
+    return value
+
+
 def check(name: str, image_size: int, batch: int | None, first_image_size: int | None = None) -> None:
     """Raise BadInput if the network of this name (arch()) cannot take images of that size.
 
     batch: images of one training batch; None: the network is not trained. first_image_size: a smaller size on
     which the same network is also trained.
     """
+    on_meta(lambda: _trial(name, image_size, batch, first_image_size))
+
+
+def on_meta(make: Callable[[], Any]) -> Any:
+    """Return make(), with tensors that take no memory and no arithmetic if its network supports them."""
     try:
-        with torch.device("meta"):  # no memory, no arithmetic
-            _trial(name, image_size, batch, first_image_size)
-    except (BadInput, RuntimeError):  # some networks do not support the meta device
-        _trial(name, image_size, batch, first_image_size)
+        with torch.device("meta"):
+            return make()
+    except (BadInput, RuntimeError):
+        return make()
 
 
 def _trial(name: str, image_size: int, batch: int | None, first_image_size: int | None) -> None:
@@ -160,11 +177,7 @@ def head(make: Callable[[int], nn.Module]) -> dict[str, int]:
     make: called with the number of classes; returns the network. The result maps the name of each tensor to
     the dimension that counts the classes.
     """
-    try:
-        with torch.device("meta"):  # no memory, no arithmetic
-            few, more = make(2).state_dict(), make(3).state_dict()
-    except (BadInput, RuntimeError):  # some networks do not support the meta device
-        few, more = make(2).state_dict(), make(3).state_dict()
+    few, more = on_meta(lambda: (make(2).state_dict(), make(3).state_dict()))
     pairs = {name: list(zip(few[name].shape, more[name].shape, strict=True)) for name in few}
     return {
         name: next(place for place, (one, other) in enumerate(pair) if one != other)

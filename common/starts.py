@@ -50,9 +50,9 @@ def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
 
 def read(folder: str) -> list[dict]:
     """Return the starts of the run in a folder, in order, without damaged lines."""
-    found = []
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, FILE), errors="replace") as file:
-        for line in file:
+    found, path = [], os.path.join(folder, FILE)
+    with contextlib.suppress(OSError), open(path, errors="replace", opener=opener) as file:
+        for line in file.read(2**26).splitlines():
             with contextlib.suppress(ValueError, RecursionError):
                 start = json.loads(line)
                 if isinstance(start, dict):

@@ -1,6 +1,11 @@
 """The set-up passes pip's settings to uv."""
 
-from tests.install import read_settings
+import re
+
+from packaging.version import Version
+
+from tests.conftest import ROOT
+from tests.install import UV, read_settings
 
 
 def test_settings_of_pip_reach_uv():
@@ -18,3 +23,11 @@ install.find-links='\\n/wheels\\n/more'
         "UV_INDEX_STRATEGY": "unsafe-best-match",
     }
     assert read_settings("") == {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+
+
+def test_floors_without_known_holes():
+    """CVE-2023-4863 (libwebp in OpenCV's wheels), CVE-2024-34062 (tqdm), CVE-2025-27516 (jinja2)."""
+    floors = dict(re.findall(r"^([\w-]+)>=([\d.]+)", (ROOT / "requirements.txt").read_text(), re.M))
+    for name, floor in (("opencv-python-headless", "4.8.1.78"), ("tqdm", "4.66.3"), ("jinja2", "3.1.6")):
+        assert Version(floors[name]) >= Version(floor)
+    assert re.fullmatch(r"uv==[\d.]+", UV)

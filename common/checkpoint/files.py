@@ -17,6 +17,8 @@ import json
 import os
 import pickle
 import re
+import sys
+import zipfile
 from collections.abc import Callable, Iterable
 from typing import IO, Any, cast
 
@@ -101,7 +103,7 @@ def facts_of(path: str) -> dict:
     name = os.path.basename(f"{path}.json")
     try:
         with open(f"{path}.json", encoding="utf-8", opener=opener) as file:
-            text = file.read()
+            text = file.read(2**20)
         facts = json.loads(text)
         del facts["seal"]
         if _sealed(facts) == text:
@@ -165,15 +167,15 @@ def check_readable(path: str) -> None:
         raise ValueError(f"it cannot be read back: {reason}") from reason
 
 
-def load(path: str) -> dict:
+def load(path: str, most: int = sys.maxsize) -> dict:
     """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed.
 
-    Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch
-    before 2.6 may execute these (CVE-2025-32434).
+    most: its tensors. Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives:
+    torch.load of torch before 2.6 may execute these (CVE-2025-32434).
     """
     try:
-        with open(path, "rb") as file:
-            start = file.read(64)
+        with open(path, "rb", opener=opener) as file:
+            start, size = file.read(64), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise Refused(f"it cannot be read: {error.strerror}") from error
     if not start.startswith(_ZIP):
@@ -182,7 +184,15 @@ def load(path: str) -> dict:
         raise Refused(f"it begins with {start[:8]!r}, expected {_ZIP!r}: torch.save writes a zip file")
     try:
         records = torch._C.PyTorchFileReader(path).get_all_records()  # torch.load reads the same list
-        state = None if _TORCHSCRIPT in records else torch.load(path, map_location="cpu", weights_only=True)
+        if _TORCHSCRIPT in records:
+            raise Refused("it is a TorchScript archive, a program: save model.state_dict()")
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(record.file_size for record in archive.infolist())
+        if len(records) > most or unpacked > size:  # torch.save does not compress
+            raise Refused(f"it has {len(records)} records and {size} bytes, and unpacks to {unpacked} bytes")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Refused:
+        raise
     except pickle.UnpicklingError as error:
         raise Refused(
             "torch cannot load it: it is damaged, or holds objects that are not tensors or plain types (save "
@@ -190,8 +200,6 @@ def load(path: str) -> dict:
         ) from error
     except Exception as error:  # a damaged file can make torch raise any exception
         raise Refused(f"torch cannot load it: {_first_line(error)}") from error
-    if _TORCHSCRIPT in records:
-        raise Refused("it is a TorchScript archive, a program: save model.state_dict()")
     if not isinstance(state, dict):
         raise Refused(f"it holds a {type(state).__name__}, not a dictionary")
     return state

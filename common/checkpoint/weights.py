@@ -6,18 +6,25 @@ wrapped by DistributedDataParallel (module.) or torch.compile (_orig_mod.).
 
 import argparse
 import json
+import math
 import os
+import re
+import warnings
 import zipfile
 
 import torch
 
+from common import output
 from common.checkpoint import files as checkpoint
 from common.checkpoint import published
 from common.distributed import ranks
-from common.exits import BadInput
+from common.exits import BadInput, printable
+from common.files import opener
 from common.metrics import CLASSES
 
 _SHOWN = 3  # tensors named in a line
+_MOST = 50_000  # tensors of a file; torch loads them in 4 s
+_WRAPPERS = re.compile(r"(module\.|_orig_mod\.)*")
 _COUNTERS = "num_batches_tracked"  # of BatchNorm; files of old versions of torch do not have it
 
 
@@ -46,11 +53,20 @@ def load(path: str, model: torch.nn.Module, complete: bool = False, arch: str | 
 def file_of(args: argparse.Namespace) -> str | None:
     """Return --weights if it is a file; None if it names published weights of --arch, or is not given.
 
-    args: the options weights and, if the job has it, arch. Raises BadInput if no weights have this name.
+    args: the options weights, output and, if the job has it, arch. Published weights are downloaded, unless
+    a checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
     """
     arch = getattr(args, "arch", None)
     if arch and args.weights and published.is_name(arch, args.weights):
         published.check(arch, args.weights)
+        error = None
+        if ranks.is_first() and not (args.output.url or output.checkpoints(args.output.folder)):
+            try:
+                published.read(arch, args.weights)
+            except BadInput as refusal:
+                error = str(refusal)
+        if error := ranks.broadcast_object(error):
+            raise BadInput(error)
         return None
     return args.weights
 
@@ -62,7 +78,9 @@ def read(path: str) -> dict[str, torch.Tensor]:
     executed. Raises BadInput.
     """
     try:
-        content = checkpoint.load(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about kinds of tensors that are refused below
+            content = checkpoint.load(path, _MOST)
         if os.path.exists(f"{path}.json"):
             checkpoint.verify(path)
         else:
@@ -81,7 +99,18 @@ def read(path: str) -> dict[str, torch.Tensor]:
     if not tensors:
         names = ", ".join(f"{name!r:.40}" for name in list(content)[:_SHOWN])
         raise BadInput(f"weights {path}: it holds {names or 'nothing'}; expected a state_dict, name: tensor")
+    for name, tensor in tensors.items():
+        if not _is_dense(tensor):
+            raise BadInput(f"weights {path}: {name:.80} is not a dense tensor with all its elements")
     return tensors
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements of a tensor are in memory, each at its own place: a small file can hold a
+    tensor of any shape that repeats one element."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        return False
+    return math.prod(tensor.shape) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _check_crc(path: str) -> None:
@@ -96,21 +125,25 @@ def _check_crc(path: str) -> None:
 
 
 def _bare(name: str) -> str:
-    while name.startswith(("module.", "_orig_mod.")):
-        name = name.partition(".")[2]
-    return name
+    return _WRAPPERS.sub("", name, count=1)
 
 
 def fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], complete: bool = False) -> str:
-    """Load the tensors of read() into a model, as load() does, but in this process only."""
+    """Load the tensors of read() into a model, as load() does, but in this process only. On the meta device
+    they are only compared with the model."""
     own = model.state_dict()
     names = {_bare(name): name for name in own}
-    shapes = {name: tuple(own[names[name]].shape) for name in names}
-    same = [name for name in names if name in found and tuple(found[name].shape) == shapes[name]]
+
+    def fits(name: str) -> bool:
+        there, here = found[name], own[names[name]]  # a counter may be of any real type
+        is_kind = there.is_floating_point() or not here.is_floating_point()
+        return is_kind and there.is_complex() == here.is_complex() and there.shape == here.shape
+
+    same = [name for name in names if name in found and fits(name)]
     other = [
-        f"{name} {list(found[name].shape)} in the file, {list(shapes[name])} in the model"
+        f"{name} {_kind(found[name])} in the file, {_kind(own[names[name]])} in the model"
         for name in names
-        if name in found and name not in same
+        if name in found and not fits(name)
     ]
     missing = [name for name in names if name not in found and not name.endswith(_COUNTERS)]
     unused = [name for name in found if name not in names]
@@ -121,18 +154,28 @@ def fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], comp
         line += f"; not in the file: {_some(missing)}"
     if unused:
         line += f"; not in the model: {_some(unused)}"
-    matrices = [name for name in names if len(shapes[name]) > 1] or list(names)
+    matrices = [name for name in names if own[names[name]].ndim > 1] or list(names)
     if 2 * len(set(same) & set(matrices)) < len(matrices):
         raise BadInput(f"{line}: they belong to another network")
     if complete and (other or missing):
         raise BadInput(f"{line}: expected all of them")
-    model.load_state_dict({names[name]: found[name] for name in same}, strict=False)
+    parameters = dict(model.named_parameters())
+    for name in same:  # a buffer may be infinite, for example a mask
+        values = found[name] if found[name].is_complex() else found[name].float()
+        if not (values.isfinite() if names[name] in parameters else ~values.isnan()).all():
+            raise BadInput(f"weights {path}: {name} holds NaN or infinity")
+    if not any(tensor.is_meta for tensor in own.values()):
+        model.load_state_dict({names[name]: found[name] for name in same}, strict=False)
     return f"{line}; the rest keeps its initial values" if other or missing else line
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)}" + f" {tensor.dtype}" * (not tensor.is_floating_point())
 
 
 def _some(names: list[str], between: str = ", ") -> str:
     more = f"{between}and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return between.join(names[:_SHOWN]) + more
+    return between.join(printable(f"{name:.160}") for name in names[:_SHOWN]) + more
 
 
 def run_folder(path: str) -> str:
@@ -144,8 +187,8 @@ def run_folder(path: str) -> str:
 def read_class_names(path: str) -> list[str]:
     """Return the names of the classes in the run folder of a file of weights; [] if they are not stored."""
     try:
-        with open(os.path.join(run_folder(path), CLASSES), encoding="utf-8") as file:
-            names = json.load(file)
+        with open(os.path.join(run_folder(path), CLASSES), encoding="utf-8", opener=opener) as file:
+            names = json.loads(file.read(2**24))
     except (OSError, ValueError, RecursionError):
         return []
     return names if isinstance(names, list) else []

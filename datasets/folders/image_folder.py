@@ -157,6 +157,7 @@ def load(
     staged: bool = True,
     val_share: float = VAL_SHARE,
     scan: str = "whole",
+    least: int = 1,
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
 
@@ -170,18 +171,27 @@ def load(
     val_share: the share that is "val" if the folder has no splits (listing.in_val()); 0: each split is the
         whole folder.
     scan: "whole", or "headers": read only the first HEAD bytes of a JPEG, and do not see damage behind them.
+    least: samples of a batch. If there are fewer files, none is read.
     Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
-    if is_url(root) and not staged:
-        from datasets.folders import remote
-
-        listing = remote.look(root, split, classes, log, val_share)
-    else:
-        listing = look(os.path.abspath(files.local_folder(root)), split, classes, log, val_share)
+    listing = list_split(root, split, classes, log, staged, val_share)
+    if len(listing.paths) < least:
+        raise BadInput(f"batch size {least} is larger than the data set ({len(listing.paths)} samples)")
     index = scan_listing(listing, cache, log, HEAD if scan == "headers" else None)
     _judge(index, max_bad, log)
     return index
+
+
+def list_split(
+    root: str, split: str, classes: tuple[str, ...] | None, log: Log, staged: bool, val_share: float
+) -> Listing:
+    """Return the Listing of a split without reading an image. Arguments: those of load(). Raises BadInput."""
+    if is_url(root) and not staged:
+        from datasets.folders import remote
+
+        return remote.look(root, split, classes, log, val_share)
+    return look(os.path.abspath(files.local_folder(root)), split, classes, log, val_share)
 
 
 def one_line(log: Log) -> Log:
@@ -274,15 +284,17 @@ def _inspect(read: _Read, path: str, size: int, head: int | None) -> _Found:
     read: as _read_file(). size: bytes when the file was listed. head: as in scan_listing(). Raises OSError or
     BadInput if the file cannot be read or has another size.
     """
-    if head and size > head:
-        content = read(path, size, head)
-        if len(content) == head and (header := images.inspect_head(content, path)):
-            return _Found(zlib.crc32(content), "", header)
-    content = read(path, size, None)
-    if len(content) != size:
-        raise BadInput(f"{size} bytes when it was listed, {len(content)} when read")
-    checksum = zlib.crc32(memoryview(content)[:head])
+    checksum = 0
     try:
+        images.check_bytes(size)
+        if head and size > head:
+            content = read(path, size, head)
+            if len(content) == head and (header := images.inspect_head(content, path)):
+                return _Found(zlib.crc32(content), "", header)
+        content = read(path, size, None)
+        if len(content) != size:
+            raise BadInput(f"{size} bytes when it was listed, {len(content)} when read")
+        checksum = zlib.crc32(memoryview(content)[:head])
         return _Found(checksum, "", images.inspect(content, path))
     except images.BadImage as error:
         return _Found(checksum, str(error), None)

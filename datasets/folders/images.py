@@ -19,6 +19,8 @@ from common.exits import import_optional
 simplejpeg = import_optional("simplejpeg", "images need simplejpeg")
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
+MAX_BYTES = 3 * MAX_PIXELS + 2**20  # of a file: as many pixels without compression, and a header
+_MOST_SEGMENTS, _MOST_CHUNKS = 512, 100_000  # of a JPEG's header, with its fill bytes; of a PNG
 _ENDINGS = {  # name ending -> kind of content, as Pillow calls it
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".ppm": "PPM", ".bmp": "BMP", ".pgm": "PPM",
     ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP",
@@ -84,6 +86,12 @@ def inspect_head(head: bytes, name: str) -> Header | None:
     except BadImage:
         return None
     return header and _named(header, "JPEG", name)
+
+
+def check_bytes(size: int) -> None:
+    """Raise BadImage if a file of this many bytes is too large to be read."""
+    if size > MAX_BYTES:
+        raise BadImage(f"has {size} bytes, more than {MAX_BYTES}")
 
 
 def may_be_cut(content: bytes) -> bool:
@@ -217,10 +225,13 @@ def _jpeg_header(content: bytes) -> Header | None:
 def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
     """Return (start of frame marker, bits per sample, whether a segment may contain an orientation).
 
-    The marker is 0 if the segments before the pixels are not valid.
+    The marker is 0 if the segments before the pixels are not valid. Raises BadImage if there are too many:
+    Pillow copies all segments of Exif for each one.
     """
     position, frame, bits, tagged = 2, 0, 0, False
-    while position + 5 < len(content) and content[position] == 0xFF:
+    for _ in range(_MOST_SEGMENTS):
+        if position + 5 >= len(content) or content[position] != 0xFF:
+            return 0, 0, tagged
         marker = content[position + 1]
         if marker == 0xDA:  # start of scan
             return frame, bits, tagged
@@ -234,7 +245,7 @@ def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             frame, bits = marker, content[position + 4]
         position = end
-    return 0, 0, tagged
+    raise BadImage(f"has more than {_MOST_SEGMENTS} segments and fill bytes before its pixels")
 
 
 def _inspect_png(content: bytes) -> Header:
@@ -245,7 +256,7 @@ def _inspect_png(content: bytes) -> Header:
     if not width or not height or content[25] not in _PNG_CHANNELS:
         raise BadImage(f"is damaged: a PNG of {width}x{height} pixels and colour type {content[25]}")
     plain, tagged = content[24] == 8 and content[25] in (0, 2), False
-    view, position, chunk = memoryview(content), 8, b""
+    view, position, chunk, count = memoryview(content), 8, b"", 0
     while chunk != b"IEND":
         end = position + 8 + int.from_bytes(content[position : position + 4], "big")
         if end + 4 > len(content):
@@ -261,6 +272,9 @@ def _inspect_png(content: bytes) -> Header:
         elif chunk in (b"tEXt", b"zTXt", b"iTXt"):  # may contain ImageMagick's Exif, or XMP
             tagged = tagged or content.startswith((b"Raw profile type", b"XML:com.adobe.xmp"), position + 8)
         position = end + 4
+        count += 1
+        if count > _MOST_CHUNKS:
+            raise BadImage(f"has more than {_MOST_CHUNKS} chunks")
     if tagged:
         header = _inspect_decoded(content, "PNG")
         return header._replace(plain=plain and header.orientation == 1)
@@ -274,6 +288,8 @@ def _inspect_decoded(content: bytes, kind: str) -> Header:
 
 
 def _open(content: bytes, kind: str) -> Image.Image:
+    if kind == "JPEG":
+        _walk_jpeg(content)
     with _reasons(content, kind):
         image = Image.open(io.BytesIO(content), formats=[kind])
         _check_size(*image.size)

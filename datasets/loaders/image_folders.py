@@ -1,15 +1,19 @@
 """Open the training and the evaluation loader of a folder of images: index, stores and backend by options."""
 
 import argparse
+import contextlib
 import functools
 import os
+import tempfile
 
 import torch
 
-from common import exits
+from common import exits, models
 from common.arguments import JobParser, boolean, check_folder, positive_int
+from common.checkpoint import weights
 from common.distributed import barrier, ranks
 from common.exits import BadInput
+from common.files import PARTIAL
 from common.metrics import Log
 from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure
@@ -70,10 +74,10 @@ def add_arguments(parser: JobParser) -> None:
         "is not seen before the image is decoded, and then ends the job (default: whole)",
     )
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
-    add("--image_size", type=positive_int, default=224, help="pixels (default: 224)")
+    add("--image_size", type=models.image_size, metavar="N", default=224, help="pixels (default: 224)")
     add(
         "--first_image_size",
-        type=positive_int,
+        type=models.image_size,
         metavar="PIXELS",
         help="size in the first 70%% of the epochs; then it rises to --image_size (default: the same)",
     )
@@ -94,7 +98,7 @@ def open_loaders(
         args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
     )
     for name in ("pack", "cache_dir"):
-        check_folder(f"--{name}", getattr(args, name))
+        _check_writable(f"--{name}", getattr(args, name))
     if args.pack_form != "decoded" and not args.pack and (args.cache or backend not in backends.CACHED):
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
     rank, world_size = ranks.rank(), ranks.world_size()
@@ -113,7 +117,10 @@ def open_loaders(
     fingerprints = {index.split: index.fingerprint for index in (train_index, val_index)}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)
     shard = {"rank": rank, "world_size": world_size}
-    sampler = BatchSampler(len(train_index), args.batch_size, args.seed, args.epochs, args.max_steps, **shard)
+    size, batch = len(train_index), args.batch_size
+    if args.evaluate:  # no training batch is made
+        size, batch = max(size, world_size), world_size
+    sampler = BatchSampler(size, batch, args.seed, args.epochs, args.max_steps, **shard)
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
     val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard)
@@ -130,8 +137,24 @@ def open_loaders(
     train_loader.effects = chosen
     for loader in (train_loader, val_loader):
         exits.on_success(loader.close)
-    log.print_data(train_index, [] if val_index is train_index else val_index)
+    if args.evaluate:
+        log.info(f"data test={len(val_index)} source={val_index.source}")
+    else:
+        log.print_data(train_index, [] if val_index is train_index else val_index)
     return train_loader, val_loader
+
+
+def _check_writable(option: str, path: str | None) -> None:
+    """Raise BadInput unless a folder can be made at the path. Permissions do not tell it below /proc."""
+    check_folder(option, path)
+    if path:
+        parent = os.path.abspath(path)
+        while not os.path.isdir(parent):
+            parent = os.path.dirname(parent)
+        try:
+            os.rmdir(tempfile.mkdtemp(prefix=PARTIAL, dir=parent))
+        except OSError as error:
+            raise BadInput(f"{option} {path} cannot be written: {parent}: {error.strerror}") from error
 
 
 def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> int:
@@ -149,7 +172,7 @@ def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> i
 
 
 def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tuple:
-    """Return (training index, evaluation index); one index twice if the job does not evaluate."""
+    """Return (training index, evaluation index); one index twice if the job needs only one."""
     cache = args.cache_dir or os.path.join(args.output_dir, "index")
     if args.custom_data:
         args.data_url = random_folder.make(os.path.join(cache, "generated"))
@@ -159,7 +182,7 @@ def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tup
             counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
         return tuple(SyntheticIndex(count, split) for split, count in counts.items())
 
-    def load(split: str, classes: tuple[str, ...] | None):
+    def load(split: str, classes: tuple[str, ...] | None, least: int = 1):
         return image_folder.load(
             args.data_url,
             split,
@@ -170,10 +193,25 @@ def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tup
             args.stage,
             args.val_share,
             args.scan,
+            least,
         )
 
-    train_index = load("train", None)
+    if args.evaluate:
+        index = load("val", _class_names(args))
+        return index, index
+    train_index = load("train", None, args.batch_size)
     return train_index, train_index if args.training_only else load("val", train_index.classes)
+
+
+def _class_names(args: argparse.Namespace) -> tuple[str, ...] | None:
+    """Return the names of the classes to evaluate: those of the training set, or if there is none, those of
+    the run of the weights; None if they are not known."""
+    with contextlib.suppress(BadInput):
+        quiet = lambda line: None  # noqa: E731
+        listing = image_folder.list_split(args.data_url, "train", None, quiet, args.stage, args.val_share)
+        return listing.classes
+    path = args.weights or args.resume
+    return tuple(weights.read_class_names(path)) or None if os.path.exists(path) else None
 
 
 def check_paths(**paths: str | None) -> None:

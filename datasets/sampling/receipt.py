@@ -20,6 +20,7 @@ import torch
 
 from common.distributed import ranks
 from common.exits import BadInput
+from common.files import opener
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")
@@ -167,7 +168,7 @@ def read(folder: str) -> np.ndarray:
 
 def _open(path: str, step: int) -> io.FileIO:
     """Open FILE for appending, without the records after `step`: a resumed run writes them again."""
-    file = io.FileIO(path, "a+")
+    file = io.FileIO(path, "a+", opener=opener)
     file.seek(0)
     content = file.read()
     whole = content[: len(content) // _RECORD.itemsize * _RECORD.itemsize]

@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.exits import BadInput, import_optional
-from common.files import locked, open_atomic, sweep, write_atomic
+from common.files import locked, open_atomic, opener, sweep, write_atomic
 from common.platforms import available_cores
 from datasets.stores import forms, pack_lease
 from datasets.stores.forms import FORMS, QUALITY, SHORT_SIDE, Sample
@@ -33,6 +33,7 @@ from datasets.stores.store import Store
 
 META = "meta.json"
 _VERSION, _READABLE = 2, (1, 2)  # 1: one record batch in each file
+_MOST = 10**12  # samples of a pack
 TOGETHER = 512  # samples per file: a kill loses at most one file
 _BATCH = 64  # samples per record batch, which are in memory at the same time
 _AHEAD = 3  # batches that are made while one is written
@@ -181,7 +182,7 @@ def damage(path: str, meta: dict) -> str | None:
     if not meta.get("whole"):
         return None
     count = -(-meta["count"] // TOGETHER)
-    for number, expected in enumerate(meta.get("sizes", [None] * count)):
+    for number, expected in enumerate(meta.get("sizes", itertools.repeat(None, count))):
         try:
             size = os.path.getsize(_part(path, number))
         except OSError as error:
@@ -343,15 +344,16 @@ def described(path: str) -> dict:
     """Return meta.json of a pack: version, fingerprint, form, count, short_side, quality (of JPEGs), whole,
     and sizes (bytes of each part) if it is complete; {} if the file is missing or not valid."""
     try:
-        with open(os.path.join(path, META), encoding="utf-8") as file:
-            meta = json.load(file)
+        with open(os.path.join(path, META), encoding="utf-8", opener=opener) as file:
+            meta = json.loads(file.read(2**26))
         sizes = meta.get("sizes", [])
         usable = (
             isinstance(meta["fingerprint"], str)
             and meta["form"] in FORMS
             and isinstance(meta["whole"], bool)
             and all(
-                type(meta[name]) is int and meta[name] >= 0 for name in ("version", "count", "short_side")
+                type(meta[name]) is int and 0 <= meta[name] <= _MOST
+                for name in ("version", "count", "short_side")
             )
             and isinstance(sizes, list)
             and all(type(size) is int for size in sizes)

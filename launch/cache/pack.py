@@ -104,7 +104,8 @@ def _data_set(path: str, meta: dict) -> DataSet:
     name = os.path.basename(path)
     split = name.partition("-")[0]
     users = [(who, None) for who in _users(path)]
-    sizes = [entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".arrow")]
+    names = os.listdir(path) if os.access(path, os.R_OK | os.X_OK) else []
+    sizes = [os.lstat(os.path.join(path, name)).st_size for name in names if name.endswith(".arrow")]
     if not meta:  # its meta.json cannot be read; listed, so that `rm` can delete it
         return DataSet(name, "", split, "?", 0, 0, sum(sizes), "damaged", users, {})
     form = forms.label(meta["form"], meta["short_side"])

@@ -27,7 +27,7 @@ import torch
 from common.arguments import FLAG, Parser, boolean, positive_int
 from common.distributed import devices
 from common.exits import BadInput, printable
-from common.files import open_atomic
+from common.files import open_atomic, opener
 from common.performance import precision
 from datasets.files import local_folder
 from datasets.folders import images, listing
@@ -152,7 +152,8 @@ def predict(
 def _fill(path: str, out: np.ndarray, share: float, antialias: bool) -> str:
     """Put the centred square of an image into `out`, uint8 [size, size, 3]. Return the error, or ""."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opener) as file:
+            images.check_bytes(os.fstat(file.fileno()).st_size)
             content = file.read()
         pixels = images.decode(content, images.inspect(content, path).plain)
     except OSError as error:

@@ -1,5 +1,6 @@
 """Load a trained network from its file of weights and the files of the run's folder."""
 
+import argparse
 import importlib
 import os
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from common import models, starts
-from common.arguments import Parser, positive_int
+from common.arguments import Parser, boolean, positive_int
 from common.checkpoint import weights
 from common.exits import BadInput
 from datasets.loaders.loader import MEAN, STD
@@ -23,7 +24,7 @@ class Trained(NamedTuple):
     mean, std: for the normalisation of pixels / 255
     share: the side of the centred square of an image that is used, as a share of its short side
     classes: names by label
-    settings: the options of the run, {} if they are unknown
+    settings: those options of the run that are in _OPTIONS and known
     """
 
     model: nn.Module
@@ -37,6 +38,12 @@ class Trained(NamedTuple):
     settings: dict[str, Any]
 
 
+_OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
+    "arch": models.arch, "image_size": models.image_size, "dataset": str, "width": positive_int,
+    "amp": boolean, "antialias": boolean,
+}  # fmt: skip
+
+
 def add_arguments(parser: Parser) -> None:
     """Add the options of load()."""
     parser.add_argument(
@@ -45,7 +52,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--arch", type=models.arch, help="network (default: that of starts.jsonl next to WEIGHTS)"
     )
-    parser.add_argument("--image_size", type=positive_int, help="pixels (default: that of starts.jsonl)")
+    help = "pixels (default: that of starts.jsonl)"
+    parser.add_argument("--image_size", type=models.image_size, metavar="N", help=help)
 
 
 def load(path: str, arch: str | None = None, image_size: int | None = None) -> Trained:
@@ -56,13 +64,12 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
     """
     path = os.path.join(path, "best.pth") if os.path.isdir(path) else path
     tensors = weights.read(path)
-    runs = starts.read(weights.run_folder(path))
-    settings = runs[-1]["settings"] if runs else {}
-    arch, dataset = arch or settings.get("arch"), settings.get("dataset")
+    settings = _read_settings(weights.run_folder(path), {"arch": arch, "image_size": image_size})
+    arch, dataset = settings.get("arch"), settings.get("dataset")
     make: Callable[[int], nn.Module]
-    if isinstance(arch, str):
+    if arch:
         name, channels, mean, std, share = arch, 3, MEAN, STD, 224 / 256
-        size = image_size or settings.get("image_size") or 224
+        size = settings.get("image_size", 224)
         make = lambda classes: models.build(arch, classes, size)  # noqa: E731
     elif dataset in image_set.NAMES:
         form = importlib.import_module(f"datasets.memory.{dataset}")
@@ -80,13 +87,30 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
             f"{path}: no starts.jsonl of imagenet.py or train.py in its folder: name the network with "
             "--arch and --image_size"
         )
-    place = next(((each, dim) for each, dim in models.head(make).items() if each in tensors), None)
-    if place is None:
+    first, dim = next(iter(models.head(make).items()), ("", 0))
+    shape = tensors[first].shape if first in tensors else ()
+    if dim >= len(shape) or 0 in shape:
         raise BadInput(f"{path}: no classifier weights of {name}: the file is of another network")
-    count = tensors[place[0]].shape[place[1]]
+    count = shape[dim]
+    weights.fill(path, models.on_meta(lambda: make(count)), tensors, complete=True)  # before it takes memory
     model = make(count)
     weights.fill(path, model, tensors, complete=True)
     classes = tuple(map(str, weights.read_class_names(path)))
     if len(classes) != count:
         classes = tuple(map(str, range(count)))
     return Trained(model, name, channels, size, mean, std, share, classes, settings)
+
+
+def _read_settings(folder: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the _OPTIONS of the last start in a run's folder. They are checked as those of a command line,
+    because the folder may be another user's. given: replaces them unless it is None. Raises BadInput."""
+    runs = starts.read(folder)
+    settings = (runs[-1]["settings"] if runs else {}) | {name: each for name, each in given.items() if each}
+    found = {}
+    for name, check in _OPTIONS.items():
+        if settings.get(name) is not None:
+            try:
+                found[name] = check(str(settings[name]))
+            except argparse.ArgumentTypeError as error:
+                raise BadInput(f"{os.path.join(folder, starts.FILE)}: {name}: {error!s:.200}") from None
+    return found

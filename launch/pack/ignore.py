@@ -1,12 +1,13 @@
 """Decide which files of a code folder are skipped: built-in rules, and the user's own in .jobignore."""
 
+import fnmatch
 import os
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from common.exits import BadInput, import_optional
-
-pathspec = import_optional("pathspec", ".jobignore needs pathspec")
+from common.exits import BadInput
+from common.files import opener
 
 FILE = ".jobignore"  # in the code folder, in gitignore's syntax: `!pattern` includes again
 _BUILT_IN = (".*", "__pycache__/", "*.py[co]", "*.egg-info/", "tests/", "node_modules/", "venv/", "*.log")
@@ -20,32 +21,58 @@ _DATA = (  # data and results by name; a folder with modules in it is code
 class _Rule(NamedTuple):
     """A line of rules. It applies to a file or a folder itself, not to the content of a folder.
 
-    floating: it matches names, not paths
-    spans: a part of it matches any number of folders
+    skips: it skips what it matches; otherwise (`!`) it includes that again
+    parts: for each component of a path, a function that matches a name; None: any number of folders
+    folders: it matches only folders
     names: it names files, unlike `!*/`
     own: it is the user's own
     """
 
     name: str
-    spec: Any  # pathspec.GitIgnoreSpec
-    floating: bool
-    spans: bool
+    skips: bool
+    parts: list[Callable[[str], object] | None]
+    folders: bool
     names: bool
     own: bool
 
     @classmethod
     def parse(cls, line: str, name: str, own: bool) -> "_Rule":
-        body = line.strip().lstrip("!").rstrip("/").removeprefix("**/")
-        spec, names = pathspec.GitIgnoreSpec.from_lines([line]), bool(body.strip("*?/"))
-        return cls(name, spec, "/" not in body, "**" in body, names, own)
+        pattern = re.sub(r"(?<!\\)\s+$", "", line)
+        skips, pattern = not pattern.startswith("!"), pattern.removeprefix("!")
+        body = pattern.strip("/")
+        words = body.split("/")
+        if "/" not in pattern.rstrip("/"):
+            words = ["**", *words]
+        if words[-1] == "**":  # the content of a folder, not the folder
+            words.append("*")
+        parts = [None if word == "**" else _compile(word) for word in words]
+        return cls(name, skips, parts, pattern.endswith("/"), bool(body.strip("*?/")), own)
 
-    def skips(self, path: str, is_folder: bool) -> bool | None:
-        """Return True to skip the path, False to include it again, None if the line does not match it."""
-        subject = path.rpartition("/")[2] if self.floating else path
-        above = subject.rpartition("/")[0]
-        if above and not self.spans and self.spec.check_file(f"{above}/").include is not None:
-            return None
-        return self.spec.check_file(f"{subject}/" if is_folder else subject).include
+    def matches(self, path: str, is_folder: bool) -> bool:
+        """Return whether the line matches the path. The time is proportional to its length."""
+        if self.folders and not is_folder:
+            return False
+        reached = self._and_behind({0})  # the numbers of parts that match the names so far
+        for name in path.split("/"):
+            following = set()
+            for place, matches in enumerate(self.parts):
+                if place in reached and (matches is None or matches(name)):
+                    following.add(place + (matches is not None))
+            reached = self._and_behind(following)
+        return len(self.parts) in reached
+
+    def _and_behind(self, places: set[int]) -> set[int]:
+        """Return the places and those behind a `**`, which also matches nothing."""
+        for place, matches in enumerate(self.parts):
+            if place in places and matches is None:
+                places.add(place + 1)
+        return places
+
+
+def _compile(word: str) -> Callable[[str], object]:
+    """Return a function that matches a name. fnmatch tries each `*` once: many of them take no longer."""
+    plain = re.sub(r"\\(.)", lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], word)
+    return re.compile(fnmatch.translate(plain.replace("[^", "[!"))).match
 
 
 class Rules:
@@ -59,18 +86,15 @@ class Rules:
         ]
         path = os.path.join(root, FILE)
         try:
-            with open(path, encoding="utf-8") as file:
-                lines = [line.rstrip("\n") for line in file]
+            with open(path, encoding="utf-8", opener=opener) as file:
+                lines = file.read(2**20).split("\n")
         except FileNotFoundError:
             lines = []
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"{path} cannot be read: {error}") from error
         for number, line in enumerate(lines, 1):
-            try:
-                if line.strip():
-                    self._rules.append(_Rule.parse(line, f"{FILE}:{number}  {line}", own=True))
-            except ValueError as error:
-                raise BadInput(f"{path}:{number}: {line!r} is not a valid pattern") from error
+            if line.strip() and not line.startswith("#"):
+                self._rules.append(_Rule.parse(line, f"{FILE}:{number}  {line}", own=True))
 
     def find(self, path: str, is_folder: bool) -> str | None:
         """Return the rule that skips `path` (relative, with /): the last one that matches; None if the path
@@ -81,11 +105,12 @@ class Rules:
         """
         included = False
         for rule in reversed(self._rules):
-            skips = None if included and rule.own else rule.skips(path, is_folder)
-            if skips is None or (rule.name in _DATA and self._has_modules(path)):
+            if (included and rule.own) or not rule.matches(path, is_folder):
                 continue
-            if skips or rule.names:
-                return rule.name if skips else None
+            if rule.name in _DATA and self._has_modules(path):
+                continue
+            if rule.skips or rule.names:
+                return rule.name if rule.skips else None
             included = True
         return None
 

@@ -56,7 +56,6 @@ USES = {
     "simplejpeg": ("datasets.folders.images", "simplejpeg"),
     "psutil": ("datasets.stores.local", "psutil"),
     "jinja2": ("launch.report.cli", "jinja2"),
-    "pathspec": ("launch.pack.ignore", "pathspec"),
 }
 
 

@@ -13,7 +13,7 @@ from launch.pack.cli import pack
 from tests.conftest import ROOT, environment, finish
 
 LISTED = {
-    "PIL", "boto3", "cv2", "hiredis", "jinja2", "pathspec", "psutil", "pyarrow", "redis", "simplejpeg",
+    "PIL", "boto3", "cv2", "hiredis", "jinja2", "psutil", "pyarrow", "redis", "simplejpeg",
     "sklearn", "tensorboard", "tqdm",
 }  # fmt: skip
 pytestmark = pytest.mark.faults

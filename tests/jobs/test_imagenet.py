@@ -189,6 +189,29 @@ def test_evaluation_alone_gives_the_figures_of_the_training(generated, tmp_path)
     assert "error: --evaluate needs one of --weights FILE and --resume PATH" in missing.stderr
 
 
+def test_a_small_test_set_alone_is_evaluated(generated, tmp_path):
+    """The batch size does not matter. The labels are those of the training, also if the set lacks a class."""
+    data, (val,) = tmp_path / "data", Path(generated[0].partition("=")[2]).glob("val")
+    shutil.copytree(val, data / "val")
+    trained = tmp_path / "trained"
+    run(*job(generated, trained, "--epochs=1", "--data_backend=threads"))
+    found = []
+    for classes in (10, 9):
+        if classes == 9:
+            shutil.rmtree(data / "val" / "class_0")
+        printed = run(
+            *JOB, f"--data_url={data}", "--data_backend=threads", "--evaluate",
+            f"--weights={trained / 'best.pth'}", f"--cache_dir={tmp_path / 'index'}",
+        ).stdout  # fmt: skip
+        found.append(re.search(r"\nval_loss=(\S+) val_acc=(\S+) .*val_count=(\d+)\n", printed).groups())
+        assert "warning" not in printed
+    said = [line for line in records(trained) if "val_acc" in line][-1]
+    assert float(found[0][1]) == pytest.approx(said["val_acc"], abs=1e-6) and found[0][2] == "160"
+    by_class = json.loads((trained / "confusion.json").read_text())["correct"]
+    assert float(found[1][1]) == pytest.approx(sum(by_class[1:]) / 144, abs=1e-6) and found[1][2] == "144"
+    assert [path.name.partition("-")[0] for path in (tmp_path / "index").glob("*-*[0-9a-f]")] == ["val"]
+
+
 def test_the_profile_is_the_figure_and_nothing_else(generated, tmp_path):
     printed = run(*job(generated, tmp_path, "--prof=3", "--data_backend=synthetic", "--batch_size=16")).stdout
     assert re.search(r"prof: \d+\.\d images/s with synthetic, 3 batches\n", printed)
@@ -237,6 +260,11 @@ def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
     (["--accumulate=64"], "cannot be trained on 1 image of --image_size 32 at a time"),
     (["--freeze"], "--freeze needs --weights FILE or DEFAULT"),
     (["--weights=NONE"], "--weights NONE: no such file; shufflenet_v2_x0_5 has DEFAULT, IMAGENET1K_V1"),
+    (["--weights=DEFAULT"], "--weights DEFAULT of shufflenet_v2_x0_5 is not in the cache"),
+    (["--pack=/proc/packs"], "--pack /proc/packs cannot be written"),
+    (["--cache_dir=/proc/index"], "--cache_dir /proc/index cannot be written"),
+    (["--image_size=200000"], "200000 is more than 8192 pixels"),
+    (["--first_image_size=200000"], "200000 is more than 8192 pixels"),
     (["--arch=inception_v3"], "--arch inception_v3 cannot take images of --image_size 32"),
     (["--arch=vit_b_16", "--image_size=100"], "--arch vit_b_16 cannot take images of --image_size 100"),
     (["--data_backend=ray", "--ray_address=nowhere"], "--ray_address nowhere"),
@@ -256,9 +284,22 @@ def test_what_the_arguments_decide_is_refused_before_the_scan(arguments, message
     monkeypatch.setattr(imagenet.process_group, "join", lambda args: (CPU, 0, 1))
     monkeypatch.setattr(image_folder, "load", lambda *_: pytest.fail("the images were scanned"))
     monkeypatch.setattr(exits, "_on_success", [])
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "nothing"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", _no_network)
+    monkeypatch.setattr(torch.hub, "_hub_dir", None)
     with pytest.raises(BadInput, match=re.escape(message.format(**names))):
         imagenet.main.__wrapped__()
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"file", "nothing"}
+
+
+def _no_network(*_, **__):
+    raise OSError("no network")
+
+
+def test_a_batch_larger_than_the_data_set_is_refused_before_the_scan(generated, tmp_path):
+    result = run(*JOB, generated[0], "--batch_size=641", f"--output_dir={tmp_path / 'out'}", code=2)
+    assert "batch size 641 is larger than the data set (640 samples)" in result.stderr
+    assert not [*tmp_path.rglob("index.json")]
 
 
 def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):

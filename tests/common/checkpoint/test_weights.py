@@ -4,11 +4,13 @@ import io
 import json
 import os
 import pickle
+import zipfile
 
 import pytest
 import torch
 from torch import nn
 
+from common import starts
 from common.checkpoint import files as checkpoint
 from common.checkpoint import weights
 from common.exits import BadInput
@@ -192,6 +194,96 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
         file.seek(-1, os.SEEK_END)
         file.write(b"x")
     with pytest.raises(BadInput, match="the sha256 differs"):
+        weights.load(str(tmp_path / "step_1.pt"), _model())
+
+
+def _repeated(tensor):
+    return torch.zeros(1, dtype=tensor.dtype).expand(tensor.shape)
+
+
+TENSORS = {  # the head's weight in the file, and the message
+    "sparse": (torch.Tensor.to_sparse, "not a dense tensor"),
+    "csr": (torch.Tensor.to_sparse_csr, "not a dense tensor"),
+    "quantized": (lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8), "not a dense tensor"),
+    "meta": (lambda t: t.to("meta"), "not a dense tensor"),
+    "nested": (lambda t: torch.nested.nested_tensor([t[0], t[0, :2]]), "not a dense tensor"),
+    "repeated": (_repeated, "not a dense tensor"),
+    "huge": (lambda t: torch.zeros(1).expand(10**9, 8), "not a dense tensor"),
+    "many dimensions": (lambda t: torch.zeros(1).expand(*[2] * 60), "not a dense tensor"),
+    "scalar": (lambda t: torch.tensor(1.0), r"3.weight \[\] in the file, \[4, 8\] in the model"),
+    "no features": (lambda t: torch.zeros(10**9, 0), r"3.weight \[1000000000, 0\] in the file"),
+    "complex": (lambda t: t.to(torch.complex64), "torch.complex64 in the file"),
+    "integers": (torch.Tensor.int, "torch.int32 in the file"),
+    "bool": (torch.Tensor.bool, "torch.bool in the file"),
+    "NaN": (lambda t: t * float("nan"), "3.weight holds NaN or infinity"),
+    "infinity": (lambda t: t / 0, "3.weight holds NaN or infinity"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors_that_a_model_cannot_hold(tmp_path, kind):
+    path, state, (change, message) = str(tmp_path / "best.pth"), _model().state_dict(), TENSORS[kind]
+    torch.save(state | {"3.weight": change(state["3.weight"])}, path)
+    model = _model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(BadInput, match=message):
+        weights.load(path, model, complete=True)
+    assert _same(model.state_dict(), before)
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.half, torch.Tensor.double, torch.Tensor.bfloat16])
+def test_real_numbers_of_any_precision(tmp_path, convert):
+    path, model, source = str(tmp_path / "best.pth"), _model(), _model()
+    torch.save({name: convert(tensor) for name, tensor in source.state_dict().items()}, path)
+    assert weights.load(path, model, complete=True).endswith("11 of 11 tensors")
+    torch.testing.assert_close(model.state_dict(), source.state_dict(), rtol=1e-2, atol=1e-2)
+
+
+def test_an_infinite_buffer_is_loaded(tmp_path):
+    """A mask of an attention holds -inf."""
+    source, path = _model(), str(tmp_path / "best.pth")
+    source.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    torch.save(source.state_dict(), path)
+    assert weights.load(path, source, complete=True).endswith("12 of 12 tensors")
+
+
+def test_archives_that_take_more_than_their_size(tmp_path, monkeypatch):
+    path, whole = tmp_path / "best.pth", _saved(_model().state_dict())
+    with zipfile.ZipFile(io.BytesIO(whole)) as source, zipfile.ZipFile(path, "w", 8) as target:
+        for record in source.infolist():
+            target.writestr(record.filename, source.read(record))
+        target.writestr("archive/data/99", bytes(10**7))
+    with pytest.raises(BadInput, match="unpacks to"):
+        weights.load(str(path), _model())
+    path.write_bytes(whole)
+    monkeypatch.setattr(weights, "_MOST", 5)
+    with pytest.raises(BadInput, match="records and"):
+        weights.load(str(path), _model())
+
+
+def test_prefixes_and_names_of_any_length(tmp_path, capsys):
+    path, source, model = str(tmp_path / "best.pth"), _model(), _model()
+    torch.save(_prefixed("module." * 10**6)(dict([*source.state_dict().items()][:1])), path)
+    assert [*weights.read(path)] == ["0.weight"]
+    torch.save(source.state_dict() | {"\x1b[31m\n" + "x" * 10**6: torch.zeros(1)}, path)
+    line = weights.load(path, model)
+    assert line.isprintable() and len(line) < 1000
+
+
+def test_files_that_never_end(tmp_path):
+    """FIFOs, and files of 1 TB that take no space."""
+    os.mkfifo(tmp_path / "best.pth")
+    with pytest.raises(BadInput, match="not a regular file"):
+        weights.load(str(tmp_path / "best.pth"), _model())
+    os.mkfifo(tmp_path / CLASSES)
+    assert weights.read_class_names(str(tmp_path / "best.pth")) == []
+    os.unlink(tmp_path / CLASSES)
+    for name in (CLASSES, starts.FILE, "step_1.pt", "step_1.pt.json"):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(10**12)
+    assert weights.read_class_names(str(tmp_path / "best.pth")) == starts.read(str(tmp_path)) == []
+    with pytest.raises(BadInput, match="expected b'PK"):
         weights.load(str(tmp_path / "step_1.pt"), _model())
 
 

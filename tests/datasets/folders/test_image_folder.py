@@ -514,6 +514,14 @@ def test_bad_images_are_left_out(data, start, lines):
     assert lines == [f"{data}/train: 0 files added, 2 removed, 0 changed"]
 
 
+@pytest.mark.parametrize("scan", image_folder.SCANS)
+def test_a_file_that_does_not_fit_into_memory_is_bad(data, start, scan):
+    with open(data / "train" / "cat" / "1.jpg", "r+b") as file:
+        file.truncate(10**12)  # takes no space
+    index = start(data, max_bad=0.4, scan=scan)
+    assert len(index) == 4 and "has 1000000000000 bytes" in index.excluded[0][1]
+
+
 def test_many_bad_images(tmp_path, start):
     root = write(tmp_path / "data", cat=1, dog=0)
     for number in range(30):

@@ -310,6 +310,21 @@ BROKEN = {
         "a.jpg",
         r"is not a complete JPEG",
     ),
+    "Exif behind fill bytes": (
+        EXIF[:2] + b"\xff" * 2**24 + EXIF[2:],
+        "a.jpg",
+        "more than 512 segments and fill bytes",
+    ),
+    "Exif in 1000 segments": (
+        JPEG[:2] + (b"\xff\xe1\xff\xffExif\0\0" + bytes(65527)) * 1000 + JPEG[2:],
+        "a.jpg",
+        "more than 512 segments and fill bytes",
+    ),
+    "PNG of a million chunks": (
+        PNG[:33] + (bytes(4) + b"abCd" + zlib.crc32(b"abCd").to_bytes(4, "big")) * 10**6 + PNG[33:],
+        "a.png",
+        "more than 100000 chunks",
+    ),
     "PNG with a flipped bit": (
         PNG[:900] + bytes([PNG[900] ^ 1]) + PNG[901:],
         "a.png",

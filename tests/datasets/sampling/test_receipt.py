@@ -1,11 +1,13 @@
 """The receipt depends on the delivered data only, and is cheap."""
 
+import argparse
 import hashlib
 
 import numpy as np
 import pytest
 import torch
 
+from common import starts
 from common.exits import BadInput
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory.digits import load
@@ -136,3 +138,16 @@ def test_a_torn_or_foreign_file(tmp_path):
     path.unlink()
     with pytest.raises(BadInput, match=r"no receipt of a run at .*: No such file or directory"):
         receipt.read(str(tmp_path))
+
+
+def test_a_link_is_not_written_through(tmp_path, capsys):
+    """The output folder may be another user's: a link in it may name any file of this user."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    for name in (receipt.FILE, starts.FILE):
+        (tmp_path / name).symlink_to(mine)
+    receipt.Receipt().chain(1, 2, torch.zeros(1, 3, dtype=torch.int64), str(tmp_path))
+    assert f"warning: {receipt.FILE} in " in capsys.readouterr().out
+    with pytest.raises(OSError, match="symbolic links"):
+        starts.write(str(tmp_path), argparse.Namespace())
+    assert mine.read_text() == "mine"

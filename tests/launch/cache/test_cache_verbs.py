@@ -192,7 +192,24 @@ def test_a_damaged_pack_is_named(images, cache_dir, launch, tmp_path):
     assert launch("check", tmp_path, images, "--split", "train")[0] == 1
 
 
-@pytest.mark.parametrize("content", ["5", "null", "[]", '{"fingerprint": "x"}', "{", "[" * 100_000])
+def _huge(count: str) -> str:
+    known = '"version": 2, "fingerprint": "x", "form": "jpeg", "short_side": 8, "whole": true'
+    return f'{{{known}, "count": {count}}}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "5",
+        "null",
+        "[]",
+        '{"fingerprint": "x"}',
+        "{",
+        "[" * 100_000,
+        *map(_huge, (10**13, 10**18, "9" * 4000)),
+    ],
+    ids=len,
+)
 def test_a_pack_that_cannot_be_described_hides_no_other(content, images, cache_dir, launch, tmp_path):
     assert launch("preload", tmp_path, images)[0] == 0
     index = loaded(images, cache_dir)

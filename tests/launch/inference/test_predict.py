@@ -1,14 +1,20 @@
 """`python -m launch predict` reaches the accuracy of the run, and reports unreadable images and bad input."""
 
 import csv
+import json
+import os
 import shutil
+import socket
 
 import pytest
+import torch
 from PIL import Image
 
+from common import starts
 from common.exits import BadInput
 from datasets.memory import digits as digit_set
 from launch.inference import predict
+from launch.inference.trained import load
 from tests.conftest import records, run
 
 
@@ -35,18 +41,25 @@ def test_the_accuracy_is_that_of_the_run(trained, tmp_path):
 def test_unreadable_images_are_named(trained, tmp_path, capsys):
     output, data = trained
     shutil.copytree(data / "val" / "class_3", tmp_path / "class_3")
-    victims = sorted((tmp_path / "class_3").iterdir())[:3]
+    victims = sorted((tmp_path / "class_3").iterdir())[:5]
     victims[0].write_bytes(b"<html>not found</html>")
     victims[1].write_bytes(b"")
     victims[2].unlink()
     victims[2].symlink_to("nowhere")
+    with open(victims[3], "r+b") as file:
+        file.truncate(10**12)  # takes no space
+    os.mkfifo(tmp_path / "fifo")
+    victims[4].unlink()
+    victims[4].symlink_to(tmp_path / "fifo")
     target = tmp_path / "found.csv"
     assert predict.main([str(output), str(tmp_path / "class_3"), "--to", str(target)]) == 0
-    assert "16 images, 3 of them unreadable; " in capsys.readouterr().out
+    assert "16 images, 5 of them unreadable; " in capsys.readouterr().out
     with open(target, newline="") as file:
         rows = {row["path"]: row for row in csv.DictReader(file)}
     assert "is text, not an image" in rows[victims[0].name]["error"]
     assert "is empty" in rows[victims[1].name]["error"] and "No such file" in rows[victims[2].name]["error"]
+    assert "has 1000000000000 bytes" in rows[victims[3].name]["error"]
+    assert "not a regular file" in rows[victims[4].name]["error"]
     assert all(bool(row["error"]) != bool(row["class_1"]) for row in rows.values()) and len(rows) == 16
 
 
@@ -59,6 +72,43 @@ def test_weights_of_train_py(digits, tmp_path):
         Image.fromarray(image[0].numpy()).save(path)
     predict.main([str(digits / "best.pth"), str(tmp_path / "test"), "--to", str(tmp_path / "found.csv")])
     assert _accuracy(tmp_path / "found.csv") == pytest.approx(records(digits)[-1]["val_acc"], abs=1e-12)
+
+
+SETTINGS = {
+    "arch": ["timm:hf_hub:a/model", "timm:hf-hub:a/model", "timm:local-dir:/tmp", "timm:a/model",
+             "fcn_resnet50", "raft_large", "quantized_resnet50", ["resnet18"], 3, "x" * 10**5, "\x1b[31m"],
+    "image_size": ["x", 0.5, -1, 0, [32], {}, True, 10**6, 10**300, float("nan"), float("inf")],
+    "width": ["x", 8.5, -1, 0, [8], {}, True, 10**6, 10**300],
+    "amp": ["maybe", [1], 2, float("nan")],
+    "antialias": ["maybe", [1], 2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", SETTINGS)
+def test_options_of_a_file_are_checked_as_those_of_a_command(digits, trained, tmp_path, option, monkeypatch):
+    """The folder of a run may be another user's. No network is asked for what it names."""
+    pytest.importorskip("timm")
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **_: asked.append(arguments))
+    source = digits if option == "width" else trained[0]
+    shutil.copy(source / "best.pth", tmp_path / "best.pth")
+    for value in SETTINGS[option]:
+        start = starts.read(str(source))[-1]
+        start["settings"][option] = value
+        (tmp_path / starts.FILE).write_text(json.dumps(start) + "\n")
+        with pytest.raises(BadInput) as refused:
+            predict.main([str(tmp_path), str(trained[1]), "--to", str(tmp_path / "found.csv")])
+        assert option in str(refused.value) and len(str(refused.value)) < 1000
+    assert not asked and not (tmp_path / "found.csv").exists()
+
+
+def test_heads_that_give_no_number_of_classes(digits, tmp_path):
+    shutil.copy(digits / starts.FILE, tmp_path)
+    state = torch.load(digits / "best.pth", weights_only=True)
+    for head in (torch.tensor(1.0), torch.zeros(0, 64), torch.zeros(10**9, 0), torch.zeros(3, 4, 5)):
+        torch.save(state | {"dense_layer.weight": head}, tmp_path / "best.pth")
+        with pytest.raises(BadInput, match=r"of another network|different shape"):
+            load(str(tmp_path))
 
 
 def test_what_is_refused(trained, tmp_path, capsys):

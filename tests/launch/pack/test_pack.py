@@ -150,9 +150,10 @@ def test_the_rules_are_gits(tmp_path):
     names = ["a", "b", "c", "d1", "k.x", "z.x", "q.y", "#h", "a b"]
     patterns = [
         "a", "a/", "/a", "b/c", "*.x", "!k.x", "!a/", "**/b", "a/**", "c/**/d1", "*", "!*/", "!*.y", "/b/*",
-        "b/", "!/b/k.x", "d?", "[ab].x", "# c", "\\#h", "a b", "!b", "",
+        "b/", "!/b/k.x", "d?", "[ab].x", "[^a].x", "[!k]?x", "# c", "\\#h", "a b", "a b ", "!b", "!", "\\?.x",
+        "**/c/**", "/**/a", "a/**/b/", "**", "*/*/a", "",
     ]  # fmt: skip
-    for number in range(15):
+    for number in range(30):
         folder = tmp_path / str(number)
         for _ in range(25):
             path = folder.joinpath(*draw.choices(names, k=draw.randint(1, 4)))
@@ -165,6 +166,23 @@ def test_the_rules_are_gits(tmp_path):
         git = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
         expected = {path for path in git if not path.startswith(".")} | {"job.py"}
         assert {file.path for file in CodeFolder(str(folder / "job.py")).files} == expected, lines
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*a" * 40 + "b", "**/a/" * 40 + "b", "**/*a/" * 40, "[a-z]*" * 40, "**/" * 200]
+)
+def test_a_pattern_of_many_wildcards_takes_no_longer(pattern, mine, tmp_path):
+    tree(
+        mine,
+        {
+            ".jobignore": f"{pattern}\n/*/*/*/no*e\n",
+            "a" * 200: "",
+            "a/" * 25 + "a" * 200: "",
+            "a/a/a/none": "",
+        },
+    )
+    kept = {file.path for file in CodeFolder(str(mine / "job.py")).files}
+    assert "job.py" in kept and "a/a/a/none" not in kept
 
 
 def test_simulate_runs_what_pack_would_make(mine, tmp_path):
