@@ -41,6 +41,7 @@ class Log:
     autocast: the context of mixed precision; a job may set it.
     optimizer, scheduler: those that checkpoints hold; a Checkpointer sets them.
     states: returns (step, digest of the state) of checkpoints since its last call; a Checkpointer sets it.
+        They are the entry `states` of the next line in metrics.jsonl.
     run: the id of the run for --tracker; a restart keeps it.
     is_late: whether a report by time is due; the same on every rank.
     """
@@ -215,7 +216,6 @@ class Log:
         end of the job."""
         if self._loader is None or not ranks.is_first():
             return
-        self._write_states()
         loader, self._loader = self._loader, None
         if self._bar:
             self._bar.close()
@@ -224,6 +224,8 @@ class Log:
         arguments.remind(self.args, self.info)
         with self._reported():
             if self._file:
+                if states := dict(self.states()):  # of a job without an evaluation
+                    self._file.write(json.dumps({"step": max(states), "states": states}) + "\n")
                 self._file.close()
             if self._events:
                 self._events.close()
@@ -269,10 +271,10 @@ class Log:
     def _write(self, step: int, **figures: float | str) -> None:
         self._open()
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
-        self._write_states()
         with self._reported():
             if self._file:
-                self._file.write(json.dumps(line | {"time": round(time.time(), 3)}) + "\n")
+                states = {"states": states} if (states := dict(self.states())) else {}
+                self._file.write(json.dumps(line | states | {"time": round(time.time(), 3)}) + "\n")
             scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
             if self._events:
                 for name, value in scalars.items():
@@ -282,15 +284,6 @@ class Log:
             with self._reported():
                 self._tracker.log(scalars, step)
         self.info(_line(line))
-
-    def _write_states(self) -> None:
-        """Write the digests of checkpoints, each in a line of its own before the next report."""
-        with self._reported():
-            if self._file is None:
-                return
-            for step, digest in self.states():
-                line = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, "state": digest}
-                self._file.write(json.dumps(line | {"time": round(time.time(), 3)}) + "\n")
 
     def _write_confusion(self, step: int, matrix: torch.Tensor | None) -> None:
         if matrix is None:

@@ -180,9 +180,8 @@ class Checkpointer:
         if ranks.is_first():
             if self._stop:
                 self._saver.check(wait=True)  # a write that failed is tried again
-            self._saver.save_checkpoint(
-                step, self._state.run, lambda: self._state.capture(step, self.steps_per_epoch)
-            )
+            capture = lambda: self._state.capture(step, self.steps_per_epoch)  # noqa: E731
+            self._saver.save_checkpoint(step, self._state.run, capture, self._is_planned(step))
         self._save_late = self._overdue = False
         self._last_save = time.monotonic()
         if self._stop:
@@ -360,9 +359,13 @@ class Checkpointer:
         return every.unit == "s" and time.monotonic() - self._last_save >= every.number
 
     def _is_save_due(self, step: int) -> bool:
+        return self._stop or self._is_planned(step)
+
+    def _is_planned(self, step: int) -> bool:
+        """Return whether --save_every asks for a save after this step."""
         every = self.args.save_every.steps(self.steps_per_epoch)
-        is_asked = self._stop or self._save_late or self._overdue
-        return is_asked or step == self.total_steps or (every > 0 and step % every == 0)
+        is_late = self._save_late or self._overdue
+        return is_late or step == self.total_steps or (every > 0 and step % every == 0)
 
     def _note(self, verdict: Verdict | None) -> None:
         """Apply the verdict of all ranks on a step."""

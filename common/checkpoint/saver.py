@@ -46,11 +46,19 @@ class Saver:
         self._is_readable = False  # whether a checkpoint of this start was read back
         self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
 
-    def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict]) -> None:
-        """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before."""
+    def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict], is_planned: bool) -> None:
+        """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before.
+
+        is_planned: false if it is saved only because the run stops; digests() does not return it then,
+        because an uninterrupted run does not have it.
+        """
+
+        def write(state: dict) -> None:
+            self._write_checkpoint(state, run, is_planned)
+
         if self.step != step:
             self.step = step
-            self._submit(files.name_of(step), capture, lambda state: self._write_checkpoint(state, run), step)
+            self._submit(files.name_of(step), capture, write)
 
     def save_weights(
         self,
@@ -88,7 +96,7 @@ class Saver:
             and_then(tensors)
 
         if name or self._digested != step:
-            self._submit(name, capture, write, step)
+            self._submit(name, capture, write)
 
     def digests(self) -> list[tuple[int, str]]:
         """Return (step, digest) of the states since the last call. Wait for a digest that is computed now."""
@@ -102,7 +110,7 @@ class Saver:
         with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
             digest.cut(self.folder, step)
             line = digest.read(self.folder).get(step)
-            self._digests = [(step, line["digest"])] if line else []
+            self._digests = [(step, line["digest"])] if line and line.get("planned") else []
 
     def check(self, wait: bool = False) -> None:
         """Report a write that has ended with an error. wait: wait for the write in flight first."""
@@ -124,9 +132,7 @@ class Saver:
         self.check(wait=True)
         return list(self._failures.values())
 
-    def _submit(
-        self, name: str, capture: Callable[[], dict], write: Callable[[dict], object], step: int
-    ) -> None:
+    def _submit(self, name: str, capture: Callable[[], dict], write: Callable[[dict], object]) -> None:
         def run(state: dict) -> None:
             try:
                 write(state)
@@ -142,21 +148,22 @@ class Saver:
             self._digest_done.set()
             self._report(error)
 
-    def _digest(self, step: int, objects: dict) -> None:
+    def _digest(self, step: int, objects: dict, is_planned: bool = True) -> None:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
         that is resumed from the checkpoint has it."""
-        line = digest.summarize(step, objects)
+        line = digest.summarize(step, objects) | {"planned": is_planned}
         self._digested = step
-        self._digests.append((step, line["digest"]))
+        if is_planned:
+            self._digests.append((step, line["digest"]))
         self._digest_done.set()
         try:
             digest.write(self.folder, line)
         except OSError as error:
             self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
 
-    def _write_checkpoint(self, state: dict[str, Any], run: str) -> None:
+    def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
         self._prepare(self.checkpoints, state, state["objects"]["model"])
-        self._digest(state["step"], state["objects"])
+        self._digest(state["step"], state["objects"], is_planned)
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run)
         if not self._is_readable:  # once: a later state has the same types

@@ -26,7 +26,7 @@ def test_it_trains_kills_resumes_and_compares(monkeypatch, tmp_path):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     assert "exit code -9\n" in printed
-    assert "equal: 44 steps, the same ids, labels and augmentation" in printed
+    assert "data equal for 44 steps: the same ids, labels and augmentation" in printed
     assert printed.count("step=24 loss=") == 3, "a step after the checkpoint is trained again"
     assert "122 of 122 tensors are equal bit for bit" in printed
     assert "<iframe srcdoc=" in outputs[-1].data["text/html"]

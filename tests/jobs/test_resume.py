@@ -110,7 +110,7 @@ def test_sigkill_costs_at_most_an_interval(whole, tmp_path):
     assert figures(tmp_path) == figures(whole[1])
     assert same_weights(weights(tmp_path), weights(whole[1]))
     compared = run("-m", "launch", "receipt", tmp_path, whole[0]).stdout
-    assert "equal: 15 steps, the same ids, labels and augmentation" in compared
+    assert "data equal for 15 steps: the same ids, labels and augmentation" in compared
 
 
 @pytest.mark.faults

@@ -123,7 +123,7 @@ def test_a_run_that_was_killed_and_one_that_was_not(runs, tmp_path):
     assert re.fullmatch(rf"{target}: 2 runs, \d+ kB\n", said)
     page = Page(target.read_text())
     assert page.tables["Receipts"][1:] == [
-        ["killed", "whole", "equal: 12 steps, the same ids, labels and augmentation"]
+        ["killed", "whole", "equal for 12 steps: the same ids, labels and augmentation"]
     ]
     assert page.tables["Settings that differ"][1:] == [["keep", "2", "3"]]
     assert page.row("All settings", "save_every") == ["5step", "5step"]
