@@ -95,7 +95,7 @@ class _Output(io.FileIO):
 
     has_reader = True
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
         try:
             return super().write(data)
         except OSError as error:

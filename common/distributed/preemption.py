@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a job imports this module before torch
     import torch
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
-_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGHUP: 128 + signal.SIGHUP}  # of the others: that of SIGTERM
+_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGHUP: 128 + signal.SIGHUP}
 SAME_PRESS = 0.5  # seconds: for one Ctrl-C both the terminal and the launcher send SIGINT
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork

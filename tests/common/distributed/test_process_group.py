@@ -110,12 +110,8 @@ def _state(pid):
     ("ends", "code"),
     [
         ([(0, 5), (1, -signal.SIGKILL)], 137),
-        ([(1, 5), (0, -signal.SIGKILL)], 137),
         ([(0, -signal.SIGABRT), (1, -signal.SIGKILL)], 137),
         ([(0, 5), (1, 1)], 1),
-        ([(0, 4), (1, 2)], 2),
-        ([(0, 5), (1, -signal.SIGSEGV)], 139),
-        ([(0, 5), (1, 5)], 5),
         ([(0, 5), (1, 0)], 5),
     ],
 )
@@ -123,7 +119,7 @@ def test_the_exit_code_is_that_of_the_cause(ends, code, seen, tmp_path):
     """The process that only lost contact may end before the killed one, or both before the parent looks."""
     for rank in range(2):
         os.mkfifo(tmp_path / str(rank))
-    job = start("-c", ENDS, f"{tmp_path}/", fresh=True)
+    job = start("-c", ENDS, f"{tmp_path}/")
     wait_until(lambda: len(processes_of(job)) == 2, job)
     pids = processes_of(job)
     if seen == "together":
