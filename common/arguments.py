@@ -249,15 +249,11 @@ def remind(args: argparse.Namespace, log: Callable[[str], object]) -> None:
 def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
     """Return the arguments that may be logged: plain values, without any that looks like a credential."""
     plain = (str, int, float, bool, type(None))
-    given = {
-        name: str(value) if isinstance(value, Interval) else value
-        for name, value in vars(args).items()
-        if not SECRET.search(name)
-    }
     return {
         name: mask(value) if isinstance(value, str) else value
-        for name, value in given.items()
-        if isinstance(value, plain)
+        for name, given in vars(args).items()
+        for value in [str(given) if isinstance(given, Interval) else given]
+        if isinstance(value, plain) and not SECRET.search(name)
     }
 
 
@@ -325,13 +321,9 @@ def _number(text: str) -> float:
 
 def seed(text: str) -> int:
     """Parse an integer in 0..2^63-1, the range that both torch.manual_seed and NumPy accept."""
-    try:
-        value = parse_number(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 2**63:
+    if not re.fullmatch("[0-9]{1,19}", text) or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in 0..2^63-1")
-    return value
+    return int(text)
 
 
 class Interval(NamedTuple):
