@@ -88,8 +88,6 @@ def parse_args() -> argparse.Namespace:
         raise BadInput("--evaluate and --training_only exclude each other")
     if args.freeze and not args.weights and args.resume in ("auto", "never"):
         raise BadInput("--freeze needs --weights FILE or DEFAULT: the backbone would stay random")
-    if args.image_size > 8192:
-        raise BadInput(f"--image_size {args.image_size} is more than 8192 pixels")
     if (args.first_image_size or 0) > args.image_size:
         raise BadInput(f"--first_image_size {args.first_image_size} exceeds --image_size {args.image_size}")
     for name in ("ema", "momentum", "label_smoothing"):
