@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import functools
 import math
 import os
 import re
@@ -11,12 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 from common import platforms
-from common.exits import BadInput, import_optional, print_line, printable
+from common.exits import SECRET, BadInput, import_optional, mask, print_line
 from common.files import ROOT
-from common.output import open_output
-
-_SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
-_CREDENTIALS = re.compile(r"://[^/@]*@")
+from common.output import check_writable, open_output
+from common.platforms import parse_number
 
 BATCH_SIZE_HELP = (
     "samples of one optimizer step over all processes, so a run is the same on any number of nodes; when you "
@@ -52,6 +51,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )
+        for kind in (int, float):
+            self.register("type", kind, functools.partial(parse_number, kind=kind))
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(message)
@@ -191,8 +192,8 @@ class JobParser(Parser):
             found, unknown = self.parse_known_args(words, namespace)
         found.ignored = self._let_pass(names(unknown), found.__dict__.pop("ignore_unknown"))
         if platforms.is_first_on_node():
-            remind(found, print)
-            print_line(printable(f"settings {self._changed(found)}"))
+            remind(found, print_line)
+            print_line(f"settings {self._changed(found)}")
         for check in self.checks:
             check(found)
         found.output = open_output(found)
@@ -248,28 +249,20 @@ def remind(args: argparse.Namespace, log: Callable[[str], object]) -> None:
 def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
     """Return the arguments that may be logged: plain values, without any that looks like a credential."""
     plain = (str, int, float, bool, type(None))
-    given = {
-        name: str(value) if isinstance(value, Interval) else value
-        for name, value in vars(args).items()
-        if not _SECRET.search(name)
-    }
     return {
-        name: _CREDENTIALS.sub("://", value) if isinstance(value, str) else value
-        for name, value in given.items()
-        if isinstance(value, plain)
+        name: mask(value) if isinstance(value, str) else value
+        for name, given in vars(args).items()
+        for value in [str(given) if isinstance(given, Interval) else given]
+        if isinstance(value, plain) and not SECRET.search(name)
     }
 
 
 def check_folder(option: str, path: str | None) -> None:
     """Raise BadInput unless the folder is writable, or can be made."""
-    if path is None:
-        return
-    parent = os.path.abspath(path)
-    while not os.path.lexists(parent):
-        parent = os.path.dirname(parent)
-    if "://" in path or not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
-        reason = "is a URL" if "://" in path else f"cannot be written: {parent}"
-        raise BadInput(f"{option} {path} {reason} (expected a folder of this machine)")
+    if "://" in (path or ""):
+        raise BadInput(f"{option} {path} is a URL (expected a folder of this machine)")
+    if path is not None:
+        check_writable(option, os.path.abspath(path))
 
 
 def boolean(text: str) -> bool:
@@ -292,7 +285,7 @@ FLAG: dict[str, Any] = {
 def positive_int(text: str) -> int:
     """Parse an integer in 1..1e9."""
     try:
-        value = int(text)
+        value = parse_number(text)
     except ValueError:
         value = 0
     if not 1 <= value <= _MOST:
@@ -321,14 +314,14 @@ def non_negative_float(text: str) -> float:
 def _number(text: str) -> float:
     """Return the text as a number; NaN if it is not a number."""
     try:
-        return float(text)
+        return parse_number(text, float)
     except ValueError:
         return math.nan
 
 
 def seed(text: str) -> int:
     """Parse an integer in 0..2^63-1, the range that both torch.manual_seed and NumPy accept."""
-    if not text.isdecimal() or int(text) >= 2**63:
+    if not re.fullmatch("[0-9]{1,19}", text) or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in 0..2^63-1")
     return int(text)
 
@@ -349,7 +342,7 @@ class Interval(NamedTuple):
 
 def interval(text: str) -> Interval:
     """Parse "200" (steps), "90s" or "1epoch"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text, re.ASCII)
     count = float(found[1]) if found else 0
     unit = (found[2] or "step").removesuffix("s") or "s" if found else ""
     if not 0 < count <= _MOST or (unit != "s" and count % 1):

@@ -15,6 +15,7 @@ from common import exits
 from common.distributed import preemption
 from common.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error
 
+exits.protect_output()  # at once: the imports of a job open files
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
 # options that determine the size of a batch
 _BATCH = ("batch_size", "batch_size_per_gpu", "accumulate", "processes_per_node", "world_size")

@@ -13,15 +13,26 @@
 
 import contextlib
 import importlib
+import io
 import os
+import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT, NOT_SAVED, DIVERGED = 2, 4, 5, 6, 7
 INTERRUPTED = 130
 # variable with a file descriptor: errors go to the parent process, which prints a shared error only once
 ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
+
+SECRET = re.compile(r"key|secret|token|passw|credential|auth", re.IGNORECASE)  # in the name of a setting
+_SETTING = re.compile(rf"(\w{{0,60}}(?:{SECRET.pattern})\w{{0,60}}=)[^\s&]+", re.IGNORECASE)
+# scheme://user:password@hosts/path?query, and user:password@host; only a password may hold spaces
+_ADDRESS = re.compile(r"(?<![\w+.-])([\w+.-]*)://((?:(?:(?!\s[^\s@]*://).)*@)?\S*)", re.DOTALL)
+_PLACE = re.compile(r"([^/?#;&]*)([^?#;&]*)(.*)", re.DOTALL)
+_HOST = re.compile(r"(\[[\da-f:.]*\]|[^\s:\[\]]*)(\[?:(\d{1,5}|port)\]?)?", re.IGNORECASE)
+_USER = re.compile(r"(?<!\S)(?!\.*/[^/])([^\s:@]*:)(?!//|\s)(?:(?!\s[^\s@]*://).){1,999}@", re.DOTALL)
 
 _on_failure: list[Callable[[Exception], object]] = []
 _on_success: list[Callable[[], object]] = []
@@ -54,10 +65,61 @@ def printable(text: str) -> str:
     )
 
 
+def mask(text: str) -> str:
+    """Return the text with *** for the parts of addresses that may be secret: user and password, query, path
+    of a cache, hosts that are not host[:port]; also for the values of settings with a name such as token."""
+    text = _ADDRESS.sub(_mask_address, _USER.sub(r"\1***@", text))
+    return _SETTING.sub(r"\1***", text)
+
+
+def _mask_address(found: re.Match) -> str:
+    scheme, (user, _, place) = found[1], found[2].rpartition("@")
+    hosts, path, query = _PLACE.fullmatch(place).groups()  # type: ignore[union-attr]  # it matches any text
+    are_hosts = all(_HOST.fullmatch(host.rstrip(".,:;)'\"`")) for host in hosts.split(","))
+    if not are_hosts or re.search("[?#]", user):  # the @ may belong to a query
+        return f"{scheme}://***"
+    if scheme.startswith("redis") and not re.fullmatch(r"(/\d{0,5})?", path):  # not the number of a database
+        path = "/***"
+    unsure = "***@" if "/" in user else ""  # the @ may belong to a path
+    return f"{scheme}://{unsure}{hosts}{path}{query and '?***'}"
+
+
 def print_line(line: str) -> None:
-    """Print a line at once. A closed standard output is ignored."""
+    """Print a line at once, with escapes for what is not printable. A closed standard output is ignored."""
     with contextlib.suppress(OSError, ValueError):
-        print(line, flush=True)
+        print(printable(line), flush=True)
+
+
+class _Output(io.FileIO):
+    """Standard output or standard error. Text that cannot be written is lost."""
+
+    has_reader = True
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.has_reader = not isinstance(error, BrokenPipeError)
+            return len(data)
+
+
+def protect_output() -> None:
+    """Ignore that standard output or error is closed or full, or has lost its reader. Call it before files
+    are opened: they must not get the number of a closed stream."""
+    while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest free number
+        os.set_inheritable(null, True)
+    os.close(null)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__"):  # otherwise a test or a service has replaced it
+            file = io.BufferedWriter(_Output(number, "w", closefd=False))
+            encoding = stream.encoding if stream else "utf-8"
+            setattr(sys, name, io.TextIOWrapper(file, encoding, "backslashreplace", line_buffering=True))
+
+
+def has_reader() -> bool:
+    """Return False if the reader of standard output has ended before the last write, as in `... | head`."""
+    return getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "has_reader", True)
 
 
 def import_optional(module: str, purpose: str, package: str | None = None) -> ModuleType:
@@ -92,12 +154,12 @@ def on_success(function: Callable[[], object]) -> None:
 
 def say_error(text: str) -> None:
     """Print `error: text` as one printable line on stderr. Processes that one parent started send it to the
-    parent, which prints it once."""
-    line = f"error: {printable(' '.join(text.split()))}\n"
-    with contextlib.suppress(OSError, ValueError):  # stderr may be closed; that must not stop the process
-        if ERROR_PIPE in os.environ:
-            os.write(int(os.environ[ERROR_PIPE]), line.encode())
-        else:
+    parent, which prints it once. Secrets in addresses are masked."""
+    line = f"error: {printable(' '.join(mask(text).split()))}\n"
+    try:
+        os.write(int(os.environ[ERROR_PIPE]), line.encode())
+    except (KeyError, OSError, ValueError, OverflowError):  # no parent
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed; that must not stop the process
             sys.stderr.write(line)
             sys.stderr.flush()
 

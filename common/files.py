@@ -157,3 +157,12 @@ def opener(path: str, flags: int) -> int:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def read_file(path: str, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes. Raises OSError for any other."""
+    with open(path, "rb", opener=opener) as file:
+        is_small = os.fstat(file.fileno()).st_size <= most
+        if is_small and len(content := file.read(most + 1)) <= most:  # files of /proc have the size 0
+            return content
+    raise OSError(errno.EFBIG, f"larger than {most} bytes", path)

@@ -24,7 +24,7 @@ import time
 
 from common import exits, platforms
 from common.exits import BadInput, print_line
-from common.files import ROOT, is_at, is_url
+from common.files import ROOT, is_at, is_url, opener
 from common.platforms import STARTED_BY
 
 PARENT = os.path.join(ROOT, "output_dir")
@@ -68,7 +68,7 @@ class Output:
             is_new = not os.path.lexists(path)
             try:
                 os.makedirs(self.folder, exist_ok=True)
-                file = open(path, "a")  # noqa: SIM115
+                file = open(path, "a", opener=opener)  # noqa: SIM115
             except OSError as error:
                 raise BadInput(f"output_dir {self.folder} cannot be written: {error.strerror}") from error
             try:
@@ -172,6 +172,16 @@ def local_output(path: str) -> str:
             "outputs (ModelArts: an output named train_url), and pass the folder"
         )
     path = os.path.realpath(path)  # `latest` may point to another folder later
+    check_writable("output_dir", path)
+    for name in (CHECKPOINTS, *_FILES):
+        own, is_folder = os.path.join(path, name), name == CHECKPOINTS
+        if os.path.lexists(own) and not (os.path.isdir if is_folder else os.path.isfile)(own):
+            raise BadInput(f"{own} is not a {'folder' if is_folder else 'file'}, and the job writes to it")
+    return path
+
+
+def check_writable(option: str, path: str) -> None:
+    """Raise BadInput if a folder cannot be made or written. path: absolute. Nothing is left on the disk."""
     parent = path
     while not os.path.lexists(parent):
         parent = os.path.dirname(parent)
@@ -183,15 +193,10 @@ def local_output(path: str) -> str:
         with open(os.path.join(target, "probe"), "wb") as file:
             file.write(b"\0" * 4096)
     except OSError as error:
-        raise BadInput(f"output_dir {path} cannot be written: {error.strerror} ({parent})") from error
+        raise BadInput(f"{option} {path} cannot be written: {error.strerror} ({parent})") from error
     finally:
         if probe:
             shutil.rmtree(probe, ignore_errors=True)
-    for name in (CHECKPOINTS, *_FILES):
-        own, is_folder = os.path.join(path, name), name == CHECKPOINTS
-        if os.path.lexists(own) and not (os.path.isdir if is_folder else os.path.isfile)(own):
-            raise BadInput(f"{own} is not a {'folder' if is_folder else 'file'}, and the job writes to it")
-    return path
 
 
 def make_default(args: argparse.Namespace) -> str:

@@ -4,13 +4,15 @@ This module imports no torch. Several platforms use the names RANK and WORLD_SIZ
 other variables of the platform decide; if none does, the level of the claim is None.
 """
 
+import contextlib
 import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from common.exits import BadInput
 
@@ -92,13 +94,26 @@ def is_first_on_node() -> bool:
     return local_rank == "0" and STARTED_BY not in os.environ
 
 
+def parse_number(text: str, kind: Callable[[str], Any] = int) -> Any:
+    """Return a number of this kind, int or float. Raises ValueError, also for 1_0 and the digits of other
+    scripts, which int() and float() accept."""
+    return kind(text if text.isascii() and "_" not in text else "")
+
+
+def count_in(env: Mapping[str, str], name: str) -> int | None:
+    """Return the number in a variable; None if it is a word, is not above 0, or is not set."""
+    with contextlib.suppress(ValueError):
+        return max(0, parse_number(env.get(name, ""))) or None
+    return None
+
+
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     """Return the value of a variable as an integer. Raises BadInput if it is not an integer, or is missing
     without a default."""
     if name not in env and default is not None:
         return default
     try:
-        return int(env[name])
+        return parse_number(env[name])
     except KeyError:
         raise BadInput(f"{name} is not set") from None
     except ValueError:
@@ -174,7 +189,7 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     said = f"SM_HOSTS={env['SM_HOSTS']}"
     try:
         hosts = json.loads(env["SM_HOSTS"])
-    except ValueError:
+    except (ValueError, RecursionError):
         hosts = None
     if not (isinstance(hosts, list) and hosts and all(isinstance(host, str) for host in hosts)):
         raise BadInput(f"{said} is not a JSON list of host names")
@@ -224,7 +239,7 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
         raise BadInput(
             f"{said_tasks} is not divisible by {said_nodes}: every node must run the same number of processes"
         )
-    count, gpus = tasks // nodes, env.get("SLURM_GPUS_ON_NODE", "")
+    count, gpus = tasks // nodes, count_in(env, "SLURM_GPUS_ON_NODE") or 0
     node_rank, local_rank = whole(env, "SLURM_NODEID"), whole(env, "SLURM_LOCALID")
     said_rank = f"SLURM_PROCID={env['SLURM_PROCID']} SLURM_NODEID={node_rank} SLURM_LOCALID={local_rank}"
     if not 0 <= local_rank < count or whole(env, "SLURM_PROCID") != node_rank * count + local_rank:
@@ -239,7 +254,7 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
     hosts = [env["MASTER_ADDR"]] if env.get("MASTER_ADDR") else hosts
     # Jobs that share a node need different ports: above Linux's ephemeral ports, which end at 60999.
     derived = 61440 + whole(env, "SLURM_JOB_ID", 0) % 4096
-    level = "node" if count == 1 and gpus.isdecimal() and int(gpus) > 1 else "process"
+    level = "node" if count == 1 and gpus > 1 else "process"
     return Claim(
         "slurm", level, node_rank, nodes, said_rank, f"{said_nodes} {said_tasks}",
         *_master(env, hosts, derived), count, local_rank,
@@ -254,11 +269,10 @@ def _kubeflow(env: Mapping[str, str]) -> Claim | None:
     """
     if "PET_NNODES" not in env:
         return None
-    if not env["PET_NNODES"].isdecimal():
+    if ":" in env["PET_NNODES"]:
         raise BadInput(f"PET_NNODES={env['PET_NNODES']} is elastic: start the job with torchrun")
     said, nodes = _said(env, "PET_NNODES")
-    number = env.get("PET_NPROC_PER_NODE", "")
-    processes = int(number) if number.isdecimal() else None
+    number, processes = env.get("PET_NPROC_PER_NODE", ""), count_in(env, "PET_NPROC_PER_NODE")
     first = "WORLD_SIZE" in env
     if first and whole(env, "WORLD_SIZE") not in (nodes, nodes * (processes or 1)):
         raise BadInput(f"WORLD_SIZE={env['WORLD_SIZE']} contradicts {said} x PET_NPROC_PER_NODE={number}")
@@ -291,11 +305,9 @@ def _volcano(env: Mapping[str, str]) -> Claim | None:
 
 def _pai_or_baidu(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of Alibaba PAI-DLC or Baidu AIHC. Both set the same names, which count nodes."""
-    number = env.get("NPROC_PER_NODE", "")
     if "NPROC_PER_NODE" not in env or not {"RANK", "WORLD_SIZE"} & set(env):
         return None
-    processes = int(number) if number.isdecimal() else None
-    return _counted(env, "pai-dlc-or-baidu", "node", processes)
+    return _counted(env, "pai-dlc-or-baidu", "node", count_in(env, "NPROC_PER_NODE"))
 
 
 def _ambiguous(env: Mapping[str, str]) -> Claim | None:
@@ -322,7 +334,7 @@ def _one_per_node(
 ) -> Claim:
     """Return the claim of a platform that numbers nodes by one variable, or by two that must agree.
 
-    On one node the variables are not read: on some platforms they hold the index of another task.
+    On one node the variables are only checked: on some platforms they hold the index of another task.
 
     said, nodes: the number of nodes, as text and as a number.
     rank_names: the variables that number the nodes.
@@ -331,6 +343,8 @@ def _one_per_node(
     processes: the number per node, if it is given.
     """
     said_rank, node_rank = f"{rank_names[0]} (one node)", 0
+    for name in rank_names:
+        whole(env, name, 0)
     if nodes > 1:
         if rank_names[0] not in env:
             raise BadInput(f"{said}, but {rank_names[0]} is not set")

@@ -29,7 +29,7 @@ from common import __version__, arguments
 from common.distributed import ranks
 from common.files import opener
 from common.output import writes_nothing
-from common.platforms import available_cores
+from common.platforms import available_cores, count_in
 
 FILE = "starts.jsonl"  # in a run's output folder
 _OBJECTS = ("settings", "environment")
@@ -118,8 +118,7 @@ def job() -> str:
 def environment() -> dict[str, str | int]:
     """Return versions, device and nodes of this process. CUDA is queried only if the job uses it."""
     world_size = ranks.world_size()
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by a launcher of processes
-    per_node = int(local) if local.isdecimal() and int(local) else 1
+    per_node = count_in(os.environ, "LOCAL_WORLD_SIZE") or 1  # set by a launcher of processes
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     found = {
         "job": job(),

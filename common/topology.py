@@ -72,6 +72,8 @@ class Topology:
 def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
     """Return the topology that _resolve() finds. Raises BadInput, also for too many processes."""
     topology = _resolve(args, env)
+    if whole(env, "LOCAL_WORLD_SIZE", 1) < 1:
+        raise BadInput(f"LOCAL_WORLD_SIZE={env['LOCAL_WORLD_SIZE']} is not at least 1")
     for count, most, what in (
         (topology.processes_per_node, _MOST_PER_NODE, "processes per node"),
         (topology.world_size, platforms.MOST_PROCESSES, "processes"),
@@ -121,8 +123,7 @@ def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
     """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0."""
-    promises = (env.get(name, "") for name in _PROMISES)
-    return next((int(text) for text in promises if text.isdecimal() and int(text)), None)
+    return next(filter(None, (platforms.count_in(env, name) for name in _PROMISES)), None)
 
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str | None) -> Topology:
@@ -339,7 +340,7 @@ def _address(args: argparse.Namespace) -> tuple[str, int] | None:
     if init_method in (None, "", "env://"):
         return None
     found = re.fullmatch(r"(?:tcp://)?(\[[^\[\]]+\]|[^\[\]:/]+):(\d+)", init_method, re.ASCII)
-    if not found or not 0 < int(found[2]) < 65536:
+    if not found or len(found[2]) > 5 or not 0 < int(found[2]) < 65536:
         raise BadInput(f"--init_method {init_method} is not tcp://host:port with a port in 1..65535")
     return found[1].strip("[]"), int(found[2])
 
@@ -349,6 +350,6 @@ def _number(name: str, value: object) -> int | None:
     if value is None:
         return None
     try:
-        return int(str(value))
+        return platforms.parse_number(str(value))
     except ValueError:
         raise BadInput(f"{name} {value} is not a whole number") from None

@@ -95,6 +95,7 @@ def parse_args() -> argparse.Namespace:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
     if args.prof:  # writes nothing, and does not resume
         args.resume, args.max_steps, args.training_only = "never", WARM_UP_BATCHES + args.prof, True
+        args.epochs = max(args.epochs, args.max_steps)  # enough batches also of a small data set
     return args
 
 
@@ -235,8 +236,6 @@ def main() -> None:
             if checkpoint.stops_early(args.early_stopping):
                 break
     if args.prof:
-        if len(times) <= WARM_UP_BATCHES:
-            raise BadInput(f"--prof: {len(times)} batches in --epochs {args.epochs} are too few")
         count, seconds = len(times) - WARM_UP_BATCHES, times[-1] - times[WARM_UP_BATCHES - 1]
         log.info(measure.profile(count * args.batch_size, seconds, count, args.data_backend, args.arch))
     elif not args.evaluate:

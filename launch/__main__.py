@@ -1,7 +1,6 @@
 """`python -m launch VERB`: check, simulate, pack, submit, follow, fetch and compare jobs."""
 
 import importlib
-import io
 import os
 import sys
 
@@ -46,8 +45,6 @@ def main() -> None:
     if verb not in VERBS:
         print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
         sys.exit(exits.BAD_INPUT)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's output, or a file's name, may not be UTF-8
-        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(importlib.import_module(f"launch.{VERBS[verb][0]}").main(arguments))
 
 

@@ -15,6 +15,7 @@ import time
 import torch
 
 from common.arguments import Parser, boolean, names, positive_int
+from common.exits import printable
 from common.files import ROOT
 from common.preflight import node
 from common.topology import resolve
@@ -60,6 +61,6 @@ def main(arguments: list[str]) -> int:
         return code
     if ignored:
         print(f"ignored arguments: {' '.join(ignored)}")
-    print(topology, *found, sep="\n")
+    print(*map(printable, map(str, [topology, *found])), sep="\n")
     print("check", *(f"{name}={value}" for name, value in summary.items()))
     return code

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.exits import BadInput, import_optional
+from common.files import read_file
 
 
 def read_toml(path: str) -> dict[str, Any]:
     """Return the content of a TOML file. Raises BadInput; its message does not name the file."""
     toml = _import_toml()
     try:
-        with open(path, "rb") as file:
-            return toml.loads(file.read().decode())
+        return toml.loads(read_file(path, 2**20).decode())
     except OSError as error:
         raise BadInput(error.strerror) from error
     except UnicodeDecodeError as error:

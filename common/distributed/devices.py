@@ -10,6 +10,7 @@ import torch
 
 from common.exits import BadInput
 from common.performance import dynamo
+from common.platforms import count_in
 from common.topology import Topology, is_distributed, promised_gpus, resolve
 
 
@@ -120,5 +121,5 @@ def identify_gpu() -> str:
 def count_gpus_of_node(args: argparse.Namespace, topology: Topology) -> int:
     """Return the number of GPUs that the processes of this node share. Slurm may show each process only its
     own GPU."""
-    visible, text = count_gpus(args), os.environ.get("SLURM_GPUS_ON_NODE", "")
-    return int(text) if visible and topology.source == "slurm" and text.isdecimal() else visible
+    visible, is_slurm = count_gpus(args), topology.source == "slurm"
+    return (visible and is_slurm and count_in(os.environ, "SLURM_GPUS_ON_NODE")) or visible

@@ -26,8 +26,8 @@ def start(topology: Topology, grace: float) -> int:
 
     Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
     them. Signals that ask to stop are passed on; the processes then have `grace` seconds to save and exit.
-    When one process fails, the others are ended. Returns the exit code of the first that failed (128 + n if
-    signal n ended it), or 0.
+    When one process fails, the others are ended. Returns the exit code of the one that caused the failure
+    (128 + n if signal n ended it), or 0.
     """
     count = topology.processes_per_node
     environment = dict(os.environ)
@@ -88,13 +88,16 @@ def start(topology: Topology, grace: float) -> int:
 def _wait(
     children: list[subprocess.Popen], first_rank: int, asked: list[tuple[int, float]], grace: float
 ) -> int:
+    deadline = 0.0
     while True:
         codes = [child.poll() for child in children]
-        failed, code = next(((index, code) for index, code in enumerate(codes) if code), (None, 0))
-        if failed is not None or None not in codes:
+        failed, code = max(enumerate(codes), key=lambda each: _suspicion(each[1]))
+        # The kernel closes the sockets of a killed process before it ends, so others may end first.
+        deadline = deadline or (time.monotonic() + _GRACE if code else 0.0)
+        if None not in codes or _suspicion(code) > 2 or (code and time.monotonic() > deadline):
             break
         time.sleep(0.05)
-    if failed is None:
+    if not code:
         return 0
     if code < 0 and asked and asked[0][0] == signal.SIGINT:
         code = exits.INTERRUPTED  # killed by a second Ctrl-C, or by SIGINT inside a library
@@ -109,6 +112,15 @@ def _wait(
                 child.terminate()
         _end(children, _GRACE)
     return code if code > 0 else 128 - code
+
+
+def _suspicion(code: int | None) -> int:
+    """Return how likely it is that the process with this exit code failed first. If it lost another process
+    it did not; a library may abort then."""
+    if not code:
+        return 0
+    own = 3 if code > 0 else 4
+    return {exits.LOST_CONTACT: 1, exits.NO_RENDEZVOUS: 1, -signal.SIGABRT: 2}.get(code, own)
 
 
 def _end(children: list[subprocess.Popen], seconds: float) -> None:

@@ -1,4 +1,5 @@
-"""Stop the job on a signal: SIGTERM or SIGUSR2 from a platform, SIGINT (Ctrl-C) from a user.
+"""Stop the job on a signal: SIGTERM or SIGUSR2 from a platform, SIGINT (Ctrl-C) or SIGHUP (the terminal was
+closed) from a user. nohup and background jobs of a shell ignore a signal from the start; it stays ignored.
 
 A Python signal handler cannot run while the main thread waits in a collective, for example for a lost peer.
 So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_fd), and a thread reads it.
@@ -19,7 +20,8 @@ from common.exits import INTERRUPTED, leave, say_error
 if TYPE_CHECKING:  # a job imports this module before torch
     import torch
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGHUP: 128 + signal.SIGHUP}
 SAME_PRESS = 0.5  # seconds: for one Ctrl-C both the terminal and the launcher send SIGINT
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
@@ -41,14 +43,14 @@ def asked() -> bool:
 
 
 def exit_code() -> int:
-    """Return the exit code of a process that was asked to stop: 130 after SIGINT, else 143."""
+    """Return the exit code after the signal: 130 (SIGINT), 129 (SIGHUP) or 143 (the others)."""
     return _code
 
 
 def end_on_interrupt() -> None:
     """Make SIGINT raise KeyboardInterrupt in the main thread, and end the process 3 s later if it still runs,
     or after the seconds of unwind_within(). Call it in the main thread."""
-    if _interruptible():
+    if not _is_ignored(signal.SIGINT):
         _start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by processes.start()
@@ -61,7 +63,7 @@ def unwind_within(seconds: float) -> None:
 
 
 def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
-    """Make SIGTERM, SIGUSR2 and SIGINT only set asked(); the job stops at its next step.
+    """Make SIGNALS that are not ignored only set asked(); the job stops at its next step.
 
     If the process still runs `grace` seconds after a signal, it ends with exit_code(). A second SIGINT ends
     it at once. Call it once, in the main thread. A forked child (a DataLoader's worker) ignores the signals:
@@ -73,7 +75,7 @@ def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
     _start()
     _watching.set()
     for number in SIGNALS:
-        if number != signal.SIGINT or _interruptible():
+        if number not in _CODES or not _is_ignored(number):
             signal.signal(number, _note)
             signal.siginterrupt(number, False)  # libraries' system calls are restarted
     threading.Thread(target=_bound, args=(grace,), name="grace", daemon=True).start()
@@ -101,9 +103,9 @@ def die_with_parent(number: int) -> None:
         _libc.prctl(PR_SET_PDEATHSIG, number)
 
 
-def _interruptible() -> bool:
-    """Return whether SIGINT is not ignored: a shell starts background jobs with SIGINT ignored."""
-    return signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+def _is_ignored(number: int) -> bool:
+    """Return whether a signal is ignored: a shell starts background jobs with SIGINT ignored."""
+    return signal.getsignal(number) == signal.SIG_IGN
 
 
 def _start() -> None:
@@ -130,7 +132,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def _listen(reader: int) -> None:
-    interrupted = None
+    interrupted = first = None
     while number := os.read(reader, 1)[0]:
         if number == signal.SIGINT:
             now = time.monotonic()
@@ -139,14 +141,16 @@ def _listen(reader: int) -> None:
             elif interrupted is None and not _watching.is_set():
                 _end_soon(_unwind, "interrupted")
             interrupted = interrupted or now
-        if number in SIGNALS and _watching.is_set() and not _asked.is_set():
+        if number in SIGNALS and _watching.is_set() and first is None:
+            first = number
             _ask(number)
 
 
 def _ask(number: int) -> None:
     global _code
-    if number == signal.SIGINT:
-        _code = INTERRUPTED
+    _code = _CODES.get(number, _code)
+    if _asked.is_set():  # another process was faster
+        return
     _asked.set()  # before any call that could block or fail: the log may be closed
     if _store:
         with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon

@@ -6,6 +6,7 @@ import datetime
 import inspect
 import os
 import re
+import resource
 import socket
 import sys
 import threading
@@ -48,8 +49,11 @@ def get_topology(args: argparse.Namespace) -> Topology:
     add_arguments(), or the variables of the platform. Raises BadInput.
     """
     topology = devices.find_topology(args)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if topology.world_size > 1 and 0 <= files < 32:  # two processes cannot connect
+        raise exits.BadInput(f"the limit of {files} open files is too low: set ulimit -n 1024 or more")
     if platforms.is_first_on_node():
-        print(topology, flush=True)
+        exits.print_line(str(topology))
         node.print_findings(args, topology)
     return topology
 

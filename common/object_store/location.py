@@ -39,7 +39,7 @@ def parse(url: str) -> Location:
     if not match:
         raise BadInput(f"{shown(url.rpartition('@')[2])} is not s3://bucket/prefix or obs://bucket/prefix")
     scheme, bucket, prefix = match.groups()
-    if "@" in bucket:
+    if "@" in bucket or ("@" in url and not _BUCKET.fullmatch(bucket)):  # a password may hold a slash
         raise BadInput(f"a {scheme}:// URL holds a user name or a password: {_USE_VARIABLES}")
     if "." in bucket:
         raise BadInput(

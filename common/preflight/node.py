@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common.exits import BadInput
+from common.exits import BadInput, print_line
 from common.files import is_url
 from common.output import local_output
 from common.preflight import network
@@ -117,7 +117,8 @@ def print_findings(args: argparse.Namespace, topology: Topology) -> None:
     facts = [versions.text, accelerators.text]
     facts += [f"{finding.name} {finding.text}" for finding in found[1:4] if finding.verdict == "ok"]
     facts += [f"presets {presets.text}"]
-    print("\n".join([f"preflight {worst(found)}: {', '.join(facts)}", *map(str, troubles)]), flush=True)
+    for line in (f"preflight {worst(found)}: {', '.join(facts)}", *map(str, troubles)):
+        print_line(line)
 
 
 def worst(found: list[Finding]) -> str:

@@ -20,10 +20,11 @@ import torch
 
 from common.distributed import ranks
 from common.exits import BadInput
-from common.files import opener
+from common.files import opener, read_file
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")
+_MOST = 2**30  # bytes of FILE: 33 million steps
 _CHUNK = 4096  # samples per computation of sums: spreads NumPy's cost per call over several steps
 _RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("sums", "<u8", (len(PARTS),))])
 
@@ -153,8 +154,7 @@ def read(folder: str) -> np.ndarray:
     """Return the records in an output folder: fields epoch, step, sums; steps ascend. Raises BadInput."""
     path = os.path.join(folder, FILE)
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        content = read_file(path, _MOST)
     except OSError as error:
         raise BadInput(f"no receipt of a run at {path}: {error.strerror}") from error
     whole = len(content) // _RECORD.itemsize * _RECORD.itemsize  # a killed run may end within a record
@@ -169,8 +169,7 @@ def read(folder: str) -> np.ndarray:
 def _open(path: str, step: int) -> io.FileIO:
     """Open FILE for appending, without the records after `step`: a resumed run writes them again."""
     file = io.FileIO(path, "a+", opener=opener)
-    file.seek(0)
-    content = file.read()
+    content = read_file(path, _MOST)
     whole = content[: len(content) // _RECORD.itemsize * _RECORD.itemsize]
     file.truncate(int((np.frombuffer(whole, dtype=_RECORD)["step"] <= step).sum()) * _RECORD.itemsize)
     return file

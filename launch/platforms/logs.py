@@ -19,7 +19,7 @@ import time
 from typing import NamedTuple
 
 from common.arguments import positive_float
-from common.exits import printable
+from common.exits import has_reader, printable
 from launch import records
 from launch.platforms.job import FAILED, OVER, Job, make_parser
 from launch.platforms.service import Preview, ServiceError
@@ -66,7 +66,6 @@ def main(arguments: list[str]) -> int:
         print("interrupted; the job continues", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:  # the reader has ended, as in `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
@@ -95,6 +94,8 @@ class Logs:
                 print(printable(f"[{_number(task)}] {line.expandtabs()}"))
             if place != before:
                 sys.stdout.flush()  # before the position is saved
+                if not has_reader():
+                    raise BrokenPipeError
                 self.places[task] = place
                 if self._state:
                     records.write_private(self._state, self.places)

@@ -33,7 +33,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from typing import NoReturn
 
@@ -71,15 +70,11 @@ def main(argv: list[str]) -> int:
         network = stack.enter_context(Network(len(nodes))) if args.network_namespaces else None
         commands = Commands(args, network)
         kept = "" if args.keep else " (--keep FOLDER keeps them)"
-        try:
-            log(
-                f"platform={args.platform} nodes={args.nodes} processes={args.processes} "
-                f"device={commands.device} folders={folder}{kept}"
-            )
-            return simulation.run(nodes, commands, network)
-        except BrokenPipeError:  # the reader has ended, as in `... | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 128 + signal.SIGPIPE
+        log(
+            f"platform={args.platform} nodes={args.nodes} processes={args.processes} "
+            f"device={commands.device} folders={folder}{kept}"
+        )
+        return simulation.run(nodes, commands, network)
 
 
 def _parse_args(argv: list[str]) -> argparse.Namespace:

@@ -251,3 +251,62 @@ def test_errors_and_notes_about_files_are_printable(capsys):
     assert capsys.readouterr().err == "error: no such file \\x1b[2J\\udcff\n"
     one_line(print)("bad\nfile \x1b[2J\udcff")
     assert capsys.readouterr().out == "bad file \\x1b[2J\\udcff\n"
+
+
+PASSWORDS = [
+    "hunter2", "a/hunter2", "p@hunter2", "a?hunter2", "a#hunter2", "hun hunter2", "hunter2,x", "hunter2://x",
+    "[hunter2]", ":hunter2", "hunter2;", "&hunter2", "1/hunter2", "hunter2%40", "@hunter2@", "hunter2=",
+]  # fmt: skip
+HOLDS_USERS = [
+    "redis://u:{}@h:1", "redis://:{}@h", "rediss://u:{}@h:1,i:2/3/team", "redis://h,u:{}@i", "tcp://u:{}@h:1",
+    "redis://u:p@h,redis://u:{}@i", "redis:u:{}@h", "u:{}@h", "s3://me:{}@bucket/x", "://u:{}@h",
+    "https://u:{}@[::1]:80/x", "obs://{}:p@b", "HTTPS://U:{}@h",
+]  # fmt: skip
+OTHERS = [
+    "redis://h?password=hunter2", "redis://h/?auth=hunter2", "redis://h/hunter2/x/y", "redis://h#hunter2",
+    "redis://u:hunter2", "redis://h:6379:hunter2", "https://h/x?token=hunter2", "https://h/x?a=1&b=hunter2#c",
+    "https://h/x#hunter2", "https://h/x?token=a@hunter2", "https://h/x;token=hunter2", "https://h/x&b=hunter2",
+    "h,password=hunter2", "redis:h?password=hunter2", "redis:/u:hunter2@h", "redis//u:hunter2@h",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["{}", "--cache {} is no", "--cache='{}': no", "a {}, b s3://c/d", "x={}"])
+def test_no_part_of_an_address_that_may_be_secret_is_shown(text):
+    for address in [form.format(each) for form in HOLDS_USERS for each in PASSWORDS] + OTHERS:
+        shown = exits.mask(text.format(address))
+        assert "hunter2" not in shown, address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket/a/b: no such key", "tcp://h:1 is not tcp://host:port", "https://h.org:8/a.tgz, s3://b/c",
+        "redis://a:6379,[::1]:6379/0", "expected https://HOST[:PORT]", "/data/a:b@c/x", "rank 3 of a@b",
+    ],
+)  # fmt: skip
+def test_other_text_is_shown(text):
+    assert exits.mask(text) == text
+
+
+def test_addresses_in_the_settings_and_in_errors_are_masked(parse, capsys):
+    for address in OTHERS:
+        parse("--title", address)
+        exits.say_error(f"--title {address}: no such file")
+    printed = capsys.readouterr()
+    assert "hunter2" not in printed.out + printed.err and printed.err.count("error: ") == len(OTHERS)
+
+
+@pytest.mark.parametrize("number", ["1_0", "\N{ARABIC-INDIC DIGIT TWO}", "\N{FULLWIDTH DIGIT ONE}", "x", ""])
+def test_numbers_are_ascii_digits(number, parse):
+    for option in ("--batch_size", "--epochs", "--lr", "--prof", "--local-rank"):
+        with pytest.raises(BadInput):
+            parse(f"{option}={number}")
+    for parser in (arguments.seed, arguments.interval, arguments.positive_float, arguments.positive_int):
+        with pytest.raises(argparse.ArgumentTypeError):
+            parser(number)
+    for name in ("RANK", "WORLD_SIZE"):
+        with pytest.raises(BadInput, match=f"{name}="):
+            platforms.detect({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h"} | {name: number})
+    for rank in ({"MA_NUM_HOSTS": "1", "VC_TASK_INDEX": number}, {"PET_NNODES": "1", "RANK": number}):
+        with pytest.raises(BadInput, match="is not a whole number"):
+            platforms.detect(rank)

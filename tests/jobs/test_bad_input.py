@@ -1,10 +1,11 @@
 """Bad input ends the job with one line that names the value and exit code 2, and nothing is written."""
 
+import os
 import pickle
 
 import pytest
 
-from tests.conftest import environment, free_port, run, start
+from tests.conftest import QUICK, environment, free_port, run, start
 
 JOBS = ["train.py", "train_dp.py", "train_ddp.py", "train_amp.py"]
 
@@ -182,3 +183,63 @@ def test_output_that_is_a_url():
     ):
         result = run("jobs/train.py", "--dataset=digits", f"--train_url={url}", code=2, timeout=60)
         assert message in result.stderr and "secret@" not in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize("kind", ["fifo", "endless", "sparse"])
+def test_files_without_an_end(kind, tmp_path):
+    """A FIFO, an endless file and one of 1 TB are refused at once, and are not read into memory."""
+    special = tmp_path / "special"
+    if kind == "fifo":
+        os.mkfifo(special)
+    elif kind == "endless":
+        special.symlink_to("/dev/zero")
+    else:
+        special.touch()
+        os.truncate(special, 10**12)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "receipt.bin").symlink_to(special)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".lock").symlink_to(special)
+    job = ["jobs/train.py", "--dataset=digits", "--width=8"]
+    commands = [
+        [*job, f"--config={special}"],
+        ["-m", "launch", "submit", f"--config={special}"],
+        ["-m", "launch", "receipt", tmp_path / "run", tmp_path / "run"],
+    ]
+    commands += [[*job, f"--output_dir={tmp_path / 'out'}"]] if kind != "sparse" else []
+    for command in commands:
+        line, = run(*command, code=2, timeout=60).stderr.splitlines()  # fmt: skip
+        assert line.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "name, value, text",
+    [
+        ("LOCAL_WORLD_SIZE", "0", "LOCAL_WORLD_SIZE=0"),
+        ("LOCAL_WORLD_SIZE", "abc", "LOCAL_WORLD_SIZE=abc"),
+        ("BOOTFILE_ERROR_PIPE", "abc", "x"),
+        ("SM_HOSTS", "[" * 100_000, "SM_HOSTS"),
+    ],
+)
+def test_values_of_the_environment(name, value, text, tmp_path):
+    job = ("jobs/train.py", "--dataset=digits", *(["--lr=x"] if text == "x" else []))
+    assert text in _refused(tmp_path / "out", *job, env=environment(**{name: value}))
+
+
+def test_printed_values_of_the_environment_cannot_control_a_terminal(tmp_path):
+    env = environment(RANK="0", WORLD_SIZE="1", MASTER_ADDR="a b\n\x1b[31m")
+    result = run("jobs/train_ddp.py", *QUICK, "--max_steps=1", f"--output_dir={tmp_path}", env=env)
+    assert "\x1b" not in result.stdout + result.stderr
+    line, = (line for line in result.stdout.splitlines() if line.startswith("topology "))  # fmt: skip
+    assert line.endswith("master=a b\\n\\x1b[31m:29500")
+
+
+def test_too_few_open_files_for_two_processes(tmp_path):
+    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16));"
+    command = [
+        f"{limit} os.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
+        "jobs/train_ddp.py",
+        *QUICK,
+    ]
+    result = run("-c", *command, "--processes_per_node=2", f"--output_dir={tmp_path}", code=2, fresh=True)
+    assert result.stderr.startswith("error: the limit of 16 open files") and not list(tmp_path.iterdir())

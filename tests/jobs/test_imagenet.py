@@ -216,8 +216,8 @@ def test_the_profile_is_the_figure_and_nothing_else(generated, tmp_path):
     printed = run(*job(generated, tmp_path, "--prof=3", "--data_backend=synthetic", "--batch_size=16")).stdout
     assert re.search(r"prof: \d+\.\d images/s with synthetic, 3 batches\n", printed)
     assert "test_accuracy" not in printed and not (tmp_path / "checkpoints").exists()
-    few = run(*job(generated, tmp_path, "--prof=3", "--data_backend=threads", "--epochs=1"), code=2)
-    assert "--prof: 10 batches in --epochs 1 are too few" in few.stderr
+    few = run(*job(generated, tmp_path, "--prof=3", "--data_backend=threads", "--epochs=1")).stdout
+    assert ", 3 batches\n" in few, "the epochs do not limit it"
 
 
 def test_auto_measures_and_says_so(generated, tmp_path):

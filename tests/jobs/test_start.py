@@ -2,6 +2,9 @@
 
 import json
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -138,3 +141,20 @@ def test_a_failing_process_ends_the_others():
         "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
     )
     run("-c", code, "jobs/train_ddp.py", *SMALL, "--processes_per_node=2", code=137, timeout=60)
+
+
+@pytest.mark.parametrize("job", [["jobs/train.py"], ["jobs/train_ddp.py", "--processes_per_node=2"]], ids=str)
+@pytest.mark.parametrize(
+    "streams", [">&-", ">/dev/full", "| head -1 >/dev/null", ">&- 2>&- <&-", ">/dev/full 2>&1"]
+)
+def test_output_that_cannot_be_printed_changes_nothing(job, streams, tmp_path):
+    words = [sys.executable, *job, *SMALL, "--max_steps=1", f"--output_dir={tmp_path}"]
+    command = ["bash", "-o", "pipefail", "-c", f"{shlex.join(words)} {streams}"]
+    assert subprocess.run(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE).returncode == 0
+    assert len(_losses(tmp_path)) == 1 and (tmp_path / "checkpoints" / "step_1.pt").exists()
+    if job == ["jobs/train.py"]:
+        compare = shlex.join([sys.executable, "-m", "launch", "receipt", str(tmp_path), str(tmp_path)])
+        command[-1] = f"{compare} {streams}"
+        assert subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE).returncode == 0
+        command[-1] = f"{shlex.join([*words, '--lr=x'])} {streams}"
+        assert subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE).returncode == 2

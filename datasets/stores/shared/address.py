@@ -61,7 +61,7 @@ def parse(text: str) -> Address:
         )
     scheme, _, rest = text.partition("://")
     if scheme not in ("redis", "rediss") or not rest:
-        raise BadInput("--cache is not redis://[user@]host[:port][,host[:port]...] or rediss://")
+        raise BadInput("--cache is not redis://host[:port] or rediss://host[:port]")
     rest = rest.replace(f",{scheme}://", ",")
     user, hosts = _user(rest), []
     *first, last = rest.split(",")
@@ -91,7 +91,7 @@ def parse(text: str) -> Address:
     if ca and not os.path.isfile(ca):
         raise BadInput(f"--cache: the file of certificates {ca} does not exist")
     folders = [each for each in urllib.parse.urlsplit(tail).path.split("/") if each]
-    database = int(folders.pop(0)) if folders and folders[0].isdecimal() else 0
+    database = int(folders.pop(0)) if folders and re.fullmatch("[0-9]{1,9}", folders[0]) else 0
     prefix = folders.pop(0) if folders else "bootfile"
     if folders or not re.fullmatch(r"[\w.:-]+", prefix):
         raise BadInput(f"{where}: only [/database][/prefix] is valid after the hosts")

@@ -21,7 +21,8 @@ STUCK = textwrap.dedent(f"""
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR2, 143), (signal.SIGINT, 130)]
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGUSR2, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
 )
 def test_a_process_that_hangs_exits_after_its_grace(number, code):
     """The process is in C code that never returns to the interpreter: a lock, as inside a collective."""
@@ -184,3 +185,38 @@ def test_one_process_is_signalled_while_all_evaluate(tmp_path):
     assert re.search(
         r"stopped as asked after step 2; the newest checkpoint is that of step 2\n", result.stdout
     )
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_closed_terminal_and_five_more_signals_lose_no_save(tmp_path, processes):
+    command = ("jobs/train_ddp.py", *DIGITS, f"--processes_per_node={processes}", f"--output_dir={tmp_path}")
+    job = start(*command, "--save_every=1000000", start_new_session=True)
+    for line in job.stdout:
+        if line.startswith("epoch=1 step=2 "):
+            break
+    others = (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP)
+    os.killpg(job.pid, signal.SIGHUP)
+    for line in job.stdout:  # of signals that arrive together, any may be the first
+        if line.startswith("SIGHUP: "):
+            break
+    for number in others:
+        os.killpg(job.pid, number)
+    said = r"stopped as asked after step (\d+); .* of step \1\n"
+    step, = re.findall(said, finish(job, 129).stdout)  # fmt: skip
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == [f"step_{step}.pt"]
+    assert not list(tmp_path.rglob(".partial-*"))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nohup_keeps_a_job_running(tmp_path, processes):
+    ignore = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.executable, "
+    command = ["jobs/train_ddp.py", *DIGITS, "--max_steps=12", f"--processes_per_node={processes}"]
+    job = start(
+        "-c", f"{ignore}[sys.executable, *sys.argv[1:]])", *command, f"--output_dir={tmp_path}",
+        start_new_session=True, fresh=True,
+    )  # fmt: skip
+    for line in job.stdout:
+        if line.startswith("epoch=1 step=2 "):
+            break
+    os.killpg(job.pid, signal.SIGHUP)
+    assert "step=12 " in finish(job).stdout

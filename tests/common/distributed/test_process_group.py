@@ -1,15 +1,18 @@
 """process_group.py chooses the right backend and ends a group."""
 
 import inspect
+import os
+import signal
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from common import exits
 from common.distributed import process_group
-from tests.conftest import ROOT, run
+from tests.conftest import ROOT, finish, processes_of, run, start, wait_until
 
 # A process sees one GPU: its own, or one for all. The UUID shows it; before torch 2.4, CUDA_VISIBLE_DEVICES.
 MEET = textwrap.dedent(f"""
@@ -78,3 +81,54 @@ process_group._leave_group()
 
 def test_a_process_leaves_a_gloo_group_without_waiting():
     run("-c", LEAVE, timeout=60)
+
+
+# Each process ends as the text that it reads from its FIFO says: an exit code, or minus a signal.
+ENDS = textwrap.dedent(f"""
+    import os, sys
+    sys.path.insert(0, {str(ROOT)!r})
+    from common.distributed import launcher
+    from common.topology import Topology
+    if "RANK" not in os.environ:
+        sys.exit(launcher.start(Topology(0, 1, 2, None, None, None, "node", "plain"), 1.0))
+    with open(sys.argv[1] + os.environ["RANK"]) as fifo:
+        end = int(fifo.read())
+    os.kill(os.getpid(), -end) if end < 0 else os._exit(end)
+""")
+
+
+def _state(pid):
+    """Return the state of a process, "Z" when it has ended, "" when its parent has read its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("seen", ["one by one", "together"])
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ([(0, 5), (1, -signal.SIGKILL)], 137),
+        ([(0, -signal.SIGABRT), (1, -signal.SIGKILL)], 137),
+        ([(0, 5), (1, 1)], 1),
+        ([(0, 5), (1, 0)], 5),
+    ],
+)
+def test_the_exit_code_is_that_of_the_cause(ends, code, seen, tmp_path):
+    """The process that only lost contact may end before the killed one, or both before the parent looks."""
+    for rank in range(2):
+        os.mkfifo(tmp_path / str(rank))
+    job = start("-c", ENDS, f"{tmp_path}/")
+    wait_until(lambda: len(processes_of(job)) == 2, job)
+    pids = processes_of(job)
+    if seen == "together":
+        job.send_signal(signal.SIGSTOP)
+        wait_until(lambda: _state(job.pid) == "T", job)
+    for rank, end in ends:
+        (tmp_path / str(rank)).write_text(str(end))  # it waits until the process reads
+        if (rank, end) != ends[-1] or seen == "together":
+            wait_until(lambda rank=rank: _state(pids[rank]) == ("Z" if seen == "together" else ""), job)
+    job.send_signal(signal.SIGCONT)
+    errors = finish(job, code).stderr
+    assert ("ended by SIGKILL" in errors) == (code == 137)
