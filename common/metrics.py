@@ -20,7 +20,7 @@ from tqdm import tqdm
 from common import arguments, exits, starts
 from common.distributed import ranks
 from common.evaluation import Metrics
-from common.exits import MissingPackage, import_optional
+from common.exits import MissingPackage, import_optional, printable
 from common.files import opener, write_atomic
 from common.output import writes_nothing
 
@@ -236,7 +236,7 @@ class Log:
         """Print a line on rank 0, above the progress bar."""
         if ranks.is_first():
             with contextlib.suppress(OSError, ValueError):  # a log on a full disk must not stop the training
-                tqdm.write(line)
+                tqdm.write(printable(line))
                 sys.stdout.flush()
 
     def _end_lap(self, name: str) -> None:
