@@ -25,7 +25,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "bench": ("bench.cli", "measure loaders, jobs and batch sizes on this machine"),
     "predict": ("inference.predict", "predict the classes of the images in a folder: a CSV with the top 5"),
     "export": ("inference.export", "export the network of a run: ONNX, torch.export or TorchScript"),
-    "receipt": ("receipt", "compare the data and the states of two runs, and show the first step that differs"),
+    "receipt": ("receipt", "compare the data and the states of two runs; show the first step that differs"),
 }
 USAGE = "\n".join(
     ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]

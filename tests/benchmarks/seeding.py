@@ -3,9 +3,9 @@
     python -m tests.benchmarks.seeding
 
 Steps of train.py (ResNet-18 on digits, 128 a batch), of the same with --width 8, and of train_own.py's table
-(32 rows a batch, the cheapest job), with and without seeding, in turns in one process. Each row has medians of
-the rounds: milliseconds of a step without seeding, the ratio with / without and its range, and the share of the
-seeding alone.
+(32 rows a batch, the cheapest job), with and without seeding, in turns in one process. Columns are medians of
+the rounds: milliseconds of a step without seeding, the ratio with / without and its range, and the share of
+the seeding alone.
 """
 
 import os
