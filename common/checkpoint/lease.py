@@ -1,9 +1,11 @@
 """A lease that lets only one job at a time write to a URL: a small object there, which its job renews.
 
 A job that finds the lease of another job watches for 25 s whether it changes. If it does not change, its job
-was killed, and the lease is taken over. A lease older than an hour is taken over at once.
+was killed, and the lease is taken over. A lease older than an hour is taken over at once. A job that was
+paused cannot take it back: a job replaces only the version that it has read (If-Match).
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -13,11 +15,10 @@ import uuid
 
 from common.exits import BadInput
 from common.object_store.errors import shown
-from common.object_store.store import ObjectStore, StoreError
+from common.object_store.store import ObjectStore
 
 KEY = ".bootfile-lease.json"
 RENEW, WATCH = 10.0, 25.0  # seconds
-_GONE = ("404", "NoSuchKey", "NotFound")
 _OLD = 3600.0  # seconds: the clocks of two nodes are assumed to differ by less
 
 
@@ -32,7 +33,7 @@ class Lease:
         self.store, self.url = store, store.location.url()
         self.id, self.lost = _identity(folder), ""
         self._ended = threading.Event()
-        other = self._read()
+        other, self._etag = self._read()  # the ETag of the version that the next write replaces
         if other and other.get("id") != self.id:
             self._watch(other)
         self._write()
@@ -41,8 +42,12 @@ class Lease:
 
     def check(self) -> None:
         """Raise BadInput if another job has taken the lease, because this job was paused for too long."""
-        if not self.lost and (found := self._read() or {}).get("id") != self.id:
-            self.lost = _in_use(self.url, found)
+        if not self.lost:
+            found, etag = self._read()
+            if found.get("id") == self.id:
+                self._etag = etag
+            else:
+                self.lost = _in_use(self.url, found)
         if self.lost:
             raise BadInput(self.lost)
 
@@ -63,7 +68,7 @@ class Lease:
         deadline = time.monotonic() + WATCH
         while time.monotonic() < deadline:
             time.sleep(1)
-            found = self._read()
+            found, self._etag = self._read()
             if not found:
                 return
             if found != other:
@@ -78,20 +83,21 @@ class Lease:
             except BadInput:
                 pass  # the next upload reports it
 
-    def _read(self) -> dict | None:
-        try:
-            found = json.loads(self.store.read(KEY))
-            return found if isinstance(found, dict) and found else {"id": None}
-        except StoreError as error:
-            if error.reason in _GONE:
-                return None
-            raise
-        except (ValueError, RecursionError):
-            return {"id": None}
+    def _read(self) -> tuple[dict, str | None]:
+        """Return the content of the lease, {} if it is missing, and its ETag."""
+        content, etag = self.store.read_version(KEY)
+        if etag is None:
+            return {}, None
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(content)
+            if isinstance(found, dict) and found:
+                return found, etag
+        return {"id": None}, etag
 
     def _write(self) -> None:
+        """Replace the version that was read. check() notices if another job has replaced it."""
         own = {"id": self.id, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
-        self.store.write(KEY, json.dumps(own).encode())
+        self._etag = self.store.replace(KEY, json.dumps(own).encode(), self._etag) or self._etag
 
 
 def _in_use(url: str, other: dict) -> str:

@@ -7,6 +7,11 @@ At any moment, every file in the list is at the URL with that sha256. Before a f
 is written without it; after new files have arrived, the list is written with them. A checkpoint stays in the
 list, and at the URL, until newer ones replace it. A restart continues from the newest checkpoint in the list.
 Files in other folders (an index, packs) stay on the node.
+
+If the list names a checkpoint, the weights of all epochs that were evaluated before it are at the URL; a
+restart from it evaluates the later epochs, and writes their weights again. A job that was paused and lost its
+lease cannot replace the list of its successor, because the list is written with If-Match. If a store ignores
+If-Match, a restart still finds the successor's checkpoints (restore.py).
 """
 
 import contextlib
@@ -14,7 +19,6 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterable
 
 from common import exits
 from common.checkpoint import files as checkpoint
@@ -29,7 +33,7 @@ from common.exits import BadInput, print_line
 from common.files import sha256_file
 from common.heartbeat import Heartbeat
 from common.object_store.store import ObjectStore, StoreError
-from common.output import Output
+from common.output import WEIGHTS, Output
 
 _EVERY = 30.0  # seconds between uploads
 _TRIES = 2  # for the last upload
@@ -70,6 +74,7 @@ class Mirror:
         self.store, self.keep = ObjectStore(output.url, threads=4), 1
         self.lease: Lease | None = None
         self._listed: dict[str, File] = {}  # the files in the list at the URL
+        self._etag: str | None = None  # of the list at the URL
         self._sure = True  # whether _listed is certain: the last attempt to write the list succeeded
         self._files: dict[str, File] = {}  # the complete files at the URL
         self._sent: dict[str, tuple | None] = {}  # path -> the file's state when it was sent
@@ -96,26 +101,23 @@ class Mirror:
             raise
 
     def _look(self, resume: str) -> None:
-        self._listed = restoring.read_list(self.store) or {}
+        self._listed, self._etag = restoring.read_list(self.store)
         self._files = self._listed.copy()
         there = {entry.key for entry in self.store.list(CHECKPOINTS)}
         self._doomed = {path for path in there - self._files.keys() if restoring.step_of(path) is not None}
-        with contextlib.suppress(
-            StoreError
-        ):  # the job may lack the permission; `launch clean` aborts unfinished uploads too
+        self._replaced = not self._doomed
+        with contextlib.suppress(StoreError):  # the permission may be missing; `launch clean` does it too
             for key, upload, _ in self.store.uploads():  # left by a killed job: billed until aborted
                 if _IN_PARTS.fullmatch(key):
                     self.store.abort(key, upload)
         if resume == "auto":
             self._doomed |= restoring.restore(self.store, self.folder, self._listed, there)
+            if self._listed:  # a job that was killed while it replaced best.pth has removed it from the list
+                self._files = restoring.stored(self.store, ["best.pth"]) | self._files
 
     def results(self) -> list[str]:
         """Return the checkpoints and weights that the list at the URL names."""
         return [path for path in self._listed if path.endswith((".pt", ".pth"))]
-
-    @property
-    def started(self) -> bool:
-        return self._thread.ident is not None
 
     def start(self, step: int) -> None:
         """Upload from now on. step: the step that training continues from, or 0."""
@@ -139,7 +141,7 @@ class Mirror:
         """
         self._ending.set()
         self._wake.set()
-        if not self.started:  # there was no training
+        if self._thread.ident is None:  # there was no training
             self._release()
         heartbeat = Heartbeat()
         while self._thread.is_alive():
@@ -197,15 +199,17 @@ class Mirror:
 
     def _upload(self) -> None:
         self._check_lease()
-        # The checkpoint is chosen first, so the history reaches at least to its step.
+        # The checkpoint is chosen first, so the weights and the history reach at least to its step.
         step = self._newest()
         pair = restoring.names_of(step) if step is not None else ()
-        results = [*HISTORY, *pair, *([_LATEST] if pair else [])]
-        others = [name for name in self._plain_files() if name not in HISTORY]
+        names = self._plain_files()
+        weights = filter(WEIGHTS.fullmatch, names)
+        results = [*weights, *HISTORY, *pair, *([_LATEST] if pair else [])]
+        others = [name for name in names if name not in results]
         try:
             changed = {name: file for name in (*results, *others) if (file := self._snapshot(name, step))}
             self._replaced = self._replaced and changed.keys().isdisjoint(pair)
-            self._withdraw(changed)
+            self._write_list()  # without the files that are overwritten
             for name in results:
                 self._send(name, changed)
             if step is not None and not self._replaced and set(pair) <= self._files.keys():
@@ -238,18 +242,17 @@ class Mirror:
     def _plain_files(self) -> list[str]:
         """Return the names of the files directly in the folder."""
         names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
-        return sorted(
-            name
-            for name in names
-            if os.path.isfile(os.path.join(self.folder, name)) and not name.endswith(".partial")
-        )
+        files = filter(lambda name: os.path.isfile(os.path.join(self.folder, name)), names)
+        return sorted(name for name in files if not name.endswith(".partial"))
 
     def _snapshot(self, name: str, step: int | None) -> File | None:
-        """Copy a file, so that it can change while it is sent. Return None if it is at the URL already.
+        """Copy a file, so that it can change while it is sent, and remove its earlier version from the files
+        at the URL. Return None if it is at the URL already.
 
         step: the step of the newest checkpoint, for the content of LATEST.
         """
-        snapshot = self._make(os.path.join(_SNAPSHOTS, name))
+        snapshot = os.path.join(self.folder, _SNAPSHOTS, name)
+        os.makedirs(os.path.dirname(snapshot), exist_ok=True)
         state = None
         if name == _LATEST:
             assert step is not None  # it is sent together with a checkpoint
@@ -264,15 +267,12 @@ class Mirror:
                 _copy(path, snapshot)
             except FileNotFoundError:  # it is being replaced: the next upload sends it
                 return None
-        self._sent[name] = state
         own = File(os.path.getsize(snapshot), sha256_file(snapshot))
-        return None if self._files.get(name) == own else own
-
-    def _withdraw(self, names: Iterable[str]) -> None:
-        """Remove files from the list before they are overwritten."""
-        for name in names:
-            self._files.pop(name, None)
-        self._write_list()
+        self._sent[name] = state
+        if self._files.get(name) == own:
+            return None
+        self._files.pop(name, None)
+        return own
 
     def _send(self, name: str, changed: dict[str, File]) -> None:
         if name in changed:
@@ -304,15 +304,15 @@ class Mirror:
             return
         self._check_lease()
         self._sure = False
-        newest = max(restoring.steps_of(files), default=None)
-        self.store.write(output_list.NAME, output_list.text(files, newest))
-        self._listed, self._sure = files, True
-
-    def _make(self, name: str) -> str:
-        """Return the path of a file in the folder, and make its parent folders."""
-        path = os.path.join(self.folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return path
+        text = output_list.text(files, max(restoring.steps_of(files), default=None))
+        etag = self.store.replace(output_list.NAME, text, self._etag)
+        if not etag:  # another job has replaced it, or an attempt of this job whose answer was lost
+            self._etag = self.store.read_version(output_list.NAME)[1]
+            self._check_lease()  # after the read: a job that takes the lease from now on changes the ETag
+            etag = self.store.replace(output_list.NAME, text, self._etag)
+        if not etag:
+            raise BadInput(f"the list at {self.url} changed while it was written")
+        self._etag, self._listed, self._sure = etag, files, True
 
 
 def _state(path: str) -> tuple:

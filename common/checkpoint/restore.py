@@ -14,14 +14,16 @@ from common.exits import BadInput
 from common.files import write_atomic
 from common.heartbeat import Heartbeat
 from common.object_store.errors import shown
-from common.object_store.store import ObjectStore, StoreError
+from common.object_store.store import MISSING, ObjectStore, StoreError
+from common.output import WEIGHTS
 
 CHECKPOINTS = "checkpoints"
-HISTORY = ("metrics.jsonl", "receipt.bin", "starts.jsonl")  # the job truncates the first two
+HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the job truncates the first three
 _NEW = ".restore"  # below checkpoints/: the folder for downloads, before they are moved to their place
-_STEP = re.compile(rf"{CHECKPOINTS}/step_(\d+)\.pt(\.json)?")
+_STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.pt(\.json)?")
 # reasons of a StoreError that concern one object, and not the connection to the store
-_OF_THE_OBJECT = ("damaged", "replaced", "404", "NoSuchKey", "NotFound", "412", "PreconditionFailed")
+_OF_THE_OBJECT = ("damaged", "replaced", *MISSING, "412", "PreconditionFailed")
+_TRIED = 100  # newest checkpoints of a list that are tried
 
 
 def step_of(path: str) -> int | None:
@@ -41,14 +43,11 @@ def names_of(step: int) -> tuple[str, str]:
     return path, f"{path}.json"
 
 
-def read_list(store: ObjectStore) -> dict[str, File] | None:
-    """Return the complete files at a URL by path; None if the list is missing. Raises BadInput."""
-    try:
-        content = store.read(output_list.NAME)
-    except StoreError as error:
-        if error.reason in ("404", "NoSuchKey", "NotFound"):
-            return None
-        raise
+def read_list(store: ObjectStore) -> tuple[dict[str, File], str | None]:
+    """Return the complete files at a URL by path, and the ETag of the list or None. Raises BadInput."""
+    content, etag = store.read_version(output_list.NAME)
+    if etag is None:
+        return {}, None
     url = store.location.url(output_list.NAME)
     try:
         form, files = output_list.parse(content)
@@ -59,15 +58,16 @@ def read_list(store: ObjectStore) -> dict[str, File] | None:
         ) from error
     if form != output_list.FORMAT:
         raise BadInput(f"{url}: its format is {form}, expected {output_list.FORMAT}")
-    return files
+    return files, etag
 
 
 def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[str]) -> set[str]:
     """Download the newest whole checkpoint and the history to the folder.
 
     Nothing is downloaded if the folder has a checkpoint of the same run that is at least as recent. A
-    checkpoint in the folder stays until a complete one replaces it. Returns the paths of the checkpoints that
-    were refused. Raises BadInput if there are checkpoints, and none is whole at the URL or in the folder.
+    checkpoint in the folder stays until a complete one replaces it; then the weights in the folder, which are
+    older than those at the URL, are deleted. Returns the paths of the checkpoints that were refused. Raises
+    BadInput if the list names checkpoints, and none is whole at the URL, listed or not, or in the folder.
 
     store: the object store of the URL.
     folder: the output folder on this node.
@@ -87,11 +87,12 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
     own = _newest(place)
     os.makedirs(place, exist_ok=True)
     refused, reasons = set(), []
-    for step in steps:
+    unlisted = [] if own else sorted(steps_of(there) - set(steps), reverse=True)
+    for step in steps[:_TRIED] + unlisted[:_TRIED]:
         if own and _is_as_new(own, store, step, files):
             return refused
         try:
-            path = _bring(store, folder, step, files)
+            path = _bring(store, folder, step, files if step in steps else stored(store, names_of(step)))
             break
         except (checkpoint.Refused, StoreError) as error:
             if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
@@ -108,6 +109,8 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
     # The checkpoint is installed last: the next start restores nothing once it is there.
     for name in HISTORY:
         _restore_history(store, folder, name)
+    for name in filter(WEIGHTS.fullmatch, os.listdir(folder)):
+        os.unlink(os.path.join(folder, name))
     _install(path, place, checkpoint.name_of(step))
     print(
         f"restored {checkpoint.name_of(step)} and the history up to it from {store.location.url()}",
@@ -151,8 +154,8 @@ def _run(store: ObjectStore, step: int) -> str | None:
 def _bring(store: ObjectStore, folder: str, step: int, files: dict[str, File]) -> str:
     """Download a checkpoint, unless it is on this node. Return the path of the whole copy. Raises Refused."""
     name, checksum = names_of(step)
-    if checksum not in files:
-        raise checkpoint.Refused(f"the list does not name its checksum {os.path.basename(checksum)}")
+    if not {name, checksum} <= files.keys():
+        raise checkpoint.Refused(f"it is not complete: expected {name} and {checksum}")
     final = os.path.join(folder, name)
     new = os.path.join(os.path.dirname(final), _NEW, os.path.basename(final))
     os.makedirs(os.path.dirname(new), exist_ok=True)
@@ -183,6 +186,12 @@ def _install(path: str, place: str, name: str) -> None:
         os.replace(path, final)
     write_atomic(os.path.join(place, checkpoint.LATEST), f"{name}\n")
     shutil.rmtree(os.path.join(place, _NEW), ignore_errors=True)
+
+
+def stored(store: ObjectStore, names: Iterable[str]) -> dict[str, File]:
+    """Return the files at the URL whose metadata has a sha256, by path."""
+    entries = [entry for name in names if (entry := store.head(name))]
+    return {entry.key: File(entry.size, entry.sha256) for entry in entries if entry.sha256}
 
 
 def _restore_history(store: ObjectStore, folder: str, name: str) -> None:

@@ -2,23 +2,32 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from common.exits import BadInput, import_optional
-from common.object_store.errors import Damaged
+from common.object_store.errors import Damaged, explain, shown
 from common.object_store.location import NEEDS_HTTPS, USE_HTTPS, Endpoint, is_clear_text
 
 SHA256 = "sha256"  # the name of the metadata entry
 _CONNECT_TIMEOUT = 10.0  # seconds
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _CHUNK = 2**18  # bytes
 _SLOWEST = 2**14  # bytes per second: the lowest speed of a body; the time-out is added to its time
+_JOINING = 600.0  # seconds to join the parts of an upload: meanwhile the store sends spaces
+_FIELDS = {  # operation, or list in its answer -> fields that the answer, or an entry of the list, must have
+    "get_object": "ContentLength ETag", "head_object": "ContentLength ETag LastModified",
+    "put_object": "ETag", "upload_part": "ETag", "create_multipart_upload": "UploadId",
+    "Contents": "Key Size ETag LastModified", "CommonPrefixes": "Prefix", "Uploads": "Key UploadId Initiated",
+}  # fmt: skip
 
 
 def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float) -> Any:
@@ -74,6 +83,39 @@ def _warn_of_clear_text(url: str) -> None:
     print(f"warning: {url} is not encrypted: others on the network can read data and tokens", file=sys.stderr)
 
 
+def ask(client: Any, operation: str, parameters: dict, timeout: float) -> dict:
+    """Return the answer to an operation of boto3. Raises TimeoutError, and Damaged if it cannot be used."""
+    future = Future[dict]()
+
+    def work() -> None:  # in a thread: if single bytes arrive, no read of boto3 exceeds its time-out
+        try:
+            future.set_result(getattr(client, operation)(**parameters))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="request", daemon=True).start()
+    seconds = _CONNECT_TIMEOUT + timeout + len(parameters.get("Body", b"")) / _SLOWEST
+    if not wait([future], seconds + _JOINING * (operation == "complete_multipart_upload")).done:
+        raise TimeoutError
+    error = future.exception()
+    if isinstance(error, Exception) and not explain(error, ""):  # for example an invalid date
+        raise Damaged(f"the answer cannot be read ({type(error).__name__})") from error
+    _check(operation, future.result(), parameters.get("Prefix", ""))
+    return future.result()
+
+
+def _check(operation: str, answer: dict, prefix: str) -> None:
+    """Raise Damaged if an answer lacks a field, has an impossible size, or lists a key without the prefix."""
+    for kind, names in _FIELDS.items():
+        entries = [answer] if kind == operation else answer.get(kind, [])
+        for entry, name in itertools.product(entries, names.split()):
+            value = entry.get(name)
+            if value in (None, "") or (isinstance(value, int) and not 0 <= value < 2**63):
+                raise Damaged(f"the answer has no valid {name} ({value!r:.40})")
+            if name in ("Key", "Prefix") and not value.startswith(prefix):
+                raise Damaged(f"the answer lists {shown(value)}, which does not begin with {prefix}")
+
+
 class Facts(NamedTuple):
     """The facts about an object in an answer. size in bytes; md5: None if the ETag is not an MD5."""
 
@@ -99,8 +141,9 @@ def is_range(answer: dict, first: int, last: int | None) -> bool:
     match = _RANGE.fullmatch(answer.get("ContentRange", ""))
     if not match:
         return False
-    end = int(match[3]) - 1
-    return int(match[1]) == first and int(match[2]) == (end if last is None else min(last, end))
+    begin, end, size = map(int, match.groups())
+    wanted = size - 1 if last is None else min(last, size - 1)
+    return (begin, end, answer["ContentLength"]) == (first, wanted, wanted - first + 1)
 
 
 def read_md5(answer: dict) -> str | None:
@@ -110,7 +153,7 @@ def read_md5(answer: dict) -> str | None:
     return match[1] if match and not any("encryption" in name for name in headers) else None
 
 
-def read_chunks(body: Any, size: int, timeout: float) -> Iterator[bytes]:
+def read_body(body: Any, size: int, timeout: float) -> Iterator[bytes]:
     """Yield the `size` bytes of a body as they arrive. Raises Damaged if it ends early or is too slow."""
     # read1() returns the bytes that have arrived. read() waits for a full chunk: if single bytes arrive, no
     # read exceeds the time-out, and the wait has no limit.

@@ -24,6 +24,7 @@ _CAUSES = {  # cause: error codes of S3 and OBS that no retry can cure
     "the object was replaced while it was read": "PreconditionFailed 412",
     "the object is archived: restore it first": "InvalidObjectState",
     "the object is larger than the store accepts": "EntityTooLarge",
+    "the store does not have this function": "NotImplemented",
     "the key is too long": "KeyTooLongError",
     "the bucket is full": "QuotaExceeded InsufficientStorageSpace",
     "the bucket is in another region: set the endpoint of that region": (
@@ -76,14 +77,10 @@ def explain(error: Exception, endpoint: str) -> Trouble | None:
     if isinstance(error, boto.ClientError):
         return _of_the_server(error)
     name = type(error).__name__
+    cut = f"{endpoint} did not end the answer ({name})"
     for kinds, cause, reason, again in (
         (boto.NoCredentialsError, f"no credentials: set {_CREDENTIALS}", "credentials", False),
-        (
-            boto.PartialCredentialsError,
-            f"one of the credentials is missing: set {_CREDENTIALS}",
-            "credentials",
-            False,
-        ),
+        (boto.PartialCredentialsError, f"a credential is missing: set {_CREDENTIALS}", "credentials", False),
         (
             (boto.CredentialRetrievalError, boto.ProfileNotFound),
             f"the credentials cannot be read ({name})",
@@ -100,19 +97,14 @@ def explain(error: Exception, endpoint: str) -> Trouble | None:
         (boto.ConnectTimeoutError, f"{endpoint} does not answer", "unreachable", True),
         ((TimeoutError, boto.ReadTimeoutError), f"{endpoint} stopped answering", "unreachable", True),
         (boto.ParamValidationError, "the name of the bucket or of the object is not valid", "name", False),
-        (
-            (boto.BotoCoreError, ConnectionError),
-            f"{endpoint} did not end the answer ({name})",
-            "broken",
-            True,
-        ),
+        ((boto.BotoCoreError, ConnectionError), cut, "broken", True),
     ):
         if isinstance(error, kinds):
             return Trouble(cause, reason, again)
     if type(error).__module__.startswith(("urllib3.", "http.")):
         if name == "ReadTimeoutError":
             return Trouble(f"{endpoint} stopped answering", "unreachable", True)
-        return Trouble(f"{endpoint} did not end the answer ({name})", "broken", True)
+        return Trouble(cut, "broken", True)
     return None
 
 

@@ -87,9 +87,7 @@ class PartialFile:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(self.file.fileno()), os.stat(self.path)):
                 return self.file
-        except (
-            OSError
-        ):  # another process or thread has the file, or has just finished, or the file system has no locks
+        except OSError:  # another process or thread has or had the file, or the file system has no locks
             pass
         self.file.close()
         own = f"-{os.getpid()}-{threading.get_ident()}{_PARTIAL[1]}"

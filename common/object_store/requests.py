@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from common.exits import BadInput
-from common.object_store.client import SHA256, Facts, connect, is_range, read_chunks, read_facts, read_md5
+from common.object_store.client import SHA256, Facts, ask, connect, is_range, read_body, read_facts, read_md5
 from common.object_store.errors import Damaged, StoreError, explain
 from common.object_store.location import Location, find_endpoint
 
 T = TypeVar("T")
 
+_LARGEST = 2**30  # bytes of an object that is read into memory
 _GAIN = 2**20  # bytes: an attempt that received this many resets the count of failures
 _WAIT, _LONGEST_WAIT = 0.5, 20.0  # seconds: upper limits of the first pause and of any pause
 
@@ -93,7 +94,9 @@ class Requests:
         def attempt():
             body, facts = self._get(key, {})
             self.expect_size(key, facts, size)
-            content = b"".join(read_chunks(body, facts.size, self.timeout))
+            if facts.size > _LARGEST:
+                raise Damaged(f"it has {facts.size} bytes, expected at most {_LARGEST}")
+            content = b"".join(read_body(body, facts.size, self.timeout))
             found = hashlib.sha256(content).hexdigest()
             self.compare(
                 found, lambda: hashlib.md5(content, usedforsecurity=False).hexdigest(), sha256, facts, taken
@@ -116,16 +119,16 @@ class Requests:
             try:
                 body, facts = self._get(key, condition, (first + before, last))
                 wanted = before + facts.size
-                for chunk in read_chunks(body, facts.size, self.timeout):
+                for chunk in read_body(body, facts.size, self.timeout):
                     content += chunk
             except Exception as error:
                 failed = 1 if len(content) - before >= _GAIN else failed + 1
                 self.pause_after(error, key, failed)
         return bytes(content)
 
-    def put(self, key: str, content: bytes, sha256: str) -> None:
-        """Store bytes under a key."""
-        self.upload(key, "put_object", content, Metadata={SHA256: sha256})
+    def put(self, key: str, content: bytes, sha256: str, **condition: str) -> str:
+        """Store bytes under a key, and return the ETag. condition: IfMatch or IfNoneMatch."""
+        return self.upload(key, "put_object", content, Metadata={SHA256: sha256}, **condition)
 
     def upload(self, key: str, operation: str, content: bytes, **parameters) -> str:
         """Send bytes as an object or a part, and return the ETag.
@@ -190,14 +193,11 @@ class Requests:
         return answer["Body"], read_facts(answer)
 
     def _once(self, operation: str, parameters: dict) -> dict:
-        function = getattr(self.client, operation)
         quiet = self._quiet - time.monotonic()
         if quiet > 0:  # the store asked another thread to slow down
             self.stopped.wait(quiet)
-        try:
-            return function(Bucket=self.location.bucket, **parameters)
-        except ValueError as error:  # for example an invalid date
-            raise Damaged(f"the answer cannot be read ({type(error).__name__})") from error
+        parameters = {"Bucket": self.location.bucket} | parameters
+        return ask(self.client, operation, parameters, self.timeout)
 
     @property
     def client(self) -> Any:

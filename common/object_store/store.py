@@ -26,7 +26,8 @@ from common.object_store.requests import Requests
 
 __all__ = ["Object", "ObjectStore", "StoreError", "is_url", "parse"]
 
-_PAGE = 1000  # keys in one answer; stores return no more
+_PAGE, _MOST_PAGES = 1000, 10**5  # keys in an answer (stores return no more), answers to one listing
+MISSING = ("404", "NoSuchKey", "NotFound")  # reasons of a StoreError: no such object
 _Uploads = list[tuple[str, str, float]]  # key, upload id, seconds since 1970
 _Progress = Callable[[int], object] | None
 
@@ -76,21 +77,24 @@ class ObjectStore:
     def _pages(self, key: str, **parameters) -> Iterator[dict]:
         """Yield the pages of a listing. Not ListObjectsV2: stores without it stop silently at 1,000 keys."""
         marker = ""
-        while True:
+        for _ in range(_MOST_PAGES):
             page = self.requests.call("list_objects", key, Marker=marker, MaxKeys=_PAGE, **parameters)
             yield page
             last = [each["Key"] for each in page.get("Contents", [])[-1:]]
             last += [each["Prefix"] for each in page.get("CommonPrefixes", [])[-1:]]
             if not page.get("IsTruncated") or not last:
                 return
+            if max(last) <= marker:
+                break
             marker = max(last)
+        raise StoreError(f"{self.location.url(key)}: the listing does not end", "listing")
 
     def head(self, key: str) -> Object | None:
         """Return an object, with the sha256 of its metadata; None if it does not exist."""
         try:
             answer = self.requests.call("head_object", key, Key=self.location.full(key))
         except StoreError as error:
-            if error.reason in ("404", "NoSuchKey", "NotFound"):
+            if error.reason in MISSING:
                 return None
             raise
         facts = read_facts(answer)
@@ -104,6 +108,16 @@ class ObjectStore:
         if first == 0 and size is None:
             return self.requests.read_object(key)[0]
         return self.requests.read_range(key, first, size)
+
+    def read_version(self, key: str) -> tuple[bytes, str | None]:
+        """Return the bytes of a whole object, and its ETag for replace(): None if there is no object."""
+        try:
+            content, facts = self.requests.read_object(key)
+            return content, facts.etag
+        except StoreError as error:
+            if error.reason in MISSING:
+                return b"", None
+            raise
 
     def fetch(
         self, key: str, path: str, size: int, sha256: str | None = None, progress: _Progress = None
@@ -127,9 +141,21 @@ class ObjectStore:
         """
         return transfer.send(self, path, key, sha256, progress or _nothing)
 
-    def write(self, key: str, content: bytes) -> None:
-        """Store a few bytes under a key."""
-        self.requests.put(key, content, hashlib.sha256(content).hexdigest())
+    def write(self, key: str, content: bytes, **condition: str) -> str:
+        """Store a few bytes under a key, and return the ETag. condition: IfMatch or IfNoneMatch."""
+        return self.requests.put(key, content, hashlib.sha256(content).hexdigest(), **condition).strip('"')
+
+    def replace(self, key: str, content: bytes, etag: str | None) -> str | None:
+        """Store a few bytes under a key if the object has this ETag (None: if there is no object). Return the
+        new ETag; None if the object is another one. A store without conditional writes always replaces it."""
+        try:
+            return self.write(key, content, **({"IfMatch": etag} if etag else {"IfNoneMatch": "*"}))
+        except StoreError as error:
+            if error.reason == "NotImplemented":
+                return self.write(key, content)
+            if error.reason in (*MISSING, "412", "PreconditionFailed"):
+                return None
+            raise
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects. A missing object is not an error."""
@@ -145,14 +171,18 @@ class ObjectStore:
         """Return (key, upload id, seconds since 1970) of unfinished multipart uploads: of a key, or all."""
         prefix, skip = self.location.full(key or ""), len(self.location.full(""))
         found, markers = [], {}
-        while True:
+        for _ in range(_MOST_PAGES):
             page = self.requests.call("list_multipart_uploads", key or "", Prefix=prefix, **markers)
             for each in page.get("Uploads", []):
                 if key is None or each["Key"] == prefix:
                     found.append((each["Key"][skip:], each["UploadId"], each["Initiated"].timestamp()))
             if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
                 return found
-            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            before, upload = markers, page.get("NextUploadIdMarker", "")
+            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": upload}
+            if markers == before or (before and markers["KeyMarker"] < before["KeyMarker"]):
+                break
+        raise StoreError(f"{self.location.url(key or '')}: the listing does not end", "listing")
 
     def abort(self, key: str, upload_id: str) -> None:
         """Abort an unfinished multipart upload. A missing upload is not an error."""

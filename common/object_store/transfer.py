@@ -65,12 +65,14 @@ def _all_parts(
         hashes = [hashlib.sha256(), hashlib.md5(usedforsecurity=False)]
         file.seek(0)
         while chunk := file.read(2**20):
-            _update(hashes, chunk)
+            for each in hashes:
+                each.update(chunk)
         progress(resumed)
         for part in _parts(requests, key, resumed, facts):
             file.write(part)
             file.flush()
-            _update(hashes, part)
+            for each in hashes:
+                each.update(part)
             progress(len(part))
         found = hashes[0].hexdigest()
         try:
@@ -82,11 +84,6 @@ def _all_parts(
             failed += not resumed  # bytes of an earlier process may be wrong: not a failed attempt
             if failed:
                 requests.pause_after(error, key, failed)
-
-
-def _update(hashes: list, chunk: bytes) -> None:
-    for each in hashes:
-        each.update(chunk)
 
 
 def _parts(requests: Requests, key: str, first: int, facts: Facts):
@@ -172,12 +169,10 @@ def _send_parts(
         for future in futures:
             future.cancel()
         wait(futures)  # a part that arrives after the abort would be stored, and billed, for ever
-        if (
-            isinstance(error, StoreError)
-            and error.reason == "NoSuchUpload"
-            and _holds(store, key, size, found)
-        ):
-            return found  # the answer to an earlier attempt was lost, or another process sent the same file
+        if isinstance(error, StoreError) and error.reason == "NoSuchUpload":
+            there = store.head(key)
+            if there and (there.size, there.sha256) == (size, found):
+                return found  # the answer to an earlier attempt was lost, or another process sent the file
         try:
             store.abort(key, upload)
         except StoreError as another:
@@ -188,8 +183,3 @@ def _send_parts(
     for _, earlier, _ in store.uploads(key):  # of killed processes: they would be billed for ever
         store.abort(key, earlier)
     return found
-
-
-def _holds(store: Any, key: str, size: int, sha256: str) -> bool:
-    there = store.head(key)
-    return there is not None and (there.size, there.sha256) == (size, sha256)

@@ -35,7 +35,7 @@ from launch import confirm, manifests, records
 from launch.transfer import parallel
 from launch.transfer.parallel import Progress
 
-_CHECKPOINT = re.compile(r"(?P<folder>(?:.*/)?)checkpoints/step_(?P<step>\d+)\.pt")
+_CHECKPOINT = re.compile(r"(?P<folder>(?:.*/)?)checkpoints/step_(?P<step>0|[1-9][0-9]{0,18})\.pt")
 _METRICS = "metrics.jsonl"
 _BOOTFILE = re.compile(r"(^|/)\.bootfile-[^/]*$")
 _SHOWN = 10  # largest number of names in a message
@@ -99,6 +99,8 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
             wanted = _find_newest(store, there)
         else:  # markers and leases are useful in the store only
             wanted = {key: entry for key, entry in there.items() if not _BOOTFILE.search(key)}
+        if not wanted and not listed:
+            raise BadInput(f"no results below {url}: the job has not saved any yet")
         check_keys(wanted, url)
         for key in wanted:
             make_folder_of(local_path(to, key), key)
@@ -117,8 +119,12 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
         if others and not confirm.ask_on_terminal(question, yes):
             print("nothing was fetched")
             return 1
-        _check_space(to, missing)
-        fetches = [partial(_fetch, store, to, entry, expected[entry.key]) for entry in missing]
+        if missing:
+            _check_space(to, missing)
+        fetches = [
+            partial(store.fetch, entry.key, local_path(to, entry.key), entry.size, expected[entry.key])
+            for entry in missing
+        ]
         parallel.run(store, "fetching", sum(entry.size for entry in missing), fetches)
     for folder in {os.path.dirname(local_path(to, key)) for key in wanted}:
         sweep(folder)
@@ -214,7 +220,3 @@ def _check_space(to: str, missing: list[Object]) -> None:
     )
     if needed - begun > free:
         raise BadInput(f"{needed / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free in {to}")
-
-
-def _fetch(store: ObjectStore, to: str, entry: Object, sha256: str | None, progress: Progress) -> None:
-    store.fetch(entry.key, local_path(to, entry.key), entry.size, sha256, progress)

@@ -63,7 +63,10 @@ def upload(folder: str, to: str) -> int:
             if manifests.NAME in there:
                 store.delete([manifests.NAME])
             missing.sort(key=lambda file: -file["size"])
-            tasks = [partial(_send, store, folder, file) for file in missing]
+            tasks = [
+                partial(store.send, os.path.join(folder, file["path"]), file["path"], sha256=file["sha256"])
+                for file in missing
+            ]
             parallel.run(store, "sending", sum(file["size"] for file in missing), tasks)
             store.write(manifests.NAME, manifests.to_bytes(manifest))
     sent = {file["path"] for file in missing}
@@ -124,7 +127,3 @@ def _compare(
     known = parallel.run(store, "comparing", 0, [partial(is_there, file) for file in files])
     missing = [file for file, here in zip(files, known, strict=True) if not here]
     return missing, not missing and written == manifest
-
-
-def _send(store: ObjectStore, folder: str, file: dict, progress: Progress) -> None:
-    store.send(os.path.join(folder, file["path"]), file["path"], progress, file["sha256"])

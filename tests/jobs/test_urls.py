@@ -1,8 +1,12 @@
 """Jobs read their data from an object store and write their results to it."""
 
+import hashlib
+import json
 import os
+import random
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from common.checkpoint import digest, lease
 from common.checkpoint import files as checkpoint
 from datasets.memory import cifar10
 from datasets.sampling import receipt
@@ -67,7 +72,7 @@ def put(server, folder: Path, prefix: str) -> None:
 
 def node(server, scratch: Path, **extra: str) -> dict[str, str]:
     """Return the environment of a job on a node with this scratch disk."""
-    scratch.mkdir(exist_ok=True)
+    scratch.mkdir(parents=True, exist_ok=True)
     return environment(**server.environment, BOOTFILE_SCRATCH=str(scratch), **extra)
 
 
@@ -90,8 +95,12 @@ def same(one: Path, other: Path) -> bool:
     """Compare figures, receipts and weights."""
     clocks = ("time", "data_time", "compute_time", "images_per_s", "memory_mb")
     figures = [
-        [{name: line[name] for name in line if name not in clocks} for line in records(output)]
-        for output in (one, other)
+        [
+            {name: line[name] for name in line if name not in clocks}
+            for line in records(output)
+            if "state" not in line
+        ]
+        for output in (one, other)  # a stopped job has saved one state more
     ]
     left, right = (torch.load(output / "epoch_3.pth", weights_only=True) for output in (one, other))
     receipts = ((output / receipt.FILE).read_bytes() for output in (one, other))
@@ -172,8 +181,95 @@ def test_results_that_cannot_be_stored_are_exit_code_6(server, images, tmp_path)
         result.stderr,
     )
     assert "warning: not uploaded to s3://runs/shut: " in result.stdout
-    assert len(records(output_of(tmp_path))) == 4, "the training continued"
+    lines = [line for line in records(output_of(tmp_path)) if "loss" in line]
+    assert len(lines) == 4, "the training continued"
     assert "testing-secret" not in result.stdout + result.stderr
+
+
+# the score of epoch 3 of 4 is the best, so best.pth is replaced twice, and the last epoch does not restore it
+TRAIN = (
+    "jobs/train.py", "--dataset=digits", "--width=8", "--batch_size=200", "--epochs=4", "--save_every=3",
+    "--seed=2", "--lr=1", "--report_every=1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Return the results of a job that is never interrupted (results_of)."""
+    output = tmp_path_factory.mktemp("undisturbed")
+    run(*TRAIN, "--output_dir", output)
+    return results_of(output)
+
+
+def results_of(output: Path) -> dict[str, object]:
+    """Return the bytes of the weights, of the receipt and of the newest checkpoint, and the figures."""
+    clocks = ("time", "data_time", "compute_time", "images_per_s", "memory_mb")
+    newest = checkpoint.found(str(output / "checkpoints"))[0]
+    files = [*output.glob("*.pth"), output / receipt.FILE]
+    state = checkpoint.read(newest)["objects"]["model"]
+    return {path.name: path.read_bytes() for path in files} | {
+        "step": Path(newest).name,
+        "model": {name: each.tolist() for name, each in state.items()},
+        "figures": [{name: line[name] for name in line if name not in clocks} for line in records(output)],
+        "states": (output / digest.FILE).read_text(),
+    }
+
+
+def run_with_kills(server, url: str, folder: Path, gates: list[tuple[str, int]]) -> dict[str, object]:
+    """Run TRAIN. Kill it at each gate (file whose upload is blocked, number of the upload) and start it again
+    on a new node. Return the results at the URL."""
+    for node_number, (name, times) in enumerate(gates):
+        with Gate(server.port, name, times) as gate:
+            env = node(server, folder / str(node_number)) | gate.environment
+            job = start(*TRAIN, f"--train_url={url}", env=env)
+            while gate.seen < times and job.poll() is None:
+                time.sleep(0.01)
+            job.kill()
+            finish(job, None)
+        _put(server, url, lease.KEY, b'{"id": "killed", "time": 0}')  # the next start does not watch it
+    run(*TRAIN, f"--train_url={url}", env=node(server, folder / "last"))
+    marker = json.loads(_content(server, url, ".bootfile-outputs.json"))
+    listed = {each["path"]: each["sha256"] for each in marker["files"]}
+    for key in keys(server, url):  # every object is in the list; events of killed jobs may be missing there
+        if not key.startswith((".bootfile-", "events.")) or key in listed:
+            assert hashlib.sha256(_content(server, url, key)).hexdigest() == listed.pop(key)
+    assert not listed
+    return results_of(brought(server, url, folder / "brought"))
+
+
+def _content(server, url: str, key: str) -> bytes:
+    name = f"{url.partition('://runs/')[2]}/{key}"
+    return server.client().get_object(Bucket="runs", Key=name)["Body"].read()
+
+
+def _put(server, url: str, key: str, content: bytes) -> None:
+    name = f"{url.partition('://runs/')[2]}/{key}"
+    server.client().put_object(Bucket="runs", Key=name, Body=content)
+
+
+@pytest.mark.parametrize(
+    "gates",
+    [
+        [("/best.pth", 1)], [("/best.pth", 2)], [("/epoch_1.pth", 1)], [("/epoch_4.pth", 1)],
+        [("/checkpoints/latest", 2)], [(".pt.json", 2)], [(".bootfile-outputs.json", 3)],
+        [("/epoch_2.pth", 1), ("/best.pth", 1), (".bootfile-outputs.json", 5)],
+    ],
+    ids=lambda gates: "-".join(f"{name.strip('./')}{times}" for name, times in gates).replace("/", "-"),
+)  # fmt: skip
+def test_new_nodes_after_kills_during_uploads(server, undisturbed, tmp_path, gates, request):
+    url = f"s3://runs/{request.node.callspec.id.replace('.', '-').replace('_', '-')}"
+    assert run_with_kills(server, url, tmp_path, gates) == undisturbed
+
+
+@pytest.mark.faults
+def test_new_nodes_after_random_kills(server, undisturbed, tmp_path):
+    """30 SIGKILLs at random uploads, 3 in each run."""
+    draw = random.Random(0)
+    names = ("/best.pth", "/epoch_", "/checkpoints/", ".pt.json", ".bootfile-", "/metrics.jsonl", "/p")
+    for number in range(max(1, round(10 * float(os.environ.get("REPEATS", "1"))))):
+        gates = [(draw.choice(names), draw.randint(1, 6)) for _ in range(3)]
+        url = f"s3://runs/random-{number}"
+        assert run_with_kills(server, url, tmp_path / str(number), gates) == undisturbed, gates
 
 
 @pytest.mark.faults

@@ -72,7 +72,10 @@ class Auditor(FaultProxy):
     """A proxy that checks before every writing request that the list at the URL is correct.
 
     refuse: requests that contain this text get an error.
+    weights: the list must not name a checkpoint without the weights epoch_<step>.pth and best.pth.
     """
+
+    weights = False
 
     def __init__(self, server, url: str, kind: str = "forbidden"):
         super().__init__(server.port, kind, share=0.0)
@@ -91,6 +94,9 @@ class Auditor(FaultProxy):
         while listed:
             files = json.loads(listed)["files"]
             wrong = [f"{file['path']} {when}" for file in files if not self._is_there(file)]
+            for step in steps(self.server, self.url) if self.weights else ():
+                needed = {f"epoch_{step}.pth", "best.pth"} - set(keys(self.server, self.url))
+                wrong += [f"no {name} {when}" for name in needed]
             before, listed = listed, self._content(".bootfile-outputs.json")
             if listed == before:
                 self.wrong += wrong
@@ -394,7 +400,9 @@ def test_the_list_is_correct_at_any_moment(server, tmp_path, monkeypatch):
 
     with Auditor(server, url, "reset") as audit:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", audit.environment["AWS_ENDPOINT_URL_S3"])
+        audit.weights = True
         job = work("one", 1, 4)
+        audit.weights = False  # the next checkpoint has no weights
         audit.refuse = ".bootfile-outputs.json"  # the list is written, and the answer is lost
         (job.folder / "best.pth").write_bytes(b"another")
         job.save(4, run="one")
@@ -418,6 +426,103 @@ def test_the_list_is_correct_at_any_moment(server, tmp_path, monkeypatch):
         assert {"best.pth", "epoch_6.pth", "classes.json", *history} <= set(there)
         listed = {each["path"] for each in json.loads(_read(server, url, ".bootfile-outputs.json"))["files"]}
         assert listed == set(there) - {".bootfile-outputs.json"}
+
+
+def _until(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_weights_of_the_run_stay_when_its_node_changes(server, tmp_path, monkeypatch):
+    """They stay if a node with older weights comes back, and if an upload of them is interrupted."""
+    url = "s3://runs/weights"
+    for node, step in (("one", 2), ("two", 4), ("one", 6), ("one", 8)):
+        job = Job(tmp_path / node, url)
+        assert job.step == max(0, step - 2)
+        if node != "one" or step == 2:  # the second node has better weights, the first one no more
+            (job.folder / "best.pth").write_bytes(node.encode())
+            (job.folder / f"epoch_{step}.pth").write_bytes(node.encode())
+        job.save(step)
+        assert job.mirror.finish() == ""
+    assert _read(server, url, "best.pth") == b"two" and _read(server, url, "epoch_2.pth") == b"one"
+
+    # an error while the files are collected: the next upload sends the weights
+    job, real = Job(tmp_path / "one", url), mirror._copy
+    (job.folder / "best.pth").write_bytes(b"better")
+
+    def fail(path, snapshot):
+        if path.endswith("metrics.jsonl"):
+            raise OSError(28, "full")
+        real(path, snapshot)
+
+    (job.folder / "metrics.jsonl").write_text("{}")
+    monkeypatch.setattr(mirror, "_copy", fail)
+    job.save(10)
+    _until(lambda: job.mirror.error)
+    monkeypatch.setattr(mirror, "_copy", real)
+    assert job.mirror.finish() == "" and _read(server, url, "best.pth") == b"better"
+
+    # a job that was killed between the two lists has removed best.pth from the list
+    marker = json.loads(_read(server, url, ".bootfile-outputs.json"))
+    marker["files"] = [each for each in marker["files"] if each["path"] != "best.pth"]
+    _write(server, url, ".bootfile-outputs.json", json.dumps(marker).encode())
+    job = Job(tmp_path / "three", url)
+    job.save(12)
+    assert job.mirror.finish() == ""
+    assert "best.pth" in _read(server, url, ".bootfile-outputs.json").decode()
+
+
+@pytest.mark.parametrize("store", ["conditional", "refuses", "ignores"])
+def test_a_job_that_was_held_does_not_replace_the_list_of_its_successor(server, tmp_path, monkeypatch, store):
+    """It was held between the check of its lease and the write. store: how it handles conditional writes."""
+    url = f"s3://runs/held-{store}"
+    real = ObjectStore.write
+
+    def write(self, key, content, **condition):
+        if condition and store == "refuses":
+            raise StoreError("not implemented", "NotImplemented")
+        return real(self, key, content, **(condition if store == "conditional" else {}))
+
+    monkeypatch.setattr(ObjectStore, "write", write)
+    with FaultProxy(server.port, held=".bootfile-outputs.json", passed=10**6) as proxy:
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
+            patch.setenv("BOOTFILE_STORE_TIMEOUT", "60")
+            first = Job(tmp_path / "one", url, keep=1)
+            first.save(10)
+            first.uploaded(server, 10)
+            _until(lambda: first.mirror._listed)
+            proxy.passed = 0
+            (first.folder / "best.pth").write_bytes(b"first")
+            first.mirror._wake.set()
+            _until(lambda: proxy.holding)
+        first.mirror.lease._ended.set()
+        second = Job(tmp_path / "two", url, keep=1)
+        second.save(20)
+        second.uploaded(server, 20)
+        assert second.mirror.finish() == ""
+        before = _read(server, url, ".bootfile-outputs.json")
+        proxy.released.set()
+        assert first.mirror.finish() != ""
+    if store == "conditional":
+        assert _read(server, url, ".bootfile-outputs.json") == before
+    assert Job(tmp_path / "three", url).step == 20
+
+
+def test_a_job_that_was_held_does_not_take_its_lease_back(server, tmp_path, monkeypatch):
+    url = "s3://runs/held-lease"
+    first = Job(tmp_path / "one", url)
+    lease = first.mirror.lease
+    lease._ended.set()
+    lease.check()  # here it is held, before the write
+    second = Job(tmp_path / "two", url)
+    lease._write()
+    second.save(2)
+    second.uploaded(server, 2)
+    with pytest.raises(BadInput, match="belongs to another job"):
+        lease.check()
 
 
 def test_half_a_checkpoint_replaces_none(server, tmp_path, monkeypatch):
@@ -570,6 +675,29 @@ def test_lists_that_are_none_are_refused(server, tmp_path, content):
     _write(server, "s3://runs/nolist", ".bootfile-outputs.json", content)
     with pytest.raises(BadInput, match=r"s3://runs/nolist/\.bootfile-outputs\.json"):
         Job(tmp_path / "one", "s3://runs/nolist")
+
+
+@pytest.mark.parametrize(
+    "names", [["step_007"], [f"step_{'9' * 5000}"], [f"step_{number}" for number in range(10**5)]]
+)
+def test_checkpoints_in_a_list_that_cannot_be_there(server, tmp_path, names, request):
+    """names: of checkpoints. The number of requests is limited, and a checkpoint of the node is used."""
+    url = f"s3://runs/names{len(names[0])}-{len(names)}"
+    paths = [f"checkpoints/{name}.pt{end}" for name in names for end in ("", ".json")]
+    files = [{"path": path, "size": 5, "sha256": "0" * 64} for path in paths]
+    _write(server, url, ".bootfile-outputs.json", json.dumps({"format": 1, "files": files}).encode())
+    with FaultProxy(server.port) as proxy, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
+        if len(names) > 1:
+            with pytest.raises(BadInput, match="no checkpoint can be used"):
+                Job(tmp_path / "one", url)
+        else:
+            Job(tmp_path / "one", url).mirror.finish()
+        assert proxy.requests < 500
+    (tmp_path / "two" / "checkpoints").mkdir(parents=True)
+    path = str(tmp_path / "two" / "checkpoints" / "step_7.pt")
+    checkpoint.write(path, {"step": 7, "x": torch.zeros(2)}, step=7, run="r")
+    assert Job(tmp_path / "two", url).step == 7
 
 
 @pytest.mark.parametrize(

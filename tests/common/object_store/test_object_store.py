@@ -21,6 +21,7 @@ from common.object_store.location import Location, parse
 from common.object_store.store import ObjectStore, StoreError, is_url
 from tests.conftest import environment, free_port, run, start
 from tests.support.fault_proxy import FaultProxy
+from tests.support.hostile_store import HostileStore, listing, reply
 from tests.support.object_store_server import CREDENTIALS, ObjectStoreServer
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
@@ -330,6 +331,82 @@ def test_servers_that_answer_with_another_range(store, answered):
     store.requests._once, store.requests.attempts = other, 1
     with pytest.raises(StoreError, match="range from byte 1"):
         store.read("key", 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (reply(b"hello", Content_Length=None), "no valid ContentLength"),
+        (reply(b"hello", Content_Length="-5"), "no valid ContentLength"),
+        (reply(b"hello", Content_Length="x"), "cannot be read"),
+        (reply(b"hello", Content_Length=str(10**11)), "100000000000 bytes, expected at most"),
+        (reply(b"hello", ETag=None), "no valid ETag"),
+    ],
+)
+def test_answers_to_get_that_are_none(store, monkeypatch, answer, words):
+    with HostileStore(lambda *_: answer) as hostile:
+        broken = through(monkeypatch, hostile, store)
+        broken.requests.attempts = 1
+        with pytest.raises(StoreError, match=words):
+            broken.read("key")
+    with HostileStore(
+        lambda *_: reply(b"hello", Content_Range="bytes 0-4/5", Content_Length=str(10**11))
+    ) as hostile:
+        broken = through(monkeypatch, hostile, store)
+        broken.requests.attempts = 1
+        with pytest.raises(StoreError, match="not the requested range"):
+            broken.read("key", 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        (lambda below, marker: listing(f"{below}a", truncated=True), "does not end"),
+        (lambda below, marker: listing(below + "ab"["a" in marker], truncated=True), "does not end"),
+        (lambda below, marker: listing("/etc/passwd"), "lists /etc/passwd, which does not begin with"),
+        (lambda below, marker: listing(f"{below}a", Key=None), "no valid Key"),
+        (lambda below, marker: listing(f"{below}a", ETag=None), "no valid ETag"),
+        (lambda below, marker: listing(f"{below}a", LastModified=None), "no valid LastModified"),
+        (lambda below, marker: listing(f"{below}a", LastModified="9" * 20), "cannot be read"),
+        (lambda below, marker: listing(f"{below}a", Size=None), "no valid Size"),
+        (lambda below, marker: listing(f"{below}a", Size="-5"), "no valid Size"),
+        (lambda below, marker: listing(f"{below}a", Size="9" * 400), "no valid Size"),
+        (lambda below, marker: listing(f"{below}a", Size="9" * 5000), "cannot be read"),
+    ],
+)
+def test_listings_that_are_none(store, monkeypatch, page, words):
+    below = f"{store.location.prefix}/"
+    with HostileStore(lambda method, key, query: page(below, query.get("marker", ""))) as hostile:
+        broken = through(monkeypatch, hostile, store)
+        broken.requests.attempts = 1
+        with pytest.raises(StoreError, match=words):
+            list(broken.list())
+
+
+def test_unfinished_uploads_without_an_end(store, monkeypatch):
+    text = "<IsTruncated>true</IsTruncated><NextKeyMarker>a</NextKeyMarker>"
+    answer = reply(f"<ListMultipartUploadsResult>{text}</ListMultipartUploadsResult>".encode())
+    with HostileStore(lambda *_: answer) as hostile, pytest.raises(StoreError, match="does not end"):
+        through(monkeypatch, hostile, store).uploads()
+
+
+def test_single_bytes_do_not_hold_up_a_request(store, monkeypatch):
+    monkeypatch.setattr(object_store_client, "_CONNECT_TIMEOUT", 0.5)
+    with HostileStore(lambda *_: hostile.slowly(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 10_000)) as hostile:
+        slow = through(monkeypatch, hostile, store)
+        slow.requests.attempts = 2
+        with pytest.raises(StoreError, match="stopped answering, 2 times"):
+            slow.read("key")
+
+
+def test_an_object_is_replaced_only_if_it_has_not_changed(store):
+    first = store.replace("key", b"1", None)
+    assert first and store.replace("key", b"2", None) is None
+    assert store.read_version("key") == (b"1", first)
+    second = store.replace("key", b"2", first)
+    assert second and store.replace("key", b"3", first) is None and store.read("key") == b"2"
+    store.delete(["key"])
+    assert store.replace("key", b"3", second) is None and store.read_version("key") == (b"", None)
 
 
 def test_two_that_fetch_the_same_file_at_a_time(store, tmp_path):

@@ -17,6 +17,7 @@ from launch import manifests
 from launch import records as job_records
 from tests.conftest import ROOT, environment, finish, run, start, wait_until
 from tests.support.fault_proxy import FaultProxy
+from tests.support.hostile_store import HostileStore, listing
 from tests.support.object_store_server import ObjectStoreServer
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
@@ -317,6 +318,27 @@ def test_hostile_keys_do_not_escape(server, url, tmp_path, key):
     said = launch(server, "fetch", url, "--to", tmp_path / "in" / "back", code=2)
     assert f"key {key if key.isprintable() else ascii(key)}" in said.stderr
     assert contents(tmp_path) == {}
+
+
+def test_a_url_without_results(server, url, tmp_path):
+    """A job has begun, and has not saved anything yet."""
+    put(server, url, {".bootfile-lease.json": b"{}", ".bootfile-outputs.json": b'{"format": 1, "files": []}'})
+    said = launch(server, "fetch", url, "--to", tmp_path / "to", code=2)
+    assert f"no results below {url}" in said.stderr and not (tmp_path / "to").exists()
+    entry = {"path": "best.pth", "size": 1, "sha256": "0" * 64}
+    put(server, url, {".bootfile-outputs.json": json.dumps({"format": 1, "files": [entry]}).encode()})
+    said = launch(server, "fetch", url, "--to", tmp_path / "to", code=1)
+    assert "not in the store: 1 files, first: best.pth" in said.stdout
+
+
+def test_keys_outside_of_the_url_are_refused(server, url, tmp_path):
+    folder_of(tmp_path / "data", {"a": b"1"})
+    with HostileStore(lambda *_: listing("/etc/passwd")) as hostile:
+        more = hostile.environment | {"BOOTFILE_STORE_ATTEMPTS": "1"}
+        for command in (("fetch", url, "--to", tmp_path / "to"), ("upload", tmp_path / "data", "--to", url)):
+            said = launch(server, *command, code=2, **more)
+            assert "lists /etc/passwd" in said.stderr and not (tmp_path / "to").exists()
+        assert "lists /etc/passwd" in launch(server, "clean", url, code=2, **more).stderr
 
 
 def test_files_and_folders_in_each_others_way(server, url, tmp_path):
