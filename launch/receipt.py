@@ -71,9 +71,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     text = f"{equal}; {text}" if len(different) < len(steps) else text
     sizes = [_world_size(run) for run in (first, second)]
     if sizes[0] != sizes[1]:
-        text += (
-            f"; expected, because the runs had {sizes[0]} and {sizes[1]} processes and rounded differently"
-        )
+        text += f"; expected: {sizes[0]} and {sizes[1]} processes round sums, and draw numbers, differently"
     return sizes[0] != sizes[1], text
 
 
