@@ -18,9 +18,9 @@ import tempfile
 
 import torch
 
-from launch.bench import generated
-from launch.bench.train import turns
-from launch.bench.train.turns import Runner
+from tests.benchmarks import generated
+from tests.benchmarks import turns
+from tests.benchmarks.turns import Runner
 from tests.benchmarks.machine import describe
 from tests.support.marks import ROOT, without_block
 

@@ -14,7 +14,7 @@ from datasets.loaders.ray import wire
 from datasets.memory import digits
 from datasets.stores import pack
 from datasets.stores.shared import servers
-from launch.bench.output import plot_bars
+from tests.benchmarks.output import plot_bars
 from launch.platforms import service as modelarts
 
 REASON = "it was built for another NumPy"

@@ -7,8 +7,8 @@ import re
 import statistics
 from pathlib import Path
 
-from launch.bench import generated
-from launch.bench.train import turns
+from tests.benchmarks import generated
+from tests.benchmarks import turns
 from tests.benchmarks import curves
 from tests.gpu.checks import read_receipt
 from tests.gpu.lab import Failed, Run, Stage

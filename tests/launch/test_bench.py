@@ -11,7 +11,7 @@ from PIL import Image
 from datasets.folders import random_folder
 from datasets.loaders import backends
 from datasets.memory import cifar10
-from launch.bench import batch_size, generated
+from tests.benchmarks import batch_size, generated
 from tests.conftest import run
 
 BENCH = ("-m", "launch", "bench")

@@ -21,8 +21,8 @@ from common import arguments, models
 from common.exits import BadInput
 from common.files import ROOT
 from datasets.loaders import backends, measure
-from launch.bench import generated
-from launch.bench.output import log, make_parser, tail
+from tests.benchmarks import generated
+from tests.benchmarks.output import log, make_parser, tail
 
 _JOB = os.path.join(ROOT, "jobs", "imagenet.py")
 _TIMEOUT = 1800  # seconds a run

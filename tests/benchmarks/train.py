@@ -30,12 +30,12 @@ import torch
 
 from common import arguments, starts
 from common.exits import BadInput
-from launch.bench.output import log, make_parser, plot_bars
-from launch.bench.train import contestants as jobs
-from launch.bench.train import peak as device_peak
-from launch.bench.train import table, turns
-from launch.bench.train.contestants import ROOT, Contestant
-from launch.bench.train.turns import Runner
+from tests.benchmarks.output import log, make_parser, plot_bars
+from tests.benchmarks import contestants as jobs
+from tests.benchmarks import peak as device_peak
+from tests.benchmarks import table, turns
+from tests.benchmarks.contestants import ROOT, Contestant
+from tests.benchmarks.turns import Runner
 
 _INTERRUPTED = 128 + signal.SIGINT
 _MONITORING = "TORCH_NCCL_ENABLE_MONITORING"  # it would report a stopped process as hanging

@@ -28,7 +28,7 @@ from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from datasets.stores.store import Store
-from launch.bench.output import log, make_parser, now, plot_bars
+from tests.benchmarks.output import log, make_parser, now, plot_bars
 
 _COMPUTE_BATCHES = {"cpu": (1, 4), "cuda": (10, 50)}  # batches of the model: for warm-up, and timed
 

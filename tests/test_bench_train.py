@@ -13,9 +13,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.exits import BadInput
-from launch.bench.train import cli as bench_train
-from launch.bench.train import contestants, peak
-from launch.bench.train.turns import Runner
+from tests.benchmarks import train as bench_train
+from tests.benchmarks import contestants, peak
+from tests.benchmarks.turns import Runner
 from tests.conftest import ROOT, environment, finish, run, start
 
 BENCH = ("-m", "launch", "bench", "train")
@@ -110,8 +110,8 @@ def test_jobs_end_with_whoever_lets_them_run(tmp_path, number):
         folder.mkdir()
     code = f"""
 import sys
-from launch.bench.train import cli
-from launch.bench.train.turns import Runner
+from tests.benchmarks import train
+from tests.benchmarks.turns import Runner
 stopped, running = (Runner(f, [sys.executable, "-c", {JOB!r}, f], f) for f in sys.argv[1:])
 stopped.turn(10, 60)
 print("ready", flush=True)

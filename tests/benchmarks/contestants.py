@@ -11,7 +11,7 @@ import torch
 from common.exits import BadInput
 from common.files import ROOT
 from common.platforms import available_cores
-from launch.bench import generated
+from tests.benchmarks import generated
 
 SAMPLE = "seed loop"
 _FOREVER = "1000000000"  # steps

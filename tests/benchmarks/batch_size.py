@@ -28,8 +28,8 @@ from common.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder
 from datasets.loaders import backends
-from launch.bench import generated
-from launch.bench.output import log, make_parser, tail
+from tests.benchmarks import generated
+from tests.benchmarks.output import log, make_parser, tail
 
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
 _STEPS = 3  # training steps, and validation batches; all buffers exist afterwards
@@ -139,7 +139,7 @@ def _try(
     }  # fmt: skip
     try:
         result = subprocess.run(
-            [sys.executable, "-m", "launch.bench.batch_size", json.dumps(case)], check=False,
+            [sys.executable, "-m", "tests.benchmarks.batch_size", json.dumps(case)], check=False,
             capture_output=True, text=True, timeout=max(0.0, min(seconds, _TIMEOUT)),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
