@@ -18,10 +18,9 @@ import tempfile
 
 import torch
 
-from tests.benchmarks import generated
-from tests.benchmarks import turns
-from tests.benchmarks.turns import Runner
+from tests.benchmarks import generated, turns
 from tests.benchmarks.machine import describe
+from tests.benchmarks.turns import Runner
 from tests.support.marks import ROOT, without_block
 
 JOB = "train_fast.py"

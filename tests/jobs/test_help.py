@@ -9,7 +9,7 @@ import torch  # noqa: F401  (--help in this process has the real packages)
 from tests.conftest import ROOT, environment, run
 
 JOBS = [[f"jobs/{path.name}"] for path in sorted((ROOT / "jobs").glob("*.py"))]
-VERBS = [["launch/__main__.py", "bench", name] for name in ("loaders", "train", "batch-size", "ray")]
+VERBS = [["launch/__main__.py", "bench", name] for name in ("loaders",)]
 WITHOUT = """
 import os, runpy, sys
 os.execv = None  # starting again with the real packages is an error

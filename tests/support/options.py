@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
     "cache": ("preload", "check", "ls", "stat", "rm"),
-    "bench": ("loaders", "train", "throughput", "batch-size", "ray"),
+    "bench": ("loaders",),
 }
 TABLE = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end of options -->)", re.DOTALL)
 
@@ -114,8 +114,8 @@ def _collect() -> dict[str, Any]:
         for now in [f"{verb} {part}" for part in PARTS.get(verb, ())] or [verb]:
             with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
                 page.main([*now.split()[1:], "--help"])
-            if verb in PARTS and (line := re.search(rf"launch {now} .*?  +(\S.*)", page.__doc__ or "")):
-                meanings[now] = line[1]
+            line = re.search(rf"launch {now} .*?  +(\S.*)", page.__doc__ or "") if verb in PARTS else None
+            meanings[now] = line[1] if line else meanings[verb]
     return found | {"verbs": meanings}
 
 
