@@ -93,7 +93,7 @@ def _rows(parser: argparse.ArgumentParser) -> list[Row]:
 
 
 def _collect() -> dict[str, Any]:
-    """Run the jobs and the verbs until they print their help, in this process, without torch."""
+    """Run the jobs and the verbs until they print their help, in this process."""
     found: dict[str, Any] = {}
     now = ""
 
@@ -101,7 +101,7 @@ def _collect() -> dict[str, Any]:
         found[now] = _rows(parser)
 
     argparse.ArgumentParser.print_help = note  # type: ignore[method-assign, assignment]
-    sys.argv = ["", "--help"]  # before common.entry is imported: it then imports no large package
+    sys.argv = ["", "--help"]
     from launch.__main__ import VERBS
 
     for job in sorted((ROOT / "jobs").glob("*.py")):
