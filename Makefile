@@ -40,20 +40,20 @@ gpu: setup
 
 # The other benchmarks of a GPU. DATA=FOLDER holds Fashion-MNIST.
 benchmark-gpu: setup
-	@$(RUN) -m launch bench train
-	@$(RUN) -m launch bench train --arch resnet50
+	@$(RUN) -m tests.benchmarks.train
+	@$(RUN) -m tests.benchmarks.train --arch resnet50
 	@$(RUN) -m tests.benchmarks.blocks --blocks 1,3,6,8,9 --compile true --images 51200
 	@$(if $(DATA),$(RUN) -m tests.benchmarks.time_to_accuracy --dataset fashion_mnist --seeds 3 --data_url $(DATA))
 	@$(RUN) jobs/imagenet.py --custom_data true --max_steps 1 --batch_size 64 --training_only --cache_dir output_dir/index
 	@$(RUN) -m launch bench loaders --data_url output_dir/index/generated --pack output_dir/packs
-	@$(RUN) -m launch bench throughput --workers 10
-	@$(RUN) -m launch bench batch-size --workers 10
+	@$(RUN) -m tests.benchmarks.throughput --workers 10
+	@$(RUN) -m tests.benchmarks.batch_size --workers 10
 
 benchmark: setup
 	@$(RUN) -m tests.benchmarks.order
 	@$(RUN) -m tests.benchmarks.time_to_accuracy
-	@$(RUN) -m launch bench train
-	@$(RUN) -m launch bench train --arch resnet50
+	@$(RUN) -m tests.benchmarks.train
+	@$(RUN) -m tests.benchmarks.train --arch resnet50
 	@$(RUN) -m tests.benchmarks.blocks
 	@$(RUN) -m tests.benchmarks.checkpoint
 	@$(RUN) -m tests.benchmarks.containers

@@ -202,7 +202,7 @@ class JobParser(Parser):
     def _read_config(self, path: str) -> list[str]:
         """Return the settings of a TOML file as words of a command line. Raises BadInput, also if a key is
         not an option."""
-        from common.command_line import config
+        from common import config
 
         if not os.path.exists(path) and os.path.exists(os.path.join(ROOT, path)):
             path = os.path.join(ROOT, path)  # a platform may start the job in any folder

@@ -1,7 +1,7 @@
 """Wrap the main() of a job: it ends with one line and an exit code, also after Ctrl-C.
 
 A job imports this module before torch: importing torch takes seconds, and a Ctrl-C then would print a
-traceback of torch's files. With --help this module prevents the import of torch (stand_ins.py).
+traceback of torch's files.
 """
 
 import contextlib
@@ -26,10 +26,6 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
-        if _wants_help():
-            from common.command_line import stand_ins
-
-            stand_ins.run(main)
         try:
             preemption.end_on_interrupt()
             with _batch_of_one():
@@ -91,15 +87,3 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a sh
 # thread that it waits for. The variable is read when torch is imported.
 if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = "1000"  # tens of microseconds; libgomp's default: 300,000
-
-
-def _wants_help() -> bool:
-    """Return whether --help is on the command line, before any --, or a shell asks for completions."""
-    words = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
-    return not {"-h", "--help"}.isdisjoint(words) or "_ARGCOMPLETE" in os.environ
-
-
-if _wants_help():
-    from common.command_line import stand_ins
-
-    stand_ins.install()  # before the job imports torch

@@ -22,7 +22,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "clean": ("transfer.clean", "remove old snapshots and unfinished uploads from an object store"),
     "report": ("report.cli", "make one page of runs: curves, speed, waiting, restarts, receipts, settings"),
     "cache": ("cache.cli", "fill, compare, list and empty caches of samples: packs, Redis and Valkey"),
-    "bench": ("bench.cli", "measure loaders, jobs and batch sizes on this machine"),
+    "bench": ("bench", "measure the loaders on this machine: why does the GPU wait"),
     "predict": ("inference.predict", "predict the classes of the images in a folder: a CSV with the top 5"),
     "export": ("inference.export", "export the network of a run: ONNX, torch.export or TorchScript"),
     "receipt": ("receipt", "compare the data and the states of two runs; show the first step that differs"),

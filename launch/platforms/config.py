@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common import platforms
-from common.command_line.config import read_toml
+from common.config import read_toml
 from common.exits import BadInput
 from common.object_store import store as object_store
 from launch import secret_scan

@@ -36,8 +36,8 @@ import signal
 import tempfile
 from typing import NoReturn
 
+from common import config
 from common.arguments import Parser, positive_float
-from common.command_line import config
 from common.exits import BadInput
 from launch.pack.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts

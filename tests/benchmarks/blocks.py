@@ -18,10 +18,9 @@ import tempfile
 
 import torch
 
-from launch.bench import generated
-from launch.bench.train import turns
-from launch.bench.train.turns import Runner
+from tests.benchmarks import generated, turns
 from tests.benchmarks.machine import describe
+from tests.benchmarks.turns import Runner
 from tests.support.marks import ROOT, without_block
 
 JOB = "train_fast.py"

@@ -24,7 +24,7 @@ from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
-from launch.bench.output import now
+from launch.bench import now
 from tests.benchmarks.machine import describe
 
 

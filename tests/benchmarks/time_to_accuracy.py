@@ -38,9 +38,10 @@ from typing import NamedTuple
 from common import arguments
 from common.entry import entry
 from common.exits import BadInput
+from common.files import ROOT
 from tests.benchmarks import curves, curves_picture
 
-_JOBS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "jobs")
+_JOBS = os.path.join(ROOT, "jobs")
 _ENDLESS = "--epochs 10000"  # learning rate and batch size are the loop's defaults
 
 
@@ -142,9 +143,8 @@ def _writable(path: str) -> None:
 
 def _measured(args) -> dict:
     """Return all runs, in the form of --json."""
-    from tests.benchmarks import (
-        timed_run,
-    )  # both import torch, which takes seconds and which --from does not need
+    from launch.bench import log  # these import torch, which takes seconds and which --from does not need
+    from tests.benchmarks import timed_run
     from tests.benchmarks.machine import describe
 
     recipe = RECIPES[args.dataset]
@@ -153,7 +153,7 @@ def _measured(args) -> dict:
     found = {"dataset": args.dataset, "target": target, "limit": limit, "runs": []}
     found |= {"date": str(datetime.date.today()), "machine": describe(), "load_average": os.getloadavg()[0]}
     minutes = args.seeds * len(jobs) * limit / 60
-    _say(f"{', '.join(jobs)}, seeds 0 to {args.seeds - 1}: at most {minutes:.1f} minutes of training")
+    log(f"{', '.join(jobs)}, seeds 0 to {args.seeds - 1}: at most {minutes:.1f} minutes of training")
     for seed in range(args.seeds):
         for job in jobs:
             options = f"--dataset {args.dataset} {recipe.options[job]}"
@@ -169,7 +169,7 @@ def _measured(args) -> dict:
             found["load_average"] = os.getloadavg()[0]
             if args.json and args.json != "-":
                 _write(found, args.json)
-            _say(f"seed {seed}, {job}: {curves.summary(run, target, limit)}")
+            log(f"seed {seed}, {job}: {curves.summary(run, target, limit)}")
     return found
 
 
@@ -191,10 +191,6 @@ def _write(found: dict, path: str) -> None:
     with open(f"{path}.partial", "w", encoding="utf-8") as file:
         json.dump(found, file)
     os.replace(f"{path}.partial", path)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

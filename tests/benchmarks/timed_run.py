@@ -18,8 +18,7 @@ from glob import glob
 from common import exits, starts
 from common.distributed import preemption
 from common.exits import BadInput
-
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from common.files import ROOT
 
 _ENDED = {0: "schedule", exits.DIVERGED: "diverged"}  # exit code -> reason of a job's own end
 _SETUP = 600.0  # seconds that a job may take until its first report, in addition to the limit
@@ -47,7 +46,7 @@ def run(command: list[str], limit: float, enough: float | None, keep_compiled: b
         started = time.monotonic()
         with open(log, "wb") as file:
             process = subprocess.Popen(
-                command, cwd=_ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file,
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file,
                 stderr=subprocess.STDOUT, start_new_session=True,
                 preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
             )  # fmt: skip

@@ -14,7 +14,7 @@ from datasets.loaders.ray import wire
 from datasets.memory import digits
 from datasets.stores import pack
 from datasets.stores.shared import servers
-from launch.bench.output import plot_bars
+from launch import bench
 from launch.platforms import service as modelarts
 
 REASON = "it was built for another NumPy"
@@ -50,7 +50,7 @@ USES = {
     "boto3": (lambda: connect("s3", find_endpoint("s3"), 1, 1.0), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
     "ray": (lambda: wire.pack(len), r'"ray>=2\.52"'),
-    "matplotlib": (lambda: plot_bars("x.png", [], [], [], "", ""), "matplotlib"),
+    "matplotlib": (lambda: bench.plot([], "", "", "x.png"), "matplotlib"),
     "huaweicloudsdkmodelarts": (lambda: modelarts.connect("https://x", "p"), "huaweicloudsdkmodelarts"),
     "cv2": ("datasets.folders.resize", "opencv-python-headless"),
     "simplejpeg": ("datasets.folders.images", "simplejpeg"),

@@ -7,9 +7,7 @@ import re
 import statistics
 from pathlib import Path
 
-from launch.bench import generated
-from launch.bench.train import turns
-from tests.benchmarks import curves
+from tests.benchmarks import curves, generated, turns
 from tests.gpu.checks import read_receipt
 from tests.gpu.lab import Failed, Run, Stage
 
@@ -62,7 +60,7 @@ def measure_resnet18(run: Run) -> None:
     if run.is_small:
         options = ["--rounds", "1", "--batch_size", "8", "--report_every", "1", "--compile", "false"]
     jobs = "seed loop,train.py,train_amp.py,train_fast.py"
-    text = run.call("bench", "-m", "launch", "bench", "train", *options, "--jobs", jobs, "--json")
+    text = run.call("bench", "-m", "tests.benchmarks.train", *options, "--jobs", jobs, "--json")
     found, _ = json.JSONDecoder().raw_decode(
         text, text.index("\n{") + 1
     )  # the log lines are printed before the JSON

@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
     "cache": ("preload", "check", "ls", "stat", "rm"),
-    "bench": ("loaders", "train", "throughput", "batch-size", "ray"),
+    "bench": ("loaders",),
 }
 TABLE = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end of options -->)", re.DOTALL)
 
@@ -93,7 +93,7 @@ def _rows(parser: argparse.ArgumentParser) -> list[Row]:
 
 
 def _collect() -> dict[str, Any]:
-    """Run the jobs and the verbs until they print their help, in this process, without torch."""
+    """Run the jobs and the verbs until they print their help, in this process."""
     found: dict[str, Any] = {}
     now = ""
 
@@ -101,7 +101,7 @@ def _collect() -> dict[str, Any]:
         found[now] = _rows(parser)
 
     argparse.ArgumentParser.print_help = note  # type: ignore[method-assign, assignment]
-    sys.argv = ["", "--help"]  # before common.entry is imported: it then imports no large package
+    sys.argv = ["", "--help"]
     from launch.__main__ import VERBS
 
     for job in sorted((ROOT / "jobs").glob("*.py")):
@@ -114,8 +114,8 @@ def _collect() -> dict[str, Any]:
         for now in [f"{verb} {part}" for part in PARTS.get(verb, ())] or [verb]:
             with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
                 page.main([*now.split()[1:], "--help"])
-            if verb in PARTS and (line := re.search(rf"launch {now} .*?  +(\S.*)", page.__doc__ or "")):
-                meanings[now] = line[1]
+            line = re.search(rf"launch {now} .*?  +(\S.*)", page.__doc__ or "") if verb in PARTS else None
+            meanings[now] = line[1] if line else meanings[verb]
     return found | {"verbs": meanings}
 
 

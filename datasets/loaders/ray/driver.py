@@ -51,7 +51,7 @@ def main(connection: socket.socket) -> None:
     except Exception as error:
         write(file, _line(error))
     else:
-        write(file, {"nodes": len(ray.nodes()), "cpus": _cpus(ray.cluster_resources())})
+        write(file, None)
         asyncio.run(_Driver(ray, file, options).serve(function))
     os._exit(0)
 

@@ -67,10 +67,9 @@ class Pool:
         self._finalizer = weakref.finalize(self, link.close)
         self.process = link.process.pid
         found = link.open(options, message)
-        if isinstance(found, str):
+        if found is not None:
             self._finalizer()
             raise cluster.NoCluster(address, found, cure)
-        self.nodes, self.cpus = found["nodes"], found["cpus"]  # of the cluster
         if options["started"] < workers:
             text = f"{options['started']} of {workers} workers run"
             link.log(f"ray: {text}: this machine has {available_cores()} CPUs")
@@ -139,8 +138,8 @@ class _Link:
         self.alone = self.lost = self.closed = False
         self.refused = ""
 
-    def open(self, options: dict, function: Message) -> dict | str:
-        """Let the driver connect. Return the size of the cluster, or the reason why there is none."""
+    def open(self, options: dict, function: Message) -> str | None:
+        """Let the driver connect. Return the reason if there is no cluster."""
         try:
             write(self.file, options, function)
             found, _ = read(self.file)

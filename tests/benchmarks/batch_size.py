@@ -1,6 +1,6 @@
 """Find the largest batch that fits on this GPU, for each data backend.
 
-    python -m launch bench batch-size --arch resnet18 [--data_url DIR] [--minutes 4.5] [--json]
+    python -m tests.benchmarks.batch_size --arch resnet18 [--data_url DIR] [--minutes 4.5] [--json]
 
 Each try is a separate process that trains and validates for some batches. The memory that earlier tries used
 determines the next size. If a search runs out of time, it gives the largest size that fitted, as ">=".
@@ -24,14 +24,18 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from common import arguments, models
+from common.entry import entry
 from common.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder
 from datasets.loaders import backends
-from launch.bench import generated
-from launch.bench.output import log, make_parser, tail
+from launch.bench import log
+from tests.benchmarks import generated
+from tests.benchmarks.machine import describe
+from tests.benchmarks.output import make_parser, tail
 
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
+_TRIAL = "--trial"  # of a process of this program: one try
 _STEPS = 3  # training steps, and validation batches; all buffers exist afterwards
 _NO_ROOM = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memoryerror",
@@ -44,9 +48,10 @@ _USED = "memory:"  # begins a try's line with the share of the GPU's memory that
 _FULL = 0.97  # share of the memory that a try aims at
 
 
-def main(argv: list[str]) -> int:
-    """Search, print a table (or JSON) and return 0. Raises BadInput."""
-    args = _parse_args(argv)
+@entry
+def main() -> None:
+    """Search and print a table (or JSON). Raises BadInput."""
+    args = _parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not args.memory:
         raise BadInput("no GPU found: --memory GB runs the search on the CPU with that limit")
@@ -64,15 +69,14 @@ def main(argv: list[str]) -> int:
         rows[backend][way], is_done = _largest(args, backend, way, most, time.monotonic() + share)
         unfinished += [] if is_done else [f"{backend}, {way}"]
     found = {
-        "machine": _machine(device, args), "arch": args.arch, "most": most, "batch_sizes": rows,
+        "machine": describe(), "arch": args.arch, "most": most, "batch_sizes": rows,
         "unfinished": unfinished,
     }  # fmt: skip
     print(json.dumps(found, indent=2) if args.json else _table(found))
-    return 0
 
 
-def _parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = make_parser(__doc__, "batch-size")
+def _parse_args() -> argparse.Namespace:
+    parser = make_parser(__doc__, "batch_size")
     add, count = parser.add_argument, arguments.positive_int
     add("--arch", type=models.arch, default="resnet18", help="from torchvision.models (default: resnet18)")
     add("--data_url", metavar="DIR", help="folder with train/ and val/<class>/* (default: generated)")
@@ -82,13 +86,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--step", type=count, default=16, help="try multiples of this size (default: 16)")
     add("--minutes", type=arguments.positive_float, help="time limit (default: 4.5; without a GPU: no limit)")
     add("--memory", type=arguments.positive_float, metavar="GB", help="without a GPU: memory limit")
-    return parser.parse_args(argv)
-
-
-def _machine(device: torch.device, args: argparse.Namespace) -> str:
-    if device.type == "cpu":
-        return f"CPU, {args.memory:g} GB for a process"
-    return f"{torch.cuda.get_device_name()}, {torch.cuda.get_device_properties(0).total_memory / 1e9:.1f} GB"
+    return parser.parse_args()
 
 
 def _largest(
@@ -139,7 +137,7 @@ def _try(
     }  # fmt: skip
     try:
         result = subprocess.run(
-            [sys.executable, "-m", "launch.bench.batch_size", json.dumps(case)], check=False,
+            [sys.executable, "-m", "tests.benchmarks.batch_size", _TRIAL, json.dumps(case)], check=False,
             capture_output=True, text=True, timeout=max(0.0, min(seconds, _TIMEOUT)),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -215,4 +213,7 @@ def _table(found: dict) -> str:
 
 
 if __name__ == "__main__":
-    _trial(json.loads(sys.argv[1]))
+    if sys.argv[1:2] == [_TRIAL]:
+        _trial(json.loads(sys.argv[2]))
+    else:
+        main()

@@ -1,7 +1,7 @@
 """Measure the training speed of the jobs, compared with a published loop and with the peak of the device.
 
-    python -m launch bench train [--rounds 5] [--json] [--plot FILE.png]
-    python -m launch bench train --arch resnet50 [--data_url IMAGENET]
+    python -m tests.benchmarks.train [--rounds 5] [--json]
+    python -m tests.benchmarks.train --arch resnet50 [--data_url IMAGENET]
 
 resnet18: CIFAR-10 (generated without --data_url) with a loop after ModelArts' published sample, train.py and
 its variants. resnet50: jobs/imagenet.py with images in memory, and with JPEG files. Every contestant is
@@ -29,59 +29,49 @@ from typing import NoReturn
 import torch
 
 from common import arguments, starts
+from common.entry import entry
 from common.exits import BadInput
-from launch.bench.output import log, make_parser, plot_bars
-from launch.bench.train import contestants as jobs
-from launch.bench.train import peak as device_peak
-from launch.bench.train import table, turns
-from launch.bench.train.contestants import ROOT, Contestant
-from launch.bench.train.turns import Runner
+from launch.bench import log
+from tests.benchmarks import contestants as jobs
+from tests.benchmarks import peak as device_peak
+from tests.benchmarks import turns
+from tests.benchmarks.contestants import ROOT, Contestant
+from tests.benchmarks.machine import describe
+from tests.benchmarks.output import make_parser
+from tests.benchmarks.turns import Runner
 
 _INTERRUPTED = 128 + signal.SIGINT
 _MONITORING = "TORCH_NCCL_ENABLE_MONITORING"  # it would report a stopped process as hanging
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def main(argv: list[str]) -> int:
-    """Measure, print a table (or JSON) and return 0. Raises BadInput, also if a job fails."""
-    args = _parse_args(argv)
+@entry
+def main() -> None:
+    """Measure and print a table (or JSON). Raises BadInput, also if a job fails."""
+    args = _parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
     _complete(args, device)
     contestants, left_out = jobs.choose(args, device)
     for name, reason in left_out.items():
         log(f"{name} is skipped: {reason}")
-    load = os.getloadavg()[0]  # before the jobs run
+    machine = describe()  # with the load before the jobs run
     signal.signal(signal.SIGTERM, _leave)
     try:
         rows, peaks = _measure(args, contestants, device)
     except KeyboardInterrupt:
         log("interrupted: the jobs were ended")
-        return _INTERRUPTED
-    here = starts.environment()
+        sys.exit(_INTERRUPTED)
     found = {
-        "machine": f"{here['device']}, {here['cores']} cores", "torch": here["torch"], "load_average": load,
-        "arch": args.arch, "image_size": args.image_size, "batch_size": args.batch_size,
+        "machine": machine, "arch": args.arch, "image_size": args.image_size, "batch_size": args.batch_size,
         "rounds": args.rounds, "report_every": args.report_every,
         "gflop_per_image": device_peak.count_flop(args.arch, args.image_size) / 1e9,
         "peaks": peaks, "left_out": left_out, "rows": rows,
     }  # fmt: skip
     _relate(found)
-    print(json.dumps(found, indent=2) if args.json else table.format_table(found))
-    if args.plot:
-        rates = [row["images_per_s"] for row in rows]
-        plot_bars(
-            args.plot,
-            [row["name"] for row in rows],
-            [rate[0] for rate in rates],
-            [row["ratio"][0] for row in rows],
-            found["machine"],
-            f"images/s of {args.arch}, {args.image_size} pixels, batches of {args.batch_size}",
-            [(rate[1], rate[2]) for rate in rates],
-        )
-    return 0
+    print(json.dumps(found, indent=2) if args.json else format_table(found))
 
 
-def _parse_args(argv: list[str]) -> argparse.Namespace:
+def _parse_args() -> argparse.Namespace:
     parser = make_parser(__doc__, "train")
     add, count = parser.add_argument, arguments.positive_int
     add("--arch", choices=["resnet18", "resnet50"], default="resnet18", help="default: resnet18")
@@ -94,8 +84,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     add("--compile", type=arguments.boolean, help="also run compiled networks (default: on a GPU)")
     add("--timeout", type=arguments.positive_float, default=1800, help="seconds of a turn (default: 1800)")
-    add("--plot", metavar="FILE.png", help="write a bar chart")
-    return parser.parse_args(argv)
+    return parser.parse_args()
 
 
 def _names(text: str) -> list[str]:
@@ -203,3 +192,37 @@ def _relate(found: dict) -> None:
 
 def _spread(values: list[float]) -> list[float]:
     return [statistics.median(values), min(values), max(values)]
+
+
+def format_table(found: dict) -> str:
+    """Return the table. found: the object that `--json` prints."""
+    peaks = [
+        f"peak of {peak['dtype']}: {peak['tflop_per_s']:.3g} TFLOP/s ({peak['source']})"
+        for peak in found["peaks"].values()
+    ]
+    lines = [
+        f"\n{found['machine']}",
+        f"{found['arch']}, {found['image_size']} pixels, {found['gflop_per_image']:.2f} GFLOP an image, "
+        f"batches of {found['batch_size']}; medians of {found['rounds']} rounds of {found['report_every']} "
+        "steps (range)",
+        *peaks,
+        f"{'':<16}{'images/s':>9}{'':18}{'ratio':>7}{'':14}{'TFLOP/s':>8}{'of peak':>9}{'waiting':>9}"
+        f"{'MB':>8}{'compiling':>11}{'start':>8}",
+    ]
+    for row in found["rows"]:
+        rate, ratio = row["images_per_s"], row["ratio"]
+        compiling = "-" if row["compile_s"] is None else f"{row['compile_s']:.1f} s"
+        lines.append(
+            f"{row['name']:<16}{rate[0]:>9.1f}{_range(rate, '.1f'):<18}{ratio[0]:>6.2f}x"
+            f"{_range(ratio, '.2f'):<14}{row['tflop_per_s'][0]:>8.3g}{row['share_of_peak'][0]:>9.1%}"
+            f"{row['waiting']:>9.1%}{row['memory_mb']:>8.0f}{compiling:>11}{row['start_s']:>6.1f} s"
+        )
+    return "\n".join(lines)
+
+
+def _range(values: list[float], form: str) -> str:
+    return f" ({values[1]:{form}}-{values[2]:{form}})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,6 @@
-"""`python -m launch bench train` runs jobs in turns and ends all their processes."""
+"""The benchmark `train` runs jobs in turns and ends all their processes."""
 
-import argparse
 import json
-import re
 import signal
 import sys
 import time
@@ -13,12 +11,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.exits import BadInput
-from launch.bench.train import cli as bench_train
-from launch.bench.train import contestants, peak
-from launch.bench.train.turns import Runner
-from tests.conftest import ROOT, environment, finish, run, start
+from tests.benchmarks import peak
+from tests.benchmarks import train as bench_train
+from tests.benchmarks.turns import Runner
+from tests.conftest import environment, finish, run, start
 
-BENCH = ("-m", "launch", "bench", "train")
+BENCH = ("-m", "tests.benchmarks.train")
 PASSES = ("forward", "forward and backward")
 QUICK = ("--rounds=1", "--report_every=1", "--batch_size=8", "--timeout=100", "--jobs=seed loop,train.py")
 
@@ -110,8 +108,7 @@ def test_jobs_end_with_whoever_lets_them_run(tmp_path, number):
         folder.mkdir()
     code = f"""
 import sys
-from launch.bench.train import cli
-from launch.bench.train.turns import Runner
+from tests.benchmarks.turns import Runner
 stopped, running = (Runner(f, [sys.executable, "-c", {JOB!r}, f], f) for f in sys.argv[1:])
 stopped.turn(10, 60)
 print("ready", flush=True)
@@ -151,14 +148,11 @@ def test_a_job_that_is_killed_while_it_is_stopped(tmp_path):
 
 
 def test_figures_of_the_jobs(tmp_path):
-    picture = tmp_path / "rates.png"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    result = run(
-        *BENCH, *QUICK, "--json", f"--plot={picture}", env=environment(TMPDIR=str(temporary)), timeout=300
-    )
+    result = run(*BENCH, *QUICK, "--json", env=environment(TMPDIR=str(temporary)), timeout=300)
     found = json.loads(result.stdout)
-    assert found["arch"] == "resnet18" and found["load_average"] >= 0 and "CPU" in found["machine"]
+    assert found["arch"] == "resnet18" and "load average" in found["machine"]
     assert found["gflop_per_image"] == pytest.approx(3.33, abs=0.005)
     assert {peak["dtype"] for peak in found["peaks"].values()} == {"float32", "bfloat16"}
     limit = found["peaks"]["float32"]["tflop_per_s"]
@@ -174,38 +168,7 @@ def test_figures_of_the_jobs(tmp_path):
         assert row["share_of_peak"][0] == pytest.approx(row["tflop_per_s"][0] / limit)
         assert 0 < row["share_of_peak"][0] <= 1
         assert row["start_s"] > 0 and row["compile_s"] is None
-    assert picture.read_bytes().startswith(b"\x89PNG")
     assert not list(temporary.glob("bootfile-*")) and none_left(temporary, 1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_peak_is_the_best_of_products_and_convolutions(dtype, monkeypatch):
-    tried = {}
-
-    def take(run, device):
-        results = run()
-        del results
-        tried[len(tried)] = run
-        return 1e-3 / len(tried)
-
-    monkeypatch.setattr(peak, "_PRODUCTS", {"cpu": ((64, 64, 64), (32, 8, 4))})
-    monkeypatch.setattr(peak, "_seconds", take)
-    operations = list(peak._operations(torch.device("cpu"), dtype, 8, 2))
-    names = [each.name for each in operations]
-    assert names[:2] == ["product 64x64 by 64x64", "product 32x8 by 8x4"]
-    assert names[2:4] == [f"3x3 convolution 64x8x8, batch 2, {each}" for each in PASSES]
-    assert names[-1] == f"3x3 convolution 512x1x1, batch 2, {PASSES[1]}" and len(names) == 10
-    found = peak.measure_peak(torch.device("cpu"), dtype, 8, 2)
-    speeds = {each.name: each.flop * (number + 1) / 1e9 for number, each in enumerate(operations)}
-    assert len(tried) == 10 and found.source == max(speeds, key=speeds.__getitem__)
-    assert found.tflop_per_s == pytest.approx(speeds[found.source])
-
-
-def test_a_long_operation_is_skipped(monkeypatch):
-    monkeypatch.setattr(peak, "_PRODUCTS", {"cpu": ((64, 64, 64),)})
-    monkeypatch.setattr(peak, "_seconds", lambda run, device: 10.0)
-    found = peak.measure_peak(torch.device("cpu"), torch.float32, 8, 2)
-    assert found.source == "product 64x64 by 64x64"  # the convolutions would take longer
 
 
 def test_the_flop_of_a_convolution():
@@ -244,22 +207,6 @@ def test_no_share_of_the_peak_exceeds_one():
     assert shares[1] == pytest.approx([0.7, 0.4, 1]) and shares[2] == pytest.approx([0.5, 0.4, 0.6])
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_no_kernel_of_nccl_waits_for_a_stopped_process(gpus, monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    found = {}
-    for arch in ("resnet18", "resnet50"):
-        args = argparse.Namespace(
-            arch=arch, jobs=None, data_url=str(tmp_path), cache_dir=str(tmp_path), compile=None,
-            batch_size=128, report_every=50, image_size=224,
-        )  # fmt: skip
-        present, left_out = contestants.choose(args, torch.device("cuda"))
-        found |= {name: each.command for name, each in present.items()}
-        assert left_out.keys() == ({"train_ddp.py"} if gpus > 1 and arch == "resnet18" else set())
-    for name in ("float32", "mixed", "mixed compiled", "mixed from JPEG"):
-        assert " --processes_per_node 1 " in f"{' '.join(found[name])} "
-
-
 def test_ctrl_c_ends_the_jobs(tmp_path):
     bench = start(*BENCH, *QUICK, env=environment(TMPDIR=str(tmp_path)), fresh=True)  # living() reads
     said = []
@@ -292,8 +239,7 @@ def test_a_table_of_images(tmp_path):
     (["--image_size=64"], "--image_size 64: expected 32"),
 ])  # fmt: skip
 def test_bad_input(arguments, message):
-    with pytest.raises(BadInput, match=re.escape(message)):
-        bench_train.main(arguments)
+    assert message in run(*BENCH, *arguments, code=2).stderr
 
 
 def test_a_contestant_that_dies_is_one_line(tmp_path):
@@ -302,11 +248,3 @@ def test_a_contestant_that_dies_is_one_line(tmp_path):
     said = "error: mixed from JPEG ended with exit code 2: error: data_url /does/not/exist does not exist"
     assert failed.stderr.splitlines()[-1].startswith(said) and "Traceback" not in failed.stderr
     assert not failed.stdout and none_left(tmp_path, 1)
-
-
-def test_without_the_tests_folder_the_published_loop_is_left_out(tmp_path):
-    """The published loop is in tests/, which `pack` skips."""
-    for name in ("common", "datasets", "jobs", "launch"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    failed = run(*BENCH, "--jobs=seed loop", code=2, cwd=tmp_path)
-    assert "--jobs: seed loop: tests/benchmarks/ is missing here" in failed.stderr

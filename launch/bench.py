@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Iterable
 
@@ -21,6 +22,7 @@ import psutil
 import torch
 
 from common import arguments, models
+from common.exits import BadInput, import_optional
 from datasets.folders import image_folder
 from datasets.loaders import backends, measure
 from datasets.sampling.augment import random_resized_crop
@@ -28,14 +30,27 @@ from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from datasets.stores.store import Store
-from launch.bench.output import log, make_parser, now, plot_bars
 
 _COMPUTE_BATCHES = {"cpu": (1, 4), "cuda": (10, 50)}  # batches of the model: for warm-up, and timed
+_REPLACEMENTS = {  # former benchmarks
+    "train": "tests.benchmarks.train",
+    "throughput": "tests.benchmarks.throughput",
+    "batch-size": "tests.benchmarks.batch_size",
+    "ray": "launch bench loaders",
+}
 
 
 def main(argv: list[str]) -> int:
     """Measure, print a table (or JSON) and the choice, and return 0. Raises BadInput."""
-    args = _parse_args(argv)
+    name, *rest = argv or [""]
+    if name in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    if name in _REPLACEMENTS:
+        raise BadInput(f"bench {name} was removed: use python -m {_REPLACEMENTS[name]}")
+    if name != "loaders":
+        raise BadInput(f"unknown benchmark {name!r}: expected loaders")
+    args = _parse_args(rest)
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
     index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, log=log)
     plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
@@ -43,7 +58,7 @@ def main(argv: list[str]) -> int:
     if args.pack:
         stores[" + pack"] = pack.build(index, pack.place(args.pack, index))
     rows = _rows(args, stores, plan, device)
-    ceiling = compute_rate(args, len(index.classes), device)
+    ceiling = _compute_rate(args, len(index.classes), device)
     for row in rows:
         row["wait"] = _wait(row["warm"], ceiling, device)
         row["wait_cold"] = None if row["cold"] is None else _wait(row["cold"], ceiling, device)
@@ -62,21 +77,17 @@ def main(argv: list[str]) -> int:
     else:
         _print(described)
     if args.plot:
-        shown = [row for row in rows if row["backend"] != "synthetic"]
-        plot_bars(
-            args.plot,
-            [row["backend"] for row in shown],
-            [row["warm"] for row in shown],
-            [row["ratio"] for row in shown],
-            described["data"],
-            f"images/s, {args.workers} workers, {args.image_size} pixels",
-        )
+        label = f"images/s, {args.workers} workers, {args.image_size} pixels"
+        plot([row for row in rows if row["backend"] != "synthetic"], described["data"], label, args.plot)
     return 0
 
 
 def _parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = make_parser(__doc__, "loaders")
+    parser = arguments.Parser(__doc__)
+    parser.prog = "python -m launch bench loaders"
     add, count = parser.add_argument, arguments.positive_int
+    add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
+    add("--json", action="store_true", help="print JSON")
     add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
     add("--pack", metavar="FOLDER", help="also measure decoded images, kept in this folder")
     add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
@@ -180,7 +191,7 @@ def _resident_bytes() -> int:
     return sum(process.memory_full_info().pss for process in _processes())
 
 
-def compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -> float:
+def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -> float:
     """Return images/s of training steps of the model, without data."""
     model = models.classifier(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
@@ -199,6 +210,18 @@ def compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -
         loss.backward()
         optimizer.step()
     return timed * args.batch_size / (now(device) - begin)
+
+
+def now(device: torch.device) -> float:
+    """Return seconds of time.perf_counter(), after the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def log(line: str) -> None:
+    """Print a line about the progress to stderr, because the result is printed to stdout."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _wait(rate: float, compute: float, device: torch.device) -> float:
@@ -225,3 +248,17 @@ def _print(found: dict) -> None:
 
 def _or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
+
+
+def plot(rows: list[dict], title: str, label: str, path: str) -> None:
+    """Write a bar chart of the rates as a PNG, with the ratios. Raises BadInput without matplotlib."""
+    figure_type = import_optional("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
+    figure = figure_type(figsize=(7, 1 + 0.5 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh([row["backend"] for row in rows], [row["warm"] for row in rows])
+    axes.bar_label(bars, [f"{row['ratio']:.2f}x" for row in rows], padding=3)
+    axes.invert_yaxis()  # the first on top
+    axes.margins(x=0.12)  # room for the last label
+    axes.set_xlabel(label)
+    axes.set_title(title, fontsize="small")
+    figure.savefig(path)

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common import models
 from common.performance.cpu import Conv2d
-from launch.bench.output import now
+from launch.bench import now
 
 # Products [rows, inner] @ [inner, columns]: squares, and tall ones as in a network. Larger ones do not give
 # more TFLOP/s.

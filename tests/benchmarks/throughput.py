@@ -1,6 +1,6 @@
 """Measure the images/s of the ImageNet job with every backend, and compare with "Diving into DALI".
 
-    python -m launch bench throughput --data_url DIR [--arch shufflenet_v2_x0_5] [--batch_size 512] [--json]
+    python -m tests.benchmarks.throughput --data_url DIR [--arch ARCH] [--batch_size 512] [--json]
 
 Runs `jobs/imagenet.py --prof N` with each backend in turn, several rounds, and prints medians. The article is
 "Diving into DALI: how to boost PyTorch data loading": shufflenet_v2_x0_5, 512 images a batch, fp16, 10
@@ -18,19 +18,23 @@ import sys
 import torch
 
 from common import arguments, models
+from common.entry import entry
 from common.exits import BadInput
 from common.files import ROOT
 from datasets.loaders import backends, measure
-from launch.bench import generated
-from launch.bench.output import log, make_parser, tail
+from launch.bench import log
+from tests.benchmarks import generated
+from tests.benchmarks.machine import describe
+from tests.benchmarks.output import make_parser, tail
 
 _JOB = os.path.join(ROOT, "jobs", "imagenet.py")
 _TIMEOUT = 1800  # seconds a run
 
 
-def main(argv: list[str]) -> int:
-    """Measure, print a table (or JSON) and return 0. Raises BadInput, also if a job fails."""
-    args, extra = _parse_args(argv)
+@entry
+def main() -> None:
+    """Measure and print a table (or JSON). Raises BadInput, also if a job fails."""
+    args, extra = _parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = backends.parse_list(args.backends, device, log)
     args.data_url = args.data_url or generated.image_folder(args.cache_dir)
@@ -40,15 +44,13 @@ def main(argv: list[str]) -> int:
             rates[name].append(_rate(args, name, extra))
             log(f"round {number + 1} of {args.rounds}: {name} {rates[name][-1]:.1f} images/s")
     found = {
-        "machine": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
-        "load_average": os.getloadavg()[0], "arch": args.arch, "batch_size": args.batch_size,
+        "machine": describe(), "arch": args.arch, "batch_size": args.batch_size,
         "images_per_s": {name: statistics.median(values) for name, values in rates.items()},
     }  # fmt: skip
     print(json.dumps(found, indent=2) if args.json else _table(found))
-    return 0
 
 
-def _parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+def _parse_args() -> tuple[argparse.Namespace, list[str]]:
     parser = make_parser(__doc__, "throughput")
     add, count = parser.add_argument, arguments.positive_int
     add("--data_url", metavar="DIR", help="folder with train/<class>/* (default: generated images)")
@@ -58,7 +60,7 @@ def _parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--prof", type=count, default=30, metavar="N", help="batches of a run (default: 30)")
     add("--rounds", type=count, default=5, help="default: 5")
     parser.epilog = "Other arguments are passed to the job: --workers 10, --image_size 128, --pack FOLDER ..."
-    return parser.parse_known_args(argv)
+    return parser.parse_known_args()
 
 
 def _rate(args: argparse.Namespace, backend: str, extra: list[str]) -> float:
@@ -77,8 +79,7 @@ def _rate(args: argparse.Namespace, backend: str, extra: list[str]) -> float:
 def _table(found: dict) -> str:
     rates = found["images_per_s"]
     lines = [
-        f"\n{found['arch']}, {found['batch_size']} images a batch, {found['machine']}, "
-        f"load average {found['load_average']:.2f}",
+        f"\n{found['arch']}, {found['batch_size']} images a batch, {found['machine']}",
         f"{'':<12}{'images/s':>10}{'ratio':>8}{'V100, article':>16}{'ratio':>8}",
     ]
     for name in sorted(rates, key=rates.get, reverse=True):
@@ -89,3 +90,7 @@ def _table(found: dict) -> str:
             article = f"{theirs:>16}{theirs / measure.ARTICLE['pytorch']:>7.2f}x"
         lines.append(f"{name:<12}{rates[name]:>10.1f}{ratio:>8}{article}")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

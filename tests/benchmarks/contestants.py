@@ -1,4 +1,4 @@
-"""Choose the contestants of `launch bench train`, and their arguments."""
+"""Choose the contestants of tests/benchmarks/train.py, and their arguments."""
 
 import argparse
 import os
@@ -11,9 +11,9 @@ import torch
 from common.exits import BadInput
 from common.files import ROOT
 from common.platforms import available_cores
-from launch.bench import generated
+from tests.benchmarks import generated
+from tests.benchmarks.curves import BASELINE
 
-SAMPLE = "seed loop"
 _FOREVER = "1000000000"  # steps
 _ENDLESS = ["--epochs", "10000", "--seed", "0"]
 # Saves are not timed.
@@ -55,11 +55,7 @@ def _small(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
         return [sys.executable, os.path.join(ROOT, "jobs", name), *_JOB, *shared, *extra]
 
     sample = [sys.executable, "-m", "tests.benchmarks.seed_loop", *_ENDLESS, *shared]
-    there = os.path.exists(os.path.join(ROOT, "tests", "benchmarks", "seed_loop.py"))
-    yield (
-        SAMPLE,
-        Contestant(sample, "float32") if there else "tests/benchmarks/ is missing here",
-    )
+    yield BASELINE, Contestant(sample, "float32")
     yield "train.py", Contestant(job("train.py"), "float32")
     yield "train_amp.py", Contestant(job("train_amp.py"), "half")
     if os.path.exists(os.path.join(ROOT, "jobs", "train_fast.py")):

@@ -1,1 +1,0 @@
-"""Parts of the command line that all jobs share: --help without importing torch, and --config."""

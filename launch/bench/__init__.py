@@ -1,1 +1,0 @@
-"""`launch bench`: measure loaders and jobs on this machine."""

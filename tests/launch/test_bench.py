@@ -1,0 +1,67 @@
+"""`python -m launch bench loaders` measures every loader, and writes a table, JSON and a chart."""
+
+import json
+
+import pytest
+import torch
+
+from datasets.folders import random_folder
+from datasets.loaders import backends
+from tests.conftest import run
+
+BENCH = ("-m", "launch", "bench")
+QUICK = ("--rounds=1", "--seconds=0.2", "--arch=resnet18", "--image_size=32", "--batch_size=16")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
+
+
+def test_a_table_with_a_choice(folder, tmp_path):
+    result = run(*BENCH, "loaders", *QUICK, f"--data_url={folder}", f"--cache_dir={tmp_path}")
+    printed = result.stdout
+    table = printed[printed.index("backend ") :].splitlines()
+    here = {name for name, reason in backends.reasons(torch.device("cpu")).items() if not reason}
+    assert {line.split()[0] for line in table[1 : 1 + len(here)]} == here
+    synthetic = next(line.split() for line in table if line.startswith("synthetic "))
+    assert synthetic[3] == synthetic[7] == "-"  # cold, wait cold
+    assert table[-2].startswith("resnet18 computes ") and table[-1].split()[0] == "choice:"
+    assert table[-1].split()[1] in here - {"synthetic"}
+    assert "dali-gpu: it needs a GPU" in result.stderr or torch.cuda.is_available()
+
+
+def test_json_and_a_picture_with_a_pack(folder, tmp_path):
+    picture = tmp_path / "rates.png"
+    printed = run(
+        *BENCH, "loaders", *QUICK, f"--data_url={folder}", f"--cache_dir={tmp_path}", "--json",
+        f"--pack={tmp_path / 'pack'}", f"--plot={picture}",
+    ).stdout  # fmt: skip
+    found = json.loads(printed)
+    rows = {row["backend"]: row for row in found["rows"]}
+    assert {"pytorch", "threads", "pytorch + pack", "threads + pack", "synthetic"} <= rows.keys()
+    assert rows["pytorch"]["ratio"] == 1 and found["choice"] in rows
+    for row in rows.values():
+        assert row["warm"] > 0 and row["bytes"] > 1e8 and 0 <= row["wait"] <= 1
+        if row["backend"] == "synthetic":  # it reads nothing
+            assert row["cold"] is row["wait_cold"] is None
+        else:
+            assert row["cold"] > 0 and 0 <= row["wait_cold"] <= 1
+        assert 0 < row["cores"] < 64 and row["spread"][0] <= row["warm"] <= row["spread"][1]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["loaders"], "the following arguments are required: --data_url"),
+    (["loaders", "--data_url=/does/not/exist"], "/does/not/exist does not exist or is not a folder"),
+    (["loaders", "--data_url=.", "--arch=nothing"], "--arch: nothing is not a torchvision classifier"),
+    (["speed"], "unknown benchmark 'speed': expected loaders"),
+    ([], "error: unknown benchmark '': expected loaders"),
+    (["train", "--rounds=1"], "use python -m tests.benchmarks.train"),
+    (["throughput"], "use python -m tests.benchmarks.throughput"),
+    (["batch-size"], "use python -m tests.benchmarks.batch_size"),
+    (["ray"], "use python -m launch bench loaders"),
+])  # fmt: skip
+def test_bad_input(arguments, message):
+    errors = run(*BENCH, *arguments, code=2).stderr
+    assert message in errors and len(errors.splitlines()) == 1
