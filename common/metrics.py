@@ -20,7 +20,7 @@ from tqdm import tqdm
 from common import arguments, exits, starts
 from common.distributed import ranks
 from common.evaluation import Metrics
-from common.exits import MissingPackage, import_optional, printable
+from common.exits import BadInput, MissingPackage, import_optional, printable
 from common.files import opener, write_atomic
 from common.output import writes_nothing
 
@@ -86,8 +86,8 @@ class Log:
         self._end_lap("model")
         self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
-        self._since, self._waited, self._evaluating = time.time(), loader.waited, 0.0
-        self._start: dict[str, Any] = {"time": round(self._since, 3), "step": step, "steps": total_steps}
+        self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
+        self._start: dict[str, Any] = {"time": round(time.time(), 3), "step": step, "steps": total_steps}
         self._start |= {"laps": {**self._laps}, "training data": loader.receipt.fingerprint}
         exits.on_success(self.finish)
         if model is None or not ranks.is_first():
@@ -101,7 +101,7 @@ class Log:
         """Return on rank 0 whether --report_every counts seconds and they have passed. It is true only once
         before each report."""
         every = self.args.report_every
-        if self._has_asked or every.unit != "s" or time.time() - self._since < every.number:
+        if self._has_asked or every.unit != "s" or time.monotonic() - self._since < every.number:
             return False
         self._has_asked = True
         return True
@@ -110,9 +110,11 @@ class Log:
         """Print the sizes of the data sets and their source.
 
         The class names of the training set, if it has any, are written to classes.json. The time until now
-        counts as loading data.
+        counts as loading data. Raises BadInput if a data set is not map-style.
         """
         self._end_lap("data loading")
+        check_map_style(train_set)
+        check_map_style(test_set)
         self._class_names = class_names_of(train_set)
         source = getattr(train_set, "source", type(train_set).__name__)
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
@@ -152,7 +154,7 @@ class Log:
             return
         loss_sum, correct, count = running.tolist()
         running.zero_()
-        now, waited = time.time(), self._loader.waited
+        now, waited = time.monotonic(), self._loader.waited
         elapsed, data_time = now - self._since, waited - self._waited
         self._since, self._waited = now, waited
         loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
@@ -180,7 +182,7 @@ class Log:
             return
         self._trains = True
         loss_sum, correct, count = val_sums[:3].tolist()
-        now = time.time()
+        now = time.monotonic()
         self._evaluating += now - self._since
         self._since = now
         loss, accuracy = loss_sum / (count or math.nan), _accuracy("val_acc", correct, count)
@@ -209,7 +211,7 @@ class Log:
     @property
     def training_seconds(self) -> float:
         """Return the seconds of training so far, without evaluating and saving."""
-        return self._laps.get("training", time.time() - self._lap_start) - self._evaluating
+        return self._laps.get("training", time.monotonic() - self._lap_start) - self._evaluating
 
     def finish(self) -> None:
         """Print the last result and the TIME COST table, and close the files. start() registers it for the
@@ -241,7 +243,7 @@ class Log:
 
     def _end_lap(self, name: str) -> None:
         """Add the time since the last call (the first time: since the process began) to the lap `name`."""
-        now = time.time()
+        now = time.monotonic()
         self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
         self._lap_start = now
 
@@ -340,6 +342,19 @@ class Log:
             self.info(line)
 
 
+def check_map_style(data: Any) -> None:
+    """Raise BadInput if a data set has no numbered samples: a stream, or an object without length."""
+    name = type(data).__name__
+    if isinstance(data, torch.utils.data.IterableDataset):
+        raise BadInput(
+            f"{name} is an IterableDataset: its samples have no numbers, so they cannot be shuffled, "
+            "divided among the ranks or found again after a restart. Write __getitem__ and __len__ "
+            "instead: for shards or files, an index of (file, position) of each sample is enough"
+        )
+    if not hasattr(data, "__len__"):
+        raise BadInput(f"{name} needs __len__ and __getitem__, as every map-style Dataset has")
+
+
 def class_names_of(data: Any) -> tuple[str, ...]:
     """Return the names of the classes in the order of labels: `class_names`, or torchvision's `classes`; ()
     if the data set has neither. For a Subset they are those of its data set."""
@@ -385,13 +400,14 @@ def _short(value: float | str) -> str:
 
 
 def _process_start() -> float:
-    """Return when this process began, in seconds of time.time(): importing torch counts as set-up."""
+    """Return when this process began, in seconds of time.monotonic(): importing torch counts as set-up."""
     try:
         with open("/proc/self/stat") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.monotonic() - age
     except (OSError, AttributeError):  # not Linux
-        return time.time()
+        return time.monotonic()
 
 
 def peak_memory() -> float:

@@ -31,7 +31,9 @@ PARENT = os.path.join(ROOT, "output_dir")
 LATEST, LOCK, CHECKPOINTS = "latest", ".lock", "checkpoints"
 WEIGHTS = re.compile(r"best\.pth|epoch_(\d+)\.pth")
 _OWN = "BOOTFILE_RUN_FOLDER"  # a parent passes the folder that it made to the processes that it starts
-_FILES = ("metrics.jsonl", "receipt.bin", "starts.jsonl", "best.pth", f"{CHECKPOINTS}/{LATEST}")
+_FILES = (
+    "metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl", "best.pth", f"{CHECKPOINTS}/{LATEST}"
+)  # fmt: skip
 _CHECKPOINT = re.compile(r"step_(\d+)\.pt")
 _REPORTS = re.compile(r"metrics\.jsonl|receipt\.bin|events\.out\.tfevents\..*")
 _BUSY = 10.0  # seconds that a start waits for the previous job to end

@@ -42,7 +42,9 @@ _FOREVER = re.compile(r".*\.(pt|pth|pt\.json)")  # written by a rename and never
 _LATEST = f"{CHECKPOINTS}/{checkpoint.LATEST}"
 _SNAPSHOTS = ".mirror"  # in the output folder: copies of the files that are being sent
 # files that a job may send in parts: unfinished uploads of other names belong to other programs
-_IN_PARTS = re.compile(r"checkpoints/step_\d+\.pt|epoch_\d+\.pth|best\.pth|metrics\.jsonl|receipt\.bin")
+_IN_PARTS = re.compile(
+    r"checkpoints/step_\d+\.pt|epoch_\d+\.pth|best\.pth|(metrics|state)\.jsonl|receipt\.bin"
+)
 
 
 def open_mirror(output: Output, resume: str, keep: int) -> "Mirror | None":

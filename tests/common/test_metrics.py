@@ -63,7 +63,7 @@ def _reported(log, loader, seconds_of_a_step, steps, clock):
 )
 def test_reports_are_due_by_time_and_by_steps(tmp_path, monkeypatch, every, expected):
     clock = [1e9]
-    monkeypatch.setattr("common.metrics.time.time", lambda: clock[0])
+    monkeypatch.setattr("common.metrics.time.monotonic", lambda: clock[0])
     log, loader = log_of(tmp_path, every), StubLoader(12)
     log.start(loader, 0, 16)
     loader.commit = lambda *_: None

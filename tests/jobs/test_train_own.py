@@ -170,6 +170,19 @@ def test_a_job_of_ones_own_continues_exactly(blocks, ranks, tmp_path):
             assert ends[0]["val_loss"] == pytest.approx(ends[1]["val_loss"], rel=1e-3)
 
 
+def test_a_sharded_optimizer_is_refused_before_the_first_step(tmp_path):
+    """The state of ZeroRedundancyOptimizer is on several ranks: rank 0 could not save it."""
+    job = write_job(tmp_path / "job", None, distributed=True)
+    text = job.read_text(encoding="utf-8")
+    sharded = (
+        "torch.distributed.optim.ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=args.lr)"
+    )
+    text = re.sub(r"optimizer = torch.optim.SGD\(.*\)", f"optimizer = {sharded}", text)
+    job.write_text(text.replace("import torch\n", "import torch\nimport torch.distributed.optim\n", 1))
+    refused = run(job, *OPTIONS, "--processes_per_node=2", f"--output_dir={tmp_path / 'output'}", code=2)
+    assert "a checkpoint cannot be saved: " in refused.stderr and "step=1" not in refused.stdout
+
+
 @pytest.mark.faults
 def test_other_data_do_not_resume(tmp_path):
     job = write_job(tmp_path / "job", None, distributed=False)

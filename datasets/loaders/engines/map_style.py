@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from common.exits import BadInput
-from common.metrics import class_names_of
+from common.metrics import check_map_style, class_names_of
 from datasets.fingerprint import fingerprint, hash_rows, hash_value
 from datasets.loaders.engines.workers import Workers
 from datasets.loaders.loader import Copy, Loader
@@ -92,15 +92,9 @@ class Fetcher:
     """
 
     def __init__(self, dataset: Dataset, collate_fn: Callable[[list], Any] | None = None):
-        name = type(dataset).__name__
-        if isinstance(dataset, IterableDataset):
-            raise BadInput(
-                f"{name} is an IterableDataset: its samples have no numbers, so they cannot be shuffled, "
-                "divided among the ranks or found again after a restart. Write __getitem__ and __len__ "
-                "instead: for shards or files, an index of (file, position) of each sample is enough"
-            )
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            raise BadInput(f"{name} needs __getitem__ and __len__, as every map-style Dataset has")
+        check_map_style(dataset)
+        if not hasattr(dataset, "__getitem__"):
+            raise BadInput(f"{type(dataset).__name__} has no __getitem__, as every map-style Dataset has")
         self.dataset, self.collate_fn = dataset, collate_fn
         self._table, self._rows = _table_of(dataset) if collate_fn is None else (None, None)
         self._draws = False  # whether an item has used a global generator

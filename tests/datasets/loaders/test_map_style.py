@@ -12,6 +12,7 @@ from common.exits import BadInput
 from datasets.loaders.engines.map_style import Fetcher, draw_seeds, map_style_loader
 from datasets.sampling import generators
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler
+from tests.support.checkpointers import log_of
 
 SIZE, BATCH, STEPS = 50, 12, 8  # two epochs of four steps
 CPU = torch.device("cpu")
@@ -264,7 +265,7 @@ def test_torchvisions_classes_are_the_names(classes, expected):
         assert map_style_loader(data, sampler(), CPU).plan.index.class_names == expected
 
 
-def test_what_cannot_be_read_by_number_is_refused_with_the_way_out():
+def test_what_cannot_be_read_by_number_is_refused_with_the_way_out(tmp_path):
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(range(9))
@@ -278,7 +279,9 @@ def test_what_cannot_be_read_by_number_is_refused_with_the_way_out():
 
     with pytest.raises(BadInput, match=r"Stream is an IterableDataset.*Write __getitem__ and __len__"):
         map_style_loader(Stream(), sampler(), CPU)
-    with pytest.raises(BadInput, match="needs __getitem__ and __len__"):
+    with pytest.raises(BadInput, match=r"Stream is an IterableDataset.*Write __getitem__ and __len__"):
+        log_of(tmp_path).print_data(Stream(), Words())  # a job calls it first
+    with pytest.raises(BadInput, match="needs __len__ and __getitem__"):
         map_style_loader(object(), sampler(), CPU)
     for workers in (0, 1):
         with pytest.raises(BadInput, match=r"list of 3.*collate_fn") as refused:
