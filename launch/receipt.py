@@ -92,7 +92,7 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[dict, dict]) -> str
     paths = [os.path.join(run, "checkpoints", files.name_of(step)) for run in runs]
     try:
         states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
-    except (files.Refused, KeyError, TypeError):
+    except (files.Refused, KeyError, TypeError, AttributeError):
         return f"{names[0]}{others} (the checkpoints of both runs would give the size)"
     sizes = {name: _difference(*(state.get(name) for state in states)) for name in names}
     name = max(names, key=lambda each: sizes[each])

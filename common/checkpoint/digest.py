@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from common.exits import BadInput
-from common.files import opener, write_atomic
+from common.files import opener, read_file, write_atomic
 
 FILE = "state.jsonl"  # in a run's output folder
+_MOST = 2**30  # bytes of FILE
 _WITHOUT = {"receipt"}  # objects of a checkpoint that are not state of the model
 
 
@@ -67,16 +68,16 @@ def read(folder: str) -> dict[int, dict]:
     """Return the lines of FILE by step, the last one of each step; {} without the file. Raises BadInput."""
     lines, path = {}, os.path.join(folder, FILE)
     try:
-        with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
-            for text in file:
-                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    line = json.loads(text)
-                    if type(line["step"]) is int and isinstance(line["parts"], dict):
-                        lines[line["step"]] = line | {"digest": str(line["digest"])}
+        texts = read_file(path, _MOST).decode(errors="replace").split("\n")
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    for text in texts:
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            line = json.loads(text)
+            if type(line["step"]) is int and isinstance(line["parts"], dict):
+                lines[line["step"]] = line | {"digest": str(line["digest"])}
     return dict(sorted(lines.items()))
 
 

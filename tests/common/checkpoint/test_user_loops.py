@@ -456,6 +456,26 @@ def test_what_only_happens_in_one_epoch_is_noticed_after_a_restart(tmp_path, cap
     assert "warning: 0.bias is frozen now" in capsys.readouterr().out
 
 
+def test_another_schedule_or_optimizer_is_a_line_in_the_log(tmp_path, capsys):
+    class Stepwise(Loop):
+        def build(self):
+            super().build()
+            self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5)
+
+    class Adam(Loop):
+        def build(self):
+            super().build()
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+            self.scheduler = None
+
+    Loop().train(tmp_path, kill_at=18)
+    Stepwise().train(tmp_path, kill_at=22)
+    text = "the schedule of the checkpoint is another one: it was ExponentialLR"
+    assert capsys.readouterr().out.count(text) == 1
+    with pytest.raises(BadInput, match=r"its optimizer is SGD, this run's is AdamW"):
+        Adam().train(tmp_path)
+
+
 @pytest.mark.parametrize(
     "value, named",
     [

@@ -1,0 +1,93 @@
+"""`launch receipt` compares the states of two runs, and names what differs and by how much."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from common.checkpoint import digest, files
+from datasets.sampling.receipt import Receipt
+from tests.conftest import run
+
+
+def _objects(step: int, change: float = 0.0) -> dict:
+    weight = torch.arange(24.0).view(2, 3, 2, 2) + step
+    momentum = torch.full((3,), 2.0)
+    momentum[1] += change
+    optimizer = {
+        "state": {3: {"momentum_buffer": momentum}},
+        "param_groups": [{"lr": 0.1 + step, "params": [3]}],
+    }
+    return {"model": {"conv.weight": weight}, "optimizer": optimizer, "receipt": {"digest": "x"}}
+
+
+def _make(folder, processes=1, change=0.0, steps=(11, 22, 33), kept=(33,)):
+    """Write what a run of 33 steps leaves; its state at step 33 differs by `change`."""
+    os.makedirs(folder / "checkpoints")
+    data = Receipt()
+    for step in range(1, 34):
+        data.add(np.arange(step, step + 4), np.arange(4), ())
+    data.commit(33, 11, str(folder))
+    for step in steps:
+        objects = _objects(step, change if step == 33 else 0.0)
+        digest.write(str(folder), digest.summarize(step, objects) | {"planned": True})
+        if step in kept:
+            files.write(str(folder / "checkpoints" / f"step_{step}.pt"), {"objects": objects}, step=step)
+    start = {"settings": {}, "environment": {"world size": processes}}
+    (folder / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    return folder
+
+
+def _receipt(*runs, code):
+    return run("-m", "launch", "receipt", *runs, code=code).stdout.splitlines()[2:]
+
+
+def test_states_are_compared_where_both_runs_have_them(tmp_path):
+    whole = _make(tmp_path / "whole")
+    data = "data equal for 33 steps: the same ids, labels and augmentation"
+    other = _make(tmp_path / "other", steps=(4, 11, 33))
+    assert _receipt(whole, other, code=0) == [data, "state equal at steps 11, 33"]
+    changed = _make(tmp_path / "changed", change=2e-3)
+    text = "state equal at steps 11, 22; differs at 33: optimizer.state.3.momentum_buffer"
+    assert _receipt(whole, changed, code=1) == [data, f"{text} (largest relative difference 0.001)"]
+    deleted = _make(tmp_path / "deleted", change=2e-3, kept=())
+    assert _receipt(whole, deleted, code=1)[1].startswith(f"{text} (")
+    shared = _make(tmp_path / "shared", processes=2, change=2e-3)
+    assert _receipt(whole, shared, code=0)[1].endswith(
+        "expected: 1 and 2 processes round sums, and draw numbers, differently"
+    )
+    older = _make(tmp_path / "older", steps=())
+    assert _receipt(whole, older, code=0)[1].startswith("state not compared: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[", "[1]", '{"step": "11"}', '{"step": 11, "digest": 5, "parts": []}', "[" * 100_000, "\0\xff", ""],
+)
+def test_damaged_lines_are_left_out(tmp_path, line):
+    whole, damaged = _make(tmp_path / "whole"), _make(tmp_path / "damaged")
+    lines = (damaged / digest.FILE).read_text().splitlines()
+    (damaged / digest.FILE).write_text("\n".join([line, *lines[1:], line[:9]]))
+    assert _receipt(whole, damaged, code=0)[1] == "state equal at steps 22, 33"
+
+
+def test_equal_bits_have_equal_digests():
+    objects = _objects(1)
+    other = _objects(1)
+    other["model"]["conv.weight"] = other["model"]["conv.weight"].to(memory_format=torch.channels_last)
+    other["optimizer"]["param_groups"][0]["lr"] = 5.0  # a hyperparameter
+    other = dict(reversed(other.items()))
+    assert digest.summarize(1, objects) == digest.summarize(1, other)
+    for value in (torch.tensor(-0.0), torch.tensor(0), torch.zeros(1), torch.tensor(0.0).half(), 0.0, None):
+        zero, changed = ({"model": {"weight": each}} for each in (torch.tensor(0.0), value))
+        assert digest.summarize(1, zero)["digest"] != digest.summarize(1, changed)["digest"]
+
+
+def test_a_resumed_run_replaces_later_lines(tmp_path):
+    _make(tmp_path / "run")
+    digest.cut(str(tmp_path / "run"), 22)
+    assert list(digest.read(str(tmp_path / "run"))) == [11, 22]
+    digest.write(str(tmp_path / "run"), digest.summarize(22, _objects(5)))
+    assert digest.read(str(tmp_path / "run"))[22]["digest"] == digest.summarize(22, _objects(5))["digest"]
