@@ -111,11 +111,10 @@ class Checkpointer:
             cpu.return_memory()
         if self.forward is not self.model and ranks.world_size() > 2:
             self._settle_buckets()
-        self._guard = Guard(
-            self.model, *find_optimizers(self._state.objects)
-        )  # of the weights that were loaded
-        optimizer = self._state.objects["optimizer"]
-        self._steps = OptimizerSteps(optimizer, self._state.objects, self._before_first_step, self.log.info)
+        objects = self._state.objects
+        self._guard = Guard(self.model, *find_optimizers(objects))  # after the weights were loaded
+        optimizer = objects["optimizer"]
+        self._steps = OptimizerSteps(optimizer, objects, self._before_first_step, self.log.info)
         self._warn_of_generators()
         if writes:
             preemption.watch(self.args.grace, ranks.store())  # otherwise a signal ends the process at once
@@ -157,7 +156,7 @@ class Checkpointer:
         assert self._steps  # resume() was called
         self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
         if self._waits and step < self.total_steps:
-            self._overdue = self._overdue or self._is_save_due(step)
+            self._overdue = self._is_planned(step)
             return self.log.is_due(step)
         return self._is_save_due(step) or self.log.is_due(step)
 

@@ -81,11 +81,11 @@ class Saver:
             # The keys are those of a checkpoint, so both use the same host memory for the copy.
             state = {"objects": objects()}
             if self._digested == step:
-                state["objects"] = {"model": state["objects"]["model"]}
+                state["objects"] = {} if model else {"model": state["objects"]["model"]}
             return state | ({"weights": model.state_dict()} if model else {})
 
         def write(state: dict) -> None:
-            tensors = state.get("weights", state["objects"]["model"])
+            tensors = state["weights"] if model else state["objects"]["model"]
             self._prepare(self.folder, tensors)
             if self._digested != step:
                 self._digest(step, state["objects"])
