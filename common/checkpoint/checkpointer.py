@@ -130,7 +130,7 @@ class Checkpointer:
         """Return whether to take the optimizer step: whether the loss and the gradients are finite on every
         rank. Call it after each backward(), on every rank; a step may have several losses.
 
-        If not, the step is counted, and is_due() restores BatchNorm's statistics. If all optimizers are
+        If not, the step is counted, and BatchNorm's statistics are restored. If all optimizers are
         fused, the answer is always True: the device skips the step, and the host learns of it one step later.
         loss: scalar. Costs a pass over the gradients and, if an optimizer is not fused, one synchronisation
         with the device (nonfinite.py).

@@ -60,10 +60,13 @@ class Guard:
         self._parameters = list(model.parameters())
         self._checks: list[tuple[torch.Tensor, ...]] = []  # (signs, loss, norm) of each loss of this step
         self._outstanding: tuple | None = None
+        # `.data`: between two backward() calls of a step, autograd must not see that a buffer is written;
+        # in training BatchNorm's backward() does not read it
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in model.buffers():
-            self._buffers.setdefault(buffer.dtype, []).append(buffer)
-        self._good = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
+            self._buffers.setdefault(buffer.dtype, []).append(buffer.data)
+        # their values after the last good step, and after the last loss
+        self._good = self._kept = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
 
     def check(self, loss: torch.Tensor, asked: bool, late: bool, report: bool = False) -> bool:
         """Check a loss of a step after its backward(), on every rank, and return whether to take the
@@ -83,7 +86,10 @@ class Guard:
             torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
         self._checks.append((signs, loss, norm))
         if not self.ahead:
-            return not signs[0].item()
+            is_bad = signs[0].item() > 0
+            self._keep(is_bad)
+            return not is_bad
+        self._keep(signs[0] > 0)
         self.found_inf = signs[0].clone()
         for each in self.optimizers:
             each.found_inf = self.found_inf
@@ -106,21 +112,17 @@ class Guard:
             return None
         (signs, *_), *others = checks = self._checks
         self._checks = []
-        if others:
+        if others:  # one bad loss makes the step a bad one
             signs = torch.stack([each for each, *_ in checks]).amax(0)
-        before, arrived = self.settle(), None
-        if self.ahead:
             self._keep(signs[0] > 0)
-            if signs.is_cuda:
-                signs = signs.to("cpu", non_blocking=True)
-                arrived = torch.cuda.Event(blocking=True)  # the host sleeps, so the loader can use its core
-                arrived.record()
+        self._good = self._kept
+        before, arrived = self.settle(), None
+        if self.ahead and signs.is_cuda:
+            signs = signs.to("cpu", non_blocking=True)
+            arrived = torch.cuda.Event(blocking=True)  # the host sleeps, so the loader can use its core
+            arrived.record()
         self._outstanding = signs, arrived, checks
-        if self.ahead:
-            return before
-        verdict = self.settle()
-        self._keep(verdict is not None and verdict.bad)
-        return verdict
+        return before if self.ahead else self.settle()
 
     def settle(self) -> Verdict | None:
         """Wait for the verdict on the last step and return it; None if it was returned before."""
@@ -139,17 +141,20 @@ class Guard:
 
     @torch.no_grad()
     def _keep(self, bad: torch.Tensor | bool) -> None:
-        """Save BatchNorm's statistics after a good step, and restore the last good ones after a bad step.
+        """Keep BatchNorm's statistics after a good loss, and restore those of the last good step after a bad
+        one.
 
         bad: a tensor if the device decides, in a few operations for all layers.
         """
+        self._kept = {}
         for dtype, buffers in self._buffers.items():
             if bad is False:
-                self._good[dtype] = _flat(buffers)
+                self._kept[dtype] = _flat(buffers)
                 continue
-            if isinstance(bad, torch.Tensor):
-                self._good[dtype] = torch.where(bad, self._good[dtype], _flat(buffers))
-            parts = self._good[dtype].split([buffer.numel() for buffer in buffers])
+            good = self._good[dtype]
+            kept = good if bad is True else torch.where(bad, good, _flat(buffers))
+            self._kept[dtype] = kept
+            parts = kept.split([buffer.numel() for buffer in buffers])
             parts = [part.view_as(buffer) for buffer, part in zip(buffers, parts, strict=True)]
             if _foreach_copy_:
                 _foreach_copy_(buffers, parts)
