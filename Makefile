@@ -67,6 +67,8 @@ lint: setup
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
+	@for package in jobs common datasets launch; do printf '%-10s%4d files%7d lines\n' $$package \
+	  $$(find $$package -name '*.py' | wc -l) $$(find $$package -name '*.py' -exec cat {} + | wc -l); done
 
 setup: $(VENV)/installed-tests
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from common.arguments import positive_int
 from common.exits import BadInput, import_optional
-from common.performance.cpu import Conv2d, keep_memory, take_over
 
 # torch.optim.SGD(..., **FUSED[device.type]): on a GPU one kernel updates all weights, and the host does not
 # wait for the device to check whether a step is finite. SGD has it since torch 2.3.
@@ -35,8 +34,6 @@ def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> nn.Module
     """
     if width > _WIDEST:
         raise BadInput(f"--width {width} is more than {_WIDEST} channels")
-    if not torch.cuda.is_available():
-        keep_memory()  # each step reuses the memory of the last one: 1.09x with train_amp.py
     return _ResNet(channels, classes, width, blocks=2)
 
 
@@ -111,9 +108,7 @@ def classifier(name: str, classes: int, image_size: int) -> nn.Module:
     Input float [N, 3, image_size, image_size], output logits [N, classes]. Raises BadInput if it cannot take
     images of that size.
     """
-    if not torch.cuda.is_available():
-        keep_memory()  # each step reuses the memory of the last one
-    return take_over(build(name, classes, image_size).train())  # faster convolutions on a CPU
+    return build(name, classes, image_size).train()
 
 
 def build(name: str, classes: int, image_size: int) -> nn.Module:
@@ -227,5 +222,4 @@ def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Module:
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
-    # the same as nn.Conv2d on a GPU; on a CPU a step on small maps takes half the time (performance/cpu.py)
-    return Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)

@@ -1,4 +1,4 @@
-"""Imports point in one direction, and folders and files have a suitable size.
+"""Imports point in one direction.
 
 Imports run one way: jobs and launch import datasets and common, datasets imports common. Inside a package,
 neither its rooms (files directly in it, and sub-packages) nor its files import each other in a circle.
@@ -11,7 +11,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,10 @@ ALLOWED = {
     "launch": {"launch", "datasets", "common"},
     "jobs": {"jobs", "datasets", "common"},
 }
-MOST_FILES, FEWEST_LINES, PREFIX_FILES = 13, 30, 3
 
 UPWARDS: set[str] = set()
 ROOM_CYCLES: set[str] = set()
 FILE_CYCLES: set[str] = set()
-CROWDED: set[str] = set()
-SHORT: set[str] = set()
-PREFIXES: set[str] = set()
 
 Graph = dict[str, set[str]]
 
@@ -108,28 +103,8 @@ def find_room_cycles(graph: Graph) -> set[str]:
     return found
 
 
-def find_crowded(names: list[str], most: int) -> set[str]:
-    """Return the folders with more than `most` modules, "__init__" and "__main__" aside."""
-    counts = Counter(name.rpartition(".")[0] for name in names if not name.endswith("__"))
-    return {folder for folder, count in counts.items() if count > most}
-
-
-def find_short(sources: dict[str, str], fewest: int) -> set[str]:
-    """Return the modules of fewer lines, "__init__" and "__main__" aside."""
-    return {name for name, text in sources.items() if text.count("\n") < fewest and not name.endswith("__")}
-
-
-def find_prefixes(names: list[str], least: int) -> set[str]:
-    """Return "folder.word_*" for each word that `least` or more names of a folder begin with."""
-    parts = [name.rpartition(".") for name in names if not name.endswith("__")]
-    counts = Counter((folder, stem.partition("_")[0]) for folder, _, stem in parts)
-    return {f"{folder}.{word}_*" for (folder, word), count in counts.items() if count >= least}
-
-
 SOURCES = read_sources()
 GRAPH = find_imports(SOURCES)
-# jobs/train_*.py are variants of jobs/train.py
-OTHERS = [name for name in SOURCES if not name.startswith("jobs.")]
 
 
 def compare(found: set[str], known: set[str]) -> None:
@@ -155,18 +130,6 @@ def test_importing_a_package_imports_nothing(package):
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def test_folders_are_not_crowded():
-    compare(find_crowded(list(SOURCES), MOST_FILES), CROWDED)
-
-
-def test_files_are_not_crumbs():
-    compare(find_short(SOURCES, FEWEST_LINES), SHORT)
-
-
-def test_a_name_prefix_is_not_a_folder_that_is_missing():
-    compare(find_prefixes(OTHERS, PREFIX_FILES), PREFIXES)
-
-
 def test_a_job_of_one_process_imports_only_what_it_uses(tmp_path):
     code = (
         "import runpy, sys\n"
@@ -179,7 +142,7 @@ def test_a_job_of_one_process_imports_only_what_it_uses(tmp_path):
     ).stdout
     imported = re.search("^imported: (.*)$", printed, re.MULTILINE).group(1).split()
     files = [name for name in imported if name in SOURCES]  # without packages, whose __init__.py is empty
-    assert 20 < len(files) <= 31, files
+    assert "common.entry" in files
     assert not [name for name in files if re.search("object_store|mirror|preflight|rendezvous|staging", name)]
 
 
@@ -236,19 +199,6 @@ def test_cycles_of_rooms_are_found_where_files_have_none():
     assert find_room_cycles(SMALL_GRAPH) == {"common.a common.b"}
     deep = {"p.q.r.x": {"p.q.y"}, "p.q.y": {"p.q.s.z"}, "p.q.s.z": {"p.q.r.w"}, "p.q.r.w": set()}
     assert not find_cycles(deep) and find_room_cycles(deep) == {"p.q.r p.q.s p.q.y"}
-
-
-def test_sizes_and_prefixes_are_found():
-    names = [f"p.q.{name}" for name in ("__init__", "a", "a_b", "a_c", "bc_d", "b")] + [
-        "p.a_x",
-        "p_a.__main__",
-        "p_a.x",
-        "p_a.y",
-        "p_a.z",
-    ]
-    assert find_crowded(names, 4) == {"p.q"} and not find_crowded(names, 5)
-    assert find_prefixes(names, 3) == {"p.q.a_*"} and not find_prefixes(names, 4)
-    assert find_short({"p.a": "x\n" * 29, "p.b": "x\n" * 30, "p.__init__": ""}, 30) == {"p.a"}
 
 
 def test_an_offender_that_is_new_or_mended_fails():

@@ -25,7 +25,6 @@ from common.checkpoint.state import RunState
 from common.distributed import preemption, ranks
 from common.exits import BadInput
 from common.metrics import Log
-from common.performance import cpu
 
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error
 
@@ -107,8 +106,6 @@ class Checkpointer:
         if writes:
             self._open_output()
         step = self._restore(writes)
-        if total_steps - step <= cpu.SHORT and not torch.cuda.is_available():
-            cpu.return_memory()
         if self.forward is not self.model and ranks.world_size() > 2:
             self._settle_buckets()
         objects = self._state.objects

@@ -9,7 +9,6 @@ import warnings
 import torch
 
 from common.exits import BadInput
-from common.performance import dynamo
 from common.platforms import count_in
 from common.topology import Topology, is_distributed, promised_gpus, resolve
 
@@ -24,7 +23,6 @@ def select(args: argparse.Namespace) -> torch.device:
     It also raises BadInput if torch cannot use the GPU (open_gpu), and if a job of one process was started
     as several.
     """
-    dynamo.postpone_import()  # a job that compiles nothing starts in half the time
     topology = find_topology(args)
     if topology.world_size > 1 and not is_distributed(args):
         raise BadInput(

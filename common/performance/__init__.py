@@ -1,1 +1,1 @@
-"""Make a job faster: memory, convolutions, compilation, mixed precision."""
+"""Make a job faster: compilation and mixed precision."""

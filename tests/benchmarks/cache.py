@@ -33,7 +33,6 @@ import redis
 import torch
 from PIL import Image
 
-from common.performance import cpu
 from datasets.folders import image_folder, images
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
@@ -184,7 +183,6 @@ def main(arguments=None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args(arguments)
-    cpu.keep_memory()
     said = []
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -34,7 +34,6 @@ Notes on the rows:
 - "decoding" reads and decodes the files, and does nothing else: no loader that decodes whole images can be
   faster. "threads" decodes the boxes of the crops if nvImageCodec is installed.
 - DALI's own reader returns its buffers without a copy.
-- Bootfile's jobs make glibc keep freed memory. Here all rows do that with --keep_memory, and none without.
 - In all rows, threads of OpenMP that wait sleep soon (GOMP_SPINCOUNT=1000), as in Bootfile's jobs.
 - An epoch of 512 images is short, so the start of an epoch has more weight than with ImageNet. --images 4096
   shows how much.
@@ -66,7 +65,6 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from common.performance import cpu
 from tests.benchmarks.machine import describe
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -624,12 +622,10 @@ FIGURES = [
 # In the process of a row
 
 
-def work(name: str, folder: str, count: int, keep_memory: bool) -> None:
+def work(name: str, folder: str, count: int) -> None:
     """Make a row, send a description of its batches, then measure a turn for each received line."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to the log
-    if keep_memory:
-        cpu.keep_memory()
 
     def send(answer: dict) -> None:
         print(json.dumps(answer), file=channel, flush=True)
@@ -695,7 +691,6 @@ class Process:
         os.makedirs(temporary, exist_ok=True)
         command = [options.python.get(name, sys.executable), "-m", "tests.benchmarks.loaders"]
         command += [f"--row={name}", f"--folder={folder}", f"--images={options.images}"]
-        command += ["--keep_memory"] * options.keep_memory
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, text=True,
@@ -898,7 +893,6 @@ def parse_args() -> argparse.Namespace:
         metavar="NAME=PATH",
         help="of rows NAME and NAME-*",
     )
-    parser.add_argument("--keep_memory", action="store_true", help="all rows keep freed memory")
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
     parser.add_argument("--row", help=argparse.SUPPRESS)  # this is the process of a row
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -928,7 +922,7 @@ def parse_args() -> argparse.Namespace:
 def main():
     options = parse_args()
     if options.row:
-        return work(options.row, options.folder, options.images, options.keep_memory)
+        return work(options.row, options.folder, options.images)
     if hasattr(os, "sched_setaffinity"):  # all rows use the same cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:WORKERS])
     begun = {"date": str(datetime.date.today()), "machine": describe(), "load_average": [os.getloadavg()[0]]}

@@ -8,7 +8,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from common import models
-from common.performance.cpu import Conv2d
 from launch.bench import now
 
 # Products [rows, inner] @ [inner, columns]: squares, and tall ones as in a network. Larger ones do not give
@@ -122,7 +121,7 @@ def _convolution(
     device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int, int], backward: bool
 ) -> Callable[[], Callable[[], object]]:
     def prepare() -> Callable[[], object]:
-        layer = Conv2d(shape[1], shape[1], 3, padding=1, bias=False).to(device, dtype)
+        layer = torch.nn.Conv2d(shape[1], shape[1], 3, padding=1, bias=False).to(device, dtype)
         layer = layer.to(memory_format=torch.channels_last)
         images = torch.randn(shape, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
         images.requires_grad_(backward)

@@ -5,9 +5,8 @@
 float32 in torch's default layout, Adam at 0.01 times the number of GPUs, batches of 128 per GPU from a
 DataLoader over float tensors on the host, in the same order in every epoch, without augmentation, one loss
 read back from the device in every step, deterministic cuDNN, validation on the host with scikit-learn. The
-network is ours: the same layers and parameters, convolutions over small maps by
-common/performance/cpu.py, which does not slow this loop. Source: Huawei Cloud, ModelArts
-documentation, "adaptation of distributed debugging and code example" (ResNet-18 on CIFAR-10, 100 epochs).
+network is ours: the same layers and parameters. Source: Huawei Cloud, ModelArts documentation, "adaptation of
+distributed debugging and code example" (ResNet-18 on CIFAR-10, 100 epochs).
 
 Reports are written to metrics.jsonl in the output folder, and the start of training to starts.jsonl, under
 the names that the jobs use.

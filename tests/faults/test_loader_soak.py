@@ -42,9 +42,6 @@ def soak(folder: str, cache: str, backend: str, form: str) -> None:
 
     At the end print the number of remaining processes and threads.
     """
-    from common.performance import cpu
-
-    cpu.keep_memory()
     index = image_folder.load(folder, "train", cache)
     store = pack.build(index, f"{cache}/{form}", form) if form in pack.FORMS else FileStore(index)
     plan = Plan(index, BatchSampler(len(index), 32, 0), random_resized_crop, 160)

@@ -327,7 +327,6 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     spec.loader.exec_module(module)
     common = ["--resume=never", "--output_dir", str(tmp_path), "--report_every=1000000"]
     monkeypatch.setattr(sys, "argv", [path, *arguments, *common])
-    monkeypatch.setenv("BOOTFILE_KEEP_MEMORY", "0")
     for place in (output, metrics, starts):
         monkeypatch.setattr(place, "writes_nothing", lambda _: True)
     for hooks in ("_on_success", "_on_failure", "_before_leaving"):

@@ -26,7 +26,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from common import models
-from common.performance import compilation, cpu
+from common.performance import compilation
 
 CUDA = torch.device("cuda", 0)
 H200 = types.SimpleNamespace(
@@ -197,7 +197,6 @@ def compile_kernel(code, folder):
 
 
 def main(folder):
-    cpu._GRADIENT = 0  # convolutions as on a GPU: torch's own
     small, large = torch.zeros(128, 32, 32, 3), torch.zeros(32, 224, 224, 3)
     wide = torch.zeros(64, 16, 16, 64)
     networks = {
