@@ -165,7 +165,7 @@ class Log:
             step,
             loss=loss,
             **_accuracy("acc", correct, count),
-            lr=float(self.optimizer.param_groups[0]["lr"]),  # of the next step; a number or a tensor
+            lr=_rate_of(self.optimizer.param_groups[0]),
             images_per_s=count / elapsed,
             data_time=data_time,
             compute_time=elapsed - data_time,
@@ -382,6 +382,11 @@ def _keep_lines(path: str, step: int) -> dict[str, float] | None:
                 continue
     write_atomic(path, "".join(kept))
     return last
+
+
+def _rate_of(group: dict) -> float:
+    """Return the learning rate of a parameter group, a number or a tensor; NaN without one."""
+    return math.nan if group.get("lr") is None else float(group["lr"])
 
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:

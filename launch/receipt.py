@@ -16,6 +16,7 @@ import torch
 from common import starts
 from common.arguments import Parser
 from common.checkpoint import digest, files
+from common.exits import printable
 from datasets.sampling import receipt
 
 
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
     equal, text = compare(runs[args.run_a], runs[args.run_b])
     print(f"data {text}")
     same_state, text = compare_states(args.run_a, args.run_b)
-    print(f"state {text}")
+    print(printable(f"state {text}"))
     return 0 if equal and same_state else 1
 
 
@@ -109,4 +110,5 @@ def _difference(one: object, other: object) -> float:
 
 
 def _world_size(run: str) -> object:
-    return max((start["environment"].get("world size", 1) for start in starts.read(run)), default=1)
+    sizes = [start["environment"].get("world size", 1) for start in starts.read(run)]
+    return max((size for size in sizes if isinstance(size, int)), default=1)

@@ -16,11 +16,11 @@ import torch
 
 from common import exits, output
 from common.arguments import JobParser, boolean, interval, positive_float, positive_int
-from common.checkpoint import resume
+from common.checkpoint import digest, resume
 from common.checkpoint.files import write_weights
 from common.checkpoint.nonfinite import Guard, SkippedSteps, Verdict
-from common.checkpoint.optimizer_steps import OptimizerSteps, find_optimizers
-from common.checkpoint.saver import Saver
+from common.checkpoint.optimizer_steps import OptimizerSteps
+from common.checkpoint.saver import Saver, find_infinite
 from common.checkpoint.state import RunState
 from common.distributed import preemption, ranks
 from common.exits import BadInput
@@ -64,7 +64,7 @@ class Checkpointer:
         self.args, self.log, self.output = args, log, log.output
         self.model, self.forward, self.loader, self.criterion = model, forward or model, loader, criterion
         log.optimizer, log.scheduler = optimizer, scheduler
-        self._steps: OptimizerSteps | None = None  # from resume() on
+        self._steps: Any = None  # OptimizerSteps, from resume() on
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
             state["criterion"] = criterion
@@ -109,9 +109,11 @@ class Checkpointer:
         if self.forward is not self.model and ranks.world_size() > 2:
             self._settle_buckets()
         objects = self._state.objects
-        self._guard = Guard(self.model, *find_optimizers(objects))  # after the weights were loaded
-        optimizer = objects["optimizer"]
-        self._steps = OptimizerSteps(optimizer, objects, self._before_first_step, self.log.info)
+        self._steps = OptimizerSteps(objects, self._state.before_first_step, self.log.info)
+        self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
+        self.loader.lead(step)
+        self._saver.infinite = find_infinite(self.model.state_dict())
+        self._is_first_batch = True
         self._warn_of_generators()
         if writes:
             preemption.watch(self.args.grace, ranks.store())  # otherwise a signal ends the process at once
@@ -133,6 +135,7 @@ class Checkpointer:
         with the device (nonfinite.py).
         """
         self._saver.check()
+        self._steps.begin()
         late, report = (ranks.is_first() and each() for each in (self._is_late, self.log.asks_to_report))
         return self._guard.check(loss, preemption.asked(), late, report)
 
@@ -148,9 +151,16 @@ class Checkpointer:
 
     def is_due(self, step: int) -> bool:
         """End a step, and return whether a report or a save is due after it; the same on every rank. Call it
-        once per step. Raises Diverged."""
+        once per step.
+
+        step: the batches that the loader has handed out so far, since the start of training.
+        Raises Diverged, and BadInput if `step` is another number.
+        """
+        self.loader.check(step)
         self._note(self._guard.end_step())
-        assert self._steps  # resume() was called
+        if self._is_first_batch and (warning := self._state.after_first_step()):
+            self.log.info(warning)
+        self._is_first_batch = False
         self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
         if self._waits and step < self.total_steps:
             self._overdue = self._is_planned(step)
@@ -325,6 +335,8 @@ class Checkpointer:
         epoch = max(output.epochs(self.output.folder), default=0)
         first_save = self.args.save_every.steps(self.steps_per_epoch) or self.total_steps
         is_before = epoch * self.steps_per_epoch < min(first_save, self.total_steps)
+        lines = digest.read(self.output.folder).values()  # a save may have waited for an optimizer step
+        is_before = is_before or (bool(lines) and not any(line.get("saved", True) for line in lines))
         return is_before and all(identity[name] == each for name, each in self._state.identity.items())
 
     def _settle_buckets(self) -> None:
@@ -334,10 +346,6 @@ class Checkpointer:
 
         if isinstance(self.forward, torch.nn.parallel.DistributedDataParallel):
             settle_buckets(self.forward, self.loader.example(2))
-
-    def _before_first_step(self) -> None:
-        if warning := self._state.before_first_step():
-            self.log.info(warning)
 
     def _warn_of_generators(self) -> None:
         """Print one warning that names generators which neither a checkpoint nor the loader knows."""

@@ -45,14 +45,14 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def summarize(step: int, objects: dict[str, Any]) -> dict:
     """Return a line of FILE. objects: those of a checkpoint, on the host."""
     parts, whole = {}, hashlib.blake2b(digest_size=8)
-    for name, value in sorted(leaves(objects)):
+    for name, value in sorted(leaves(objects), key=lambda leaf: leaf[0]):
         digest = hashlib.blake2b(digest_size=16)
         if isinstance(value, torch.Tensor):
             digest.update(f"{value.dtype} {list(value.shape)} ".encode())
             dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
             digest.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         else:
-            digest.update(repr(value).encode())
+            digest.update(repr(sorted(value, key=repr) if isinstance(value, set) else value).encode())
         parts[name] = digest.hexdigest()[:8]
         whole.update(f"{name}\0".encode() + digest.digest())
     return {"step": step, "digest": whole.hexdigest(), "parts": parts}

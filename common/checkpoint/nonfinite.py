@@ -57,7 +57,6 @@ class Guard:
             for each in optimizers:
                 _set_momentum(each)
                 each.register_step_pre_hook(self._keep_found_inf)
-        self._parameters = list(model.parameters())
         self._checks: list[tuple[torch.Tensor, ...]] = []  # (signs, loss, norm) of each loss of this step
         self._outstanding: tuple | None = None
         # `.data`: between two backward() calls of a step, autograd must not see that a buffer is written;
@@ -77,8 +76,10 @@ class Guard:
         late: whether a save is due by time.
         report: whether a report is due by time.
         """
-        gradients = [each.grad for each in self._parameters if each.grad is not None]
-        norm = torch.stack(torch._foreach_norm(gradients)).sum()
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        parameters = [each for group in groups for each in group["params"] if each.grad is not None]
+        gradients = [each.grad for each in parameters]
+        norm = torch.stack(torch._foreach_norm(gradients)).sum() if gradients else loss.new_zeros(())
         flags = [_flag(each, norm) for each in (asked, late, report)]
         loss = loss.detach().squeeze()  # a loss [1] is a scalar, too
         signs = torch.stack([~torch.isfinite(norm + loss), *flags]).float()
@@ -88,9 +89,12 @@ class Guard:
         if not self.ahead:
             is_bad = signs[0].item() > 0
             self._keep(is_bad)
+            for each in parameters if is_bad else ():  # an accumulation would keep what is not finite
+                each.grad = None
             return not is_bad
         self._keep(signs[0] > 0)
-        self.found_inf = signs[0].clone()
+        # a loss may be checked before another one's optimizer step
+        self.found_inf = torch.stack([each[0] for each, *_ in self._checks]).amax(0)
         for each in self.optimizers:
             each.found_inf = self.found_inf
         return True

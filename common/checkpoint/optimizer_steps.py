@@ -4,79 +4,119 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+# torch before 2.3 calls no hooks of optimizers once a function was compiled; then a step shows in the weights
+_MAY_SKIP_HOOKS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 3)
 _LONGEST = 100  # batches without an optimizer step for which a save waits
+
+
+class _Steps:
+    """The steps of one optimizer. inner: the optimizers that it holds; their steps count as its own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer, self.inner = optimizer, list(find_optimizers(vars(optimizer)))
+        self.has_stepped = False  # since the last batch
+        self._version = self._versions()  # of a parameter and its gradient, after the last step
+
+    def note(self) -> None:
+        self.has_stepped, self._version = True, self._versions()
+
+    def end_batch(self) -> bool:
+        """Return whether a gradient has changed since the last step."""
+        parameter, gradient, *versions = self._versions()
+        before, kept, *others = self._version
+        if _MAY_SKIP_HOOKS and parameter is before and versions[0] != others[0]:
+            self.note()
+        is_open = (
+            gradient is not None and not self.has_stepped and (gradient is not kept or versions != others)
+        )
+        self.has_stepped = False
+        return is_open
+
+    def _versions(self) -> tuple[Any, ...]:
+        """Return a parameter that has a gradient, the gradient, and how often each was changed."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    return parameter, parameter.grad, parameter._version, parameter.grad._version
+        return None, None, 0, 0
 
 
 class OptimizerSteps:
     """Watches optimizers from the first step on.
 
-    optimizer: the one whose gradients a save must not lose.
-    objects: what a checkpoint holds, name -> object.
-    before_first: called before the first step of the optimizer.
+    objects: what a checkpoint holds, name -> object; "model" is the model.
+    before_first: called before the first step.
     log: called with one line to print.
     """
 
-    _hook: Any = None  # a process has one: it sees the steps of all optimizers
+    _hooks: tuple = ()  # a process has one pair: it sees the steps of all optimizers
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        objects: dict[str, Any],
-        before_first: Callable[[], object],
-        log: Callable[[str], object],
+        self, objects: dict[str, Any], before_first: Callable[[], object], log: Callable[[str], object]
     ):
-        self.optimizer, self.log = optimizer, log
-        self._before_first: Callable[[], object] | None = before_first
-        self._saved = [
-            each for own in find_optimizers(objects) for each in (own, *find_optimizers(vars(own)))
-        ]
-        self._unsaved: torch.optim.Optimizer | None = None  # that was named in a warning
-        self._has_stepped, self._batches = False, 0  # since the last batch; batches without a step
-        self._last: tuple[torch.Tensor | None, int] = (None, 0)  # a gradient and its version at the last step
-        optimizer.register_step_pre_hook(self._before)
-        if OptimizerSteps._hook:  # of an earlier run in this process, for example in a notebook
-            OptimizerSteps._hook.remove()
-        OptimizerSteps._hook = register_optimizer_step_post_hook(self._after)
+        self.log, self._before_first = log, before_first
+        self._is_first = True
+        self._saved = [_Steps(each) for each in find_optimizers(objects)]
+        inner = {id(each) for steps in self._saved for each in steps.inner}
+        self._saved = [steps for steps in self._saved if id(steps.optimizer) not in inner]
+        self._trained = {id(each) for each in objects["model"].parameters()}
+        self._trained |= {id(each) for steps in self._saved for each in _parameters(steps.optimizer)}
+        self._warned: set[str] = set()
+        self._batches = 0  # without a step
+        for hook in OptimizerSteps._hooks:  # of an earlier run in this process, for example in a notebook
+            hook.remove()
+        OptimizerSteps._hooks = (
+            register_optimizer_step_pre_hook(lambda *_: self.begin()),
+            register_optimizer_step_post_hook(self._after),
+        )
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that a checkpoint holds, without those that another one holds."""
+        return [each.optimizer for each in self._saved]
+
+    def begin(self) -> None:
+        """Call before_first() at the first call."""
+        if self._is_first:
+            self._is_first = False
+            self._before_first()
 
     def end_batch(self) -> bool:
         """Return whether gradients wait for an optimizer step, as in an accumulation over several batches. A
         checkpoint would lose them. Call it after each batch; the answer is the same on every rank."""
-        gradient, version = self._gradient()
-        waits = gradient is not None and not self._has_stepped
-        waits = waits and (gradient is not self._last[0] or version != self._last[1])
-        self._has_stepped, self._batches = False, self._batches + 1 if waits else 0
+        is_open = any([each.end_batch() for each in self._saved])
+        self._batches = self._batches + 1 if is_open else 0
         if self._batches == _LONGEST:
-            self.log(
-                f"warning: no step of {type(self.optimizer).__name__} for {_LONGEST} batches: checkpoints do "
-                "not wait for it, and do not hold the gradients"
+            self._warn(
+                f"warning: no optimizer step for {_LONGEST} batches: checkpoints do not wait for it, and do "
+                "not hold the gradients"
             )
-        return waits and self._batches < _LONGEST
-
-    def _before(self, *_: object) -> None:
-        if self._before_first:
-            before, self._before_first = self._before_first, None
-            before()
+        return is_open and self._batches < _LONGEST
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        is_saved = any(optimizer is each for each in self._saved)
-        if optimizer is self.optimizer or not is_saved:
-            self._has_stepped, self._last = True, self._gradient()
-        if not is_saved and optimizer is not self._unsaved:
-            self._unsaved = optimizer
-            self.log(
-                f"warning: {type(optimizer).__name__} takes steps, and no checkpoint holds it: a restart "
-                "will not be exact. Add it before resume(): checkpoint.add(name=optimizer)"
-            )
+        for each in self._saved:
+            if any(optimizer is own for own in (each.optimizer, *each.inner)):
+                each.note()
+                return
+        if self._trained.isdisjoint(map(id, _parameters(optimizer))):  # it trains the input, for example
+            return
+        for each in self._saved:
+            each.note()
+        self._warn(
+            f"warning: {type(optimizer).__name__} takes steps, and no checkpoint holds it: a restart will "
+            "not be exact. Add it before resume(): checkpoint.add(name=optimizer)"
+        )
 
-    def _gradient(self) -> tuple[torch.Tensor | None, int]:
-        """Return the first gradient and the number of its changes; (None, 0) without gradients."""
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    return parameter.grad, parameter.grad._version
-        return None, 0
+    def _warn(self, line: str) -> None:
+        if line not in self._warned:
+            self._warned.add(line)
+            self.log(line)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (each for group in optimizer.param_groups for each in group["params"])
 
 
 def find_optimizers(parts: dict[str, Any]) -> Iterator[torch.optim.Optimizer]:

@@ -148,7 +148,7 @@ def check(state: dict, version: int, identity: dict, weights: dict, steps: int) 
             raise checkpoint.Refused(f"its {name} is {saved.get(name)}, this run's is {identity.get(name)}")
     theirs = state["objects"]["model"]
     for name in sorted(theirs.keys() | weights.keys()):
-        there, here = (_shape(each[name]) if name in each else "missing" for each in (theirs, weights))
+        there, here = (_shape(name, each[name]) if name in each else "missing" for each in (theirs, weights))
         if there != here:
             raise checkpoint.Refused(f"its model is different: {name} is {there}, this run's is {here}")
     if state["step"] > steps:
@@ -158,9 +158,10 @@ def check(state: dict, version: int, identity: dict, weights: dict, steps: int) 
         )
 
 
-def _shape(value: object) -> object:
+def _shape(name: str, value: object) -> object:
     """Return the shape of a tensor; for the extra state of a module, that it has one."""
-    return list(value.shape) if isinstance(value, torch.Tensor) else "present"
+    is_extra = name.endswith("_extra_state") or not isinstance(value, torch.Tensor)
+    return "present" if is_extra else list(value.shape)
 
 
 def _first_line(error: Exception) -> str:

@@ -43,6 +43,7 @@ class Saver:
         self._digests: list[tuple[int, str]] = []  # (step, digest) that digests() has not returned
         self._digest_done = threading.Event()
         self._digest_done.set()
+        self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._is_readable = False  # whether a checkpoint of this start was read back
         self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
 
@@ -148,10 +149,10 @@ class Saver:
             self._digest_done.set()
             self._report(error)
 
-    def _digest(self, step: int, objects: dict, is_planned: bool = True) -> None:
+    def _digest(self, step: int, objects: dict, is_planned: bool = True, is_saved: bool = False) -> None:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
         that is resumed from the checkpoint has it."""
-        line = digest.summarize(step, objects) | {"planned": is_planned}
+        line = digest.summarize(step, objects) | {"planned": is_planned, "saved": is_saved}
         self._digested = step
         if is_planned:
             self._digests.append((step, line["digest"]))
@@ -163,7 +164,7 @@ class Saver:
 
     def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
         self._prepare(self.checkpoints, state, state["objects"]["model"])
-        self._digest(state["step"], state["objects"], is_planned)
+        self._digest(state["step"], state["objects"], is_planned, is_saved=True)
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run)
         if not self._is_readable:  # once: a later state has the same types
@@ -176,7 +177,8 @@ class Saver:
 
     def _prepare(self, folder: str, state: dict, model: dict | None = None) -> None:
         """Make the folder. Raises ValueError if the weights are not finite, OSError if the disk is full."""
-        if not is_finite(state if model is None else model):
+        tensors = state if model is None else model
+        if not is_finite({name: each for name, each in tensors.items() if name not in self.infinite}):
             raise ValueError("the weights are not finite")
         if not os.path.isdir(folder):
             if self.durable:
@@ -277,8 +279,15 @@ def is_finite(state: Any) -> bool:
     return all(map(is_finite, state)) if isinstance(state, list | tuple) else True
 
 
+def find_infinite(tensors: dict) -> set[str]:
+    """Return the names of tensors that are not finite, such as the mask of an attention."""
+    return {name for name, tensor in tensors.items() if not is_finite(tensor)}
+
+
 def describe(error: Exception, path: str) -> str:
     """Return the text of a write error with its path: "No space left on device (12.0 MB free at PATH)"."""
+    if not isinstance(error, OSError | RuntimeError):  # torch raises RuntimeError if the disk is full
+        return str(error)
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     while not os.path.exists(path):
         path = os.path.dirname(path)

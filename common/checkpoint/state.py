@@ -10,7 +10,7 @@ import numpy
 import torch
 
 from common import arguments
-from common.checkpoint import files, resume
+from common.checkpoint import digest, files, resume
 from common.checkpoint.optimizer_steps import find_optimizers
 from common.checkpoint.schedules import ScheduleState, plain
 from common.exits import BadInput
@@ -95,6 +95,24 @@ class RunState:
             state = self.capture(0, 1)
         except Exception as error:  # the objects may be the user's own
             return f"a checkpoint cannot be saved: {error}"
+        held = {
+            each.data_ptr()
+            for name, own in state["objects"].items()
+            if name not in self._optimizers()
+            for _, each in digest.leaves({name: own})
+            if isinstance(each, torch.Tensor)
+        }
+        trained = [
+            each
+            for own in self._optimizers().values()
+            for group in own.param_groups
+            for each in group["params"]
+        ]
+        if lost := sum(each.numel() > 0 and each.data_ptr() not in held for each in trained):
+            return (
+                f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
+                "add their module before resume(): checkpoint.add(name=module)"
+            )
         name = files.find_unreadable(state["objects"])
         return name and f"a checkpoint cannot hold {name}: use tensors, numbers, text, lists and dictionaries"
 
@@ -116,13 +134,20 @@ class RunState:
         self._restored = state
         saved = state["objects"]
         optional = {"scheduler", "scaler"}  # not every job had a scaler
-        if not any(True for _ in getattr(self.objects.get("criterion"), "parameters", tuple)()):
+        criterion = self.objects.get("criterion")
+        if not isinstance(criterion, torch.nn.Module) or not list(criterion.parameters()):
             optional.add("criterion")  # earlier versions did not save its constants
         if missing := sorted(self.objects.keys() - saved.keys() - optional):
-            raise files.Refused(f"it has no {missing[0]!r}: leave out --{missing[0]}")
-        optimizer = self.objects["optimizer"]
-        _check_optimizer(optimizer, saved["optimizer"])
-        self._later = state if _sizes(optimizer) != _sizes(saved["optimizer"]) else None
+            raise files.Refused(
+                f"it has no {missing[0]!r}, which this run saves: leave it out, as in that run"
+            )
+        if saved["optimizer"]["class"] != (name := type(self.objects["optimizer"]).__name__):
+            raise files.Refused(f"its optimizer is {saved['optimizer']['class']}, this run's is {name}")
+        for name, own in self._optimizers().items():
+            there, here = _sizes(saved[name]), _sizes(own)
+            if there[: len(here)] != here:  # the loop may add the last groups later
+                raise files.Refused(f"its {name} has groups of {there} parameters, this run's has {here}")
+        self._later = state if self._find_missing_groups(state) else None
         for name, own in self.objects.items():
             is_other = name not in saved or (name == "scaler" and not saved[name])
             if not is_other and not isinstance(own, torch.optim.Optimizer):
@@ -134,22 +159,20 @@ class RunState:
         self.best_of, self.highest = state.get("best_of", ""), state.get("highest", state["best"])
         self.epochs_not_better = state.get("epochs_not_better", 0)
 
-    def before_first_step(self) -> str:
-        """Load the state of parameter groups that the loop has added since restore().
-
-        Call it before the first optimizer step. Return a warning if other parameters are frozen than in the
-        checkpoint, or "". Raises BadInput if groups are still missing.
-        """
-        state, self._restored = self._restored, None
+    def before_first_step(self) -> None:
+        """Load the state of parameter groups that the loop has added since restore(). Call it before the
+        first optimizer step. Raises BadInput if groups are still missing."""
         if self._later:
-            there, here = _sizes(self._later["objects"]["optimizer"]), _sizes(self.objects["optimizer"])
-            if there != here:
+            if missing := self._find_missing_groups(self._later):
                 raise BadInput(
-                    f"the optimizer of the checkpoint has groups of {there} parameters, this run's has "
-                    f"{here} at its first step: add them again, if `epoch >= N`, not only if `epoch == N`"
+                    f"{missing} at its first step: add them again, if `epoch >= N`, not only if `epoch == N`"
                 )
             self._restore_optimizers(self._later)
             self._later = None
+
+    def after_first_step(self) -> str:
+        """Return a warning if other parameters are frozen than at the checkpoint, or ""."""
+        state, self._restored = self._restored, None
         if not state or "frozen" not in state:
             return ""
         frozen = {name for name, each in self.objects["model"].named_parameters() if not each.requires_grad}
@@ -161,18 +184,30 @@ class RunState:
             "the loop changes it at an epoch, write `epoch >= N`, not `epoch == N`"
         )
 
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {name: each for name, each in self.objects.items() if isinstance(each, torch.optim.Optimizer)}
+
+    def _find_missing_groups(self, state: dict) -> str:
+        """Return which optimizer has fewer groups than in the state; "" if none has."""
+        for name, own in self._optimizers().items():
+            there, here = _sizes(state["objects"][name]), _sizes(own)
+            if there != here:
+                return f"the {name} of the checkpoint has groups of {there} parameters, this run's has {here}"
+        return ""
+
     def _restore_optimizers(self, state: dict) -> None:
         """Load the states of the optimizers and of the schedule.
 
         An optimizer keeps its list of groups, because another one may share it: load_state_dict() makes a
         new list.
         """
-        own = {name: each for name, each in self.objects.items() if isinstance(each, torch.optim.Optimizer)}
+        own = self._optimizers()
         groups = {name: each.param_groups for name, each in own.items()}
         for name, each in own.items():
             saved = state["objects"][name]
             if name == "optimizer":  # its hyperparameters belong to the schedule
-                saved = each.state_dict() | {"state": saved["state"]}
+                saved = saved | {"param_groups": each.state_dict()["param_groups"]}
+                del saved["class"]
             each.load_state_dict(saved)
         for name, each in own.items():
             for kept, loaded in zip(groups[name], each.param_groups, strict=True):
@@ -201,16 +236,6 @@ class RunState:
             "param_groups": groups,
         }
         return states
-
-
-def _check_optimizer(own: torch.optim.Optimizer, saved: dict) -> None:
-    """Raise Refused if the saved optimizer has another class or other groups: it is stored by position. The
-    loop may add the last groups later."""
-    if saved["class"] != type(own).__name__:
-        raise files.Refused(f"its optimizer is {saved['class']}, this run's is {type(own).__name__}")
-    there, here = _sizes(saved), _sizes(own)
-    if there[: len(here)] != here:
-        raise files.Refused(f"its optimizer has groups of {there} parameters, this run's has {here}")
 
 
 def _sizes(optimizer: Any) -> list[int]:

@@ -4,12 +4,14 @@ import collections
 import contextlib
 import sys
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from common.exits import BadInput
 from datasets.sampling import generators
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import Batch, Plan
@@ -182,9 +184,12 @@ class Loader:
         [n, C, H, W], labels int64 [n]) on the device and returns the same in new memory. Torch's random
         numbers in it are a function of (seed, epoch, id of the first sample).
     `generators`: your own generators; each step seeds them too.
+    `step`: batches handed out since the start of training.
     `waited`: seconds that the caller has waited for batches so far.
     `receipt`: the digest of the yielded batches (datasets/sampling/receipt.py).
     """
+
+    _leader: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)  # the loader of the training, weakly
 
     def __init__(
         self,
@@ -200,7 +205,7 @@ class Loader:
         self.engine, self.plan = engine, plan
         self.to_device = to_device or ToDevice(device, mean, std, dtype, pinned)
         self.waited, self.receipt = 0.0, Receipt(plan.index.fingerprint)
-        self._mean = mean
+        self._mean, self.step = mean, 0
         self.generators: list[generators.Generator] = []
         self.effects: Any = None
         self.transform: Change | None = None
@@ -225,6 +230,18 @@ class Loader:
     def collate_fn(self) -> Any:
         """Return the collate function of a loader of any Dataset; None if it is torch's."""
         return getattr(self.engine, "collate_fn", None)
+
+    def lead(self, step: int) -> None:
+        """Make this the loader of the training, at `step`: other loaders no longer seed this process."""
+        Loader._leader, self.step = weakref.ref(self), step
+
+    def check(self, step: int) -> None:
+        """Raise BadInput if `step` is not the number of batches that were handed out."""
+        if step != self.step:
+            raise BadInput(
+                f"the loop counts step {step} after {self.step} batches: `step` must count the batches of "
+                "the training loader, also if gradients are accumulated over several of them"
+            )
 
     def add_generator(self, value: Any) -> bool:
         """Seed a generator of your own for each step, too. Return whether the value is a generator."""
@@ -265,12 +282,20 @@ class Loader:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         start, sampler = time.perf_counter(), self.plan.sampler
         step, epoch, missing = sampler.step, sampler.epoch, sampler.remaining
+        if Loader._leader() is self and missing and step != self.step:
+            raise BadInput(
+                f"the training loader is at step {step} after {self.step} batches: do not leave an epoch "
+                "early or iterate it a second time; open another loader for that"
+            )
         with contextlib.closing(self._copies()) as copies:
-            for batch, copy in copies:
+            while following := self._next(copies):
+                batch, copy = following
                 self.receipt.add(*batch)
                 delivered = self.to_device.end(copy)
                 self._seed(step, generators.BATCH)  # after the loading, which may draw in this process
                 step, missing = step + 1, missing - 1
+                self.step = step
+                following = None
                 self.waited += time.perf_counter() - start
                 yield delivered
                 del copy, delivered  # its memory may be reused
@@ -279,13 +304,22 @@ class Loader:
             raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
         self._seed(epoch, generators.EPOCH_END)
 
+    def _next(self, copies: Iterator) -> tuple[Batch, Copy] | None:
+        """Return the next batch and its copy; None at the end. If another loader leads, the random numbers of
+        its step continue afterwards."""
+        is_follower = Loader._leader() not in (None, self)
+        with generators.restored() if is_follower else contextlib.nullcontext():
+            return next(copies, None)
+
     def _seed(self, step: int, moment: int) -> None:
-        """Seed all generators for a step (or an epoch) of this rank."""
+        """Seed all generators for a step (or an epoch) of this rank, unless another loader leads."""
         sampler = self.plan.sampler
+        if Loader._leader() not in (None, self):
+            return
         seed = generators.derive_seed(sampler.seed, sampler.rank, step, moment)
         generators.seed_all(seed, self.to_device.device)
-        for each in self.generators:
-            each.seed(seed)
+        for place, each in enumerate(self.generators, 1):
+            each.seed((seed + place) % 2**64)
 
     def _copies(self) -> Generator[tuple[Batch, Copy], None, None]:
         """Yield batches with their started copies, on a GPU one batch ahead."""

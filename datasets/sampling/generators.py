@@ -4,6 +4,7 @@ A Loader seeds them when it hands out a batch, at the start of an epoch and at i
 noise do not depend on earlier steps, and a checkpoint needs no state of a generator.
 """
 
+import collections
 import contextlib
 import ctypes
 import functools
@@ -20,6 +21,8 @@ import torch
 BATCH, EPOCH_START, EPOCH_END = range(3)  # the moments that have numbers of their own
 _MT19937 = 625 * 4  # bytes of the state of NumPy's global generator: 624 words and a position
 _DEPTH = 6  # of the search in an object
+_GLOBAL = (torch.default_generator, random.random.__self__, np.random.mtrand._rand)  # seed_all() seeds them
+_OF_LIBRARIES = {"builtins", "collections", "functools", "torch", "numpy", "typing", "abc", "types"}
 
 
 class Generator(NamedTuple):
@@ -96,12 +99,16 @@ def find_generators(owner: Any, name: str = "") -> list[Generator]:
         seen.add(id(value))
         if isinstance(value, types.ModuleType | type | np.ndarray | torch.Tensor | str | bytes):
             continue
-        if value is torch.default_generator:
+        if any(value is each for each in _GLOBAL):
             continue
-        if seed := _seed_function(value):
-            generators.append(Generator(path, value, seed))
+        try:
+            if seed := _seed_function(value):
+                generators.append(Generator(path, value, seed))
+                continue
+            parts = list(_parts(value))
+        except Exception:  # the object's own methods may fail
             continue
-        for part, each in _parts(value):
+        for part, each in parts:
             own = isinstance(value, torch.nn.Module) and isinstance(each, torch.nn.Module)
             waiting.append((f"{path}.{part}".strip("."), each, 0 if own else depth + 1))
     return generators
@@ -117,16 +124,18 @@ def _seed_function(value: Any) -> Callable[[int], object] | None:
         return functools.partial(_seed_bits, value.bit_generator)
     if isinstance(value, np.random.RandomState):
         return functools.partial(_seed_short, value.seed)
-    function = _attribute(value, "set_random_seed")
-    return functools.partial(_seed_short, function) if callable(function) else None
+    if callable(getattr(type(value), "set_random_seed", None)):  # not of an object that has any attribute
+        return functools.partial(_seed_short, value.set_random_seed)
+    return None
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     """Return the names and the objects to which a value refers and that may hold a generator."""
-    if isinstance(value, list | tuple | set):
-        return list(zip(map(str, range(100)), value, strict=False)) if len(value) < 100 else []  # else data
-    if isinstance(value, dict):
-        return [(str(key), each) for key, each in value.items()] if len(value) < 100 else []
+    parts: dict[str, Any] = {}
+    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+        parts = dict(zip(map(str, range(100)), value, strict=False)) if len(value) < 100 else {}  # else data
+    elif isinstance(value, dict):
+        parts = {str(key): each for key, each in value.items()} if len(value) < 100 else {}
     if isinstance(value, functools.partial):
         return [("func", value.func), *_parts(value.args), *_parts(value.keywords)]
     if isinstance(value, types.MethodType):
@@ -138,21 +147,20 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
         cells = [
             (name, cell.cell_contents)
             for name, cell in zip(names, value.__closure__ or (), strict=True)
-            if cell != types.CellType()
+            if cell != types.CellType()  # an empty one has no cell_contents
         ]
         return cells + [(name, value.__globals__.get(name)) for name in value.__code__.co_names]
-    parts = dict(vars(value)) if hasattr(type(value), "__dict__") and _attribute(value, "__dict__") else {}
+    for kind in type(value).__mro__:  # class attributes, methods and slots of the user's own classes
+        if kind.__module__.partition(".")[0] in _OF_LIBRARIES:
+            continue
+        of_kind = {name: each for name, each in vars(kind).items() if not name.startswith("__")}
+        methods = {name: vars(kind)[name] for name in ("__getitem__", "__call__") if name in vars(kind)}
+        slots = [name for name, each in of_kind.items() if isinstance(each, types.MemberDescriptorType)]
+        parts = of_kind | methods | {name: getattr(value, name, None) for name in slots} | parts
+    parts |= getattr(value, "__dict__", {})
     parts |= parts.pop("_modules", {}) if isinstance(value, torch.nn.Module) else {}
-    kinds = ("__getitem__", "__call__", "forward")
-    return [*parts.items(), *(("", getattr(type(value), kind, None)) for kind in kinds)]
-
-
-def _attribute(value: Any, name: str) -> Any:
-    """Return an attribute; None if there is none, or if the object's own __getattr__ fails."""
-    try:
-        return getattr(value, name, None)
-    except Exception:
-        return None
+    hidden = (types.FunctionType, types.MethodType)  # a function's name is not a part of a path
+    return [("" if isinstance(each, hidden) else name, each) for name, each in parts.items()]
 
 
 def _seed_bits(generator: Any, seed: int) -> None:

@@ -28,6 +28,12 @@ class StubLoader:
     def __len__(self):
         return self._steps_per_epoch
 
+    def lead(self, step):
+        pass
+
+    def check(self, step):
+        pass
+
     def add_generator(self, value):
         return False
 

@@ -156,8 +156,8 @@ class Fetcher:
 
     def _seed(self, seed: int) -> None:
         generators.seed_all(seed)
-        for each in self._held:
-            each.seed(seed)
+        for place, each in enumerate(self._held, 1):
+            each.seed((seed + place) % 2**63)
 
     def _empty(self) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return a batch without rows: a rank's part of a last batch may be empty."""

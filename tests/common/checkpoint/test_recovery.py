@@ -171,10 +171,12 @@ def test_a_scaler_does_not_overrule_the_other_ranks():
     optimizer.found_inf = torch.zeros(())  # as a scaler does
     optimizer.step()
     assert torch.equal(model.weight, before)
+    guard.end_step()
     guard.check(torch.tensor(1.0), asked=False, late=False)
     optimizer.found_inf = torch.ones(())
     optimizer.step()
     assert torch.equal(model.weight, before)
+    guard.end_step()
     guard.check(torch.tensor(1.0), asked=False, late=False)
     optimizer.step()
     assert not torch.equal(model.weight, before)
@@ -223,6 +225,7 @@ def test_a_first_step_that_is_left_out_leaves_no_momentum(dampening):
             loss.backward()
             if guard.check(loss, asked=False, late=False):
                 optimizer.step()
+            guard.end_step()
         found.append(model.weight.detach())
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
@@ -254,6 +257,7 @@ def test_a_resumed_optimizer_may_become_fused(kind):
                 continue
             if guard.check(loss, asked=False, late=False):
                 optimizer.step()
+            guard.end_step()
         found.append(model.weight.detach())
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 

@@ -339,7 +339,121 @@ class StateOfNumPy(Loop):
         checkpoint.add(best=self.Best(), empty=self.Empty())
 
 
+class SlowCritic(GAN):
+    """The second optimizer accumulates over three batches, the first one steps in each."""
+
+    def step(self, inputs, labels, step):
+        loss = self.criterion(self.model["critic"](inputs), labels)
+        loss.backward(inputs=list(self.model["critic"].parameters()))
+        if self.checkpoint.accepts(loss) and (step + 1) % 3 == 0:
+            self.second.step()
+            self.second.zero_grad()
+        self.optimizer.zero_grad()
+        loss = self.model["critic"](self.model["generator"](inputs)).square().mean()
+        loss.backward(inputs=list(self.model["generator"].parameters()))
+        if self.checkpoint.accepts(loss):
+            self.optimizer.step()
+
+
+class GroupAddedToTheSecond(GAN):
+    def build(self):
+        super().build()
+        layers = self.model["critic"]
+        self.second = torch.optim.Adam([each for layer in layers[:2] for each in layer.parameters()], lr=0.01)
+
+    def begin(self, epoch):
+        if epoch >= 2 and len(self.second.param_groups) == 1:
+            self.second.add_param_group({"params": self.model["critic"][4].parameters(), "lr": 0.02})
+
+
+class Adversarial(Accumulation):
+    """A fresh optimizer trains the input in each batch; the model accumulates over three batches."""
+
+    def loss(self, inputs, labels):
+        noise = torch.zeros_like(inputs, requires_grad=True)
+        attack = torch.optim.SGD([noise], lr=0.1)
+        (-self.criterion(self.model(inputs + noise), labels)).backward(inputs=[noise])
+        attack.step()
+        return super().loss(inputs + noise.detach(), labels)
+
+
+class OwnState(torch.optim.SGD):
+    """An optimizer with a count of its own in its state_dict()."""
+
+    count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad *= 1 / self.count
+        return super().step(closure)
+
+    def state_dict(self):
+        return super().state_dict() | {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+        super().load_state_dict({name: state[name] for name in ("state", "param_groups")})
+
+
+class WithOwnState(Loop):
+    def build(self):
+        super().build()
+        self.optimizer = OwnState(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = None
+
+
+class Mask(Loop):
+    """A buffer holds infinity, as the mask of an attention does."""
+
+    def build(self):
+        super().build()
+        self.model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+
+class TwoLoaders(Loop):
+    """A second loader is read in each step; its samples draw random numbers."""
+
+    def build(self):
+        super().build()
+        data = torch.utils.data.TensorDataset(torch.randn(SIZE, 6))
+        self.others = map_style_loader(_Noisy(data), BatchSampler(SIZE, BATCH, seed=5), torch.device("cpu"))
+
+    def begin(self, epoch):
+        self.others.seek(self.checkpoint.loader.plan.sampler.step)
+        self.iterator = iter(self.others)
+
+    def loss(self, inputs, labels):
+        others, _ = next(self.iterator)
+        return super().loss(inputs + 0.1 * others + torch.rand(1), labels)
+
+
+class _Noisy(torch.utils.data.Dataset):
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, id):
+        return self.data[id][0] + torch.rand(6), 0
+
+
+class Toggled(GAN):
+    """The critic is frozen while the generator trains, as in CycleGAN."""
+
+    def step(self, inputs, labels, step):
+        for parameter in self.model["critic"].parameters():
+            parameter.requires_grad_(True)
+        super().step(inputs, labels, step)
+        for parameter in self.model["critic"].parameters():
+            parameter.requires_grad_(False)
+
+
 CASES = [
+    SlowCritic, GroupAddedToTheSecond, Adversarial, WithOwnState, Mask, TwoLoaders, Toggled,
     Loop, NumbersInTheLoop, TimmMixup, Accumulation, AccumulationInPlace, GroupAddedLater,
     GroupAddedLaterToAdam, Unfrozen, TwoPasses, GAN, LBFGS, RateInATensor, OwnGenerator,
     CriterionWithWeights, StateOfNumPy,
@@ -474,6 +588,74 @@ def test_another_schedule_or_optimizer_is_a_line_in_the_log(tmp_path, capsys):
     assert capsys.readouterr().out.count(text) == 1
     with pytest.raises(BadInput, match=r"its optimizer is SGD, this run's is AdamW"):
         Adam().train(tmp_path)
+
+
+def test_a_step_that_is_not_the_number_of_batches_is_refused(tmp_path):
+    class Breaks(Loop):
+        def step(self, inputs, labels, step):
+            super().step(inputs, labels, step)
+            self.checkpoint.is_due(step + 2)
+
+    with pytest.raises(BadInput, match=r"the loop counts step 2 after 1 batches"):
+        Breaks().train(tmp_path / "counts")
+
+    class Again(Loop):
+        def begin(self, epoch):
+            next(iter(self.checkpoint.loader))  # a pass of its own before the epoch
+
+    with pytest.raises(BadInput, match=r"the training loader is at step 0 after 1 batches"):
+        Again().train(tmp_path / "again")
+
+
+def test_what_is_trained_and_not_saved_is_refused(tmp_path):
+    class Uncertain(Loop):
+        def build(self):
+            super().build()
+            self.sigma = torch.nn.Parameter(torch.zeros(2))
+            self.optimizer.add_param_group({"params": [self.sigma]})
+
+    with pytest.raises(BadInput, match=r"the optimizer trains 1 tensors that no checkpoint holds"):
+        Uncertain().train(tmp_path)
+
+
+def test_a_batch_that_is_not_finite_costs_one_window_of_an_accumulation(tmp_path, capsys):
+    class Poisoned(Accumulation):
+        def loss(self, inputs, labels):
+            loss = super().loss(inputs, labels)
+            return loss * torch.nan if self.checkpoint.loader.step == 8 else loss
+
+    checkpoint = Poisoned().train(tmp_path)
+    assert (checkpoint._state.bad_steps, checkpoint._state.bad_in_a_row) == (1, 0)
+
+
+def test_generators_of_ones_own_draw_different_numbers(tmp_path):
+    class Two(Loop):
+        def add(self, checkpoint):
+            self.both = torch.Generator(), torch.Generator()
+            checkpoint.add(one=self.both[0], other=self.both[1])
+
+        def loss(self, inputs, labels):
+            numbers = [torch.rand(1, generator=each).item() for each in self.both] + [torch.rand(1).item()]
+            assert len(set(numbers)) == 3
+            return super().loss(inputs, labels)
+
+    Two().train(tmp_path)
+
+
+def test_a_run_whose_first_save_waits_for_its_gradients_begins_again(tmp_path):
+    """The weights of the first epoch are there before its checkpoint."""
+
+    class Long(Accumulation):
+        def step(self, inputs, labels, step):
+            loss = self.loss(inputs, labels)
+            loss.backward()
+            if self.checkpoint.accepts(loss) and (step + 1) % 13 == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+
+    Long().train(tmp_path, kill_at=11)
+    assert (tmp_path / "epoch_1.pth").exists() and not list((tmp_path / "checkpoints").glob("*.pt"))
+    Long().train(tmp_path)
 
 
 @pytest.mark.parametrize(

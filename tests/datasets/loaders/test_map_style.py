@@ -130,6 +130,7 @@ def _drawn(workers, rank, world_size, start=0, history=0):
     """Return what a loop draws at the start of epochs, in steps and after epochs."""
     torch.rand(history), np.random.rand(history), [random.random() for _ in range(history)]
     loader = map_style_loader(Photographs(), sampler().shard(rank, world_size), CPU, workers=workers)
+    loader.lead(start)
     drawn = {}
     for epoch in loader.epochs_from(start):
         drawn["start", epoch] = torch.rand(1).item(), np.random.rand(), random.random()
