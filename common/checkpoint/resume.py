@@ -160,8 +160,9 @@ def check(state: dict, version: int, identity: dict, weights: dict, steps: int) 
 
 def _shape(name: str, value: object) -> object:
     """Return the shape of a tensor; for the extra state of a module, that it has one."""
-    is_extra = name.endswith("_extra_state") or not isinstance(value, torch.Tensor)
-    return "present" if is_extra else list(value.shape)
+    if name.endswith("_extra_state") or not isinstance(value, torch.Tensor):
+        return "present"
+    return list(value.shape)
 
 
 def _first_line(error: Exception) -> str:
