@@ -255,10 +255,10 @@ def _hyperparameters(group: dict) -> dict:
 
 def _set(group: dict, values: dict) -> None:
     for name, value in values.items():
-        if isinstance(group.get(name), torch.Tensor):  # a captured CUDA graph reads this tensor
+        if name == "lr" and isinstance(group[name], torch.Tensor):  # a captured CUDA graph reads this tensor
             group[name].copy_(torch.as_tensor(value))
-        else:
-            group[name] = value
+        else:  # old versions of torch have the same tensor as lr and initial_lr
+            group[name] = value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _scheduled(name: str) -> bool:
