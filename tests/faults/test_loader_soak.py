@@ -74,7 +74,7 @@ def test_memory_does_not_grow(backend, form, tmp_path):
     used, left = [int(line) for line in lines if line.isdigit()], lines[-1]
     assert left == "left 0 0" and len(used) == EPOCHS
     # DALI's buffers grow with the largest image so far: by 0.2-0.6 % in the second half, when measured
-    settled = EPOCHS // 2 if backend == "dali" else 2
+    settled = EPOCHS // 2 if backend == "dali" else 5  # glibc keeps memory of the first epochs
     growth = max(used[settled:]) / used[settled - 1] - 1
     begun = f"{used[settled - 1] / 1e6:.0f} MB after epoch {settled}"
     print(f"{backend} from {form}: {begun}, {growth:+.2%} at most after")
