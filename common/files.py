@@ -32,12 +32,16 @@ def open_atomic(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     mode: permissions before the umask. If the block fails, the file is deleted. It is locked during the
     block, so sweep() in another process does not delete it. Raises OSError.
     """
-    name = os.path.join(os.path.dirname(path), f"{PARTIAL}{secrets.token_hex(8)}")
-    handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    while True:
+        name = os.path.join(os.path.dirname(path), f"{PARTIAL}{secrets.token_hex(8)}")
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.lexists(name):
+            break
+        os.close(handle)  # sweep() of another thread was faster than the lock
     try:
         with os.fdopen(handle, "wb") as file:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
             file.flush()
             os.fsync(file.fileno())
