@@ -226,7 +226,7 @@ class Log:
         arguments.remind(self.args, self.info)
         with self._reported():
             if self._file:
-                if states := dict(self.states()):  # of a job without an evaluation
+                if states := dict(self.states()):  # a job without an evaluation ends here
                     self._file.write(json.dumps({"step": max(states), "states": states}) + "\n")
                 self._file.close()
             if self._events:

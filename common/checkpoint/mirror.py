@@ -76,7 +76,7 @@ class Mirror:
         self.store, self.keep = ObjectStore(output.url, threads=4), 1
         self.lease: Lease | None = None
         self._listed: dict[str, File] = {}  # the files in the list at the URL
-        self._etag: str | None = None  # of the list at the URL
+        self._etag: str | None = None  # the version of the list at the URL
         self._sure = True  # whether _listed is certain: the last attempt to write the list succeeded
         self._files: dict[str, File] = {}  # the complete files at the URL
         self._sent: dict[str, tuple | None] = {}  # path -> the file's state when it was sent

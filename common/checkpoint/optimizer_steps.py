@@ -17,7 +17,7 @@ class _Steps:
     def __init__(self, optimizer: torch.optim.Optimizer):
         self.optimizer, self.inner = optimizer, list(find_optimizers(vars(optimizer)))
         self.has_stepped = False  # since the last batch
-        self._version = self._versions()  # of a parameter and its gradient, after the last step
+        self._version = self._versions()  # a parameter and its gradient after the last step
 
     def note(self) -> None:
         self.has_stepped, self._version = True, self._versions()
@@ -65,7 +65,7 @@ class OptimizerSteps:
         self._trained |= {id(each) for steps in self._saved for each in _parameters(steps.optimizer)}
         self._warned: set[str] = set()
         self._batches = 0  # without a step
-        for hook in OptimizerSteps._hooks:  # of an earlier run in this process, for example in a notebook
+        for hook in OptimizerSteps._hooks:  # left by an earlier run in this process, as in a notebook
             hook.remove()
         OptimizerSteps._hooks = (
             register_optimizer_step_pre_hook(lambda *_: self.begin()),

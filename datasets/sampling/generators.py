@@ -20,7 +20,7 @@ import torch
 
 BATCH, EPOCH_START, EPOCH_END = range(3)  # the moments that have numbers of their own
 _MT19937 = 625 * 4  # bytes of the state of NumPy's global generator: 624 words and a position
-_DEPTH = 6  # of the search in an object
+_DEPTH = 6  # attributes of attributes that are searched
 # seed_all() seeds them
 _GLOBAL = (torch.default_generator, random._inst, np.random.mtrand._rand)  # type: ignore[attr-defined]
 _OF_LIBRARIES = {"builtins", "collections", "functools", "torch", "numpy", "typing", "abc", "types"}
