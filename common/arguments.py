@@ -11,10 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
-from common import platforms
-from common.exits import SECRET, BadInput, import_optional, mask, print_line
-from common.files import ROOT
-from common.output import check_writable, open_output
+from common.exits import SECRET, BadInput, mask
 from common.platforms import parse_number
 
 BATCH_SIZE_HELP = (
@@ -63,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         if not unknown:
             found, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            self.error(self._unknown(names(unknown)))
+            self.error(self.unknown(names(unknown)))
         return found
 
     def parse_known_args(
@@ -108,20 +105,21 @@ class Parser(argparse.ArgumentParser):
             return given
         if not given.startswith("--"):
             return given[:2] if given[:2] in self._option_string_actions else None
-        return self._by_name().get(_plain(given))
+        return self.by_name().get(plain(given))
 
-    def _by_name(self) -> dict[str, str]:
+    def by_name(self) -> dict[str, str]:
+        """Return the options by their name without hyphens, with _ for -."""
         options = (option for option in self._option_string_actions if option.startswith("--"))
-        return {_plain(option): option for option in options}
+        return {plain(option): option for option in options}
 
     def resembling(self, name: str) -> str | None:
         """Return the defined option whose name is similar to an unknown one; None if there is none."""
-        options, name = self._by_name(), _plain(name).lower()
+        options, name = self.by_name(), plain(name).lower()
         longer = [each for each in options if len(name) > 2 and each.startswith(name)]
         close = [_OTHER_NAMES.get(name), *difflib.get_close_matches(name, options, 1, 0.75), *longer]
         return next((options[each] for each in close if each in options), None)
 
-    def _unknown(self, unknown: list[str]) -> str:
+    def unknown(self, unknown: list[str]) -> str:
         """Return the error message for unknown options."""
         said = []
         for name in unknown:
@@ -158,86 +156,9 @@ def _is_path(action: argparse.Action, word: str) -> bool:
     return os.path.exists(word) or "/" in word
 
 
-def _plain(option: str) -> str:
+def plain(option: str) -> str:
+    """Return the name of an option without leading hyphens, with _ for -."""
     return option.lstrip("-").replace("-", "_")
-
-
-class JobParser(Parser):
-    """The Parser of a job. Options that a platform adds are ignored, with one printed line.
-
-    checks: functions that are called with the parsed arguments before the output is opened. They may change
-    the arguments or raise BadInput.
-    """
-
-    def __init__(self, description: str | None):
-        super().__init__(description)
-        self.checks: list[Callable[[argparse.Namespace], object]] = []
-
-    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        """Parse the command line and open the output.
-
-        Returns the arguments with `output` (an Output), `ignored` (the names of ignored options), and
-        output_dir as an absolute, writable path. Raises BadInput, also for unknown options that are not
-        ignored; nothing is left on the disk then.
-        """
-        help = "options as NAME = VALUE; those of the command line come first"
-        self.add_argument("--config", metavar="FILE.toml", default=argparse.SUPPRESS, help=help)
-        self.add_argument("--ignore_unknown", **FLAG, help="true: ignore unknown options")
-        if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: print them and exit
-            import_optional("argcomplete", "completion in a shell needs argcomplete").autocomplete(self)
-        words = list(sys.argv[1:] if args is None else args)
-        found, unknown = self.parse_known_args(words, namespace)
-        if "config" in found:
-            words = self._read_config(found.config) + words
-            found, unknown = self.parse_known_args(words, namespace)
-        found.ignored = self._let_pass(names(unknown), found.__dict__.pop("ignore_unknown"))
-        if platforms.is_first_on_node():
-            remind(found, print_line)
-            print_line(f"settings {self._changed(found)}")
-        for check in self.checks:
-            check(found)
-        found.output = open_output(found)
-        return found
-
-    def _read_config(self, path: str) -> list[str]:
-        """Return the settings of a TOML file as words of a command line. Raises BadInput, also if a key is
-        not an option."""
-        from common import config
-
-        if not os.path.exists(path) and os.path.exists(os.path.join(ROOT, path)):
-            path = os.path.join(ROOT, path)  # a platform may start the job in any folder
-        options = {name: self._option_string_actions[option] for name, option in self._by_name().items()}
-        try:
-            words = config.to_words(config.read_toml(path), options)
-            _, unknown = self.parse_known_args(words)
-            if unknown:
-                self.error(self._unknown(names(unknown)))
-        except BadInput as error:
-            raise BadInput(f"--config {path}: {error}") from error.__cause__
-        return words
-
-    def _changed(self, found: argparse.Namespace) -> str:
-        """Return the settings that differ from their defaults, as name=value, without credentials."""
-        given = settings(found).items()
-        words = [f"{name}={value}" for name, value in given if str(value) != str(self.get_default(name))]
-        return " ".join(words) or "defaults"
-
-    def _let_pass(self, unknown: list[str], everything: bool) -> list[str]:
-        """Return the unknown options if all of them may be ignored, otherwise raise BadInput.
-
-        Options that platforms inject are always ignored. On a platform an unknown option is also ignored if
-        it resembles no option of the parser. everything: ignore all.
-        """
-        given = {_plain(name) for name in names(sys.argv[1:])}
-        on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
-        refused = [
-            name
-            for name in unknown
-            if _plain(name) not in platforms.INJECTED and (not on_platform or self.resembling(name))
-        ]
-        if refused and not everything:
-            self.error(f"{self._unknown(refused)}; --ignore_unknown true ignores them")
-        return unknown
 
 
 def remind(args: argparse.Namespace, log: Callable[[str], object]) -> None:
@@ -255,14 +176,6 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
         for value in [str(given) if isinstance(given, Interval) else given]
         if isinstance(value, plain) and not SECRET.search(name)
     }
-
-
-def check_folder(option: str, path: str | None) -> None:
-    """Raise BadInput unless the folder is writable, or can be made."""
-    if "://" in (path or ""):
-        raise BadInput(f"{option} {path} is a URL (expected a folder of this machine)")
-    if path is not None:
-        check_writable(option, os.path.abspath(path))
 
 
 def boolean(text: str) -> bool:

@@ -30,20 +30,20 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
             preemption.end_on_interrupt()
             with _batch_of_one():
                 main()
-            exits.run_on_success()
-        except KeyboardInterrupt:
+            exits.end(None)
+        except KeyboardInterrupt as error:
             say_error("interrupted")
-            exits.run_before_leaving()
+            exits.end(error)
             leave(INTERRUPTED)
         except BadInput as error:
             say_error(str(error))
-            exits.run_before_leaving()
-            if error.code == BAD_INPUT and not exits.in_group():  # no other process can block the exit
+            in_group = exits.in_group()
+            exits.end(error)
+            if error.code == BAD_INPUT and not in_group:  # no other process can block the exit
                 sys.exit(error.code)
             leave(error.code)
         except Exception as error:
-            exits.run_before_leaving()
-            exits.run_on_failure(error)
+            exits.end(error)
             raise
 
     return run

@@ -34,9 +34,9 @@ _PLACE = re.compile(r"([^/?#;&]*)([^?#;&]*)(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[\da-f:.]*\]|[^\s:\[\]]*)(\[?:(\d{1,5}|port)\]?)?", re.IGNORECASE)
 _USER = re.compile(r"(?<!\S)(?!\.*/[^/])([^\s:@]*:)(?!//|\s)(?:(?!\s[^\s@]*://).){1,999}@", re.DOTALL)
 
-_on_failure: list[Callable[[Exception], object]] = []
-_on_success: list[Callable[[], object]] = []
-_before_leaving: list[Callable[[], object]] = []
+# What a job does at its end, in this order.
+PLACES = ("results", "upload", "folder", "loaders", "processes")
+_at_end: dict[str, list[Callable[[BaseException | None], object]]] = {place: [] for place in PLACES}
 
 
 class BadInput(ValueError):
@@ -134,22 +134,25 @@ def import_optional(module: str, purpose: str, package: str | None = None) -> Mo
         raise MissingPackage(f"{purpose} ({reason}): pip install {package or module}") from error
 
 
-def on_failure(function: Callable[[Exception], object]) -> None:
-    """Register function(error) to be called when main() ends with an exception other than BadInput. It may
-    end the process."""
-    _on_failure.append(function)
+def at_end(place: str, function: Callable[[BaseException | None], object]) -> None:
+    """Register function(error) for the end of main(): `error` is the exception that ended it, or None.
+
+    place: one of PLACES, whose order is kept. At one place the function that was registered last is called
+    first. A function may end the process.
+    """
+    _at_end[place].append(function)
 
 
-def before_leaving(function: Callable[[], object]) -> None:
-    """Register function() to be called when main() ends with any exception, before the functions of
-    on_failure(). The function that was registered last is called first."""
-    _before_leaving.append(function)
+def at_success(place: str, function: Callable[[], object]) -> None:
+    """Register function() as at_end() does, for a main() that ends without an exception."""
+    at_end(place, lambda error: None if error else function())
 
 
-def on_success(function: Callable[[], object]) -> None:
-    """Register function() to be called when main() has returned. The function that was registered last is
-    called first. It may end the process."""
-    _on_success.append(function)
+def end(error: BaseException | None) -> None:
+    """Call the functions of at_end(), each once: if one raises, the next call continues after it."""
+    for functions in _at_end.values():
+        while functions:
+            functions.pop()(error)
 
 
 def say_error(text: str) -> None:
@@ -176,22 +179,4 @@ def leave(code: int) -> None:
 
 def in_group() -> bool:
     """Return whether this process has joined a process group."""
-    return bool(_on_failure)
-
-
-def run_before_leaving() -> None:
-    """Call the functions of before_leaving(), the last one first."""
-    for function in reversed(_before_leaving):
-        function()
-
-
-def run_on_failure(error: Exception) -> None:
-    """Call the functions of on_failure()."""
-    for function in _on_failure:
-        function(error)
-
-
-def run_on_success() -> None:
-    """Call the functions of on_success(), the last one first."""
-    for function in reversed(_on_success):
-        function()
+    return bool(_at_end["processes"])

@@ -62,6 +62,7 @@ class Log:
         self._bar: tqdm | None = None
         self._loader: Any = None
         self._warnings: set[str] = set()
+        self._profiled: list[float] = []  # with --prof: the times of the two reports
         self._class_names: tuple[str, ...] = ()
         self._result = "test_accuracy=nan"
         self._trains = False  # whether the job reports steps, and not only epochs of loading
@@ -89,7 +90,7 @@ class Log:
         self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
         self._start: dict[str, Any] = {"time": round(time.time(), 3), "step": step, "steps": total_steps}
         self._start |= {"laps": {**self._laps}, "training data": loader.receipt.fingerprint}
-        exits.on_success(self.finish)
+        exits.at_success("results", self.finish)
         if model is None or not ranks.is_first():
             return
         for line in starts.describe(self.args, model, self.autocast, total_steps, len(loader)):
@@ -123,8 +124,10 @@ class Log:
         """Return whether a report is due; the same on every rank.
 
         One is due every --report_every and after each epoch. If --report_every counts seconds, one is also
-        due after the first step.
+        due after the first step. With --prof N two are due: before the last N steps, and after them.
         """
+        if profiled := getattr(self.args, "prof", None):
+            return step in (self._total_steps - profiled, self._total_steps)
         if self._bar:
             self._bar.update(step - self._bar.n)  # tqdm draws at most ten times a second
         every = self.args.report_every
@@ -139,13 +142,17 @@ class Log:
 
         step: optimizer steps since the start of training. running: float64 [3], sums over all ranks.
         scheduler: that of the job; a warning is printed if it is not the one that checkpoints hold. The
-        loader's receipt is committed.
+        loader's receipt is committed. With --prof nothing is reported: see profiled_seconds.
         """
         if scheduler is not self.scheduler:
             self._warn(
                 f"warning: the schedule {type(scheduler).__name__} is not the one that was given to the "
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
+        if getattr(self.args, "prof", None):
+            running.tolist()  # wait for the device
+            self._profiled.append(time.monotonic())
+            return
         self._trains = True
         self.is_late = self._has_asked = False
         self._commit(step)
@@ -213,9 +220,15 @@ class Log:
         """Return the seconds of training so far, without evaluating and saving."""
         return self._laps.get("training", time.monotonic() - self._lap_start) - self._evaluating
 
+    @property
+    def profiled_seconds(self) -> float:
+        """Return the seconds of the last N steps of a run with --prof N."""
+        before, after = self._profiled
+        return after - before
+
     def finish(self) -> None:
-        """Print the last result and the TIME COST table, and close the files. start() registers it for the
-        end of the job."""
+        """Print the last result and the TIME COST table, and close the files. If main() returns without it,
+        it is called then."""
         if self._loader is None or not ranks.is_first():
             return
         loader, self._loader = self._loader, None

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 
-from common import exits, platforms
+from common import exits
 from common.exits import BadInput, print_line
 from common.files import ROOT, is_at, is_url, opener
 from common.platforms import STARTED_BY
@@ -54,6 +54,11 @@ class Output:
 
     def __str__(self) -> str:
         return self.url or self.folder
+
+    @property
+    def index_folder(self) -> str:
+        """The folder for indexes and generated images. Runs without an --output_dir share one."""
+        return os.path.join(PARENT if self.is_default else self.folder, "index")
 
     def hold(self) -> None:
         """Make this process the only one that writes to the folder until it ends. It makes the folder, and
@@ -90,8 +95,7 @@ class Output:
                 raise BadInput(self._taken())
             time.sleep(0.2)
         self._lock, self._made, self._is_new = file, made, is_new
-        exits.on_success(self.release)
-        exits.before_leaving(self.release)
+        exits.at_end("folder", lambda error: self.release())
 
     def begin(self) -> None:
         """Make `latest` point to the folder: the job that holds it begins to write."""
@@ -134,21 +138,29 @@ class Output:
 
 
 def open_output(args: argparse.Namespace) -> Output:
-    """Return the output of a job, and set args.output_dir to its folder, args.output_url to its URL.
+    """Return the output of a job.
 
-    args: output_dir (a folder, an s3:// or obs:// URL, or None for a new folder in PARENT) and, if the job
-    has them, cache_dir, rank, prof, evaluate. Without an output_dir all runs share one folder for the index.
-    Raises BadInput; nothing is left on the disk then.
+    args: topology, output_dir (a folder, an s3:// or obs:// URL, or None for a new folder in PARENT) and, if
+    the job has them, prof and evaluate. Raises BadInput; nothing is left on the disk then.
     """
     given = args.output_dir
     if not given:
-        args.output_dir = make_default(args)
-        if getattr(args, "cache_dir", "") is None:
-            args.cache_dir = os.path.join(PARENT, "index")
-        return Output(args.output_dir, is_default=os.environ.get(_OWN) == args.output_dir)
+        writes = args.topology.rank == 0 and not writes_nothing(args)
+        folder = make_default() if writes or STARTED_BY in os.environ else local_output(PARENT)
+        return Output(folder, is_default=os.environ.get(_OWN) == folder)
+    return Output(folder_of(given), given if is_url(given) else None)
+
+
+def writes_nothing(args: argparse.Namespace) -> bool:
+    """Return whether the job only measures (--prof) or evaluates (--evaluate)."""
+    return bool(getattr(args, "prof", None) or getattr(args, "evaluate", False))
+
+
+def folder_of(given: str) -> str:
+    """Return the folder of this node for an --output_dir, which may be an s3:// or obs:// URL. Raises
+    BadInput if it is not writable. The folder is not made."""
     if not is_url(given):
-        args.output_dir = local_output(given)
-        return Output(args.output_dir)
+        return local_output(given)
     from common.object_store.location import parse  # only a job with a URL needs the object store
     from common.object_store.paths import scratch_folder
 
@@ -156,13 +168,7 @@ def open_output(args: argparse.Namespace) -> Output:
         raise BadInput(
             f"{given} is a whole bucket: give every job a folder of its own, {given.rstrip('/')}/NAME"
         )
-    args.output_dir, args.output_url = local_output(scratch_folder("outputs", given)), given
-    return Output(args.output_dir, given)
-
-
-def writes_nothing(args: argparse.Namespace) -> bool:
-    """Return whether the job only measures (--prof) or evaluates (--evaluate)."""
-    return bool(getattr(args, "prof", None) or getattr(args, "evaluate", False))
+    return local_output(scratch_folder("outputs", given))
 
 
 def local_output(path: str) -> str:
@@ -201,15 +207,12 @@ def check_writable(option: str, path: str) -> None:
             shutil.rmtree(probe, ignore_errors=True)
 
 
-def make_default(args: argparse.Namespace) -> str:
-    """Make the folder of a job without --output_dir and return its path. It is deleted at the end if it is
-    empty. A process that writes nothing gets PARENT. Raises BadInput.
-    """
-    if STARTED_BY in os.environ and _OWN in os.environ:
-        return os.environ[_OWN]
+def make_default() -> str:
+    """Make the folder of a job without --output_dir and return its path; it is deleted at the end if it is
+    empty. A process that another one started returns the folder that its parent has made. Raises BadInput."""
     parent = local_output(PARENT)
-    if writes_nothing(args) or _is_not_first(args):
-        return parent
+    if STARTED_BY in os.environ:
+        return os.environ.get(_OWN, parent)
     job = os.path.splitext(os.path.basename(sys.argv[0]))[0].strip("-") or "job"
     name = f"{job}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     made = _missing(parent)
@@ -223,7 +226,7 @@ def make_default(args: argparse.Namespace) -> str:
     except OSError as error:
         raise BadInput(f"output_dir {parent} cannot be written: {error.strerror}") from error
     made.append(path)
-    exits.before_leaving(lambda: _remove_empty(made))
+    exits.at_end("folder", lambda error: _remove_empty(made))
     atexit.register(_remove_empty, made)
     os.environ[_OWN] = path
     print_line(f"output_dir {path}")
@@ -276,16 +279,3 @@ def _remove_empty(folders: list[str]) -> None:
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
-
-
-def _is_not_first(args: argparse.Namespace) -> bool:
-    """Return whether another process is rank 0, if this is known before the rendezvous. Only rank 0 writes,
-    so the other processes do not need the folder."""
-    with contextlib.suppress(BadInput):  # the topology is checked later, with an error message
-        if "LOCAL_RANK" in os.environ:
-            return platforms.whole(os.environ, "RANK", 0) > 0
-        if getattr(args, "rank", None) is not None:
-            return args.rank > 0
-        claim = platforms.detect(os.environ)
-        return claim is not None and bool(claim.node_rank or claim.local_rank)
-    return False

@@ -69,8 +69,13 @@ class Topology:
         ) + (f" ignored={self.ignored}" if self.ignored else "")
 
 
-def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
-    """Return the topology that _resolve() finds. Raises BadInput, also for too many processes."""
+def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> Topology:
+    """Return the topology that _resolve() finds. Raises BadInput, also for too many processes.
+
+    gpus: the processes of a node, if it is not 0 and the job has processes_per_node without a value.
+    """
+    if gpus and is_distributed(args) and args.processes_per_node is None:
+        args = argparse.Namespace(**vars(args) | {"processes_per_node": gpus})
     topology = _resolve(args, env)
     if whole(env, "LOCAL_WORLD_SIZE", 1) < 1:
         raise BadInput(f"LOCAL_WORLD_SIZE={env['LOCAL_WORLD_SIZE']} is not at least 1")

@@ -22,7 +22,7 @@ import argparse
 import contextlib
 import os
 import sys
-import time
+from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
 from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
@@ -81,9 +81,12 @@ def parse_args() -> argparse.Namespace:
     add("-p", "--report_every", "--print_freq", type=arguments.interval, default="10s", help=help)
     published.add_arguments(parser)
     process_group.add_arguments(parser)
-    args = parser.parse_args()
-    published.merge(args)
-    optimizers.set_defaults(args)
+    parser.checks += [published.merge, optimizers.find_defaults, check]
+    return parser.parse_args()
+
+
+def check(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of a run with --prof. Raises BadInput for options that contradict each other."""
     if args.evaluate and args.training_only:
         raise BadInput("--evaluate and --training_only exclude each other")
     if args.freeze and not args.weights and args.resume in ("auto", "never"):
@@ -93,10 +96,11 @@ def parse_args() -> argparse.Namespace:
     for name in ("ema", "momentum", "label_smoothing"):
         if (getattr(args, name) or 0) > 1:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
-    if args.prof:  # writes nothing, and does not resume
-        args.resume, args.max_steps, args.training_only = "never", WARM_UP_BATCHES + args.prof, True
-        args.epochs = max(args.epochs, args.max_steps)  # enough batches also of a small data set
-    return args
+    if not args.prof:
+        return {}
+    steps = WARM_UP_BATCHES + args.prof  # a small data set is read several times
+    only = {"training_only": True, "report_every": arguments.interval(str(steps))}
+    return only | {"resume": "never", "max_steps": steps, "epochs": max(args.epochs, steps)}
 
 
 def split_batch(args: argparse.Namespace, world_size: int) -> int:
@@ -186,7 +190,6 @@ def main() -> None:
     running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
 
     step = checkpoint.resume(total_steps)
-    times = []  # of --prof
     for epoch in train_loader.epochs_from(step):
         model.train()
         for images, targets in train_loader:  # [n], or [n, classes] with --mixup or --cutmix
@@ -214,11 +217,7 @@ def main() -> None:
             scaler.update()
             scheduler.step()
             step += 1
-            if args.prof:
-                if device.type == "cuda" and step in (WARM_UP_BATCHES, total_steps):
-                    torch.cuda.synchronize()  # for the clock only: the steps between wait for nothing
-                times.append(time.perf_counter())
-            elif checkpoint.is_due(step):
+            if checkpoint.is_due(step):
                 if world_size > 1:
                     torch.distributed.all_reduce(running)
                 log.step(step, running, scheduler)
@@ -235,12 +234,10 @@ def main() -> None:
             log.validation(step, val_sums)
             if checkpoint.stops_early(args.early_stopping):
                 break
+    checkpoint.finish()  # waits for the last save and upload; the advice may take a while
     if args.prof:
-        count, seconds = len(times) - WARM_UP_BATCHES, times[-1] - times[WARM_UP_BATCHES - 1]
-        log.info(measure.profile(count * args.batch_size, seconds, count, args.data_backend, args.arch))
+        log.info(measure.profile(args, log.profiled_seconds))
     elif not args.evaluate:
-        log.finish()
-        checkpoint.finish()  # before the advice, which may take a while
         measure.log_advice(train_loader, args, log)
 
 

@@ -27,6 +27,7 @@ from common import arguments, exits, metrics
 from common.arguments import positive_int
 from common.checkpoint import resume
 from common.distributed import barrier, process_group, ranks
+from common.job import JobParser
 from datasets.folders import paired_images, random_pairs
 from datasets.loaders import backends
 from datasets.loaders.loader import Loader
@@ -46,7 +47,7 @@ def save_contact_sheet(path: str, blurry: torch.Tensor, sharp: torch.Tensor) -> 
 
 @entry
 def main() -> None:
-    parser = arguments.JobParser(__doc__)
+    parser = JobParser(__doc__)
     add = parser.add_argument_group("data").add_argument
     add("--data_source", "--data_url", dest="data_url", help="folder of pairs (default: generated ones)")
     add("--custom_data", type=arguments.boolean, default=False, help="true: generated pairs instead")
@@ -65,14 +66,13 @@ def main() -> None:
     add("--preview", metavar="FILE.png", help="the first batch (default: preview.png in --result_dir)")
     process_group.add_arguments(parser)
     args = parser.parse_args()
-    args.preview = args.preview or os.path.join(args.output_dir, "preview.png")
     device, rank, world_size = process_group.join(args)
     log = metrics.Log(args)
 
-    cache = args.cache_dir or os.path.join(args.output_dir, "index")
-    if args.custom_data or not args.data_url:
-        args.data_url = random_pairs.make(os.path.join(cache, "generated_pairs"))
-    pairs = paired_images.load(args.data_url, args.split, cache, args.resize, log.info)
+    cache = args.cache_dir or args.output.index_folder
+    generated = None if args.data_url and not args.custom_data else os.path.join(cache, "generated_pairs")
+    folder = random_pairs.make(generated) if generated else args.data_url
+    pairs = paired_images.load(folder, args.split, cache, args.resize, log.info)
     barrier.wait_for_all("prepared", "to prepare")  # one node may read its data for the first time
     ranks.assert_equal_across_ranks("pairs (fingerprint)", pairs.fingerprint)
     training = args.split == "train"
@@ -99,7 +99,8 @@ def main() -> None:
                 seconds += waited
                 log.info(f"epoch={epoch} step={step} pairs={len(blurry)} seconds={waited:.4f}")
                 if step == 1 and rank == 0:
-                    save_contact_sheet(args.preview, blurry, sharp)
+                    preview = args.preview or os.path.join(args.output.folder, "preview.png")
+                    save_contact_sheet(preview, blurry, sharp)
                 start = time.perf_counter()
             torch.distributed.all_reduce(delivered)
             log.epoch(step, pairs=delivered.item(), seconds=seconds)

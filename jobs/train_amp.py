@@ -128,7 +128,7 @@ def main() -> None:
         ### 新增 (new) 6/6, evaluate in the same precision ###
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
-    # resume() has arranged the end: the last save and upload, and the TIME COST table
+    checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def main() -> None:
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
-    # resume() has arranged the end: the last save and upload, and the TIME COST table
+    checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
 
 
 if __name__ == "__main__":

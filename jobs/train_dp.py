@@ -100,7 +100,7 @@ def main() -> None:
         val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
-    # resume() has arranged the end: the last save and upload, and the TIME COST table
+    checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
 
 
 if __name__ == "__main__":

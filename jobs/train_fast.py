@@ -165,7 +165,7 @@ def main() -> None:
         ### 新增 (new) 10/10, also the mirror images: cross entropy 0.763 to 0.759, for twice the work ###
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
-    # resume() has arranged the end: the last save and upload, and the TIME COST table
+    checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
 
 
 if __name__ == "__main__":

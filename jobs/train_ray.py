@@ -72,11 +72,11 @@ def main() -> None:
     ### 新增 (new) 2/2, the same batches from other machines; without them the work is done here ###
     if args.distribute_mode:
         ray_cluster.join(args.ray_address, log=log.info)
-        exits.on_success(ray_cluster.leave)
+        exits.at_success("loaders", ray_cluster.leave)
         train_loader = ray_engine.ray_memory_loader(
             train_set, train_sampler, device, augment=True, workers=args.workers, log=log.info
         )
-        exits.on_success(train_loader.close)
+        exits.at_success("loaders", train_loader.close)
     ### 新增 (new) 2/2, the same batches from other machines; without them the work is done here ###
 
     model = models.resnet18(train_set.channels, train_set.classes, args.width)
@@ -116,7 +116,7 @@ def main() -> None:
         val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
-    # resume() has arranged the end: the last save and upload, and the TIME COST table
+    checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import torch
 from common.arguments import Parser, boolean, names, positive_int
 from common.exits import printable
 from common.files import ROOT
+from common.output import folder_of
 from common.preflight import node
 from common.topology import resolve
 
@@ -44,11 +45,10 @@ def main(arguments: list[str]) -> int:
     args, unknown = parser.parse_known_args(arguments)
     ignored = names(unknown)
     gpus = 0 if args.enable_gpu is False else torch.cuda.device_count()
-    args.processes_per_node = args.processes_per_node or gpus or None
 
     start = time.monotonic()
-    topology = resolve(args, os.environ)
-    found = node.inspect(args, os.environ, topology)
+    topology = resolve(args, os.environ, gpus)
+    found = node.inspect(args, os.environ, topology, folder_of)
     code = node.exit_code(found)
     summary = {
         "verdict": node.worst(found),

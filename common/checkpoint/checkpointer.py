@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from common import exits, output
-from common.arguments import JobParser, boolean, interval, positive_float, positive_int
+from common.arguments import boolean, interval, positive_float, positive_int
 from common.checkpoint import digest, resume
 from common.checkpoint.files import write_weights
 from common.checkpoint.nonfinite import Guard, SkippedSteps, Verdict
@@ -24,6 +24,7 @@ from common.checkpoint.saver import Saver, find_infinite
 from common.checkpoint.state import RunState
 from common.distributed import preemption, ranks
 from common.exits import BadInput
+from common.job import JobParser
 from common.metrics import Log
 
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error
@@ -74,6 +75,8 @@ class Checkpointer:
         self._saver = Saver(self.output.folder, args.keep, log.info)
         log.states = self._saver.digests
         self._mirror: Any = None
+        self._writes = not output.writes_nothing(args)
+        self._wanted = args.resume  # "auto", "never", or the path to continue from
         self._last_save = time.monotonic()
         self._stop = self._save_late = False  # any rank was asked to stop; --save_every in seconds is due
         self._waits = self._overdue = False  # gradients wait for an optimizer step; a save waits for it
@@ -98,14 +101,13 @@ class Checkpointer:
         """
         self.total_steps, self.steps_per_epoch = total_steps, len(self.loader)
         if self.args.evaluate:  # the batch size, the seed and the training data may differ
-            self._load_weights(self.args.weights or resume.newest(self.args.resume), complete=True)
+            self._load_weights(self.args.weights or resume.newest(self._wanted), complete=True)
             preemption.watch(self.args.grace, ranks.store())
             self.log.start(self.loader, total_steps, total_steps)
             return total_steps
-        writes = not output.writes_nothing(self.args)
-        if writes:
+        if self._writes:
             self._open_output()
-        step = self._restore(writes)
+        step = self._restore()
         if self.forward is not self.model and ranks.world_size() > 2:
             self._settle_buckets()
         objects = self._state.objects
@@ -115,12 +117,11 @@ class Checkpointer:
         self._saver.infinite = find_infinite(self.model.state_dict())
         self._is_first_batch = True
         self._warn_of_generators()
-        if writes:
+        if self._writes:
             preemption.watch(self.args.grace, ranks.store())  # otherwise a signal ends the process at once
-            exits.before_leaving(lambda: self._saver.wait(_LAST_WRITE))
-            exits.on_success(self.finish)
+            exits.at_end("results", self._end)
         if self._mirror:
-            self._mirror.start(step if self.args.resume == "auto" else 0)
+            self._mirror.start(step if self._wanted == "auto" else 0)
         self.log.run = self._state.run
         self.log.start(self.loader, step, total_steps, self.model)
         return step
@@ -247,11 +248,18 @@ class Checkpointer:
         return True
 
     def finish(self) -> None:
-        """Wait for the last write and upload; resume() registers it for the end of the job. Raises
-        NotSaved."""
+        """Print the last result and the TIME COST table, and wait for the last write and upload. Raises
+        NotSaved. If main() returns without it, it is called then."""
+        self.log.finish()
         lost = [*self._saver.finish(), self._mirror.finish() if self._mirror else ""]
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
+
+    def _end(self, error: BaseException | None) -> None:
+        if error:
+            self._saver.wait(_LAST_WRITE)
+        else:
+            self.finish()
 
     def _open_output(self) -> None:
         """Become the only job that writes to the output, and restore the results from its URL."""
@@ -259,16 +267,15 @@ class Checkpointer:
         if self.output.url:
             from common.checkpoint import mirror
 
-            self._mirror = mirror.open_mirror(self.output, self.args.resume, self.args.keep)
+            self._mirror = mirror.open_mirror(self.output, self._wanted, self.args.keep)
             if self._mirror:
                 self._saver.saved = self._mirror.saved
+        if ranks.is_first():
+            self._wanted = resume.wanted(self.args)
 
-    def _restore(self, writes: bool) -> int:
-        """Restore the checkpoint to continue from, or --weights, on every rank. Return its step.
-
-        writes: whether the run will save checkpoints; then it is an error if its state cannot be saved.
-        """
-        state, error = self._choose(writes) if ranks.is_first() else (None, None)
+    def _restore(self) -> int:
+        """Restore the checkpoint to continue from, or --weights, on every rank. Return its step."""
+        state, error = self._choose() if ranks.is_first() else (None, None)
         state, error = ranks.broadcast_object((state, error))
         if error:
             raise BadInput(error)
@@ -280,30 +287,29 @@ class Checkpointer:
             self.log.info(f"--weights {given} is not used: the resumed run began with {began}")
         elif given:
             self._load_weights(given)
-        if writes and ranks.is_first():  # another run's checkpoint is not in this folder
-            self._saver.resume_at(state["step"] if state and self.args.resume == "auto" else 0)
+        if self._writes and ranks.is_first():  # another run's checkpoint is not in this folder
+            self._saver.resume_at(state["step"] if state and self._wanted == "auto" else 0)
         return state["step"] if state else 0
 
-    def _choose(self, writes: bool) -> tuple[dict | None, str | None]:
+    def _choose(self) -> tuple[dict | None, str | None]:
         """Return (state to continue from, or None; why the run cannot begin or continue)."""
-        if writes and (unsaveable := self._state.find_unsaveable()):
+        if self._writes and (unsaveable := self._state.find_unsaveable()):
             return None, unsaveable
         uploaded = self._mirror.results() if self._mirror else ()
         if self._mirror and (reason := resume.refusal(self.args, self._is_own, uploaded)):
             return None, reason
-        wanted = self.args.resume
-        if wanted == "never":
+        if self._wanted == "never":
             return None, None
         try:
             path, state = resume.choose(
-                wanted,
+                self._wanted,
                 self._saver.checkpoints,
                 lambda state: self._state.check_and_restore(state, self.total_steps),
             )
         except BadInput as error:
             return None, str(error)
         if state:
-            if wanted == "auto":
+            if self._wanted == "auto":
                 self._state.run = state["run"]
             epoch = max(1, math.ceil(state["step"] / self.steps_per_epoch))
             if "training data" not in self._state.identity:
@@ -367,6 +373,8 @@ class Checkpointer:
 
     def _is_planned(self, step: int) -> bool:
         """Return whether --save_every asks for a save after this step."""
+        if not self._writes:
+            return False
         every = self.args.save_every.steps(self.steps_per_epoch)
         is_late = self._save_late or self._overdue
         return is_late or step == self.total_steps or (every > 0 and step % every == 0)
@@ -408,7 +416,10 @@ class TrainingParser(JobParser):
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         _add_batch_size_per_gpu(self)
         _add_arguments(self)  # after the job's own, as --help shows them
-        return super().parse_args(args, namespace)
+        parsed = super().parse_args(args, namespace)
+        if getattr(parsed, "batch_size_per_gpu", None):
+            parsed.batch_size = parsed.batch_size_per_gpu * parsed.topology.world_size
+        return parsed
 
     def parse_known_args(
         self, args: Iterable[str] | None = None, namespace: Any = None
@@ -428,7 +439,7 @@ class TrainingParser(JobParser):
 
 
 def _add_batch_size_per_gpu(parser: JobParser) -> None:
-    """Add --batch_size_per_gpu next to --batch_size. devices.find_topology() multiplies it."""
+    """Add --batch_size_per_gpu next to --batch_size."""
     batch_size = parser._option_string_actions.get("--batch_size")
     for group in parser._action_groups:
         if batch_size in group._group_actions:
@@ -457,18 +468,18 @@ def _add_arguments(parser: JobParser) -> None:
     add("--tracker", choices=("mlflow", "wandb"), help="also send settings and metrics to it (default: none)")
 
 
-def check(args: argparse.Namespace) -> None:
-    """Set the default of --resume, and raise BadInput for options that contradict each other."""
+def check(args: argparse.Namespace) -> dict[str, str]:
+    """Return the default of --resume. Raises BadInput for options that contradict each other."""
     if args.tracker:
         from common.reporting import trackers  # only a run with --tracker needs it
 
         trackers.check(args.tracker)
-    if args.resume is None:
-        args.resume = "auto" if args.output_dir else "never"
-    if args.evaluate and (args.resume not in ("auto", "never")) == bool(args.weights):
+    wanted = args.resume or ("auto" if args.output_dir else "never")
+    if args.evaluate and (wanted not in ("auto", "never")) == bool(args.weights):
         raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: the weights to evaluate")
-    if args.resume == "auto" and not args.output_dir:
+    if wanted == "auto" and not args.output_dir:
         raise BadInput(
             "--resume auto without --output_dir: name the folder of the run to continue, for example "
             f"--output_dir {os.path.join(output.PARENT, output.LATEST)}"
         )
+    return {"resume": wanted}

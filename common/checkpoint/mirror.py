@@ -87,8 +87,7 @@ class Mirror:
         self._garbage: set[str] = set()  # files to delete: the list does not name them any more
         self._wake, self._ending, self._asked = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        exits.before_leaving(lambda: self.finish(_LAST))
-        exits.on_success(self._end)
+        exits.at_end("upload", self._end)
 
     def open(self, resume: str = "auto", keep: int = 1) -> None:
         """Take the lease of the URL; if resume is "auto", restore a newer checkpoint. Raises BadInput."""
@@ -154,9 +153,10 @@ class Mirror:
             self._thread.join(0.1)
         return self.error
 
-    def _end(self) -> None:
-        if error := self.finish():
-            exits.say_error(error)
+    def _end(self, error: BaseException | None) -> None:
+        reason = self.finish(_LAST if error else None)
+        if reason and not error:
+            exits.say_error(reason)
             exits.leave(exits.NOT_SAVED)
 
     # the thread

@@ -51,30 +51,36 @@ def refusal(
 ) -> str | None:
     """Return the reason if a job may not write to args.output: it would replace results. None if it may.
 
-    args: the options output and, if the job can resume, resume. If `resume` is a path, and a start with the
-        same path has saved checkpoints in the folder, it becomes "auto".
+    args: the options output and, if the job can resume, resume.
     is_own: called with a start (a line of starts.jsonl) that has not saved a checkpoint. It returns whether
         the start belongs to this run; then the job may begin again.
     at_url: names of results at the URL.
     """
-    folder, wanted = args.output.folder, getattr(args, "resume", None)
+    folder, resumes_from = args.output.folder, wanted(args)
     results, starts_before = output.results(folder), starts.read(folder)
     has_checkpoint = bool(output.checkpoints(folder))
-    is_restart = any(start["settings"].get("resume", "") == wanted != "never" for start in starts_before)
-    if has_checkpoint and is_restart:
-        args.resume = wanted = "auto"
-    if wanted == "auto":
+    if resumes_from == "auto":
         at_url = ()
     results += [name for name in at_url if name not in results]
     is_begun = not has_checkpoint and not at_url and starts_before and is_own(starts_before[-1])
-    if not results or is_begun or (wanted == "auto" and has_checkpoint):
+    if not results or is_begun or (resumes_from == "auto" and has_checkpoint):
         return None
     names = ", ".join(results[:4]) + (f" and {len(results) - 4} more" if len(results) > 4 else "")
-    remedy = f"leave out --resume {wanted} to resume that run, " if has_checkpoint and wanted else ""
+    has_option = has_checkpoint and resumes_from
+    remedy = f"leave out --resume {resumes_from} to resume that run, " if has_option else ""
     return (
         f"{args.output} holds results of a run, and this start would replace them "
         f"({names}): {remedy}use another --output_dir, or remove the folder"
     )
+
+
+def wanted(args: argparse.Namespace) -> str | None:
+    """Return what the job continues from: --resume, but "auto" if it is the path of another run's checkpoint
+    and a start with the same path has saved checkpoints in the output folder. None: the job cannot resume."""
+    given, folder = getattr(args, "resume", None), args.output.folder
+    starts_before = starts.read(folder) if output.checkpoints(folder) else []
+    is_restart = any(start["settings"].get("resume", "") == given != "never" for start in starts_before)
+    return "auto" if is_restart else given
 
 
 def _is_same_command(args: argparse.Namespace) -> Callable[[dict], bool]:

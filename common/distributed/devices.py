@@ -16,14 +16,14 @@ from common.topology import Topology, is_distributed, promised_gpus, resolve
 def select(args: argparse.Namespace) -> torch.device:
     """Return the GPU of this process, or the CPU if there is no GPU or --enable_gpu is false.
 
-    args: enable_gpu (None: a GPU if there is one). If a node has more processes than GPUs, they share them. A
-    process that starts the others of its node does not touch the GPUs.
+    args: topology, and enable_gpu (None: a GPU if there is one). If a node has more processes than GPUs, they
+    share them. A process that starts the others of its node does not touch the GPUs.
 
     Raises BadInput if torch sees no GPU although --enable_gpu is true, or fewer than the platform promised.
     It also raises BadInput if torch cannot use the GPU (open_gpu), and if a job of one process was started
     as several.
     """
-    topology = find_topology(args)
+    topology: Topology = args.topology
     if topology.world_size > 1 and not is_distributed(args):
         raise BadInput(
             f"this job is one process, but {topology.source} started {topology.world_size}: "
@@ -83,17 +83,9 @@ def _runs_on(capability: tuple[int, int], name: str) -> bool:
 
 
 def find_topology(args: argparse.Namespace) -> Topology:
-    """Return the topology of the job and the place of this process in it. Raises BadInput.
-
-    Without --processes_per_node a node starts one process per GPU: then args.processes_per_node is set. If
-    args.batch_size_per_gpu is given, args.batch_size becomes the batch size of all processes together.
-    """
-    if is_distributed(args):
-        args.processes_per_node = args.processes_per_node or count_gpus(args) or None
-    topology = resolve(args, os.environ)
-    if getattr(args, "batch_size_per_gpu", None):
-        args.batch_size = args.batch_size_per_gpu * topology.world_size
-    return topology
+    """Return the topology of the job and the place of this process in it. Without --processes_per_node a node
+    starts one process per GPU. Raises BadInput."""
+    return resolve(args, os.environ, count_gpus(args) if is_distributed(args) else 0)
 
 
 def count_gpus(args: argparse.Namespace) -> int:

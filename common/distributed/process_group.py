@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def get_topology(args: argparse.Namespace) -> Topology:
-    """Return the topology. The first process of each node prints it, and the preflight report of the node.
+    """Return the topology, which a JobParser has found from the launcher (torchrun, torch.distributed.launch,
+    Slurm, ...), the options of add_arguments(), or the variables of the platform.
 
-    It is found from the launcher (torchrun, torch.distributed.launch, Slurm, ...), the options of
-    add_arguments(), or the variables of the platform. Raises BadInput.
+    The first process of each node prints it, and the preflight report of the node. Raises BadInput.
     """
-    topology = devices.find_topology(args)
+    topology: Topology = args.topology
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if topology.world_size > 1 and 0 <= files < 32:  # two processes cannot connect
         raise exits.BadInput(f"the limit of {files} open files is too low: set ulimit -n 1024 or more")
@@ -69,15 +69,13 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     gpus = devices.count_gpus_of_node(args, topology)
     backend = "nccl" if topology.processes_per_node <= gpus else "nccl or gloo" if gpus else "gloo"
     store = rendezvous.meet(topology, args.timeout, backend)
-    if topology.world_size > 1:
-        exits.on_failure(lambda error: _explain(error, topology))
+    if topology.world_size > 1 or gpus:  # nccl warns if its group is not destroyed
+        exits.at_end("processes", lambda error: _leave_group(topology, error))
     if backend == "nccl or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
         gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
         backend = "nccl" if gpus == topology.world_size else "gloo"
     if backend == "gloo":
         _choose_interface(topology)
-    if topology.world_size > 1 or backend == "nccl":  # nccl warns if its group is not destroyed
-        exits.on_success(_leave_group)
     options = {
         "backend": backend,
         "store": store,
@@ -122,6 +120,16 @@ def _choose_interface(topology: Topology) -> None:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
+def _leave_group(topology: Topology, error: BaseException | None) -> None:
+    """Exit without the interpreter's teardown, which aborts if a gloo thread still runs. BadInput and an
+    interrupt have exit codes of their own: see entry()."""
+    if error is None:
+        _destroy_group()
+        exits.leave(0)
+    if isinstance(error, Exception) and not isinstance(error, exits.BadInput):
+        _explain(error, topology)
+
+
 def _explain(error: Exception, topology: Topology) -> None:
     """Print the error and exit at once: after a lost peer, a communication library may hang or abort in its
     destructor."""
@@ -135,9 +143,9 @@ def _explain(error: Exception, topology: Topology) -> None:
     exits.leave(1)
 
 
-def _leave_group() -> None:
-    """Exit without the interpreter's teardown, which aborts if a gloo thread still runs. gloo's group is not
-    destroyed: in torch 2.1 this deadlocks if a thread of gloo waits for the interpreter's lock."""
+def _destroy_group() -> None:
+    """Destroy the group of nccl, within 3 s. gloo's is not destroyed: in torch 2.1 this deadlocks if a thread
+    of gloo waits for the interpreter's lock."""
     if torch.distributed.get_backend() != "gloo":
         device = torch.cuda.current_device()
 
@@ -148,4 +156,3 @@ def _leave_group() -> None:
         ending = threading.Thread(target=destroy, daemon=True)
         ending.start()
         ending.join(_TEARDOWN)
-    exits.leave(0)

@@ -27,11 +27,10 @@ def add_arguments(add: Callable[..., Any]) -> None:
     )
 
 
-def set_defaults(args: argparse.Namespace) -> None:
-    """Set the options whose default depends on the optimizer."""
-    for name, value in _DEFAULTS[args.optimizer].items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+def find_defaults(args: argparse.Namespace) -> dict[str, float]:
+    """Return the options that were not given and whose default depends on the optimizer."""
+    defaults = _DEFAULTS[args.optimizer].items()
+    return {name: value for name, value in defaults if getattr(args, name) is None}
 
 
 def build(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:

@@ -24,14 +24,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from common.exits import BadInput, print_line
-from common.files import is_url
-from common.output import local_output
 from common.preflight import network
 from common.topology import Topology, is_distributed, promised_gpus
 
@@ -75,11 +73,13 @@ def judge(name: str, facts: str, errors: list[str], warnings: list[str]) -> Find
     return Finding(name, verdict, " ".join(text.split()), _CODES[name] if errors else 0)
 
 
-def inspect(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> list[Finding]:
+def inspect(
+    args: argparse.Namespace, env: Mapping[str, str], topology: Topology, probe: Callable[[str], str]
+) -> list[Finding]:
     """Check every subject once, in the order of the table, then `presets`, within about network.SECONDS.
 
     args: output_dir (a path) and enable_gpu (None: a GPU is used if there is one). CUDA is not initialised,
-    and nothing is left on the disk.
+    and nothing is left on the disk. probe: returns the folder of output_dir, or raises BadInput.
     """
     deadline = time.monotonic() + network.SECONDS
     host = network.find_master(topology)
@@ -90,7 +90,7 @@ def inspect(args: argparse.Namespace, env: Mapping[str, str], topology: Topology
     found = [
         _accelerators(args, env, topology),
         _shm(),
-        _outputs(args.output_dir, probe=True),
+        _outputs(args.output_dir, probe),
         _scratch(env),
         _limits(topology),
     ]
@@ -110,7 +110,7 @@ def print_findings(args: argparse.Namespace, topology: Topology) -> None:
         raise BadInput(accelerators.text)
     versions, presets = _versions(_driver(False)), _presets(os.environ)
     found = [
-        accelerators, _shm(), _outputs(args.output_dir, probe=False), _scratch(os.environ), _limits(topology),
+        accelerators, _shm(), _outputs(args.output.folder), _scratch(os.environ), _limits(topology),
         versions, presets,
     ]  # fmt: skip
     troubles = [finding for finding in found if finding.verdict != "ok"]
@@ -167,16 +167,11 @@ def _shm() -> Finding:
     return judge("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 
 
-def _outputs(path: str, probe: bool) -> Finding:
-    if probe:  # write a test file and delete it
-        try:
-            if is_url(path):
-                from common.object_store.paths import scratch_folder
-
-                path = scratch_folder("outputs", path)
-            path = local_output(path)
-        except BadInput as error:
-            return judge("outputs", "", [str(error)], [])
+def _outputs(path: str, probe: Callable[[str], str] = str) -> Finding:
+    try:
+        path = probe(path)
+    except BadInput as error:
+        return judge("outputs", "", [str(error)], [])
     return _room("outputs", path, [])
 
 

@@ -9,11 +9,12 @@ import tempfile
 import torch
 
 from common import exits, models
-from common.arguments import JobParser, boolean, check_folder, positive_int
+from common.arguments import boolean, positive_int
 from common.checkpoint import weights
 from common.distributed import barrier, ranks
 from common.exits import BadInput
 from common.files import PARTIAL
+from common.job import JobParser, check_folder
 from common.metrics import Log
 from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure
@@ -105,12 +106,12 @@ def open_loaders(
     chosen = effects.from_args(args, args.batch_size // world_size)
     if backend == "ray":
         ray_cluster.join(args.ray_address, ranks.broadcast_object, rank, world_size, log.info)
-        exits.on_success(ray_cluster.leave)
+        exits.at_success("loaders", ray_cluster.leave)
     if backend == "synthetic":
         args.pack = args.cache = None
     is_cached = backend in backends.CACHED
     opened = tiers.Stores(args.pack, args.cache, args.cache_mode, is_cached, log.info, args.pack_form)
-    exits.on_success(opened.close)
+    exits.at_success("loaders", opened.close)
     train_index, val_index = _open_indexes(args, log, is_synthetic=backend == "synthetic")
     train_store, val_store = opened.open(train_index), opened.open(val_index)
     barrier.wait_for_all("prepared", "to prepare")  # a node that scans its data takes longer
@@ -136,7 +137,7 @@ def open_loaders(
     val_loader = backends.build(backend, val_store, val_plan, device, args.workers, args.antialias)
     train_loader.effects = chosen
     for loader in (train_loader, val_loader):
-        exits.on_success(loader.close)
+        exits.at_success("loaders", loader.close)
     if args.evaluate:
         log.info(f"data test={len(val_index)} source={val_index.source}")
     else:

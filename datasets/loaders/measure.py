@@ -70,10 +70,14 @@ def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) ->
     return count / (time.perf_counter() - begin)
 
 
-def profile(count: int, seconds: float, batches: int, backend: str, arch: str) -> str:
-    """Return the text of --prof: images/s, and the article's figures if the network is the same."""
-    said = f"prof: {count / seconds:.1f} images/s with {backend}, {batches} batches"
-    if arch == "shufflenet_v2_x0_5" and backend in ARTICLE:
+def profile(args: argparse.Namespace, seconds: float) -> str:
+    """Return the text of --prof: images/s, and the article's figures if the network is the same.
+
+    args: prof (batches), batch_size, data_backend, arch. seconds: the time of these batches.
+    """
+    backend = args.data_backend
+    said = f"prof: {args.prof * args.batch_size / seconds:.1f} images/s with {backend}, {args.prof} batches"
+    if args.arch == "shufflenet_v2_x0_5" and backend in ARTICLE:
         table = ", ".join(f"{name} {rate}" for name, rate in ARTICLE.items())
         said += f"; the DALI article, 512 a batch on a V100: {table}"
     return said

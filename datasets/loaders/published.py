@@ -22,17 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gather_checkpoints", type=int, nargs="?", const=-1, metavar="N", help="the same as --keep N (all)")
 
 
-def merge(args: argparse.Namespace) -> None:
-    """Replace the options of add_arguments() by data_url, amp, data_backend and keep. args: also enable_gpu.
-    Raises BadInput if two options contradict each other."""
-    given = ("data", "fp16", "use_dali", "dali_cpu", "gather_checkpoints")
-    data, fp16, use_dali, dali_cpu, gathered = (args.__dict__.pop(name) for name in given)
+def merge(args: argparse.Namespace) -> dict[str, Any]:
+    """Return data_url, amp, data_backend and keep as the options of add_arguments() define them. args: also
+    enable_gpu. Raises BadInput if two options contradict each other."""
+    data, fp16, use_dali, dali_cpu = args.data, args.fp16, args.use_dali, args.dali_cpu
+    merged: dict[str, Any] = {"data_url": args.data_url or data}
+    merged["amp"] = fp16 if args.amp is None else args.amp
     if data and args.data_url and os.path.abspath(data) != os.path.abspath(args.data_url):
         raise BadInput(f"the folder {data} contradicts --data_url {args.data_url}")
-    args.data_url = args.data_url or data
     if None not in (fp16, args.amp) and fp16 != args.amp:
         raise BadInput(f"--fp16 {fp16} contradicts --amp {args.amp}")
-    args.amp = fp16 if args.amp is None else args.amp
     if dali_cpu and use_dali is False:
         raise BadInput("--dali_cpu contradicts --use_dali false")
     if use_dali or dali_cpu:
@@ -41,6 +40,7 @@ def merge(args: argparse.Namespace) -> None:
         if backend not in (("auto", "dali") if dali_cpu else ("auto", "dali", "dali-gpu", "dali-kspeed")):
             option = "--dali_cpu" if dali_cpu else "--use_dali"
             raise BadInput(f"{option} contradicts --data_backend {args.data_backend}")
-        args.data_backend = backend if backend != "auto" else "dali-gpu" if on_gpu else "dali"
-    if gathered:
-        args.keep = gathered if gathered > 0 else sys.maxsize
+        merged["data_backend"] = backend if backend != "auto" else "dali-gpu" if on_gpu else "dali"
+    if args.gather_checkpoints:
+        merged["keep"] = args.gather_checkpoints if args.gather_checkpoints > 0 else sys.maxsize
+    return merged

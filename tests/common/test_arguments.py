@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from common import arguments, exits, platforms, topology
-from common.arguments import FLAG, NAMELESS, JobParser, Parser, names
+from common.arguments import FLAG, NAMELESS, Parser, names
 from common.exits import BadInput, printable
+from common.job import JobParser
 
 INJECTED = ["--init_method=tcp://127.0.0.1:6666", "--rank=0", "--world_size=1"]
 
@@ -33,7 +34,7 @@ def parse(monkeypatch, tmp_path):
         monkeypatch.setattr(sys, "argv", ["job.py", *words])
         args = vars(parser.parse_args())
         of.ignored = args["ignored"]
-        own = {"output_dir", "output", "ignored"}
+        own = {"output_dir", "output", "topology", "ignored"}
         return {name: value for name, value in args.items() if value and name not in own}
 
     return of

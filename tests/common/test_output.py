@@ -78,7 +78,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys,
 def test_links_that_are_not_permitted_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(output, "PARENT", str(tmp_path))
     monkeypatch.setattr(os, "environ", {})
-    path = output.make_default(argparse.Namespace())
+    path = output.make_default()
     for permitted in (False, True):
         with monkeypatch.context() as patch:
             if not permitted:

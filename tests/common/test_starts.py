@@ -4,10 +4,11 @@ import json
 import sys
 
 from common import arguments, starts
+from common.job import JobParser
 
 
 def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
-    parser = arguments.JobParser("")
+    parser = JobParser("")
     for name in ("--data_url", "--output_dir", "--secret_key"):
         parser.add_argument(name)
     parser.add_argument("--save_every", type=arguments.interval, default="1epoch")

@@ -283,7 +283,7 @@ def test_what_the_arguments_decide_is_refused_before_the_scan(arguments, message
     ])  # fmt: skip
     monkeypatch.setattr(imagenet.process_group, "join", lambda args: (CPU, 0, 1))
     monkeypatch.setattr(image_folder, "load", lambda *_: pytest.fail("the images were scanned"))
-    monkeypatch.setattr(exits, "_on_success", [])
+    monkeypatch.setattr(exits, "_at_end", {place: [] for place in exits.PLACES})
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "nothing"))
     monkeypatch.setattr(torch.hub, "download_url_to_file", _no_network)
     monkeypatch.setattr(torch.hub, "_hub_dir", None)

@@ -329,8 +329,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     monkeypatch.setattr(sys, "argv", [path, *arguments, *common])
     for place in (output, metrics, starts):
         monkeypatch.setattr(place, "writes_nothing", lambda _: True)
-    for hooks in ("_on_success", "_on_failure", "_before_leaving"):
-        monkeypatch.setattr(exits, hooks, [])
+    monkeypatch.setattr(exits, "_at_end", {place: [] for place in exits.PLACES})
     for place, name in (
         (memory.Windows, "__init__"), (memory.Windows, "__call__"), (models, "resnet18"),
         (models, "classifier"), (image_folders, "_open_indexes"),

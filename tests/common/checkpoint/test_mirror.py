@@ -16,13 +16,13 @@ from typing import ClassVar
 import pytest
 import torch
 
-from common import arguments
 from common.checkpoint import files as checkpoint
 from common.checkpoint import lease as url_lease
 from common.checkpoint import mirror
 from common.checkpoint import restore as restoring
 from common.exits import BadInput
 from common.files import write_atomic
+from common.job import JobParser
 from common.object_store.store import ObjectStore, StoreError
 from common.output import Output
 from tests.conftest import environment, finish, start
@@ -370,7 +370,7 @@ def test_a_job_aborts_its_own_unfinished_uploads_only(server, tmp_path, monkeypa
     assert sorted(each["Key"] for each in unfinished) == sorted(others)
 
     for url in ("s3://runs", "obs://runs/"):
-        parser = arguments.JobParser("")
+        parser = JobParser("")
         parser.add_argument("--train_url", dest="output_dir")
         monkeypatch.setattr(sys, "argv", ["train.py", "--train_url", url])
         with pytest.raises(BadInput, match=f"{url} is a whole bucket"):

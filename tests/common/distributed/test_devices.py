@@ -128,7 +128,9 @@ def test_an_old_driver_is_one_line_before_the_data(job, tmp_path):
 
 def _args(**values):
     given = dict(enable_gpu=None, init_method=None, rank=None, world_size=None, processes_per_node=None)
-    return argparse.Namespace(**given | values)
+    args = argparse.Namespace(**given | values)
+    args.topology = find_topology(args)
+    return args
 
 
 def test_choice_of_device(monkeypatch):
@@ -140,7 +142,7 @@ def test_choice_of_device(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     args = _args()
     select(args)
-    assert args.processes_per_node == 2 and find_topology(args).starts_processes
+    assert args.topology.processes_per_node == 2 and args.topology.starts_processes
     assert touched == [], "a process that only starts others leaves the GPUs alone"
     assert str(select(_args(enable_gpu=False))) == "cpu"
     assert find_topology(_args(enable_gpu=False)).processes_per_node == 1
@@ -151,4 +153,4 @@ def test_choice_of_device(monkeypatch):
         select(_args(enable_gpu=True))
     monkeypatch.setenv("MA_NUM_GPUS", "8")
     with pytest.raises(BadInput, match="promised 8 GPUs"):
-        select(argparse.Namespace(enable_gpu=None))
+        select(_args())

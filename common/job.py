@@ -1,0 +1,99 @@
+"""Parse the command line of a job on any platform, find its topology, and open its output."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from common import config, platforms
+from common.arguments import FLAG, Parser, names, plain, remind, settings
+from common.distributed import devices
+from common.exits import BadInput, import_optional, print_line
+from common.files import ROOT
+from common.output import check_writable, open_output
+
+
+class JobParser(Parser):
+    """The Parser of a job. Options that a platform adds are ignored, with one printed line.
+
+    checks: functions that are called with the parsed arguments before the output is opened. Each returns the
+    arguments that follow from others, name -> value, or raises BadInput.
+    """
+
+    def __init__(self, description: str | None):
+        super().__init__(description)
+        self.checks: list[Callable[[argparse.Namespace], Mapping[str, Any]]] = []
+
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        """Parse the command line and open the output.
+
+        Returns the arguments with `topology` (a Topology), `output` (an Output) and `ignored` (the names of
+        ignored options). Raises BadInput, also for unknown options that are not ignored; nothing is left on
+        the disk then.
+        """
+        help = "options as NAME = VALUE; those of the command line come first"
+        self.add_argument("--config", metavar="FILE.toml", default=argparse.SUPPRESS, help=help)
+        self.add_argument("--ignore_unknown", **FLAG, help="true: ignore unknown options")
+        if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: print them and exit
+            import_optional("argcomplete", "completion in a shell needs argcomplete").autocomplete(self)
+        words = list(sys.argv[1:] if args is None else args)
+        found, unknown = self.parse_known_args(words, namespace)
+        if "config" in found:
+            words = self._read_config(found.config) + words
+            found, unknown = self.parse_known_args(words, namespace)
+        found.ignored = self._let_pass(names(unknown), found.__dict__.pop("ignore_unknown"))
+        if platforms.is_first_on_node():
+            remind(found, print_line)
+            print_line(f"settings {self._changed(found)}")
+        for check in self.checks:
+            vars(found).update(check(found))
+        found.topology = devices.find_topology(found)
+        found.output = open_output(found)
+        return found
+
+    def _read_config(self, path: str) -> list[str]:
+        """Return the settings of a TOML file as words of a command line. Raises BadInput, also if a key is
+        not an option."""
+        if not os.path.exists(path) and os.path.exists(os.path.join(ROOT, path)):
+            path = os.path.join(ROOT, path)  # a platform may start the job in any folder
+        options = {name: self._option_string_actions[option] for name, option in self.by_name().items()}
+        try:
+            words = config.to_words(config.read_toml(path), options)
+            _, unknown = self.parse_known_args(words)
+            if unknown:
+                self.error(self.unknown(names(unknown)))
+        except BadInput as error:
+            raise BadInput(f"--config {path}: {error}") from error.__cause__
+        return words
+
+    def _changed(self, found: argparse.Namespace) -> str:
+        """Return the settings that differ from their defaults, as name=value, without credentials."""
+        given = settings(found).items()
+        words = [f"{name}={value}" for name, value in given if str(value) != str(self.get_default(name))]
+        return " ".join(words) or "defaults"
+
+    def _let_pass(self, unknown: list[str], everything: bool) -> list[str]:
+        """Return the unknown options if all of them may be ignored, otherwise raise BadInput.
+
+        Options that platforms inject are always ignored. On a platform an unknown option is also ignored if
+        it resembles no option of the parser. everything: ignore all.
+        """
+        given = {plain(name) for name in names(sys.argv[1:])}
+        on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
+        refused = [
+            name
+            for name in unknown
+            if plain(name) not in platforms.INJECTED and (not on_platform or self.resembling(name))
+        ]
+        if refused and not everything:
+            self.error(f"{self.unknown(refused)}; --ignore_unknown true ignores them")
+        return unknown
+
+
+def check_folder(option: str, path: str | None) -> None:
+    """Raise BadInput unless the folder is writable, or can be made."""
+    if "://" in (path or ""):
+        raise BadInput(f"{option} {path} is a URL (expected a folder of this machine)")
+    if path is not None:
+        check_writable(option, os.path.abspath(path))
