@@ -63,7 +63,7 @@ def test_an_nccl_group_is_left_on_the_own_gpu(monkeypatch):
     ending = lambda: did.append((threading.get_ident(), "left"))  # noqa: E731
     monkeypatch.setattr(torch.distributed, "destroy_process_group", ending)
     monkeypatch.setattr(exits, "leave", did.append)
-    process_group._leave_group()
+    process_group._leave_group(None, None)
     (first, device), (second, left), code = did
     assert (device, left, code) == (3, "left", 0) and first == second != threading.get_ident()
 
@@ -75,7 +75,7 @@ from common.distributed import process_group
 store = torch.distributed.HashStore()
 torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 torch.distributed.destroy_process_group = lambda: ctypes.PyDLL(None).sleep(1000)
-process_group._leave_group()
+process_group._leave_group(None, None)
 """
 
 
