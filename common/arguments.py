@@ -58,18 +58,18 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         _, unknown = self._split([*words])
         if not unknown:
-            found, unknown = self.parse_known_args(words, namespace)
+            parsed, unknown = self.parse_known_args(words, namespace)
         if unknown:
             self.error(self.unknown(names(unknown)))
-        return found
+        return parsed
 
     def parse_known_args(
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Return the namespace and the unknown words: options, their values, and values without an option."""
         known, unknown = self._split(list(sys.argv[1:] if args is None else args))
-        found, rest = super().parse_known_args(known, namespace)
-        return found, unknown + [word for word in rest if word != _UNKNOWN]
+        parsed, rest = super().parse_known_args(known, namespace)
+        return parsed, unknown + [word for word in rest if word != _UNKNOWN]
 
     def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Return (words with the defined names of options, unknown options). The word after an unknown option
@@ -131,15 +131,15 @@ class Parser(argparse.ArgumentParser):
 def names(words: list[str]) -> list[str]:
     """Return the names of the options among the words, each once. Values may be secrets: NAMELESS replaces a
     value without an option."""
-    found = []
+    options = []
     for before, word in zip(["", *words], words, strict=False):
         if _is_option(word):
             name = re.match(r"--[\w.-]*|-.", word)
             assert name is not None  # _is_option() has found a hyphen and another character
-            found.append(name[0])
+            options.append(name[0])
         elif not _is_option(before) or "=" in before:
-            found.append(NAMELESS)
-    return list(dict.fromkeys(found))
+            options.append(NAMELESS)
+    return list(dict.fromkeys(options))
 
 
 def _is_option(word: str) -> bool:
@@ -255,9 +255,9 @@ class Interval(NamedTuple):
 
 def interval(text: str) -> Interval:
     """Parse "200" (steps), "90s" or "1epoch"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text, re.ASCII)
-    count = float(found[1]) if found else 0
-    unit = (found[2] or "step").removesuffix("s") or "s" if found else ""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text, re.ASCII)
+    count = float(match[1]) if match else 0
+    unit = (match[2] or "step").removesuffix("s") or "s" if match else ""
     if not 0 < count <= _MOST or (unit != "s" and count % 1):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of steps (200), seconds (90s) or epochs (1epoch), at most {_MOST:g}"

@@ -65,12 +65,12 @@ def _batch_of_one():
 
 def _given(words: list[str]) -> dict[str, str]:
     """Return the options of a command line by name, with _ for -."""
-    found = {}
+    options = {}
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name.startswith("--"):
-            found[name[2:].replace("-", "_")] = value if equals else following
-    return found
+            options[name[2:].replace("-", "_")] = value if equals else following
+    return options
 
 
 def _end(number: int, frame: object) -> None:

@@ -22,10 +22,10 @@ def batch_sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     classification: logits [N, classes], at least two classes, labels int64 [N]. `count` is the number of
     samples in the labels, which may be any nesting of tensors.
     """
-    found = _sums(loss, logits, labels)
-    nothing = torch.zeros_like(found)
-    nothing[1] = found[1] * 0
-    return torch.where(torch.isfinite(loss.detach()), found, nothing)
+    sums = _sums(loss, logits, labels)
+    nothing = torch.zeros_like(sums)
+    nothing[1] = sums[1] * 0
+    return torch.where(torch.isfinite(loss.detach()), sums, nothing)
 
 
 def _sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
@@ -89,8 +89,8 @@ def evaluate(
         outputs = model(inputs)
         if mirrored:
             outputs = (outputs + model(inputs.flip(3))) / 2
-        found = _sums(criterion(outputs, targets), outputs, targets)
-        total += torch.cat([found, *metrics.sums(outputs, targets)])
+        batch = _sums(criterion(outputs, targets), outputs, targets)
+        total += torch.cat([batch, *metrics.sums(outputs, targets)])
     model.train(training)
     return total
 
@@ -142,7 +142,7 @@ class Metrics:
 
     def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
         """Return the sums of each metric for a batch, float64 [its size]."""
-        found = []
+        parts = []
         for (name, metric), size in zip(self.metrics.items(), self._sizes, strict=True):
             if isinstance(metric, Metric):
                 kind, expected, result = "its sums", size, metric.sums(outputs, targets)
@@ -152,8 +152,8 @@ class Metrics:
             if not isinstance(result, torch.Tensor) or result.shape != (expected,):
                 shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
                 raise BadInput(f"metric {name}: expected a tensor [{expected}], {kind}, got {shape}")
-            found.append(result.double() if isinstance(metric, Metric) else result.double().sum()[None])
-        return found
+            parts.append(result.double() if isinstance(metric, Metric) else result.double().sum()[None])
+        return parts
 
     def values(self, sums: torch.Tensor) -> dict[str, float]:
         """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
@@ -197,8 +197,8 @@ def top(k: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     def metric(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if k > outputs.shape[1]:
             raise BadInput(f"top({k}): the model has {outputs.shape[1]} classes")
-        found = (outputs.topk(k, dim=1).indices == targets.unsqueeze(1)).any(dim=1)
-        return found.double().reshape(len(targets), -1).mean(dim=1)
+        is_right = (outputs.topk(k, dim=1).indices == targets.unsqueeze(1)).any(dim=1)
+        return is_right.double().reshape(len(targets), -1).mean(dim=1)
 
     return metric
 

@@ -72,8 +72,8 @@ def mask(text: str) -> str:
     return _SETTING.sub(r"\1***", text)
 
 
-def _mask_address(found: re.Match) -> str:
-    scheme, (user, _, place) = found[1], found[2].rpartition("@")
+def _mask_address(match: re.Match) -> str:
+    scheme, (user, _, place) = match[1], match[2].rpartition("@")
     hosts, path, query = _PLACE.fullmatch(place).groups()  # type: ignore[union-attr]  # it matches any text
     are_hosts = all(_HOST.fullmatch(host.rstrip(".,:;)'\"`")) for host in hosts.split(","))
     if not are_hosts or re.search("[?#]", user):  # the @ may belong to a query

@@ -38,19 +38,19 @@ class JobParser(Parser):
         if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: print them and exit
             import_optional("argcomplete", "completion in a shell needs argcomplete").autocomplete(self)
         words = list(sys.argv[1:] if args is None else args)
-        found, unknown = self.parse_known_args(words, namespace)
-        if "config" in found:
-            words = self._read_config(found.config) + words
-            found, unknown = self.parse_known_args(words, namespace)
-        found.ignored = self._let_pass(names(unknown), found.__dict__.pop("ignore_unknown"))
+        parsed, unknown = self.parse_known_args(words, namespace)
+        if "config" in parsed:
+            words = self._read_config(parsed.config) + words
+            parsed, unknown = self.parse_known_args(words, namespace)
+        parsed.ignored = self._let_pass(names(unknown), parsed.__dict__.pop("ignore_unknown"))
         if platforms.is_first_on_node():
-            remind(found, print_line)
-            print_line(f"settings {self._changed(found)}")
+            remind(parsed, print_line)
+            print_line(f"settings {self._changed(parsed)}")
         for check in self.checks:
-            vars(found).update(check(found))
-        found.topology = devices.find_topology(found)
-        found.output = open_output(found)
-        return found
+            vars(parsed).update(check(parsed))
+        parsed.topology = devices.find_topology(parsed)
+        parsed.output = open_output(parsed)
+        return parsed
 
     def _read_config(self, path: str) -> list[str]:
         """Return the settings of a TOML file as words of a command line. Raises BadInput, also if a key is
@@ -67,9 +67,9 @@ class JobParser(Parser):
             raise BadInput(f"--config {path}: {error}") from error.__cause__
         return words
 
-    def _changed(self, found: argparse.Namespace) -> str:
+    def _changed(self, parsed: argparse.Namespace) -> str:
         """Return the settings that differ from their defaults, as name=value, without credentials."""
-        given = settings(found).items()
+        given = settings(parsed).items()
         words = [f"{name}={value}" for name, value in given if str(value) != str(self.get_default(name))]
         return " ".join(words) or "defaults"
 

@@ -236,11 +236,11 @@ def make_default() -> str:
 def results(folder: str) -> list[str]:
     """Return the names of the results in the folder of a run: checkpoints, then weights, then reports."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    found = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
-    found += [name for name in names if WEIGHTS.fullmatch(name)]
+    paths = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
+    paths += [name for name in names if WEIGHTS.fullmatch(name)]
     reports = [name for name in names if _REPORTS.fullmatch(name) and not _is_empty(folder, name)]
     # If there is only a receipt, the job was killed during its first report and has no results.
-    return found + ([] if reports == ["receipt.bin"] else reports)
+    return paths + ([] if reports == ["receipt.bin"] else reports)
 
 
 def checkpoints(folder: str) -> list[str]:
@@ -255,8 +255,8 @@ def checkpoints(folder: str) -> list[str]:
 def epochs(folder: str) -> list[float]:
     """Return the epochs whose weights are in an output folder; infinity if it has only best.pth."""
     with contextlib.suppress(FileNotFoundError):
-        found = [match for match in map(WEIGHTS.fullmatch, os.listdir(folder)) if match]
-        return [int(match[1]) for match in found if match[1]] or [math.inf for _ in found]
+        matches = [match for match in map(WEIGHTS.fullmatch, os.listdir(folder)) if match]
+        return [int(match[1]) for match in matches if match[1]] or [math.inf for _ in matches]
     return []
 
 

@@ -149,8 +149,8 @@ def hostlist(text: str) -> list[str]:
 def _ranges(piece: str, text: str) -> list[str]:
     numbers = []
     for item in piece.split(","):
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item, re.ASCII)
-        first, last = found.groups() if found else ("1", "0")
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item, re.ASCII)
+        first, last = match.groups() if match else ("1", "0")
         if not 0 <= int(last or first) - int(first) < MOST_PROCESSES:
             raise BadInput(f"{text!r} is not a Slurm host list: {item!r}")
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]

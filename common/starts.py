@@ -50,14 +50,14 @@ def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
 
 def read(folder: str) -> list[dict]:
     """Return the starts of the run in a folder, in order, without damaged lines."""
-    found, path = [], os.path.join(folder, FILE)
+    starts, path = [], os.path.join(folder, FILE)
     with contextlib.suppress(OSError), open(path, errors="replace", opener=opener) as file:
         for line in file.read(2**26).splitlines():
             with contextlib.suppress(ValueError, RecursionError):
                 start = json.loads(line)
                 if isinstance(start, dict):
-                    found.append(start)
-    return [each for each in found if all(isinstance(each.get(name), dict) for name in _OBJECTS)]
+                    starts.append(start)
+    return [each for each in starts if all(isinstance(each.get(name), dict) for name in _OBJECTS)]
 
 
 def describe(
@@ -120,7 +120,7 @@ def environment() -> dict[str, str | int]:
     world_size = ranks.world_size()
     per_node = count_in(os.environ, "LOCAL_WORLD_SIZE") or 1  # set by a launcher of processes
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    found = {
+    facts = {
         "job": job(),
         "bootfile": __version__,
         "python": platform.python_version(),
@@ -135,8 +135,8 @@ def environment() -> dict[str, str | int]:
         "backend": torch.distributed.get_backend() if ranks.is_initialized() else "none",
     }
     if on_gpu:
-        found |= {"CUDA": torch.version.cuda or "none", "cuDNN": torch.backends.cudnn.version() or "none"}
-    return found
+        facts |= {"CUDA": torch.version.cuda or "none", "cuDNN": torch.backends.cudnn.version() or "none"}
+    return facts
 
 
 def _processor() -> str:

@@ -344,10 +344,10 @@ def _address(args: argparse.Namespace) -> tuple[str, int] | None:
     init_method = getattr(args, "init_method", None)
     if init_method in (None, "", "env://"):
         return None
-    found = re.fullmatch(r"(?:tcp://)?(\[[^\[\]]+\]|[^\[\]:/]+):(\d+)", init_method, re.ASCII)
-    if not found or len(found[2]) > 5 or not 0 < int(found[2]) < 65536:
+    match = re.fullmatch(r"(?:tcp://)?(\[[^\[\]]+\]|[^\[\]:/]+):(\d+)", init_method, re.ASCII)
+    if not match or len(match[2]) > 5 or not 0 < int(match[2]) < 65536:
         raise BadInput(f"--init_method {init_method} is not tcp://host:port with a port in 1..65535")
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 def _number(name: str, value: object) -> int | None:

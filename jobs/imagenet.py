@@ -51,7 +51,13 @@ def parse_args() -> argparse.Namespace:
     number = arguments.non_negative_float
     image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...
     add = parser.add_argument_group("model").add_argument
-    add("-a", "--arch", type=models.arch, default="resnet50", help="of torchvision, or timm:NAME (resnet50)")
+    add(
+        "-a",
+        "--arch",
+        type=models.arch,
+        default="resnet50",
+        help="name of torchvision, or timm:NAME (resnet50)",
+    )
     add("--freeze", **FLAG, help="train only the head; needs --weights FILE or DEFAULT")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
     add("--compile", type=boolean, help="true: torch.compile (default: true on a GPU)")
@@ -64,9 +70,9 @@ def parse_args() -> argparse.Namespace:
     add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
     schedules = "decay to 0, or step: x 0.1 after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
     add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
-    add("--warmup", type=number, default=8.0, metavar="EPOCHS", help="of linear warm-up (default: 8)")
+    add("--warmup", type=number, default=8.0, metavar="EPOCHS", help="linear warm-up (default: 8)")
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
-    add("--seed", type=arguments.seed, default=0, help="of weights, order and crops (default: 0)")
+    add("--seed", type=arguments.seed, default=0, help="weights, order and crops (default: 0)")
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
     help = "stop after so long without a better score (default: none)"
     add("--early_stopping", type=positive_int, metavar="EPOCHS", help=help)

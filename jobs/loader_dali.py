@@ -57,7 +57,7 @@ def main() -> None:
     add = parser.add_argument_group("loading").add_argument
     add("--batch_size", type=positive_int, default=12, help="pairs over all processes (default: 12)")
     add("--num_workers", type=positive_int, help="threads of a process (default: the cores)")
-    add("--seed", type=arguments.seed, default=0, help="of order, crops and flips (default: 0)")
+    add("--seed", type=arguments.seed, default=0, help="order, crops and flips (default: 0)")
     add("--epochs", type=positive_int, default=1, help="default: 1")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     add = parser.add_argument_group("output").add_argument

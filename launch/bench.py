@@ -120,10 +120,10 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
             )
     slowest = statistics.median(sample["warm"] for sample in samples["pytorch"])
     rows = []
-    for name, found in samples.items():
-        row = {key: None if each is None else statistics.median(sample[key] for sample in found)
-               for key, each in found[0].items()}  # fmt: skip
-        spread = [sample["warm"] for sample in found]
+    for name, rounds in samples.items():
+        row = {key: None if each is None else statistics.median(sample[key] for sample in rounds)
+               for key, each in rounds[0].items()}  # fmt: skip
+        spread = [sample["warm"] for sample in rounds]
         rows.append(
             {"backend": name, **row, "ratio": row["warm"] / slowest, "spread": [min(spread), max(spread)]}
         )
@@ -231,19 +231,19 @@ def _wait(rate: float, compute: float, device: torch.device) -> float:
     return compute / (rate + compute)
 
 
-def _print(found: dict) -> None:
-    print(f"\n{found['machine']}, load average {found['load_average']:.2f}\n{found['data']}")
+def _print(result: dict) -> None:
+    print(f"\n{result['machine']}, load average {result['load_average']:.2f}\n{result['data']}")
     print(
         f"{'backend':<18}{'images/s':>10}{'ratio':>8}{'cold':>10}{'cores':>7}{'MB':>8}{'wait':>8}{'cold':>8}"
     )
-    for row in found["rows"]:
+    for row in result["rows"]:
         print(
             f"{row['backend']:<18}{row['warm']:>10.0f}{row['ratio']:>7.1f}x{_or_dash(row['cold'], '.0f'):>10}"
             f"{row['cores']:>7.1f}{row['bytes'] / 1e6:>8.0f}{row['wait']:>8.1%}"
             f"{_or_dash(row['wait_cold'], '.1%'):>8}"
         )
-    print(f"{found['arch']} computes {found['compute_images_per_s']:.1f} images/s here, without data")
-    print(f"choice: {found['choice']}")
+    print(f"{result['arch']} computes {result['compute_images_per_s']:.1f} images/s here, without data")
+    print(f"choice: {result['choice']}")
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--rank_level", choices=("node", "process"), help="what ranks count, unless the platform defines it"
     )
-    parser.add_argument("--local-rank", "--local_rank", type=int, help="of torch.distributed.launch")
+    parser.add_argument("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
     parser.add_argument("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
     parser.add_argument(
         "--output_dir",
@@ -48,19 +48,23 @@ def main(arguments: list[str]) -> int:
 
     start = time.monotonic()
     topology = resolve(args, os.environ, gpus)
-    found = node.inspect(args, os.environ, topology, folder_of)
-    code = node.exit_code(found)
+    findings = node.inspect(args, os.environ, topology, folder_of)
+    code = node.exit_code(findings)
     summary = {
-        "verdict": node.worst(found),
+        "verdict": node.worst(findings),
         "exit_code": code,
         "seconds": round(time.monotonic() - start, 2),
     }
     if args.json:
-        details = {"topology": str(topology), "ignored": ignored, "findings": [vars(each) for each in found]}
+        details = {
+            "topology": str(topology),
+            "ignored": ignored,
+            "findings": [vars(each) for each in findings],
+        }
         print(json.dumps(summary | details))
         return code
     if ignored:
         print(f"ignored arguments: {' '.join(ignored)}")
-    print(*map(printable, map(str, [topology, *found])), sep="\n")
+    print(*map(printable, map(str, [topology, *findings])), sep="\n")
     print("check", *(f"{name}={value}" for name, value in summary.items()))
     return code

@@ -154,8 +154,8 @@ PROFILES: dict[str, _Profile] = {
 
 def get_arguments(name: str) -> list[str]:
     """Return the options that platform `name` (of PROFILES) passes to a script by itself."""
-    found = PROFILES[name]
-    return [text.partition("=")[0] for text in (*found.arguments, *found.between_nodes)]
+    profile = PROFILES[name]
+    return [text.partition("=")[0] for text in (*profile.arguments, *profile.between_nodes)]
 
 
 def make_starts(
@@ -198,14 +198,14 @@ def make_starts(
         "home": os.path.dirname(mount), "code_parent": parent,
         "tasks_per_node": f"{processes}(x{nodes})" if nodes > 1 else processes,
     }  # fmt: skip
-    found, starts = PROFILES[name], []
-    for local_rank in range(processes if found.each_rank else 1):
+    profile, starts = PROFILES[name], []
+    for local_rank in range(processes if profile.each_rank else 1):
         values |= {"local_rank": local_rank, "rank": node * processes + local_rank}
-        filled = {variable: text.format(**values) for variable, text in found.environment.items()}
-        arguments = found.arguments + (found.between_nodes if nodes > 1 else ())
+        filled = {variable: text.format(**values) for variable, text in profile.environment.items()}
+        arguments = profile.arguments + (profile.between_nodes if nodes > 1 else ())
         starts.append(
             Start(
-                [text.format(**values) for text in found.prefix],
+                [text.format(**values) for text in profile.prefix],
                 [text.format(**values) for text in arguments],
                 {variable: text for variable, text in filled.items() if text},
             )

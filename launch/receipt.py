@@ -41,16 +41,20 @@ def main(arguments: list[str]) -> int:
 
 def compare(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
     """Return (whether two results of datasets.sampling.receipt.read() are equal, one line about it)."""
-    found = receipt.compare(first, second)
-    if found.parts:
-        return False, f"different from epoch {found.epoch}, step {found.step} on: {', '.join(found.parts)}"
-    if not found.steps:
+    difference = receipt.compare(first, second)
+    if difference.parts:
+        return (
+            False,
+            f"different from epoch {difference.epoch}, step {difference.step} on: "
+            f"{', '.join(difference.parts)}",
+        )
+    if not difference.steps:
         return False, "different: the runs have no step in common"
     if len(first) != len(second):
         short = min(first, second, key=len)
         end = f"epoch {short['epoch'][-1]}, step {short['step'][-1]}"
-        return False, f"equal in the {found.steps} steps of both; one ends at {end}"
-    return True, f"equal for {found.steps} steps: the same ids, labels and augmentation"
+        return False, f"equal in the {difference.steps} steps of both; one ends at {end}"
+    return True, f"equal for {difference.steps} steps: the same ids, labels and augmentation"
 
 
 def compare_states(first: str, second: str) -> tuple[bool, str]:

@@ -426,16 +426,16 @@ class TrainingParser(JobParser):
     ) -> tuple[Any, list[str]]:
         if "--batch_size_per_gpu" not in self._option_string_actions:
             return super().parse_known_args(args, namespace)
-        found = namespace or argparse.Namespace()
-        found.batch_size = None  # argparse sets no default over it, so None stays if the option is not given
-        found, unknown = super().parse_known_args(args, found)
-        if found.batch_size and found.batch_size_per_gpu:
+        parsed = namespace or argparse.Namespace()
+        parsed.batch_size = None  # argparse sets no default over it, so None stays if the option is not given
+        parsed, unknown = super().parse_known_args(args, parsed)
+        if parsed.batch_size and parsed.batch_size_per_gpu:
             raise BadInput(
-                f"--batch_size {found.batch_size} and --batch_size_per_gpu {found.batch_size_per_gpu} exclude"
-                " each other: the first counts the samples of all processes, the second those of one"
+                f"--batch_size {parsed.batch_size} and --batch_size_per_gpu {parsed.batch_size_per_gpu} "
+                "exclude each other: the first counts the samples of all processes, the second those of one"
             )
-        found.batch_size = found.batch_size or self.get_default("batch_size")
-        return found, unknown
+        parsed.batch_size = parsed.batch_size or self.get_default("batch_size")
+        return parsed, unknown
 
 
 def _add_batch_size_per_gpu(parser: JobParser) -> None:

@@ -205,7 +205,7 @@ def load(path: str, most: int = sys.maxsize) -> dict:
     return state
 
 
-def found(folder: str) -> list[str]:
+def list_newest_first(folder: str) -> list[str]:
     """Return the paths of the checkpoints in a folder, in the order in which to try them: first those of the
     run of `latest`, then those of other runs; within each, the highest step first."""
     try:
@@ -238,7 +238,7 @@ def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
     latest = os.path.join(folder, _latest(folder))
     whole[latest] = _identity(latest)
     own, stays = [], {latest}
-    for path in found(folder):
+    for path in list_newest_first(folder):
         if _run_of(path) in (run, None):
             own.append(path)
         else:
@@ -266,8 +266,8 @@ def _is_whole(path: str, known: dict[str, tuple]) -> bool:
 def _identity(path: str) -> tuple:
     """Return a value that changes when the file is replaced, truncated or written to."""
     with contextlib.suppress(OSError):
-        found = os.stat(path)
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        status = os.stat(path)
+        return status.st_ino, status.st_size, status.st_mtime_ns
     return ()
 
 

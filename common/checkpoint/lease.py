@@ -43,11 +43,11 @@ class Lease:
     def check(self) -> None:
         """Raise BadInput if another job has taken the lease, because this job was paused for too long."""
         if not self.lost:
-            found, etag = self._read()
-            if found.get("id") == self.id:
+            holder, etag = self._read()
+            if holder.get("id") == self.id:
                 self._etag = etag
             else:
-                self.lost = _in_use(self.url, found)
+                self.lost = _in_use(self.url, holder)
         if self.lost:
             raise BadInput(self.lost)
 
@@ -68,11 +68,11 @@ class Lease:
         deadline = time.monotonic() + WATCH
         while time.monotonic() < deadline:
             time.sleep(1)
-            found, self._etag = self._read()
-            if not found:
+            holder, self._etag = self._read()
+            if not holder:
                 return
-            if found != other:
-                raise BadInput(_in_use(self.url, found))
+            if holder != other:
+                raise BadInput(_in_use(self.url, holder))
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEW) and not self.lost:
@@ -89,9 +89,9 @@ class Lease:
         if etag is None:
             return {}, None
         with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(content)
-            if isinstance(found, dict) and found:
-                return found, etag
+            holder = json.loads(content)
+            if isinstance(holder, dict) and holder:
+                return holder, etag
         return {"id": None}, etag
 
     def _write(self) -> None:

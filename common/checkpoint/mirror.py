@@ -230,7 +230,7 @@ class Mirror:
 
     def _newest(self) -> int | None:
         """Return the step of the newest whole checkpoint of this run on the node."""
-        for path in checkpoint.found(os.path.join(self.folder, CHECKPOINTS)):
+        for path in checkpoint.list_newest_first(os.path.join(self.folder, CHECKPOINTS)):
             name = f"{CHECKPOINTS}/{os.path.basename(path)}"
             step = restoring.step_of(name)
             if not self._saved and step != self._resumed:  # may be another run's

@@ -23,8 +23,8 @@ class File(NamedTuple):
 def parse(content: bytes) -> tuple[object, dict[str, File]]:
     """Return the format of a list and its files by path. Raises ValueError if it is not a list of files."""
     try:
-        found = json.loads(content)
-        entries = [(each["path"], each["size"], each["sha256"]) for each in found["files"]]
+        table = json.loads(content)
+        entries = [(each["path"], each["size"], each["sha256"]) for each in table["files"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("not a list of files") from error
     for path, size, sha256 in entries:
@@ -32,7 +32,7 @@ def parse(content: bytes) -> tuple[object, dict[str, File]]:
             raise ValueError("not a list of files")
         if not _SHA256.fullmatch(sha256):
             raise ValueError("not a list of files")
-    return found.get("format"), {path: File(size, sha256) for path, size, sha256 in entries}
+    return table.get("format"), {path: File(size, sha256) for path, size, sha256 in entries}
 
 
 def text(files: dict[str, File], step: int | None) -> bytes:

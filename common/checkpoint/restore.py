@@ -121,7 +121,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
 
 def _newest(place: str) -> dict | None:
     """Return the facts of the newest whole checkpoint on this node."""
-    for path in checkpoint.found(place):
+    for path in checkpoint.list_newest_first(place):
         if facts := _facts(path):
             return facts
     return None

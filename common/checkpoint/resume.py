@@ -97,9 +97,11 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
     `wanted` does not exist.
     """
     if wanted == "auto":
-        paths = checkpoint.found(folder)
+        paths = checkpoint.list_newest_first(folder)
     elif os.path.isdir(wanted):
-        paths = checkpoint.found(wanted) or checkpoint.found(os.path.join(wanted, "checkpoints"))
+        paths = checkpoint.list_newest_first(wanted) or checkpoint.list_newest_first(
+            os.path.join(wanted, "checkpoints")
+        )
         if not paths:
             raise BadInput(f"--resume {wanted}: no checkpoint in this folder")
     elif os.path.exists(wanted):
@@ -130,7 +132,13 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
 
 def newest(path: str) -> str:
     """Return the path of the newest checkpoint in a folder; another path is returned as it is."""
-    return next(iter(checkpoint.found(path) or checkpoint.found(os.path.join(path, "checkpoints"))), path)
+    return next(
+        iter(
+            checkpoint.list_newest_first(path)
+            or checkpoint.list_newest_first(os.path.join(path, "checkpoints"))
+        ),
+        path,
+    )
 
 
 def check(state: dict, version: int, identity: dict, weights: dict, steps: int) -> None:

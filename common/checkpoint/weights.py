@@ -38,16 +38,16 @@ def load(path: str, model: torch.nn.Module, complete: bool = False, arch: str | 
     arch: the name of the network.
     Raises BadInput on every rank if the file cannot be read, or has fewer than half of the model's weights.
     """
-    found, error = {}, None
+    tensors, error = {}, None
     if ranks.is_first():
         try:
-            found = published.read(arch, path) if arch and published.is_name(arch, path) else read(path)
+            tensors = published.read(arch, path) if arch and published.is_name(arch, path) else read(path)
         except BadInput as refusal:
             error = str(refusal)
-    found, error = ranks.broadcast_object((found, error))
+    tensors, error = ranks.broadcast_object((tensors, error))
     if error:
         raise BadInput(error)
-    return fill(path, model, found, complete)
+    return fill(path, model, tensors, complete)
 
 
 def file_of(args: argparse.Namespace) -> str | None:
@@ -89,8 +89,8 @@ def read(path: str) -> dict[str, torch.Tensor]:
         raise BadInput(f"weights {path}: {error}") from error
     objects = content.get("objects")
     if isinstance(objects, dict):
-        found = objects.get("ema") or objects.get("model")
-        content = found if isinstance(found, dict) else {}
+        kept = objects.get("ema") or objects.get("model")
+        content = kept if isinstance(kept, dict) else {}
     tensors = {
         _bare(name): value
         for name, value in content.items()
@@ -128,25 +128,25 @@ def _bare(name: str) -> str:
     return _WRAPPERS.sub("", name, count=1)
 
 
-def fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], complete: bool = False) -> str:
+def fill(path: str, model: torch.nn.Module, tensors: dict[str, torch.Tensor], complete: bool = False) -> str:
     """Load the tensors of read() into a model, as load() does, but in this process only. On the meta device
     they are only compared with the model."""
     own = model.state_dict()
     names = {_bare(name): name for name in own}
 
     def fits(name: str) -> bool:
-        there, here = found[name], own[names[name]]  # a counter may be of any real type
+        there, here = tensors[name], own[names[name]]  # a counter may be of any real type
         is_kind = there.is_floating_point() or not here.is_floating_point()
         return is_kind and there.is_complex() == here.is_complex() and there.shape == here.shape
 
-    same = [name for name in names if name in found and fits(name)]
+    same = [name for name in names if name in tensors and fits(name)]
     other = [
-        f"{name} {_kind(found[name])} in the file, {_kind(own[names[name]])} in the model"
+        f"{name} {_kind(tensors[name])} in the file, {_kind(own[names[name]])} in the model"
         for name in names
-        if name in found and not fits(name)
+        if name in tensors and not fits(name)
     ]
-    missing = [name for name in names if name not in found and not name.endswith(_COUNTERS)]
-    unused = [name for name in found if name not in names]
+    missing = [name for name in names if name not in tensors and not name.endswith(_COUNTERS)]
+    unused = [name for name in tensors if name not in names]
     line = f"weights from {path}: {len(same)} of {len(names)} tensors"
     if other:
         line += f"; different shape: {_some(other, '; ')}"
@@ -161,11 +161,11 @@ def fill(path: str, model: torch.nn.Module, found: dict[str, torch.Tensor], comp
         raise BadInput(f"{line}: expected all of them")
     parameters = dict(model.named_parameters())
     for name in same:  # a buffer may be infinite, for example a mask
-        values = found[name] if found[name].is_complex() else found[name].float()
+        values = tensors[name] if tensors[name].is_complex() else tensors[name].float()
         if not (values.isfinite() if names[name] in parameters else ~values.isnan()).all():
             raise BadInput(f"weights {path}: {name} holds NaN or infinity")
     if not any(tensor.is_meta for tensor in own.values()):
-        model.load_state_dict({names[name]: found[name] for name in same}, strict=False)
+        model.load_state_dict({names[name]: tensors[name] for name in same}, strict=False)
     return f"{line}; the rest keeps its initial values" if other or missing else line
 
 

@@ -71,13 +71,13 @@ def _runs_on(capability: tuple[int, int], name: str) -> bool:
     on any later GPU. With an "a" (sm_90a) both run on this version only, with an "f" within the major version
     (CUDA C++ Programming Guide). A name of another form counts as code that runs.
     """
-    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
-    if not found:
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
+    if not match:
         return True
-    built_for = int(found[2]), int(found[3])
-    if found[4] == "a":
+    built_for = int(match[2]), int(match[3])
+    if match[4] == "a":
         return capability == built_for
-    if found[1] == "compute" and not found[4]:
+    if match[1] == "compute" and not match[4]:
         return capability >= built_for
     return capability[0] == built_for[0] and capability[1] >= built_for[1]
 

@@ -79,9 +79,9 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
     port = topology.master_port
     host = topology.master_host if topology.nodes > 1 or others else "127.0.0.1"  # one node needs no network
     assert host and port  # with several processes topology.resolve() has checked it
-    found = _resolve(host, port, deadline, timeout)
-    family, address = found[0]
-    listener = _listen(topology, found, timeout) if holds_it else None
+    addresses = _resolve(host, port, deadline, timeout)
+    family, address = addresses[0]
+    listener = _listen(topology, addresses, timeout) if holds_it else None
     if not listener:
         _reach(topology, family, address, deadline, timeout)
     bound = min(_ANSWER, timeout)
@@ -106,8 +106,8 @@ def _resolve(host: str, port: int, deadline: float, timeout: float) -> list[tupl
     heartbeat = Heartbeat(_HEARTBEAT, _print_on_first)
     while True:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            return [(family, address) for family, _, _, _, address in found]
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return [(family, address) for family, _, _, _, address in entries]
         except (OSError, UnicodeError) as error:
             if time.monotonic() + 1 > deadline:
                 raise NoRendezvous(
@@ -118,14 +118,14 @@ def _resolve(host: str, port: int, deadline: float, timeout: float) -> list[tupl
         time.sleep(1)
 
 
-def _listen(topology: Topology, found: list[tuple[int, tuple]], timeout: float) -> socket.socket:
+def _listen(topology: Topology, addresses: list[tuple[int, tuple]], timeout: float) -> socket.socket:
     """Return the listening socket of rank 0. It is bound to the master's address, because the store has no
     password. It listens on every interface if this node does not have that address (a service, NAT), or if
     the other nodes may use another one."""
-    family, address = found[0]
+    family, address = addresses[0]
     # A name that is loopback in the /etc/hosts of this node has another address on the other nodes.
     inside = topology.nodes == 1 or is_loopback(topology.master_host or "")
-    bound = inside or (len(found) == 1 and not is_loopback(address[0]))
+    bound = inside or (len(addresses) == 1 and not is_loopback(address[0]))
     deadline = time.monotonic() + min(_BUSY, timeout)
     while True:
         try:
@@ -166,13 +166,13 @@ def _reach(topology: Topology, family: int, address: tuple, deadline: float, tim
 
 
 def _what_answers(topology: Topology, family: int, address: tuple, bound: float) -> str:
-    found = "does not answer"
+    answer = "does not answer"
     with contextlib.suppress(OSError), socket.create_connection(address[:2], timeout=1) as probe:
         probe.sendall(b"GET / HTTP/1.0\r\n\r\n")
         if probe.recv(5) == b"HTTP/":
-            found = "is an HTTP server"
+            answer = "is an HTTP server"
     return (
-        f"the server at {_address(topology)} {found}: it is not the store of this job's rank 0 "
+        f"the server at {_address(topology)} {answer}: it is not the store of this job's rank 0 "
         f"(waited {bound:.0f} s), another program uses the port"
     )
 

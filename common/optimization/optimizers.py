@@ -16,7 +16,7 @@ def add_arguments(add: Callable[..., Any]) -> None:
     """Add the options of build() and clip(). add: add_argument of a parser or a group of one."""
     add("--optimizer", choices=list(_DEFAULTS), default="sgd", help="default: sgd")
     add("--lr", type=positive_float, help="peak learning rate (default: 0.256; adamw 0.001)")
-    add("--momentum", type=non_negative_float, default=0.875, help="of sgd (default: 0.875)")
+    add("--momentum", type=non_negative_float, default=0.875, help="for sgd (default: 0.875)")
     add("--weight_decay", type=non_negative_float, help="default: 1/32768; adamw 0.05")
     add("--bn_weight_decay", **FLAG, help="true: also decay BatchNorm weights and biases")
     add(

@@ -48,11 +48,11 @@ def check(
         unknown = where, [f"the master's host name {why}"], []
         return unknown, (f"not known without the address of the master{shown}", errors, [])
     check_port = _own_port if topology.node_rank == 0 else _other_port
-    found = f"{where} is {address[0]}", *check_port(topology, address, deadline)
+    master_findings = f"{where} is {address[0]}", *check_port(topology, address, deadline)
     try:
         name, local = interfaces.interface_to(*address[:2])
     except OSError as error:
-        return found, (f"none{shown}", [*errors, f"no route to {address[0]}: {error.strerror}"], [])
+        return master_findings, (f"none{shown}", [*errors, f"no route to {address[0]}: {error.strerror}"], [])
     warnings = []
     if topology.nodes > 1 and _is_loopback(local):
         warnings.append(f"{topology.nodes} nodes, but {address[0]} is an address within one machine")
@@ -61,7 +61,7 @@ def check(
         if named is None or _is_loopback(named[0]):
             lost = f"{socket.gethostname()}, this host's name, {f'is {named[0]}' if named else why}"
             warnings.append(f"{lost}: gloo would wait there; jobs here set GLOO_SOCKET_IFNAME={name}")
-    return found, (f"{name} with {local}{shown}", errors, warnings)
+    return master_findings, (f"{name} with {local}{shown}", errors, warnings)
 
 
 def _first(addresses: concurrent.futures.Future, deadline: float) -> tuple[tuple | None, str]:

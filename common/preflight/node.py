@@ -87,7 +87,7 @@ def inspect(
     master = ask(network.resolve, host, topology.master_port) if host else None
     own = ask(network.resolve, socket.gethostname(), None)
     driver = ask(_driver, True)
-    found = [
+    findings = [
         _accelerators(args, env, topology),
         _shm(),
         _outputs(args.output_dir, probe),
@@ -95,8 +95,8 @@ def inspect(
         _limits(topology),
     ]
     way, interface = network.check(env, topology, master, own, deadline)
-    found += [judge("master", *way), judge("interface", *interface)]
-    return [*found, _versions(driver.result()), _packages(), _presets(env)]
+    findings += [judge("master", *way), judge("interface", *interface)]
+    return [*findings, _versions(driver.result()), _packages(), _presets(env)]
 
 
 def print_findings(args: argparse.Namespace, topology: Topology) -> None:
@@ -109,26 +109,26 @@ def print_findings(args: argparse.Namespace, topology: Topology) -> None:
     if accelerators.verdict == "error":
         raise BadInput(accelerators.text)
     versions, presets = _versions(_driver(False)), _presets(os.environ)
-    found = [
+    findings = [
         accelerators, _shm(), _outputs(args.output.folder), _scratch(os.environ), _limits(topology),
         versions, presets,
     ]  # fmt: skip
-    troubles = [finding for finding in found if finding.verdict != "ok"]
+    troubles = [finding for finding in findings if finding.verdict != "ok"]
     facts = [versions.text, accelerators.text]
-    facts += [f"{finding.name} {finding.text}" for finding in found[1:4] if finding.verdict == "ok"]
+    facts += [f"{finding.name} {finding.text}" for finding in findings[1:4] if finding.verdict == "ok"]
     facts += [f"presets {presets.text}"]
-    for line in (f"preflight {worst(found)}: {', '.join(facts)}", *map(str, troubles)):
+    for line in (f"preflight {worst(findings)}: {', '.join(facts)}", *map(str, troubles)):
         print_line(line)
 
 
-def worst(found: list[Finding]) -> str:
+def worst(findings: list[Finding]) -> str:
     """Return the worst verdict."""
-    return max((finding.verdict for finding in found), key=["ok", "warning", "error"].index)
+    return max((finding.verdict for finding in findings), key=["ok", "warning", "error"].index)
 
 
-def exit_code(found: list[Finding]) -> int:
+def exit_code(findings: list[Finding]) -> int:
     """Return the code of the first error, or 0."""
-    return next((finding.code for finding in found if finding.code), 0)
+    return next((finding.code for finding in findings if finding.code), 0)
 
 
 def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> Finding:

@@ -58,8 +58,8 @@ class MLflow:
         self._entities = import_optional("mlflow.entities", "--tracker mlflow needs MLflow", "mlflow")
         self._client = mlflow.MlflowClient()
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
-        found = self._client.get_experiment_by_name(experiment)
-        place = found.experiment_id if found else self._client.create_experiment(experiment)
+        known = self._client.get_experiment_by_name(experiment)
+        place = known.experiment_id if known else self._client.create_experiment(experiment)
         known = self._client.search_runs([place], f"tags.`{_TAG}` = '{run}'", max_results=1)
         if known:
             self._id = known[0].info.run_id

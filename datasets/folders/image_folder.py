@@ -24,7 +24,7 @@ from common.exits import BadInput, printable
 from common.files import is_url, locked, make_folder_atomic
 from datasets import files
 from datasets.folders import images
-from datasets.folders.listing import SHOWN, TOGETHER, VAL_SHARE, Listing, Log, look, map_files, progress
+from datasets.folders.listing import FILES_PER_TASK, SHOWN, VAL_SHARE, Listing, Log, look, map_files, progress
 
 SCANS = ("whole", "headers")
 HEAD = 16384  # bytes that the scan of headers reads of a JPEG. If its header is longer, the file is read
@@ -323,7 +323,7 @@ def _scan(
         from datasets.folders import remote
 
         read_file = remote.reader(listing.root)
-    together, base = 1 if remotely else TOGETHER, os.path.join(listing.base, "")
+    together, base = 1 if remotely else FILES_PER_TASK, os.path.join(listing.base, "")
 
     def read(first: int) -> int:
         for row in rows[first : first + together].tolist():
@@ -332,13 +332,13 @@ def _scan(
                 unread[row] = "not read"
                 continue
             try:
-                found = _inspect(read_file, path, int(listing.sizes[row]), head)
+                facts = _inspect(read_file, path, int(listing.sizes[row]), head)
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
                 continue
-            columns["crc32"][row], header = found.crc32, found.header
+            columns["crc32"][row], header = facts.crc32, facts.header
             if header is None:
-                bad[row] = found.bad
+                bad[row] = facts.bad
             else:
                 columns["widths"][row], columns["heights"][row] = header.width, header.height
                 columns["channels"][row], columns["plain"][row] = header.channels, header.plain

@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 Log = Callable[[str], object]  # called with one line of text
 _THREADS = 16  # more than cores: on a network file system most threads wait
 _TURN = 64  # tasks that threads do before the waiting is measured again, for the first time
-TOGETHER = 64  # files per task
+FILES_PER_TASK = 64  # files per task
 _LONGEST, _LABEL = 4096, 255  # characters of a path and of a label in a list
 SHOWN = 10  # entries of a long list in a message
 VAL_SHARE = 0.1  # of the images of a folder without splits
@@ -173,11 +173,11 @@ def walk(base: str) -> tuple[list[str], int, set[str]]:
     with progress(None, f"listing {base}") as bar:
         while level:
             deeper = []
-            for below, found, other in map_files(lambda folder: _entries(base, *folder), level):
+            for below, files, other in map_files(lambda folder: _entries(base, *folder), level):
                 deeper += below
-                paths += found
+                paths += files
                 others += other
-                bar.update(len(found))
+                bar.update(len(files))
             own = own or {folder.rstrip("/") for folder, _ in deeper}
             level = deeper
     return paths, others, own
@@ -207,7 +207,7 @@ def by_class(
 def _entries(base: str, relative: str, above: tuple) -> tuple[list, list[str], int]:
     """Return (folders, images, number of other files) of a folder. above: identities of its parents."""
     path = os.path.join(base, relative)
-    folders, found, others = [], [], 0
+    folders, files, others = [], [], 0
     try:
         above = (*above, _identity(os.stat(path)))
         with os.scandir(path) as entries:
@@ -221,12 +221,12 @@ def _entries(base: str, relative: str, above: tuple) -> tuple[list, list[str], i
                 elif entry.name.lower().endswith(images.EXTENSIONS) and (
                     entry.is_file() or entry.is_symlink()  # stat_files() reports a broken link as missing
                 ):
-                    found.append(relative + entry.name)
+                    files.append(relative + entry.name)
                 else:
                     others += 1
     except OSError as error:
         raise BadInput(f"cannot list {path}: {error.strerror}") from error
-    return folders, found, others
+    return folders, files, others
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -240,8 +240,8 @@ def read_list(lines: Iterable[str], source: str) -> tuple[list[str], list[str]]:
         words = line.strip().rsplit(maxsplit=1)  # from the right: a path may contain spaces
         path, label = words if len(words) == 2 else ("", "")
         if words and (not path or "\0" in path + label or len(path) > _LONGEST or len(label) > _LABEL):
-            found = " ".join(words)
-            shown = repr(found[:60]) + f"... ({len(found)} characters)" * (len(found) > 60)
+            line = " ".join(words)
+            shown = repr(line[:60]) + f"... ({len(line)} characters)" * (len(line) > 60)
             raise BadInput(f"{source}, line {number}: expected `path label`, found {shown}")
         if os.path.isabs(path) or ".." in path.split("/"):
             raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
@@ -267,11 +267,11 @@ def number(
     listed: the labels are from a list, so they may be numbers.
     Raises BadInput.
     """
-    found = set(names)
-    strange = sorted(found.difference(classes)) if classes is not None else []
-    if listed and (classes is None or strange) and all(re.fullmatch("-?[0-9]+", name) for name in found):
+    known = set(names)
+    strange = sorted(known.difference(classes)) if classes is not None else []
+    if listed and (classes is None or strange) and all(re.fullmatch("-?[0-9]+", name) for name in known):
         # the labels are numbers, not class names that look like numbers
-        numbers = {name: int(name) for name in found}
+        numbers = {name: int(name) for name in known}
         count = len(set(numbers.values()) if classes is None else classes)
         outside = sorted(value for value in numbers.values() if not 0 <= value < count)
         if outside:
@@ -284,7 +284,7 @@ def number(
             + ", ".join(classes[:SHOWN])
         )
     else:
-        ordered = tuple(sorted(found) if classes is None else classes)
+        ordered = tuple(sorted(known) if classes is None else classes)
         numbers = {name: place for place, name in enumerate(ordered)}
     return ordered, np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
 
@@ -293,8 +293,8 @@ def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return (sizes, mtimes in nanoseconds) of files. Raises BadInput if some are missing."""
 
     def states(first: int) -> np.ndarray:
-        part = np.full((min(TOGETHER, len(paths) - first), 2), -1, dtype=np.int64)
-        for row, path in enumerate(paths[first : first + TOGETHER]):
+        part = np.full((min(FILES_PER_TASK, len(paths) - first), 2), -1, dtype=np.int64)
+        for row, path in enumerate(paths[first : first + FILES_PER_TASK]):
             try:
                 status = os.stat(prefix + path)
             except OSError:
@@ -305,7 +305,7 @@ def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
     parts, prefix = [], os.path.join(base, "")
     with progress(len(paths), f"looking through {base}") as bar:
-        for part in map_files(states, range(0, len(paths), TOGETHER)):
+        for part in map_files(states, range(0, len(paths), FILES_PER_TASK)):
             parts.append(part)
             bar.update(len(part))
     sizes, mtimes = np.concatenate(parts).T

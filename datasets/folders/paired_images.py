@@ -95,8 +95,8 @@ def _look(root: str, split: str, log: Log) -> Listing:
     expected = " or ".join(" and ".join(f"{side}/" for side in sides) for sides in SIDES)
     here = [side for sides in SIDES for side in sides if os.path.isdir(os.path.join(base, side))]
     if tuple(here) not in SIDES:
-        found = " and ".join(f"{side}/" for side in here) or "none of these folders"
-        raise BadInput(f"{base} has {found}: expected {expected}")
+        sides = " and ".join(f"{side}/" for side in here) or "none of these folders"
+        raise BadInput(f"{base} has {sides}: expected {expected}")
     blurry, sharp = (_by_name(base, side, log) for side in here)
     alone = [
         f"{paths[name]} has no {partner}/{name}.*"
@@ -113,7 +113,7 @@ def _look(root: str, split: str, log: Log) -> Listing:
 
 def _by_name(base: str, side: str, log: Log) -> dict[str, str]:
     """Return path below the side without its ending -> path below the base."""
-    folder, found = os.path.join(base, side), {}
+    folder, by_name = os.path.join(base, side), {}
     paths, others, _ = walk(folder)
     if not paths:
         raise BadInput(f"{folder} holds no image ({' '.join(images.EXTENSIONS)})")
@@ -121,10 +121,10 @@ def _by_name(base: str, side: str, log: Log) -> dict[str, str]:
         log(f"{folder}: ignored {others} hidden or other files")
     for path in sorted(paths):
         name = os.path.splitext(path)[0]
-        if name in found:
-            raise BadInput(f"{base}: {found[name]} and {side}/{path} have the same name")
-        found[name] = f"{side}/{path}"
-    return found
+        if name in by_name:
+            raise BadInput(f"{base}: {by_name[name]} and {side}/{path} have the same name")
+        by_name[name] = f"{side}/{path}"
+    return by_name
 
 
 def _several(what: str, which: list[str]) -> str:

@@ -39,20 +39,20 @@ def rates(
     The backends load the same batches one after the other, repeatedly for `seconds` each. The files are read
     once before, so they are in the page cache if they fit: this compares engines, not disks.
     """
-    head, found = Head(plan), dict[str, float]()
+    head, measured = Head(plan), dict[str, float]()
     for backend, reason in backends.reasons(device).items():
         if reason is None and backend != "synthetic":
             try:
                 with backends.build(backend, store, head, device, workers, antialias) as loader:
-                    if not found:  # otherwise only the first backend reads from the disk
+                    if not measured:  # otherwise only the first backend reads from the disk
                         for _ in itertools.islice(loader, HEAD):
                             pass
-                    found[backend] = rate(loader, seconds)
+                    measured[backend] = rate(loader, seconds)
             except (RuntimeError, OSError, MissingPackage) as error:  # an old driver, no memory left
                 print(f"data_backend {backend} does not work here: {' '.join(str(error).split())[:200]}")
-    if not found:
+    if not measured:
         raise BadInput("no data_backend works here; --data_backend NAME shows why")
-    return found
+    return measured
 
 
 def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) -> float:
@@ -83,10 +83,10 @@ def profile(args: argparse.Namespace, seconds: float) -> str:
     return said
 
 
-def text(found: dict[str, float]) -> str:
+def text(rates: dict[str, float]) -> str:
     """Return the rates as text: "threads 812, dali 401 images/s"."""
-    ordered = sorted(found, key=found.__getitem__, reverse=True)
-    return ", ".join(f"{backend} {found[backend]:.0f}" for backend in ordered) + " images/s"
+    ordered = sorted(rates, key=rates.__getitem__, reverse=True)
+    return ", ".join(f"{backend} {rates[backend]:.0f}" for backend in ordered) + " images/s"
 
 
 def log_advice(loader: Loader, args: argparse.Namespace, log: Log) -> None:
@@ -118,19 +118,22 @@ def advice(
     if seconds < _SHORT:
         return f"{said}; backends are compared after {_SHORT:g} s of training or more"
     try:
-        found = rates(loader.engine.store, loader.plan, loader.to_device.device, workers, antialias=antialias)
+        measured = rates(
+            loader.engine.store, loader.plan, loader.to_device.device, workers, antialias=antialias
+        )
     except Exception as error:  # the training has ended and is saved: the job must not fail now
         return f"{said}; the backends could not be measured: {error}"
-    if backend not in found:
-        return f"{said} ({text(found)})"
-    best = max(found, key=found.__getitem__)
-    if found[best] <= 1.05 * found[backend]:
+    if backend not in measured:
+        return f"{said} ({text(measured)})"
+    best = max(measured, key=measured.__getitem__)
+    if measured[best] <= 1.05 * measured[backend]:
         return (
-            f"{said}; none here is faster ({text(found)}): try more --workers, or a --pack of decoded images"
+            f"{said}; none here is faster ({text(measured)}): try more --workers, or a --pack of decoded "
+            "images"
         )
-    left = waited * found[backend] / found[best]
+    left = waited * measured[backend] / measured[best]
     left /= seconds - waited + left
-    return f"{said}; {best} would have reduced that to about {left:.1%} ({text(found)})"
+    return f"{said}; {best} would have reduced that to about {left:.1%} ({text(measured)})"
 
 
 class Head(Plan):

@@ -24,7 +24,7 @@ from datasets.sampling.sampler import Batch, Plan, rows
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # of (images, labels)
 
 _GREY = (19595, 38470, 7471)  # ITU-R BT.601, in 1 / ONE
-_TOGETHER = 4  # images; even
+_IMAGES_PER_CHUNK = 4  # an even number
 _BITS, _SHIFT = (
     ONE.bit_length() - 1,
     32,
@@ -68,8 +68,10 @@ def apply(
     images: uint8 [n, C, H, W]; those of a pair, 2k and 2k + 1, are mixed with each other. labels: int64 [n];
     float [n, classes] if images are mixed. mean: of pixels / 255, the colour of erased boxes.
     """
-    if not images.is_cuda and len(images) > _TOGETHER:  # few images fit into the CPU's cache
-        parts = [slice(first, first + _TOGETHER) for first in range(0, len(images), _TOGETHER)]
+    if not images.is_cuda and len(images) > _IMAGES_PER_CHUNK:  # few images fit into the CPU's cache
+        parts = [
+            slice(first, first + _IMAGES_PER_CHUNK) for first in range(0, len(images), _IMAGES_PER_CHUNK)
+        ]
         found = [
             apply(
                 effects, Drawn(*rows(drawn, part.start, part.stop)), images[part], labels[part], classes, mean

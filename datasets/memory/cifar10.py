@@ -60,8 +60,8 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
         return _image_set(*train, "generated"), _image_set(*test, "generated")
     folder = local_folder(data_url)
     for find in (_load_python, _load_binary, _load_class_folders):
-        if found := find(folder):
-            return found
+        if data := find(folder):
+            return data
     archive = os.path.join(folder, "cifar-10-python.tar.gz")
     try:
         download(URL, archive, MD5["cifar-10-python.tar.gz"])
@@ -72,9 +72,9 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
             "(2) put cifar-10-batches-py/ or cifar-10-python.tar.gz (or the binary version) into a folder "
             "and pass it as --data_url; (3) run it with access to the internet, and it is downloaded"
         ) from error
-    found = _load_python(folder)
-    assert found, "the archive is there now"
-    return found
+    data = _load_python(folder)
+    assert data, "the archive is there now"
+    return data
 
 
 def parse_python_batch(name: str, content: bytes) -> _Batch:

@@ -100,17 +100,17 @@ def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
 def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int, size: int) -> Drawn:
     """Return the parameters of samples. ids: int64 [n]. size: side of the images, pixels."""
     nothing = np.zeros(len(ids), np.int64)
-    found = dict.fromkeys(Drawn._fields, nothing)
-    found |= dict.fromkeys(("brightness", "contrast", "saturation", "share"), nothing + ONE)
+    values = dict.fromkeys(Drawn._fields, nothing)
+    values |= dict.fromkeys(("brightness", "contrast", "saturation", "share"), nothing + ONE)
     if effects.trivial_augment:
         words = draw(seed, epoch, ids, Operation.TRIVIAL_AUGMENT)
-        found["operation"] = below(words[0], len(OPERATIONS))
-        found["strength"] = below(words[1], STRONGEST + 1) * np.where(words[2] >= 2**31, -1, 1)
+        values["operation"] = below(words[0], len(OPERATIONS))
+        values["strength"] = below(words[1], STRONGEST + 1) * np.where(words[2] >= 2**31, -1, 1)
     if effects.color_jitter:
         words = draw(seed, epoch, ids, Operation.COLOR_JITTER)
         low, high = 1 - effects.color_jitter, 1 + effects.color_jitter
         for word, name in zip(words[:3], ("brightness", "contrast", "saturation"), strict=True):
-            found[name] = _parts(uniform(word, low, high))
+            values[name] = _parts(uniform(word, low, high))
     if effects.random_erasing:
         words = draw(seed, epoch, ids, Operation.ERASE)
         more = draw(seed, epoch, ids, Operation.ERASE, block=1)
@@ -119,12 +119,12 @@ def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int, size:
         height = np.minimum(np.rint(np.sqrt(area * ratio)).astype(np.int64), size)
         width = np.minimum(np.rint(np.sqrt(area / ratio)).astype(np.int64), size)
         is_erased = uniform(words[0], 0, 1) < effects.random_erasing
-        found["erase_top"] = below(more[0], size - height + 1)
-        found["erase_left"] = below(more[1], size - width + 1)
-        found["erase_height"], found["erase_width"] = np.where(is_erased, height, 0), width
+        values["erase_top"] = below(more[0], size - height + 1)
+        values["erase_left"] = below(more[1], size - width + 1)
+        values["erase_height"], values["erase_width"] = np.where(is_erased, height, 0), width
     if effects.mixup or effects.cutmix:
-        found |= _draw_mix(effects, ids, seed, epoch, size)
-    return Drawn(**found)
+        values |= _draw_mix(effects, ids, seed, epoch, size)
+    return Drawn(**values)
 
 
 def _draw_mix(effects: Effects, ids: np.ndarray, seed: int, epoch: int, size: int) -> dict[str, np.ndarray]:

@@ -34,7 +34,7 @@ from datasets.stores.store import Store
 META = "meta.json"
 _VERSION, _READABLE = 2, (1, 2)  # 1: one record batch in each file
 _MOST = 10**12  # samples of a pack
-TOGETHER = 512  # samples per file: a kill loses at most one file
+SAMPLES_PER_FILE = 512  # samples per file: a kill loses at most one file
 _BATCH = 64  # samples per record batch, which are in memory at the same time
 _AHEAD = 3  # batches that are made while one is written
 THREADS_PER_CORE = 2  # some threads read while others decode
@@ -116,10 +116,10 @@ class PackStore(Store):
 
     def _sample(self, id: int) -> tuple[int, int, int, Any]:
         """Return (height, width, crc32, content: uint8 [bytes])."""
-        part = self._parts.get(id // TOGETHER)
+        part = self._parts.get(id // SAMPLES_PER_FILE)
         if part is None:  # two threads may do this, with the same result
-            part = self._parts[id // TOGETHER] = _mapped(_part(self.path, id // TOGETHER))
-        batch, row = divmod(id % TOGETHER, len(part[0][0]))
+            part = self._parts[id // SAMPLES_PER_FILE] = _mapped(_part(self.path, id // SAMPLES_PER_FILE))
+        batch, row = divmod(id % SAMPLES_PER_FILE, len(part[0][0]))
         heights, widths, checksums, offsets, contents = part[batch]
         return heights[row], widths[row], checksums[row], contents[offsets[row] : offsets[row + 1]]
 
@@ -181,7 +181,7 @@ def damage(path: str, meta: dict) -> str | None:
     """Return the fault in the part sizes of a finished pack, or None. Older packs do not list the sizes."""
     if not meta.get("whole"):
         return None
-    count = -(-meta["count"] // TOGETHER)
+    count = -(-meta["count"] // SAMPLES_PER_FILE)
     for number, expected in enumerate(meta.get("sizes", itertools.repeat(None, count))):
         try:
             size = os.path.getsize(_part(path, number))
@@ -212,7 +212,7 @@ def _fill(
     source: Store | None,
     room: Callable[[], int] | None,
 ) -> None:
-    count, meta = -(-len(index) // TOGETHER), described(path)
+    count, meta = -(-len(index) // SAMPLES_PER_FILE), described(path)
     same = _matches(meta, wanted)
     missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
     size = size_of(index, wanted["form"], wanted["short_side"]) / max(1, count)
@@ -232,7 +232,7 @@ def _fill(
     sweep(path)
     _write_meta(path, wanted | {"whole": False})
     bar = tqdm(
-        total=len(index), initial=min(len(index), (count - len(missing)) * TOGETHER), unit="image",
+        total=len(index), initial=min(len(index), (count - len(missing)) * SAMPLES_PER_FILE), unit="image",
         desc=f"packing {index.split}", mininterval=10 * (not os.isatty(2)) or 0.1,
     )  # fmt: skip
     make = functools.partial(
@@ -262,8 +262,8 @@ def _fill(
 
 def _batches(part: int, count: int) -> list[range]:
     """Return the ids of each record batch of a part. count: samples of the pack."""
-    last = min((part + 1) * TOGETHER, count)
-    return [range(first, min(first + _BATCH, last)) for first in range(part * TOGETHER, last, _BATCH)]
+    last = min((part + 1) * SAMPLES_PER_FILE, count)
+    return [range(first, min(first + _BATCH, last)) for first in range(part * SAMPLES_PER_FILE, last, _BATCH)]
 
 
 def _checked(make: Callable[..., Sample], *arguments: Any) -> tuple[Sample, int]:
@@ -295,7 +295,9 @@ def _is_part(path: str, number: int, count: int) -> bool:
         batches = _mapped(_part(path, number))
     except BadInput:
         return False
-    return sum(len(heights) for heights, *_ in batches) == min(TOGETHER, count - number * TOGETHER)
+    return sum(len(heights) for heights, *_ in batches) == min(
+        SAMPLES_PER_FILE, count - number * SAMPLES_PER_FILE
+    )
 
 
 def _part(path: str, number: int) -> str:
@@ -357,7 +359,7 @@ def described(path: str) -> dict:
             )
             and isinstance(sizes, list)
             and all(type(size) is int for size in sizes)
-            and ("sizes" not in meta or len(sizes) == -(-meta["count"] // TOGETHER))
+            and ("sizes" not in meta or len(sizes) == -(-meta["count"] // SAMPLES_PER_FILE))
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

@@ -108,7 +108,7 @@ def _fill(run: Run, files: dict[str, str]) -> None:
         run.notes.append(f"no start in {starts.FILE}: settings, environment and restarts are unknown")
     _Reader(run).read(_lines(files[METRICS], run))
     run.events = any(each.startswith("events.out.tfevents") for each in os.listdir(run.path))
-    for each in checkpoint.found(os.path.join(run.path, "checkpoints")):
+    for each in checkpoint.list_newest_first(os.path.join(run.path, "checkpoints")):
         step = os.path.basename(each).removeprefix("step_").removesuffix(".pt")
         run.checkpoints.append(int(step))
 

@@ -220,13 +220,13 @@ class Node:
 
     def _processes(self) -> dict[int, _Process]:
         """Return the living processes of this node by process id."""
-        found = {}
+        alive = {}
         for process in psutil.process_iter(["environ", "ppid", "status"]):
             facts = _Process(**process.info)
             marked = facts.environ and facts.environ.get(_MARK) == self._mark  # None: another user's
             if marked and facts.status not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                found[process.pid] = facts
-        return found
+                alive[process.pid] = facts
+        return alive
 
     def _signal_all(self, number: int) -> None:
         deadline = time.monotonic() + 5

@@ -265,5 +265,5 @@ class Simulation:
     def _advice(self) -> list[str]:
         """Return the advice on each error of a node that has a known cause."""
         runs = [run for node in self._nodes for run in node.runs if run.code]
-        found = [advise(run.error, self._commands.code, self._commands.platform) for run in runs]
-        return [line for line in found if line]
+        lines = [advise(run.error, self._commands.code, self._commands.platform) for run in runs]
+        return [line for line in lines if line]

@@ -129,7 +129,7 @@ def test_random_sigkills(whole, tmp_path, capsys):
                 break
             done += 1
             assert not [line for line in lines if "refused" in line], "".join(lines)
-            paths = checkpoint.found(str(folder))
+            paths = checkpoint.list_newest_first(str(folder))
             for path in paths:
                 checkpoint.read(path)  # an unreadable checkpoint would raise Refused
             steps = [

@@ -56,7 +56,8 @@ def main():
     os.makedirs(folder, exist_ok=True)
     one = mirror.Mirror(Output(folder, url))
     one.open("auto", 2)
-    begun = max([0, *(checkpoint.verify(path)["step"] for path in checkpoint.found(f"{folder}/checkpoints"))])
+    paths = checkpoint.list_newest_first(f"{folder}/checkpoints")
+    begun = max([0, *(checkpoint.verify(path)["step"] for path in paths)])
     one.start(begun)
     os.makedirs(f"{folder}/checkpoints", exist_ok=True)
     for step in range(begun + 1, begun + 4):

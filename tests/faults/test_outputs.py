@@ -38,7 +38,7 @@ def _until(job: subprocess.Popen, text: str) -> None:
 
 
 def _newest(output: Path) -> int:
-    return checkpoint.read(checkpoint.found(str(output / "checkpoints"))[0])["step"]
+    return checkpoint.read(checkpoint.list_newest_first(str(output / "checkpoints"))[0])["step"]
 
 
 def test_a_disk_that_fills_up_and_is_emptied(small_disk):

@@ -75,7 +75,7 @@ def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
     os.kill(processes_of(job)[1], signal.SIGKILL)
     finish(job, 128 + signal.SIGKILL)
     assert not list(folder.glob(".partial-*"))
-    checkpoint.read(checkpoint.found(str(folder))[0])
+    checkpoint.read(checkpoint.list_newest_first(str(folder))[0])
 
 
 def test_sigterm_costs_no_step(whole, tmp_path):
@@ -103,7 +103,7 @@ def test_sigkill_costs_at_most_an_interval(whole, tmp_path):
     os.kill(processes_of(killed)[-1], signal.SIGKILL)
     result = finish(killed, None)
     assert result.returncode not in (0, 143)
-    paths = checkpoint.found(str(tmp_path / "checkpoints"))
+    paths = checkpoint.list_newest_first(str(tmp_path / "checkpoints"))
     assert checkpoint.read(paths[0])["step"] >= 6  # step 8 may have been in flight
 
     run(*TWO, f"--output_dir={tmp_path}")

@@ -133,7 +133,9 @@ def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tm
     assert f"step {last} of {STEPS}\n" in resumed
     output = brought(server, url, tmp_path / "brought")
     assert same(output, plain)
-    assert len(checkpoint.found(str(output / "checkpoints"))) == 3 == len(steps(server, url)), "--keep"
+    assert len(checkpoint.list_newest_first(str(output / "checkpoints"))) == 3 == len(steps(server, url)), (
+        "--keep"
+    )
     assert len(list(output.glob("events.out.tfevents*"))) == 2
     for folder in (tmp_path, output):
         assert not files_with(server.environment["AWS_SECRET_ACCESS_KEY"], folder)
@@ -204,7 +206,7 @@ def undisturbed(tmp_path_factory):
 def results_of(output: Path) -> dict[str, object]:
     """Return the bytes of the weights, of the receipt and of the newest checkpoint, and the figures."""
     clocks = ("time", "data_time", "compute_time", "images_per_s", "memory_mb")
-    newest = checkpoint.found(str(output / "checkpoints"))[0]
+    newest = checkpoint.list_newest_first(str(output / "checkpoints"))[0]
     files = [*output.glob("*.pth"), output / receipt.FILE]
     state = checkpoint.read(newest)["objects"]["model"]
     return {path.name: path.read_bytes() for path in files} | {

@@ -128,11 +128,11 @@ def test_a_hostile_pickle_executes_nothing(tmp_path, save):
 def test_order_is_numeric_and_the_current_run_comes_first(tmp_path):
     for step in (9, 10, 100, 20):
         _write(tmp_path, step)
-    names = [os.path.basename(path) for path in checkpoint.found(str(tmp_path))]
+    names = [os.path.basename(path) for path in checkpoint.list_newest_first(str(tmp_path))]
     assert names == ["step_100.pt", "step_20.pt", "step_10.pt", "step_9.pt"]
     _write(tmp_path, 5, run="b")  # a new run in the same folder
-    assert os.path.basename(checkpoint.found(str(tmp_path))[0]) == "step_5.pt"
-    assert checkpoint.found(str(tmp_path / "nowhere")) == []
+    assert os.path.basename(checkpoint.list_newest_first(str(tmp_path))[0]) == "step_5.pt"
+    assert checkpoint.list_newest_first(str(tmp_path / "nowhere")) == []
 
 
 def test_the_last_ones_of_the_run_stay(tmp_path):
@@ -167,7 +167,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
     finally:
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
-    paths = checkpoint.found(str(tmp_path))
+    paths = checkpoint.list_newest_first(str(tmp_path))
     assert len(paths) >= 3
     for path in paths:
         checkpoint.read(path)

@@ -140,7 +140,7 @@ class Job:
         self.mirror = mirror.Mirror(Output(str(folder), url))
         self.running.append(self.mirror)
         self.mirror.open(resume, keep)
-        paths = checkpoint.found(str(folder / "checkpoints"))
+        paths = checkpoint.list_newest_first(str(folder / "checkpoints"))
         self.state = checkpoint.read(paths[0]) if paths else {"step": 0}
         self.step = self.state["step"] if resume == "auto" else 0
         self.mirror.start(self.step)
@@ -208,7 +208,7 @@ def test_results_are_at_the_url_and_come_back(server, tmp_path):
     )
 
     other = Job(tmp_path / "two", job.url)
-    assert other.step == 6 and checkpoint.found(str(tmp_path / "two" / "checkpoints")) == [
+    assert other.step == 6 and checkpoint.list_newest_first(str(tmp_path / "two" / "checkpoints")) == [
         str(tmp_path / "two" / "checkpoints" / "step_6.pt")
     ]
     assert (tmp_path / "two" / "checkpoints" / "step_6.pt").read_bytes() == content

@@ -290,7 +290,7 @@ def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(re
         _step(keeper, model)
         keeper.save(step)
     keeper.finish()
-    path = checkpoint.found(keeper._saver.checkpoints)[0]
+    path = checkpoint.list_newest_first(keeper._saver.checkpoints)[0]
     state = checkpoint.read(path)
     checkpoint.write(path, state | damage, step=8, run=keeper._state.run)
     again, _ = recovery(keep=3)
@@ -320,7 +320,7 @@ def test_another_run_is_refused_with_both_values(recovery):
     for name, value, here in (("seed", 7, 0), ("dataset", "cifar10", "digits"), ("batch_size", 16, 8)):
         with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
             recovery(**{name: value})
-    state = checkpoint.read(checkpoint.found(keeper._saver.checkpoints)[0])
+    state = checkpoint.read(checkpoint.list_newest_first(keeper._saver.checkpoints)[0])
     with pytest.raises(BadInput, match=r"of step 4, and this run ends at step 3:"):
         resume.check(state, 2, state["identity"], model.state_dict(), 3)
     with pytest.raises(checkpoint.Refused, match=r"0.weight is \[2, 3\], this run's is \[2, 4\]"):

@@ -408,7 +408,7 @@ def test_a_pack_is_used_again_and_never_for_other_data(index, folder, tmp_path, 
 
 
 def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "TOGETHER", 8)
+    monkeypatch.setattr(pack, "SAMPLES_PER_FILE", 8)
     path, write, written = str(tmp_path / "pack"), pack._write, []
 
     def failing(part, *rest):
@@ -431,7 +431,7 @@ def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
 def test_packs_with_batches_of_any_length_can_be_read(index, tmp_path, monkeypatch, batch):
     """Packs of version 0.9 have one batch in each file."""
     expected = pack.build(index, str(tmp_path / "expected")).read(np.arange(40))
-    monkeypatch.setattr(pack, "TOGETHER", 16)
+    monkeypatch.setattr(pack, "SAMPLES_PER_FILE", 16)
     monkeypatch.setattr(pack, "_BATCH", batch)
     store = pack.build(index, str(tmp_path / "pack"))
     store.verify()
@@ -469,7 +469,7 @@ def test_a_damaged_sample_is_read_from_its_file(index, tmp_path, capfd):
 
 
 def test_a_pack_whose_parts_have_other_sizes_is_mended(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "TOGETHER", 8)
+    monkeypatch.setattr(pack, "SAMPLES_PER_FILE", 8)
     path = tmp_path / "pack"
     expected = pack.build(index, str(path)).image(9).copy()
     parts = sorted(path.glob("*.arrow"))

@@ -148,14 +148,14 @@ BUILD = """
 import sys
 from datasets.folders import image_folder
 from datasets.stores import pack
-pack.TOGETHER = 2
+pack.SAMPLES_PER_FILE = 2
 root, cache, path = sys.argv[1:]
 pack.build(image_folder.load(root, "train", cache), path, "jpeg", threads=1)
 """
 
 
 def test_a_killed_build_continues(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "TOGETHER", 2)
+    monkeypatch.setattr(pack, "SAMPLES_PER_FILE", 2)
     path = tmp_path / "pack"
     slow = BUILD.replace("root, cache", "import time; write = pack._write\n"
         "def slow(*a): write(*a); time.sleep(0.2)\npack._write = slow\nroot, cache")  # fmt: skip
@@ -178,7 +178,7 @@ def test_a_killed_build_continues(index, tmp_path, monkeypatch):
 
 
 def test_a_damaged_part_is_made_again_when_the_pack_is_opened(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "TOGETHER", 8)
+    monkeypatch.setattr(pack, "SAMPLES_PER_FILE", 8)
     path = tmp_path / "pack"
     pack.build(index, str(path), "jpeg")
     parts = sorted(path.glob("*.arrow"))

@@ -398,7 +398,7 @@ def test_what_earlier_jobs_left_does_not_lift_the_limit_of_memory(index, tmp_pat
     Path(f"{pack.place(str(folder), index)}.lock").touch()
     said, size = [], pack.size_of(index, "decoded", forms.SHORT_SIDE)
     monkeypatch.setattr(local, "PLACES", (str(tmp_path),))
-    monkeypatch.setattr(pack, "TOGETHER", 8)
+    monkeypatch.setattr(pack, "SAMPLES_PER_FILE", 8)
     free = iter([size, size, size // 4, 0, 0])  # another process takes memory meanwhile
     monkeypatch.setattr(local, "_free", lambda place: next(free))
     assert local.Local(index, "active", said.append).store is None
