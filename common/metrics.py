@@ -90,6 +90,7 @@ class Log:
         self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
         self._start: dict[str, Any] = {"time": round(time.time(), 3), "step": step, "steps": total_steps}
         self._start |= {"laps": {**self._laps}, "training data": loader.receipt.fingerprint}
+        self._start |= {"data backend": getattr(loader, "backend", "")}
         exits.at_success("results", self.finish)
         if model is None or not ranks.is_first():
             return

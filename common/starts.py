@@ -8,6 +8,7 @@ step, steps: the step after which it began, and the total.
 laps: the seconds before training, by kind of work.
 lost: the last report of the previous start, if it was after `step`.
 training data: the fingerprint of the data.
+data backend: the loader's backend; with --data_backend auto, the one that was chosen.
 settings: the job's arguments, without credentials.
 ignored: the names of the options that the job did not know.
 environment: versions, device, nodes.

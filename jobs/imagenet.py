@@ -41,7 +41,7 @@ from common.exits import BadInput
 from common.optimization import averaging, optimizers
 from common.performance import compilation, precision
 from datasets.loaders import image_folders, measure, published
-from datasets.sampling import sampler
+from datasets.sampling import effects, sampler
 
 WARM_UP_BATCHES = 10  # of --prof
 
@@ -151,7 +151,11 @@ def main() -> None:
     micro_batch = split_batch(args, world_size)
     models.check(args.arch, args.image_size, None if args.evaluate else micro_batch, args.first_image_size)
     image_folders.check_paths(resume=args.resume, weights=weights.file_of(args))
-    train_loader, val_loader = image_folders.open_loaders(args, device, log, micro_batch)
+    drawn = effects.from_args(args, args.batch_size // world_size)
+    stores = image_folders.open_stores(args, device, log)  # the pack and the cache
+    indexes = image_folders.open_indexes(args, device, log)  # scans the images once, for all runs
+    train_loader, val_loader = image_folders.open_loaders(args, device, log, stores, indexes, micro_batch)
+    train_loader.effects = drawn
     classes = len(train_loader.plan.index.classes)
     # Your own augmentation: train_loader.transform = a function of (images uint8 [n, 3, H, W], labels).
 
@@ -242,7 +246,7 @@ def main() -> None:
                 break
     checkpoint.finish()  # waits for the last save and upload; the advice may take a while
     if args.prof:
-        log.info(measure.profile(args, log.profiled_seconds))
+        log.info(measure.profile(args, train_loader.backend, log.profiled_seconds))
     elif not args.evaluate:
         measure.log_advice(train_loader, args, log)
 

@@ -80,7 +80,9 @@ def build(
     delivery: mean, std, dtype and pinned of Loader. The others: see engine().
     """
     pinned = delivery.get("pinned", True)
-    return Loader(engine(backend, store, device, workers, antialias, pinned), plan, device, **delivery)
+    loader = Loader(engine(backend, store, device, workers, antialias, pinned), plan, device, **delivery)
+    loader.backend = backend
+    return loader
 
 
 def engine(

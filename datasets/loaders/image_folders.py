@@ -1,10 +1,11 @@
-"""Open the training and the evaluation loader of a folder of images: index, stores and backend by options."""
+"""Open the stores, the indexes and the loaders of a folder of images, by options."""
 
 import argparse
 import contextlib
 import functools
 import os
 import tempfile
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ _SYNTHETIC = {"train": 1_281_167, "val": 50_000}  # images of ImageNet
 
 
 def add_arguments(parser: JobParser) -> None:
-    """Add the options of open_loaders()."""
+    """Add the options of open_stores(), open_indexes() and open_loaders()."""
     add = parser.add_argument_group("data").add_argument
     add("--data_url", help="folder with train/<class>/* and val/<class>/*")
     add(
@@ -85,57 +86,102 @@ def add_arguments(parser: JobParser) -> None:
     effects.add_arguments(parser.add_argument_group("augmentation").add_argument)
 
 
-def open_loaders(
-    args: argparse.Namespace, device: torch.device, log: Log, eval_batch: int
-) -> tuple[Loader, Loader]:
-    """Return (training loader, evaluation loader), on every rank. They are closed when the job ends.
+def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tiers.Stores:
+    """Return the stores of --pack and --cache. They are closed when the job ends.
 
-    args: those of add_arguments(), batch_size, seed, epochs, max_steps, training_only (the second loader is
-    then not used) and output_dir. Set here: data_backend ("auto" is measured), data_url, pack and cache.
-    eval_batch: images of an evaluation batch of one rank. The arguments are checked before the images are
-    scanned. Raises BadInput.
+    Call it before open_indexes(): it checks all options of add_arguments(), and the scan may take hours.
+    Raises BadInput.
     """
-    backend = (
-        args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
-    )
+    backend = _backend(args, device)
     for name in ("pack", "cache_dir"):
         _check_writable(f"--{name}", getattr(args, name))
     if args.pack_form != "decoded" and not args.pack and (args.cache or backend not in backends.CACHED):
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
-    rank, world_size = ranks.rank(), ranks.world_size()
-    chosen = effects.from_args(args, args.batch_size // world_size)
     if backend == "ray":
+        rank, world_size = ranks.rank(), ranks.world_size()
         ray_cluster.join(args.ray_address, ranks.broadcast_object, rank, world_size, log.info)
         exits.at_success("loaders", ray_cluster.leave)
-    if backend == "synthetic":
-        args.pack = args.cache = None
+    pack, cache = (None, None) if backend == "synthetic" else (args.pack, args.cache)
     is_cached = backend in backends.CACHED
-    opened = tiers.Stores(args.pack, args.cache, args.cache_mode, is_cached, log.info, args.pack_form)
-    exits.at_success("loaders", opened.close)
-    train_index, val_index = _open_indexes(args, log, is_synthetic=backend == "synthetic")
-    train_store, val_store = opened.open(train_index), opened.open(val_index)
+    stores = tiers.Stores(pack, cache, args.cache_mode, is_cached, log.info, args.pack_form)
+    exits.at_success("loaders", stores.close)
+    return stores
+
+
+def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tuple[Any, Any]:
+    """Return (training index, evaluation index); one index twice if the job needs only one.
+
+    The images are scanned, unless an earlier run has left its index in --cache_dir. args: those of
+    add_arguments(), output, batch_size, max_steps, evaluate, training_only, weights, resume. Raises BadInput.
+    """
+    cache, folder = args.cache_dir or args.output.index_folder, args.data_url
+    if args.custom_data:
+        folder = random_folder.make(os.path.join(cache, "generated"))
+    if _backend(args, device) == "synthetic" and not folder:
+        counts = dict(_SYNTHETIC)
+        if args.max_steps:  # a trial: its evaluation takes no longer than its training
+            counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
+        train, val = (SyntheticIndex(count, split) for split, count in counts.items())
+        return train, val
+
+    def load(split: str, classes: tuple[str, ...] | None, least: int = 1):
+        return image_folder.load(
+            folder,
+            split,
+            cache,
+            args.max_bad_images,
+            classes,
+            log.info,
+            args.stage,
+            args.val_share,
+            args.scan,
+            least,
+        )
+
+    if args.evaluate:
+        index = load("val", _class_names(args, folder))
+        return index, index
+    train_index = load("train", None, args.batch_size)
+    return train_index, train_index if args.training_only else load("val", train_index.classes)
+
+
+def open_loaders(
+    args: argparse.Namespace,
+    device: torch.device,
+    log: Log,
+    stores: tiers.Stores,
+    indexes: tuple[Any, Any],
+    eval_batch: int,
+) -> tuple[Loader, Loader]:
+    """Return (training loader, evaluation loader), on every rank. They are closed when the job ends.
+
+    args: those of add_arguments(), batch_size, seed, epochs, max_steps, training_only (the second loader is
+    then not used). With --data_backend auto the backends are measured. indexes: those of open_indexes().
+    eval_batch: images of an evaluation batch of one rank. Raises BadInput.
+    """
+    train_index, val_index = indexes
+    train_store, val_store = stores.open(train_index), stores.open(val_index)
     barrier.wait_for_all("prepared", "to prepare")  # a node that scans its data takes longer
-    fingerprints = {index.split: index.fingerprint for index in (train_index, val_index)}
+    fingerprints = {index.split: index.fingerprint for index in indexes}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)
-    shard = {"rank": rank, "world_size": world_size}
+    shard = {"rank": ranks.rank(), "world_size": ranks.world_size()}
     size, batch = len(train_index), args.batch_size
     if args.evaluate:  # no training batch is made
-        size, batch = max(size, world_size), world_size
+        size, batch = max(size, ranks.world_size()), ranks.world_size()
     sampler = BatchSampler(size, batch, args.seed, args.epochs, args.max_steps, **shard)
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
     val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard)
     val_plan = Plan(val_index, val_sampler, augment.center_crop, args.image_size)
+    backend = _backend(args, device)
     if backend == "auto":
         rates: dict[str, float] = {}
         if ranks.is_first():
             rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
         backend = ranks.broadcast_object(max(rates, key=lambda name: rates[name], default=None))
         log.info(f"data_backend auto: {backend} of {measure.text(rates)}")
-    args.data_backend = backend
     train_loader = backends.build(backend, train_store, train_plan, device, args.workers, args.antialias)
     val_loader = backends.build(backend, val_store, val_plan, device, args.workers, args.antialias)
-    train_loader.effects = chosen
     for loader in (train_loader, val_loader):
         exits.at_success("loaders", loader.close)
     if args.evaluate:
@@ -143,6 +189,11 @@ def open_loaders(
     else:
         log.print_data(train_index, [] if val_index is train_index else val_index)
     return train_loader, val_loader
+
+
+def _backend(args: argparse.Namespace, device: torch.device) -> str:
+    """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here."""
+    return args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
 
 
 def _check_writable(option: str, path: str | None) -> None:
@@ -172,44 +223,12 @@ def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> i
     return min(max(round((first + (last - first) * share) / 32) * 32, first), last)
 
 
-def _open_indexes(args: argparse.Namespace, log: Log, is_synthetic: bool) -> tuple:
-    """Return (training index, evaluation index); one index twice if the job needs only one."""
-    cache = args.cache_dir or os.path.join(args.output_dir, "index")
-    if args.custom_data:
-        args.data_url = random_folder.make(os.path.join(cache, "generated"))
-    if is_synthetic and not args.data_url:
-        counts = dict(_SYNTHETIC)
-        if args.max_steps:  # a trial: its evaluation takes no longer than its training
-            counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
-        return tuple(SyntheticIndex(count, split) for split, count in counts.items())
-
-    def load(split: str, classes: tuple[str, ...] | None, least: int = 1):
-        return image_folder.load(
-            args.data_url,
-            split,
-            cache,
-            args.max_bad_images,
-            classes,
-            log.info,
-            args.stage,
-            args.val_share,
-            args.scan,
-            least,
-        )
-
-    if args.evaluate:
-        index = load("val", _class_names(args))
-        return index, index
-    train_index = load("train", None, args.batch_size)
-    return train_index, train_index if args.training_only else load("val", train_index.classes)
-
-
-def _class_names(args: argparse.Namespace) -> tuple[str, ...] | None:
+def _class_names(args: argparse.Namespace, folder: str) -> tuple[str, ...] | None:
     """Return the names of the classes to evaluate: those of the training set, or if there is none, those of
     the run of the weights; None if they are not known."""
     with contextlib.suppress(BadInput):
         quiet = lambda line: None  # noqa: E731
-        listing = image_folder.list_split(args.data_url, "train", None, quiet, args.stage, args.val_share)
+        listing = image_folder.list_split(folder, "train", None, quiet, args.stage, args.val_share)
         return listing.classes
     path = args.weights or args.resume
     return tuple(weights.read_class_names(path)) or None if os.path.exists(path) else None

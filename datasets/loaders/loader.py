@@ -208,6 +208,7 @@ class Loader:
         self._mean, self.step = mean, 0
         self.generators: list[generators.Generator] = []
         self.effects: Any = None
+        self.backend = ""  # the name of the engine in datasets/loaders/backends.py, if it has one
         self.transform: Change | None = None
         self._ahead = 1 if device.type == "cuda" else 0  # on the CPU a batch ahead would only use memory
 

@@ -70,12 +70,11 @@ def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) ->
     return count / (time.perf_counter() - begin)
 
 
-def profile(args: argparse.Namespace, seconds: float) -> str:
+def profile(args: argparse.Namespace, backend: str, seconds: float) -> str:
     """Return the text of --prof: images/s, and the article's figures if the network is the same.
 
-    args: prof (batches), batch_size, data_backend, arch. seconds: the time of these batches.
+    args: prof (batches), batch_size, arch. backend: that of the loader. seconds: the time of these batches.
     """
-    backend = args.data_backend
     said = f"prof: {args.prof * args.batch_size / seconds:.1f} images/s with {backend}, {args.prof} batches"
     if args.arch == "shufflenet_v2_x0_5" and backend in ARTICLE:
         table = ", ".join(f"{name} {rate}" for name, rate in ARTICLE.items())
@@ -92,12 +91,12 @@ def text(rates: dict[str, float]) -> str:
 def log_advice(loader: Loader, args: argparse.Namespace, log: Log) -> None:
     """Log advice() on a training that has ended and is saved. Call it on every rank.
 
-    args: data_backend, workers, antialias.
+    args: workers, antialias.
     """
     waited = ranks.maximum(loader.waited, loader.to_device.device)
     if ranks.is_first():
         seconds = log.training_seconds
-        log.info(advice(loader, args.data_backend, waited, seconds, args.workers, args.antialias))
+        log.info(advice(loader, loader.backend, waited, seconds, args.workers, args.antialias))
 
 
 def advice(
