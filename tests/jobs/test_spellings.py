@@ -32,6 +32,7 @@ def parse(monkeypatch, tmp_path):
 
     monkeypatch.setattr(process_group, "join", show)
     monkeypatch.setattr(devices, "select", show)
+    monkeypatch.setattr(devices, "count_gpus", lambda args: 0)  # also with --enable_gpu true
 
     def of(line):
         job, *words = shlex.split(line)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from common.exits import BadInput
+from common.output import Output, folder_of
 from common.preflight import node
 from common.topology import resolve
 from tests.conftest import ROOT, environment, free_port, run, start
@@ -160,15 +161,17 @@ def test_a_name_server_that_is_silent(tmp_path):
 
 def _args(**given):
     names = ("init_method", "rank", "world_size", "rank_level", "local_rank", "enable_gpu")
-    return argparse.Namespace(
+    args = argparse.Namespace(
         **dict.fromkeys(names) | {"processes_per_node": 1, "output_dir": "/tmp"} | given
     )
+    args.output = Output(args.output_dir)
+    return args
 
 
 def _inspect(env=None, **given):
     args = _args(**given)
-    found = node.inspect(args, env or {}, resolve(args, {}))
-    return {finding.name: (finding.verdict, finding.text) for finding in found}
+    findings = node.inspect(args, env or {}, resolve(args, {}), folder_of)
+    return {finding.name: (finding.verdict, finding.text) for finding in findings}
 
 
 @pytest.mark.parametrize(
