@@ -22,10 +22,10 @@ from common.exits import BadInput
 from launch.simulate.network import Network
 from tests.support.preloaded import Preloaded, Server
 
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # as in the background of a shell: jobs would inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A signal that is ignored in the background of a shell, or by nohup, would be ignored by every job too.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of starts would compile the same modules
