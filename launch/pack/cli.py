@@ -132,17 +132,16 @@ def _refuse_secrets(contents: list[Content], allowed: Sequence[str]) -> None:
     unknown = {*allowed} - {content.path for content in contents}
     if unknown:
         raise BadInput(f"--allow_secret {unknown.pop()}: no file of this path is packed")
-    findings = []
-    for path, source in contents:
-        if path not in allowed:
-            if isinstance(source, bytes):
-                findings += secret_scan.scan_text(path, source)
-            else:
-                findings += secret_scan.scan(path, source)
+    findings = [
+        finding
+        for path, source in contents
+        if path not in allowed
+        for finding in secret_scan.scan(path, source)
+    ]
     if findings:
         more = f" and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
         raise BadInput(
-            f"suspected secrets would be uploaded: {', '.join(map(str, findings[:_SHOWN]))}{more}; "
+            f"suspected secrets would be uploaded: {', '.join(findings[:_SHOWN])}{more}; "
             "remove it, name the file in .jobignore, or, if it is not a secret, pass --allow_secret PATH"
         )
 
