@@ -361,26 +361,6 @@ def test_pai_dlc_file(layout):
         _check_layout("pai-dlc", nodes, gpus, job["Envs"], words)
 
 
-def _check_patterns(shape, value, place=""):
-    """Check patterns and maximum lengths, which botocore does not check."""
-    if shape.type_name == "structure":
-        for name, each in value.items():
-            _check_patterns(shape.members[name], each, f"{place}.{name}")
-    elif shape.type_name == "list":
-        assert len(value) <= shape.metadata.get("max", 1e9), place
-        for each in value:
-            _check_patterns(shape.member, each, place)
-    elif shape.type_name == "map":
-        for name, each in value.items():
-            _check_patterns(shape.key, name, place)
-            _check_patterns(shape.value, each, f"{place}.{name}")
-    elif shape.type_name == "string":
-        assert len(value) <= shape.metadata.get("max", 1e9), place
-        pattern = shape.metadata.get("pattern", ".*").replace("\\p{L}\\p{Z}\\p{N}", "\\w\\s")
-        assert re.fullmatch(pattern, value, re.DOTALL), (place, value, pattern)
-        assert not shape.enum or place.endswith("InstanceType") or value in shape.enum, place
-
-
 def test_sagemaker_file(layout, tmp_path):
     """The file fits botocore's model of the service, and its entry point runs as in a container."""
     nodes, _, load = layout
@@ -389,7 +369,6 @@ def test_sagemaker_file(layout, tmp_path):
     shape = service.operation_model("CreateTrainingJob").input_shape
     report = ParamValidator().validate(job, shape)
     assert not report.has_errors(), report.generate_report()
-    _check_patterns(shape, job)
     assert job["TrainingJobName"] == "my-run-1" and job["ResourceConfig"]["InstanceCount"] == nodes
     assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/runs/my_run-1"
     assert [channel["ChannelName"] for channel in job["InputDataConfig"]] == ["code", "data_url"]
