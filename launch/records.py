@@ -11,12 +11,16 @@ import glob
 import json
 import os
 import re
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from common.exits import BadInput, import_optional
 from common.files import ROOT, write_atomic
 
-pydantic = import_optional("pydantic", "records of jobs are checked with pydantic")
+if TYPE_CHECKING:
+    import pydantic
+else:
+    pydantic = import_optional("pydantic", "records of jobs are checked with pydantic")
+
 FOLDER = os.environ.get("BOOTFILE_JOBS") or os.path.join(ROOT, "output_dir", "jobs")
 _ID = r"^[A-Za-z0-9-]{1,64}$"
 
@@ -27,7 +31,7 @@ class _Record(pydantic.BaseModel):
     id: str | None = pydantic.Field(pattern=_ID)
     endpoint: str
     project_id: str
-    outputs: dict[str, str] = pydantic.Field({})
+    outputs: dict[str, str] = pydantic.Field(default={})
 
 
 def write(path: str, record: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ value is shown only if it cannot be a secret.
 
 import difflib
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from common import platforms
 from common.config import read_toml
@@ -14,7 +14,10 @@ from common.exits import BadInput, import_optional
 from common.object_store import store as object_store
 from launch import secret_scan
 
-pydantic = import_optional("pydantic", "job.toml is checked with pydantic")
+if TYPE_CHECKING:
+    import pydantic
+else:
+    pydantic = import_optional("pydantic", "job.toml is checked with pydantic")
 
 FILES = ("pai-dlc", "sagemaker", "kubeflow", "slurm")  # platforms for whose tools a file is written
 PLATFORMS = ("modelarts", *FILES)
@@ -59,7 +62,7 @@ def _check_variable(name: str) -> str:
 
 def _check_variable_text(text: str) -> str:
     if len(text) > 4096 or "$" in text:
-        raise ValueError("expected at most 4096 characters without $ (the platform expands no variables)")
+        raise ValueError("expected at most 4096 characters without $: the platform does not expand variables")
     return text
 
 
@@ -96,33 +99,35 @@ class Resources(_Table):
 
     flavor_id: _Word | None = None
     pool_id: _Word | None = None
-    node_count: int = pydantic.Field(1, ge=1, le=10_000)
-    gpus_per_node: int = pydantic.Field(1, ge=0, le=64)
+    node_count: int = pydantic.Field(default=1, ge=1, le=10_000)
+    gpus_per_node: int = pydantic.Field(default=1, ge=0, le=64)
 
 
 class Retries(_Table):
     """Restarts after a fault. The aliases are the service's names, from its documents and its SDK."""
 
     faults: int | None = pydantic.Field(
-        None, ge=1, le=128, serialization_alias="fault-tolerance/job-retry-num"
+        default=None, ge=1, le=128, serialization_alias="fault-tolerance/job-retry-num"
     )
-    pods: int | None = pydantic.Field(None, ge=1, le=128, serialization_alias="fault-tolerance/pod-retry-num")
+    pods: int | None = pydantic.Field(
+        default=None, ge=1, le=128, serialization_alias="fault-tolerance/pod-retry-num"
+    )
     unconditional: bool | None = pydantic.Field(
-        None, serialization_alias="fault-tolerance/job-unconditional-retry"
+        default=None, serialization_alias="fault-tolerance/job-unconditional-retry"
     )
-    hang: bool | None = pydantic.Field(None, serialization_alias="fault-tolerance/hang-retry")
+    hang: bool | None = pydantic.Field(default=None, serialization_alias="fault-tolerance/hang-retry")
 
 
 class AutoStop(_Table):
     """The limit of a job's duration."""
 
-    hours: int | None = pydantic.Field(None, ge=1)
+    hours: int | None = pydantic.Field(default=None, ge=1)
 
 
 class Schedule(_Table):
     """The order of jobs in a dedicated pool."""
 
-    priority: int | None = pydantic.Field(None, ge=1, le=3)
+    priority: int | None = pydantic.Field(default=None, ge=1, le=3)
     preemptible: bool | None = None
 
 
@@ -136,35 +141,37 @@ class PlatformTable(_Table):
     model_config = pydantic.ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, _Word | int]
     code: _Url | None = None
-    inputs: dict[_Channel, _Place] = pydantic.Field({})
-    outputs: dict[_Channel, _Place] = pydantic.Field({})
-    mounts: dict[_Word, _Word] = pydantic.Field({})
+    inputs: dict[_Channel, _Place] = pydantic.Field(default={})
+    outputs: dict[_Channel, _Place] = pydantic.Field(default={})
+    mounts: dict[_Word, _Word] = pydantic.Field(default={})
 
 
 class JobConfig(_Table):
     """A job, as a checked job.toml describes it. A run writes below its own prefix of each output."""
 
     name: _Name
-    description: str = pydantic.Field("", max_length=256)
+    description: str = pydantic.Field(default="", max_length=256)
     code: _Url | None = None
-    region: str = pydantic.Field("", pattern=r"^[a-z0-9-]{1,64}$")
-    endpoint: str = pydantic.Field("", pattern=r"^https?://[A-Za-z0-9.\[\]:-]+$")
+    region: str = pydantic.Field(default="", pattern=r"^[a-z0-9-]{1,64}$")
+    endpoint: str = pydantic.Field(default="", pattern=r"^https?://[A-Za-z0-9.\[\]:-]+$")
     project_id: _Name | None = None
     workspace_id: _Name | None = None
     log_url: _Url | None = None
     prefetch_to_local: bool = True
     image: Image = Image()
     resources: Resources = Resources()
-    inputs: dict[_Channel, _Url] = pydantic.Field({})
-    outputs: dict[_Channel, _Url] = pydantic.Field({})
-    parameters: dict[_Argument, _Text] = pydantic.Field({})
+    inputs: dict[_Channel, _Url] = pydantic.Field(default={})
+    outputs: dict[_Channel, _Url] = pydantic.Field(default={})
+    parameters: dict[_Argument, _Text] = pydantic.Field(default={})
     environment: dict[_Variable, _VariableText] = pydantic.Field(
         {}, max_length=99, validate_default=True
     )  # 100 with ours
     retries: Retries = Retries()
     auto_stop: AutoStop = AutoStop()
     schedule: Schedule = Schedule()
-    platform: dict[Literal["pai-dlc", "sagemaker", "kubeflow", "slurm"], PlatformTable] = pydantic.Field({})
+    platform: dict[Literal["pai-dlc", "sagemaker", "kubeflow", "slurm"], PlatformTable] = pydantic.Field(
+        default={}
+    )
 
     @pydantic.field_validator("parameters", "environment", mode="before")
     @classmethod
