@@ -5,7 +5,7 @@ import time
 import pytest
 
 from launch import secret_scan
-from launch.pack.cli import pack
+from launch.bundle.cli import pack
 from tests.conftest import run
 from tests.support.packed import paths, refused, script_folder, tree
 

@@ -14,9 +14,9 @@ import pytest
 
 from common.exits import BadInput
 from launch import manifests
-from launch.pack import requirements
-from launch.pack.cli import pack
-from launch.pack.code_folder import CodeFolder
+from launch.bundle import requirements
+from launch.bundle.cli import pack
+from launch.bundle.code_folder import CodeFolder
 from tests.conftest import ROOT, run, start
 from tests.support.packed import listed, paths, refused, script_folder, tree
 from tests.support.simulated import simulate

@@ -30,10 +30,10 @@ from typing import NamedTuple
 from common.arguments import Parser
 from common.exits import BadInput
 from launch import manifests, secret_scan
+from launch.bundle import limits, requirements, single_file, snapshot
+from launch.bundle.code_folder import REQUIREMENTS, CodeFolder, Skipped
+from launch.bundle.snapshot import Content
 from launch.explain import human_size
-from launch.pack import limits, requirements, single_file, snapshot
-from launch.pack.code_folder import REQUIREMENTS, CodeFolder, Skipped
-from launch.pack.snapshot import Content
 
 _SHOWN = 5  # findings in an error, skipped files of one rule
 

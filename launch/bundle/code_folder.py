@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from common.exits import BadInput
 from launch import manifests
-from launch.pack import ignore, limits
+from launch.bundle import ignore, limits
 
 _PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
 _LINKED = ("common", "datasets")  # may be links to those of another Bootfile repository
@@ -38,7 +38,7 @@ class CodeFolder:
     In a Bootfile repository these are all of common and datasets, because some of their modules are imported
     by name. From the job's folder they are the job, its imports there, and all files other than scripts and
     documents (*.md). For any other script these are the files of its folder. The rules of
-    launch/pack/ignore.py apply.
+    launch/bundle/ignore.py apply.
 
     extra: more files and folders to keep against the rules (which still apply inside such a folder)
     without: a folder to skip
