@@ -6,28 +6,39 @@
 id is null if it is not known whether the service accepted the job. A record holds no secret.
 """
 
+import contextlib
+import glob
 import json
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from common.exits import BadInput
+from common.exits import BadInput, import_optional
 from common.files import ROOT, write_atomic
 
+if TYPE_CHECKING:
+    import pydantic
+else:
+    pydantic = import_optional("pydantic", "records of jobs are checked with pydantic")
+
 FOLDER = os.environ.get("BOOTFILE_JOBS") or os.path.join(ROOT, "output_dir", "jobs")
-_ID = re.compile("[A-Za-z0-9-]{1,64}")
+_ID = r"^[A-Za-z0-9-]{1,64}$"
+
+
+class _Record(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow", strict=True)
+    format: Literal[1]
+    id: str | None = pydantic.Field(pattern=_ID)
+    endpoint: str
+    project_id: str
+    outputs: dict[str, str] = pydantic.Field(default={})
 
 
 def write(path: str, record: dict[str, Any]) -> None:
-    """Write a record. Raises BadInput."""
-    write_private(path, {"format": 1} | record)
-
-
-def write_private(path: str, content: dict[str, Any]) -> None:
-    """Write a JSON file that only its owner may read, and the folders above it. Raises BadInput."""
+    """Write a record that only its owner may read, and the folders above it. Raises BadInput."""
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        write_atomic(path, json.dumps(content, indent=2) + "\n", mode=0o600)
+        write_atomic(path, json.dumps({"format": 1} | record, indent=2) + "\n", mode=0o600)
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror}") from error
 
@@ -35,36 +46,25 @@ def write_private(path: str, content: dict[str, Any]) -> None:
 def read(path: str) -> dict[str, Any]:
     """Read and check a record. Raises BadInput."""
     try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
+        with open(path, "rb") as file:
+            return _Record.model_validate_json(file.read()).model_dump()
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path} is not a record of a job: {error}") from error
-    if not isinstance(record, dict) or record.get("format") != 1:
-        raise BadInput(f"{path} is not a record of a job that `submit` wrote")
-    outputs = record.setdefault("outputs", {})
-    for field, valid in (
-        ("id", record.get("id") is None or is_id(record["id"])),
-        ("endpoint", isinstance(record.get("endpoint"), str)),
-        ("project_id", isinstance(record.get("project_id"), str)),
-        ("outputs", isinstance(outputs, dict) and all(isinstance(url, str) for url in outputs.values())),
-    ):
-        if not valid:
-            raise BadInput(f"{path} is not a valid record of a job: its {field} is missing or malformed")
-    return record
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise BadInput(
+            f"{path} is not a record of a job that `submit` wrote: {place} {first['msg']}"
+        ) from None
 
 
 def read_all() -> list[dict[str, Any]]:
     """Return all valid records in FOLDER."""
-    found = []
-    for name in sorted(os.listdir(FOLDER)) if os.path.isdir(FOLDER) else []:
-        if name.endswith(".json") and not name.startswith("."):
-            try:
-                found.append(read(os.path.join(FOLDER, name)))
-            except BadInput:
-                continue
-    return found
+    records = []
+    for path in sorted(glob.glob(os.path.join(FOLDER, "*.json"))):
+        with contextlib.suppress(BadInput):
+            records.append(read(path))
+    return records
 
 
 def find(text: str) -> dict[str, Any] | None:
@@ -81,6 +81,6 @@ def find(text: str) -> dict[str, Any] | None:
     return next((record for record in read_all() if record.get("id") == text), None)
 
 
-def is_id(value: Any) -> bool:
-    """Return whether a value has the form of a job's id."""
-    return isinstance(value, str) and _ID.fullmatch(value) is not None
+def is_id(value: str) -> bool:
+    """Return whether a text has the form of a job's id."""
+    return re.fullmatch(_ID, value) is not None

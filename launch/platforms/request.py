@@ -8,11 +8,10 @@ whether jobs accept it. job.toml can leave it out.
 
 import datetime
 import posixpath
-import re
 import secrets
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.exits import BadInput
 from common.object_store import store as object_store
@@ -22,14 +21,6 @@ from launch.profiles import MODELARTS_JOB, Folders, make_starts
 _MOUNT = "/home/ma-user/modelarts"  # MA_MOUNT_PATH
 _JOB_DIR = f"{_MOUNT}/user-job-dir"
 _PORT = 6666  # seen in the service's init_method
-RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")  # the suffix that make_run_name() adds
-
-
-class NodeStart(NamedTuple):
-    """The start of one node: a command line for a shell, and the additional variables."""
-
-    command: str
-    environment: dict[str, str]
 
 
 def make_run_name(name: str) -> str:
@@ -52,40 +43,39 @@ def make_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None =
 
 def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     """Return the body of the request."""
-    metadata = {
-        "name": config.name, "workspace_id": config.workspace_id, "description": config.description,
-        "annotations": dict(config.annotations),
-    }  # fmt: skip
-    resources = {name: value for name, value in config.resources.items() if name != "gpus_per_node"}
-    spec: dict[str, Any] = {"resource": {"node_count": 1} | resources}
-    if config.log_url:
-        spec["log_export_path"] = {"obs_url": f"obs:/{_path(config.log_url)}"}  # a URL, in this field only
-    if config.auto_stop_hours:
-        spec["auto_stop"] = {"time_unit": "HOURS", "duration": config.auto_stop_hours}
-    if config.schedule:
-        spec["schedule_policy"] = dict(config.schedule)
-    return {
-        "kind": "job",
-        "metadata": {name: value for name, value in metadata.items() if value},
-        "algorithm": _algorithm(config, outputs),
-        "spec": spec,
-    }
-
-
-def _algorithm(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
-    algorithm: dict[str, Any] = {"code_dir": _path(config.code)}
-    if "image_url" in config.image:
-        algorithm["command"] = _command(config)
-        algorithm["engine"] = {"image_url": config.image["image_url"]}
+    code, image = _path(config.code or ""), config.image
+    algorithm: dict[str, Any] = {"code_dir": code}
+    if image.image_url:
+        algorithm |= {"command": _command(config), "engine": {"image_url": image.image_url}}
     else:
-        algorithm["boot_file"] = _path(config.code) + config.job
-        algorithm["engine"] = dict(config.image)
+        algorithm |= {"boot_file": code + config.job, "engine": image.model_dump(exclude_none=True)}
     prefetch = {"prefetch_to_local": True} if config.prefetch_to_local else {}
-    return algorithm | {
+    algorithm |= {
         "parameters": [{"name": name, "value": value} for name, value in config.parameters.items()],
         "inputs": _channels("inputs", config.inputs),
         "outputs": [channel | prefetch for channel in _channels("outputs", outputs)],
-        "environments": dict(config.environment),
+        "environments": config.environment,
+    }
+    retries = config.retries.model_dump(by_alias=True, exclude_none=True)
+    metadata = {
+        "name": config.name,
+        "workspace_id": config.workspace_id,
+        "description": config.description,
+        "annotations": {name: str(value).lower() for name, value in retries.items()},
+    }
+    spec: dict[str, Any] = {
+        "resource": config.resources.model_dump(exclude_none=True, exclude={"gpus_per_node"}),
+        "schedule_policy": config.schedule.model_dump(exclude_none=True),
+    }
+    if config.log_url:
+        spec["log_export_path"] = {"obs_url": f"obs:/{_path(config.log_url)}"}  # a URL, in this field only
+    if config.auto_stop.hours:
+        spec["auto_stop"] = {"time_unit": "HOURS", "duration": config.auto_stop.hours}
+    return {
+        "kind": "job",
+        "metadata": {name: value for name, value in metadata.items() if value},
+        "algorithm": algorithm,
+        "spec": {name: value for name, value in spec.items() if value},
     }
 
 
@@ -113,32 +103,25 @@ def _folders(kind: str, names: Iterable[str]) -> dict[str, str]:
 def _command(config: JobConfig) -> str:
     """Return a custom image's own command, else that of the boot file. The service appends the arguments."""
     boot_file = posixpath.join(_JOB_DIR, config.snapshot, config.job)
-    return config.image.get("command") or f"python {shlex.quote(boot_file)}"
+    return config.image.command or f"python {shlex.quote(boot_file)}"
 
 
-def make_node_starts(config: JobConfig) -> list[NodeStart]:
-    """Return the start of every node, from launch/profiles.py and job.toml."""
-    custom = "image_url" in config.image
-    hosts = [f"{MODELARTS_JOB}-worker-{node}.{MODELARTS_JOB}" for node in range(config.nodes)]
-    folders = Folders(
-        code=posixpath.join(_JOB_DIR, config.snapshot),
-        inputs=f"{_MOUNT}/inputs",
-        outputs=f"{_MOUNT}/outputs",
-        scratch="/cache",
-        logs=f"{_MOUNT}/log",
-    )
+def make_node_starts(config: JobConfig) -> list[tuple[str, dict[str, str]]]:
+    """Return (command line, additional variables) of every node, from launch/profiles.py and job.toml."""
+    custom = bool(config.image.image_url)
+    nodes, gpus = config.resources.node_count, config.resources.gpus_per_node
+    hosts = [f"{MODELARTS_JOB}-worker-{node}.{MODELARTS_JOB}" for node in range(nodes)]
+    code = posixpath.join(_JOB_DIR, config.snapshot)
+    folders = Folders(code, f"{_MOUNT}/inputs", f"{_MOUNT}/outputs", "/cache", f"{_MOUNT}/log")
     channels = _folders("inputs", config.inputs) | _folders("outputs", config.outputs)
-    found = []
-    for node in range(config.nodes):
-        platform = "modelarts-custom" if custom else "modelarts"
-        (start,) = make_starts(
-            platform, node, config.nodes, config.gpus or 1, hosts, _PORT, folders, config.gpus
-        )
+    platform = "modelarts-custom" if custom else "modelarts"
+    starts = []
+    for node in range(nodes):
+        (start,) = make_starts(platform, node, nodes, gpus or 1, hosts, _PORT, folders, gpus)
         added = [word for word in start.arguments if not word.startswith(("--data_url=", "--train_url="))]
-        environment = start.environment | {"MA_CURRENT_IP": f"<address of node {node}>"}
-        if custom:
-            del environment["MASTER_PORT"]  # set by the user: the platform does not set a port here
-        words = [*(f"--{name}={value}" for name, value in {**config.parameters, **channels}.items()), *added]
-        command = " ".join([_command(config), *map(shlex.quote, words)])
-        found.append(NodeStart(command, environment | dict(config.environment)))
-    return found
+        variables = start.environment | {"MA_CURRENT_IP": f"<address of node {node}>"} | config.environment
+        if custom and "MASTER_PORT" not in config.environment:
+            del variables["MASTER_PORT"]  # the platform does not set a port here
+        words = [*(f"--{name}={value}" for name, value in (config.parameters | channels).items()), *added]
+        starts.append((" ".join([_command(config), *map(shlex.quote, words)]), variables))
+    return starts

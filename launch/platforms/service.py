@@ -11,10 +11,9 @@ request id, and never contain a key.
 import ipaddress
 import logging
 import os
-import random
-import time
+import re
+import sys
 import urllib.parse
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from common.exits import BadInput, import_optional
@@ -22,7 +21,8 @@ from common.exits import BadInput, import_optional
 _PACKAGE = "huaweicloudsdkmodelarts"
 _KEYS = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN")
 DOMAIN = "myhuaweicloud.com"
-_ATTEMPTS, _WAIT = 4, 0.5  # attempts of a repeatable request; seconds before the second, then doubled
+_HOST = re.compile(r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?")
+_RETRIES = 8  # of a repeatable request, by the SDK: within about 5 seconds
 _TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
 _HINTS = {
     401: "check HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, this machine's clock, and the region",
@@ -65,39 +65,37 @@ def find_endpoint(region: str = "", url: str = "") -> str:
     url = (url or (f"https://modelarts.{region}.{DOMAIN}" if region else "")).rstrip("/")
     if not url:
         raise BadInput("no region: set it in job.toml, or the variable MODELARTS_REGION (cn-north-4, ...)")
-    try:
-        parts = urllib.parse.urlsplit(url)
-    except ValueError as error:
-        raise BadInput(f"the endpoint is not https://host: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    scheme, _, host = url.partition("://")
+    if scheme not in ("http", "https") or not _HOST.fullmatch(host):
         raise BadInput("the endpoint is not https://host")
-    if parts.scheme == "http" and not _is_local(parts.hostname):
+    if scheme == "http" and not _is_local(url):
         raise BadInput(f"the endpoint {url} is not encrypted: https:// is needed for any other machine")
     return url
 
 
-def is_expected(url: str) -> bool:
-    """Return whether a URL is the vendor's, this machine's, or the one in MODELARTS_ENDPOINT."""
-    host = urllib.parse.urlsplit(url).hostname or ""
-    named = url == os.environ.get("MODELARTS_ENDPOINT", "").rstrip("/")
-    return named or host.endswith(f".{DOMAIN}") or _is_local(host)
-
-
-def find_project(given: str = "") -> str:
+def find_project(given: str | None = None) -> str:
     """Return the project's id: `given`, else HUAWEICLOUD_SDK_PROJECT_ID. Raises BadInput."""
-    found = given or os.environ.get("HUAWEICLOUD_SDK_PROJECT_ID", "")
-    if not found:
+    project = given or os.environ.get("HUAWEICLOUD_SDK_PROJECT_ID")
+    if not project:
         raise BadInput("no project: set project_id in job.toml, or the variable HUAWEICLOUD_SDK_PROJECT_ID")
-    return found
+    return project
 
 
 def connect(endpoint: str, project_id: str) -> "ModelArts":
-    """Return a client of the service. It sends nothing yet. Raises BadInput if the SDK or the keys are
-    missing."""
+    """Return a client of the service. It sends nothing yet.
+
+    Print a warning if the host is neither the vendor's nor this machine, and not in MODELARTS_ENDPOINT.
+    Raises BadInput if the SDK or the keys are missing.
+    """
     sdk = import_optional(f"{_PACKAGE}.v1", "the vendor's SDK cannot be imported", _PACKAGE)
     missing = [name for name in _KEYS[:2] if not os.environ.get(name)]
     if missing:
         raise BadInput(f"no key of the account: set the variables {' and '.join(missing)}")
+    host = urllib.parse.urlsplit(endpoint).hostname or ""
+    named = endpoint == os.environ.get("MODELARTS_ENDPOINT", "").rstrip("/")
+    if not (named or host.endswith(f".{DOMAIN}") or _is_local(endpoint)):
+        warning = f"warning: {endpoint} is not a host of {DOMAIN}: it receives requests signed with your keys"
+        print(warning, file=sys.stderr, flush=True)
     return ModelArts(sdk, endpoint, project_id)
 
 
@@ -127,77 +125,65 @@ class ModelArts:
     def create(self, body: dict[str, Any]) -> str:
         """Create a job and return its id. A request that may have been accepted is not repeated."""
         request = self._sdk.CreateTrainingJobRequest(body=body)
-        call = self._client.create_training_job
-        return self._ask("create the job", call, request, "metadata", repeat=False)["metadata"]["id"]
+        return self._ask("create_training_job", request, "metadata", repeat=False)["metadata"]["id"]
 
     def show(self, job_id: str) -> dict[str, Any]:
         """Return the service's description of a job."""
         request = self._sdk.ShowTrainingJobDetailsRequest(training_job_id=job_id)
-        return self._ask(f"show job {job_id}", self._client.show_training_job_details, request, "status")
+        return self._ask("show_training_job_details", request, "status")
 
     def list_events(self, job_id: str, limit: int) -> list[dict[str, Any]]:
         """Return the last events, the newest first; limit: 1 to 100."""
         request = self._sdk.ListTrainingJobEventsRequest(
             training_job_id=job_id, limit=limit, offset=0, order="desc", x_language="en-us"
         )
-        what, call = f"list the events of job {job_id}", self._client.list_training_job_events
-        return self._ask(what, call, request, "events")["events"]
+        return self._ask("list_training_job_events", request, "events")["events"]
 
     def read_log(self, job_id: str, task: str) -> Preview:
         """Return the end of a task's log: at most 5 MiB."""
         request = self._sdk.ShowTrainingJobLogsPreviewRequest(training_job_id=job_id, task_id=task)
-        what, call = f"read the log of {task}", self._client.show_training_job_logs_preview
-        content = (answer := self._ask(what, call, request, "content"))["content"]
-        size = int(answer.get("current_size", len(content.encode())))
-        return Preview(content, size, int(answer.get("full_size", size)))
+        answer = self._ask("show_training_job_logs_preview", request, "content")
+        size = int(answer.get("current_size", len(answer["content"].encode())))
+        return Preview(answer["content"], size, int(answer.get("full_size", size)))
 
     def stop(self, job_id: str) -> None:
         """Ask the service to stop a job, without waiting for its end."""
         action = self._sdk.JobActionType(action_type="terminate")
-        request = self._sdk.StopTrainingJobRequest(training_job_id=job_id, body=action)
-        self._ask(f"stop job {job_id}", self._client.stop_training_job, request)
+        self._ask("stop_training_job", self._sdk.StopTrainingJobRequest(training_job_id=job_id, body=action))
 
-    def _ask(
-        self, what: str, call: Callable, request: object, needed: str = "", repeat: bool = True
-    ) -> dict[str, Any]:
-        """Send a request, repeat it after a temporary failure, and return the answer.
+    def _ask(self, call: str, request: object, needed: str = "", repeat: bool = True) -> dict[str, Any]:
+        """Send a request, let the SDK repeat it after a temporary failure, and return the answer.
 
-        what: the action, for messages
-        call, request: the SDK's method and its argument
+        call: the SDK's method
         needed: a key of every valid answer; the SDK also accepts other text, such as a web page
         repeat: False for a request that may only be repeated if the service refused it (HTTP 429)
         """
+        from huaweicloudsdkcore.retry.backoff_strategy import BackoffStrategies
         from huaweicloudsdkcore.utils.http_utils import sanitize_for_serialization
 
-        for attempt in range(_ATTEMPTS):
-            try:
-                answer = sanitize_for_serialization(call(request))
-                if needed and needed not in answer:
-                    raise ValueError(f"its answer has no {needed}")
-                return answer
-            except self._errors as error:
-                found = self._explained(what, error)
-                again = found.is_temporary if repeat else found.status == 429
-                if attempt + 1 == _ATTEMPTS or not again:
-                    raise found from error
-                time.sleep(_WAIT * 2**attempt * random.uniform(0.5, 1))
-        raise AssertionError
+        def is_repeatable(answer: object, error: Exception | None) -> bool:
+            status = getattr(error, "status_code", None)
+            return error is not None and (status == 429 or (repeat and (status is None or status >= 500)))
 
-    def _explained(self, what: str, error: Exception) -> ServiceError:
-        from huaweicloudsdkcore.exceptions.exceptions import ServiceResponseException
+        invoker = getattr(self._client, f"{call}_invoker")(request)
+        invoker.with_retry(is_repeatable, _RETRIES, BackoffStrategies.EQUAL_JITTER)
+        try:
+            answer = sanitize_for_serialization(invoker.invoke())
+            if needed and needed not in answer:
+                raise ValueError(f"the answer has no {needed}")
+            return answer
+        except self._errors as error:
+            raise self._explain(call.replace("_", " "), error) from error
 
-        if not isinstance(error, ServiceResponseException):
+    def _explain(self, what: str, error: Exception) -> ServiceError:
+        status = getattr(error, "status_code", None)
+        if status is None:
             cause = self._clean(f"{type(error).__name__}: {getattr(error, 'error_msg', None) or error}")
-            return ServiceError(f"cannot {what}: no usable answer from {self._host} ({cause})", None)
-        status = error.status_code
-        known = f"HTTP {status}, request id {error.request_id or 'unknown'}"
-        message = self._clean(str(error.error_msg))
-        if status == 429 and "Max retries" in message:  # the SDK's own message, which contains only a URL
-            message = "too many requests"
+            return ServiceError(f"{what}: no usable answer from {self._host} ({cause})", None)
+        message = self._clean(f"{getattr(error, 'error_code', '')} {getattr(error, 'error_msg', '')}")
         hint = f"; {_HINTS[status]}" if status in _HINTS else ""
-        return ServiceError(
-            f"cannot {what}: {self._clean(str(error.error_code))} {message} ({known}){hint}", status
-        )
+        request_id = getattr(error, "request_id", None) or "unknown"
+        return ServiceError(f"{what}: {message} (HTTP {status}, request id {request_id}){hint}", status)
 
     def _clean(self, text: str) -> str:
         for secret in self._secrets:
@@ -205,7 +191,8 @@ class ModelArts:
         return text if len(text) <= 500 else f"{text[:500]}..."
 
 
-def _is_local(host: str) -> bool:
+def _is_local(url: str) -> bool:
+    host = urllib.parse.urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

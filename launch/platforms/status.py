@@ -10,7 +10,7 @@ import json
 
 from common.arguments import positive_int
 from common.exits import BadInput, printable
-from launch.platforms.job import ENDED, PHASES, Job, make_parser
+from launch.platforms.job import ENDED, Job, make_parser
 
 
 def main(arguments: list[str]) -> int:
@@ -25,16 +25,15 @@ def main(arguments: list[str]) -> int:
     events = job.service.list_events(job.id, args.events)[::-1]
     outputs = job.record.get("outputs", {})
     if args.json:
-        found = {
+        state = {
             "id": job.id, "name": job.name, "phase": job.phase, "ended": job.phase in ENDED,
             "since": job.since.isoformat(timespec="seconds") if job.since else None, "nodes": job.nodes,
             "tasks": [task._asdict() for task in job.ended_tasks], "restarts": job.restarts, "events": events,
             "outputs": outputs,
         }  # fmt: skip
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(state, ensure_ascii=False))
         return 0
-    meaning = PHASES.get(job.phase, "a phase that the service's documents do not list")
-    lines = [job.headline(f" ({meaning})")]
+    lines = [job.headline]
     for task in job.ended_tasks:
         message = f"; {task.message}" if task.message else ""
         lines.append(f"task {task.name} exit_code={task.code}: {task.meaning}{message}")

@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="stop without asking")
     args = parser.parse_args(arguments)
     job = Job.find(args.job).refresh()
-    print(printable(job.headline()))
+    print(printable(job.headline))
     if job.phase in ENDED:
         print("nothing to stop: it has ended")
     elif job.phase == "Terminating":

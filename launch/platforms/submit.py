@@ -2,12 +2,12 @@
 
     python -m launch submit jobs/train_ddp.py --config job.toml --dry_run
     python -m launch submit jobs/train_ddp.py --config job.toml
-    python -m launch submit jobs/train_ddp.py --config job.toml --platform slurm --dry_run --to job.sh
+    python -m launch submit jobs/train_ddp.py --config job.toml --platform slurm --dry_run > job.sh
 
 launch/job.example.toml explains every key of job.toml. --dry_run shows the complete request and the command
-of every node; it needs no keys, no network and no SDK. Without it, the command shows a summary and sends the
-request if you agree. It writes a record to output_dir/jobs/ (or the folder BOOTFILE_JOBS), which `status`,
-`logs` and `stop` accept. The keys are in HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, and sending needs
+of every node; it needs no keys, no network and no SDK. Without it, the command shows the request, asks, and
+sends it. It writes a record to output_dir/jobs/ (or the folder BOOTFILE_JOBS), which `status`, `logs` and
+`stop` accept. The keys are in HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, and sending needs
 `pip install huaweicloudsdkmodelarts`.
 
 Every run writes its outputs below its own prefix. --resume_from uses the prefix of an earlier run, which must
@@ -20,19 +20,17 @@ import argparse
 import datetime
 import json
 import os
-import re
 import shlex
-import sys
 
 from common.arguments import Parser
 from common.exits import BadInput
-from common.files import ROOT, write_atomic
+from common.files import ROOT
 from common.object_store import store as object_store
 from launch import confirm, manifests, records
-from launch.platforms import files, request
+from launch.platforms import request, templates
 from launch.platforms import service as modelarts
 from launch.platforms.config import PLATFORMS, JobConfig, load
-from launch.platforms.job import ENDED, Job
+from launch.platforms.job import ENDED, Job, refuse_removed
 from launch.profiles import MODELARTS_JOB
 
 
@@ -50,26 +48,25 @@ def main(arguments: list[str]) -> int:
     run = request.make_run_name(config.name)
     if args.platform != "modelarts":
         if not args.dry_run:
-            command = files.COMMANDS[args.platform]
-            raise BadInput(
-                f"{args.platform} has its own tool: --dry_run --to FILE writes the file, then {command}"
-            )
-        _write_file(files.render(args.platform, config, run, args.resume_from), args)
+            command = templates.COMMANDS[args.platform]
+            raise BadInput(f"{args.platform} has its own tool: --dry_run prints the file, then {command}")
+        print(templates.render(args.platform, config, run, args.resume_from), end="")
         return 0
-    if args.to:
-        raise BadInput(
-            "--to is for the files of other platforms: --platform pai-dlc|sagemaker|kubeflow|slurm"
-        )
     if args.resume_from:
         object_store.parse(args.resume_from)
     outputs = request.make_outputs(config.outputs, run, args.resume_from)
     if args.resume_from and not config.prefetch_to_local:
         raise BadInput("--resume_from needs prefetch_to_local = true: the job would find an empty folder")
     body = request.make_body(config, outputs)
-    if args.dry_run:
-        _show(config, body)
-        return 0
-    return _send(args, config, run, outputs, body)
+    print(json.dumps(body, indent=2, ensure_ascii=False))
+    if not args.dry_run:
+        return _send(args, config, run, outputs, body)
+    print(f"\n({MODELARTS_JOB} stands for the name that the service makes from the job's id)")
+    for node, (command, variables) in enumerate(request.make_node_starts(config)):
+        print(f"\nnode {node}: {command}")
+        for name, value in variables.items():
+            print(f"  {name}={value if value.startswith('<') else shlex.quote(value)}")
+    return 0
 
 
 def _parse_args(arguments: list[str]) -> argparse.Namespace:
@@ -80,57 +77,22 @@ def _parse_args(arguments: list[str]) -> argparse.Namespace:
     add("--config", required=True, metavar="FILE", help="job.toml")
     add("--platform", choices=PLATFORMS, default="modelarts", help="default: modelarts")
     add("--dry_run", action="store_true", help="show everything and send nothing")
-    add("--to", metavar="FILE", help="file to write for another platform (default: standard output)")
-    add("--force", action="store_true", help="replace the file at --to even if it is not of this job")
     add("--resume_from", metavar="URL", help="outputs of an earlier run, to continue")
     add("--snapshot", metavar="FOLDER", help="folder that `pack` made; it must contain JOB")
     add("--yes", action="store_true", help="send without asking")
+    refuse_removed(arguments, {"--to": "write > FILE", "--force": "write > FILE"})
     return parser.parse_args(arguments)
 
 
 def _check_snapshot(folder: str, config: JobConfig) -> None:
     """Raise BadInput if the boot file is not in the snapshot, or if job.toml names another snapshot."""
-    path = os.path.join(folder, manifests.NAME)
-    try:
-        with open(path, "rb") as file:
-            manifest = manifests.parse(file.read())
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from error
-    if manifest is None:
-        raise BadInput(f"{path} is not the manifest of a snapshot that `pack` made")
-    paths = [entry["path"] for entry in manifest["files"]]
-    if config.job not in paths:
-        known = ", ".join(sorted(name for name in paths if name.startswith("jobs/"))) or "none"
-        raise BadInput(f"JOB {config.job} is not in the snapshot {folder}: its jobs are {known}")
-    if config.code and config.snapshot != manifests.make_folder_name(manifest):
-        raise BadInput(
-            f"code = {config.code!r} is not the snapshot {folder}: {manifests.make_folder_name(manifest)}"
-        )
-
-
-def _show(config: JobConfig, body: dict) -> None:
-    print(json.dumps(body, indent=2, ensure_ascii=False))
-    print(f"\n({MODELARTS_JOB} stands for the name that the service makes from the job's id)")
-    for node, start in enumerate(request.make_node_starts(config)):
-        print(f"\nnode {node}: {start.command}")
-        for name, value in start.environment.items():
-            print(f"  {name}={value if value.startswith('<') else shlex.quote(value)}")
-
-
-def _write_file(text: str, args: argparse.Namespace) -> None:
-    path = args.to
-    if path is None:
-        sys.stdout.write(text)
-        return
-    if os.path.exists(path) and os.path.samefile(path, args.config):
-        raise BadInput(f"--to {path} is the file of --config: name another file")
-    before_run, run = request.RUN.split(text, maxsplit=1)[0], request.RUN.pattern
-    confirm.check_replaceable(path, re.compile(f"\\A{re.escape(before_run)}{run}"), args.force)
-    try:
-        write_atomic(path, text)
-    except OSError as error:
-        raise BadInput(f"--to {path}: {error.strerror}") from error
-    print(f"wrote {path}")
+    if not os.path.isfile(os.path.join(folder, manifests.NAME)):
+        raise BadInput(f"--snapshot {folder} has no {manifests.NAME}: name the folder that `pack` made")
+    if not os.path.isfile(os.path.join(folder, config.job)):
+        raise BadInput(f"JOB {config.job} is not in the snapshot {folder}")
+    name = os.path.basename(os.path.abspath(folder))
+    if config.code and config.snapshot != name:
+        raise BadInput(f"code = {config.code!r} is not the snapshot {folder}: {name}")
 
 
 def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[str, str], body: dict) -> int:
@@ -139,7 +101,7 @@ def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[s
     service = modelarts.connect(place, project)
     if args.resume_from:
         _check_ended(service, place, project, outputs)
-    _summarize(config, place, project, outputs)
+    print(f"service {place} project {project}")
     if not args.yes and not confirm.ask("create this job"):
         print("nothing was sent")
         return 1
@@ -152,10 +114,10 @@ def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[s
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "endpoint": place,
         "project_id": project,
-        "nodes": config.nodes,
+        "nodes": config.resources.node_count,
         "code": config.code,
         "outputs": outputs,
-        "log_url": config.log_url or None,
+        "log_url": config.log_url,
     }
     records.write(path, record)  # first: a job that costs money must have a record
     try:
@@ -191,23 +153,3 @@ def _check_ended(service: modelarts.ModelArts, place: str, project: str, outputs
                 f"--resume_from {outputs['train_url']}: job {record['id']} is {phase} and writes there; "
                 "an output may belong to one active job only"
             )
-
-
-def _summarize(config: JobConfig, place: str, project: str, outputs: dict[str, str]) -> None:
-    resources = config.resources
-    image = config.image.get("image_url") or config.image["engine_version"]
-    lines = [
-        ("service", f"{place} project {project}"),
-        ("job", f"{config.name}: {config.job} of {config.code}"),
-        ("image", image),
-        ("nodes", f"{config.nodes} x {resources.get('flavor_id') or resources['pool_id']}"),
-        *((f"input {name}", url) for name, url in config.inputs.items()),
-        *((f"output {name}", url) for name, url in outputs.items()),
-        ("arguments", " ".join(f"--{name}={value}" for name, value in config.parameters.items()) or "none"),
-        ("environment", " ".join(f"{name}={value}" for name, value in config.environment.items())),
-        ("logs", config.log_url or "not kept"),
-        ("restarts", ", ".join(f"{name}={value}" for name, value in config.annotations.items()) or "none"),
-        ("ends after", f"{config.auto_stop_hours} hours" if config.auto_stop_hours else "no limit"),
-    ]
-    for name, value in lines:
-        print(f"{name:<18}{value}")

@@ -3,7 +3,7 @@
 import os
 import re
 
-from launch.pack.code_folder import CodeFolder
+from launch.bundle.code_folder import CodeFolder
 from launch.profiles import get_arguments
 
 _LONGEST = 300  # characters of an error that are shown

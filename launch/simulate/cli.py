@@ -39,7 +39,7 @@ from typing import NoReturn
 from common import config
 from common.arguments import Parser, positive_float
 from common.exits import BadInput
-from launch.pack.code_folder import CodeFolder
+from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
 from launch.simulate.commands import Commands, get_option

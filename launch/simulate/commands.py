@@ -11,7 +11,7 @@ import sys
 from common.exits import BadInput
 from common.object_store.paths import SCRATCH
 from common.platforms import available_cores
-from launch.pack import single_file
+from launch.bundle import single_file
 from launch.profiles import make_starts
 from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node

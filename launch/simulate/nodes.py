@@ -13,8 +13,8 @@ from typing import IO, NamedTuple, cast
 import psutil
 
 from common.distributed import preemption
+from launch.bundle.code_folder import CodeFolder
 from launch.explain import normalize
-from launch.pack.code_folder import CodeFolder
 from launch.profiles import Folders
 
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output

@@ -55,6 +55,7 @@ USES = {
     "cv2": ("datasets.folders.resize", "opencv-python-headless"),
     "simplejpeg": ("datasets.folders.images", "simplejpeg"),
     "psutil": ("datasets.stores.local", "psutil"),
+    "pydantic": ("launch.platforms.config", "pydantic"),
     "jinja2": ("launch.report.cli", "jinja2"),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.pack.cli import pack
+from launch.bundle.cli import pack
 from tests.conftest import ROOT, environment, finish
 
 LISTED = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.pack.code_folder import CodeFolder
+from launch.bundle.code_folder import CodeFolder
 from tests.conftest import ROOT
 
 NOTEBOOK = ROOT / "jobs" / "quickstart.ipynb"

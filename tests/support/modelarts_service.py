@@ -16,18 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 
 from tests.conftest import ROOT, environment, free_port
 from tests.support.modelarts_body import Wrong, check_job, check_model
 
-PROJECT, ACCESS_KEY, SECRET_KEY = (
-    "0123456789abcdef0123456789abcdef",
-    "TESTING-ACCESS-KEY",
-    "testing-secret-key",
-)
+PROJECT, ACCESS_KEY, SECRET_KEY = "0123456789abcdef", "TESTING-ACCESS-KEY", "testing-secret-key"
 PHASES = ("Creating", "Pending", "Running", "Failed", "Completed", "Terminating", "Terminated", "Abnormal")
 _ACTIVE = ("Creating", "Pending", "Running", "Terminating")
 
@@ -81,13 +76,12 @@ class Service:
         self.jobs: dict[str, dict] = {}
         self.faults: list[dict] = []
         self.requests: list[list] = []
-        self.preview = 5 * 2**20
 
     def test(self, what: dict) -> dict:
         """Change the state of the server.
 
         clear: no faults. fault: {"status": a number, or "reset", "reset_after", "text"; times, path} of
-        the next requests. preview: bytes of a log in one answer. new: the body of a job. job: an id, with
+        the next requests. new: the body of a job. job: an id, with
         changes of phase, log ({task: text}) and status; script: [(seconds from now, such changes)].
 
         Returns the bodies that created jobs, by id, and all requests.
@@ -97,7 +91,6 @@ class Service:
                 self.faults = []
             if "fault" in what:
                 self.faults.append({"times": 1, "path": "", **what["fault"]})
-            self.preview = what.get("preview", self.preview)
             if "new" in what:
                 self._create(what["new"])
             if "job" in what:
@@ -173,12 +166,9 @@ class Service:
             check_job(body)
         except Wrong as error:
             raise Refused(400, "ModelArts.2750", str(error)) from error
-        places = {each["remote"]["obs"]["obs_url"] for each in body["algorithm"].get("outputs", [])}
+        places = _places(body)
         for job_id, job in self.jobs.items():
-            theirs = {
-                each["remote"]["obs"]["obs_url"] for each in job["body"]["algorithm"].get("outputs", [])
-            }
-            if places & theirs and job["status"]["phase"] in _ACTIVE:
+            if places & _places(job["body"]) and job["status"]["phase"] in _ACTIVE:
                 raise Refused(400, "ModelArts.2751", f"the output of active job {job_id} is used twice")
         job_id = f"{len(self.jobs):08x}-0000-4000-8000-000000000000"
         self.jobs[job_id] = {
@@ -190,41 +180,25 @@ class Service:
 
     def _shown(self, job_id: str) -> dict:
         job = self.jobs[job_id]
-        metadata = job["body"]["metadata"] | {
-            "id": job_id,
-            "create_time": job["created"],
-            "user_name": "testing",
-        }
-        return {
-            "kind": "job", "metadata": metadata, "status": job["status"],
-            "spec": {"resource": job["body"]["spec"]["resource"]},
-        }  # fmt: skip
+        metadata = job["body"]["metadata"] | {"id": job_id, "create_time": job["created"]}
+        spec = {"resource": job["body"]["spec"]["resource"]}
+        return {"kind": "job", "metadata": metadata, "status": job["status"], "spec": spec}
 
     def _events(self, job: dict, query: dict) -> dict:
-        limit, order = int(query.get("limit", 50)), query.get("order", "desc")
-        if not 1 <= limit <= 100 or order not in ("asc", "desc"):
-            raise Refused(400, "ModelArts.2754", f"limit {limit} order {order}")
-        events = job["events"] if order == "asc" else job["events"][::-1]
-        shown = [
-            {
-                "message": text,
-                "level": "Info",
-                "source": "training",
-                "time": time.strftime("%FT%TZ", time.gmtime(at)),
-            }
-            for at, text in events[:limit]
+        limit = int(query["limit"])
+        if not 1 <= limit <= 100 or query["order"] != "desc":
+            raise Refused(400, "ModelArts.2754", f"limit {limit} order {query['order']}")
+        events = [
+            {"message": text, "level": "Info", "time": time.strftime("%FT%TZ", time.gmtime(at))}
+            for at, text in job["events"][::-1][:limit]
         ]
-        return {"total": len(events), "limit": limit, "offset": 0, "order": order, "events": shown}
+        return {"total": len(events), "limit": limit, "offset": 0, "order": "desc", "events": events}
 
     def _preview(self, job: dict, task: str) -> dict:
         if task not in job["logs"]:
             raise Refused(404, "ModelArts.2765", f"task {task} has no log")
         log = job["logs"][task]
-        window = log[-self.preview :]
-        content = re.sub(  # Go writes bytes that are not UTF-8 into JSON one by one
-            "[\udc80-\udcff]", "\N{REPLACEMENT CHARACTER}", window.decode(errors="surrogateescape")
-        )
-        return {"content": content, "current_size": len(window), "full_size": len(log)}
+        return {"content": log.decode(), "current_size": len(log), "full_size": len(log)}
 
     def fault(self, path: str) -> dict | None:
         with self.lock:
@@ -233,6 +207,10 @@ class Service:
                     fault["times"] -= 1
                     return fault
         return None
+
+
+def _places(body: dict) -> set[str]:
+    return {each["remote"]["obs"]["obs_url"] for each in body["algorithm"]["outputs"]}
 
 
 def signed(handler, content: bytes) -> bool:
@@ -286,11 +264,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         try:
             if not signed(self, content):
-                raise Refused(
-                    401,
-                    "ModelArts.0103",
-                    "Incorrect IAM authentication information: verify aksk signature fail",
-                )
+                raise Refused(401, "ModelArts.0103", "verify aksk signature fail")
             if isinstance(kind, int):
                 raise Refused(kind, f"ModelArts.{kind}", fault.get("message", f"a fault of {kind}"))
             query = dict(urllib.parse.parse_qsl(url.query))

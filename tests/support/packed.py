@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.exits import BadInput
-from launch.pack.cli import pack
+from launch.bundle.cli import pack
 
 SELF_CONTAINED = """
 import json, multiprocessing, os, sys

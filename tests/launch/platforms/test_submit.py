@@ -16,8 +16,8 @@ from botocore.validate import ParamValidator
 from common import topology
 from common.exits import BadInput
 from launch.platforms import config as job_config
-from launch.platforms import files, submit
 from launch.platforms import request as job_request
+from launch.platforms import submit, templates
 from launch.profiles import Folders, make_starts
 from tests.conftest import ROOT, environment, run
 from tests.support.modelarts_body import Wrong, check_job
@@ -95,58 +95,19 @@ def test_a_dry_run_needs_no_network_no_keys_and_no_sdk(tmp_path):
 def test_no_platform_but_modelarts_is_sent_to(tmp_path):
     env = _blocked(tmp_path, "huaweicloudsdkmodelarts", "huaweicloudsdkcore", "boto3", "torch")
     command = ("-m", "launch", "submit", JOB, "--config", EXAMPLE, "--platform", "slurm")
-    result = run(*command, env=env, code=2)
-    assert (
-        result.stderr
-        == "error: slurm has its own tool: --dry_run --to FILE writes the file, then sbatch FILE\n"
-    )
-    to = tmp_path / "job.sh"
-    assert run(*command, "--dry_run", "--to", to, env=env).stdout == f"wrote {to}\n"
-    assert to.read_text().startswith("#!/bin/bash\n#SBATCH --job-name=train-ddp-")
-    error = run(*command, "--dry_run", "--to", tmp_path / "no" / "x", env=env, code=2).stderr
-    assert re.fullmatch(r"error: --to \S+: No such file or directory\n", error)
-
-
-@pytest.mark.parametrize("platform", ["slurm", "kubeflow", "pai-dlc", "sagemaker"])
-def test_only_an_earlier_file_of_the_same_job_is_replaced(platform, tmp_path):
-    config, to, other = tmp_path / "job.toml", tmp_path / "job.file", tmp_path / "mine.sh"
-    config.write_text(_example())
-    other.write_text("#!/bin/bash\n#SBATCH --job-name=mine\n")
-
-    def write(path, *more):
-        words = [JOB, "--config", config, "--platform", platform, "--dry_run", "--to", path, *more]
-        return submit.main([str(word) for word in words])
-
-    written = []
-    for _ in range(2):
-        assert write(to) == 0
-        written.append(to.read_text())
-    assert written[0] != written[1], "every run has its own name"
-    for path, more in ((config, ()), (config, ["--force"]), (other, ()), (ROOT / JOB, ())):
-        content = path.read_text()
-        with pytest.raises(BadInput, match="--to"):
-            write(path, *more)
-        assert path.read_text() == content
-    assert write(other, "--force") == 0 and other.read_text() not in written
-    assert sorted(tmp_path.iterdir()) == [to, config, other]
+    error = run(*command, env=env, code=2).stderr
+    assert error == "error: slurm has its own tool: --dry_run prints the file, then sbatch FILE\n"
+    text = run(*command, "--dry_run", env=env).stdout
+    assert text.startswith("#!/bin/bash\n#SBATCH --job-name=train-ddp-")
+    for option in (["--to", "job.sh"], ["--force"], ["--to=job.sh"]):
+        with pytest.raises(BadInput, match="was removed: write > FILE"):
+            submit.main([JOB, "--config", str(EXAMPLE), "--platform", "slurm", "--dry_run", *option])
 
 
 def test_the_boot_file_exists(tmp_path):
     for job in ("jobs/my.py", "train_ddp.py"):
         with pytest.raises(BadInput, match=f"JOB {job}: no such file.*--snapshot FOLDER"):
             submit.main([job, "--config", str(EXAMPLE), "--dry_run"])
-
-
-@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000], ids=["deep", "long"])
-def test_a_config_that_no_parser_takes_is_one_line(value, tmp_path):
-    with pytest.raises(BadInput, match=r"job\.toml: is not TOML"):
-        _config(tmp_path, f"name = {value}")
-
-
-def test_without_a_toml_reader_the_error_says_what_to_install(tmp_path):
-    env = _blocked(tmp_path, "tomllib", "tomli")
-    error = run("-m", "launch", "submit", JOB, "--config", EXAMPLE, "--dry_run", env=env, code=2).stderr
-    assert re.fullmatch(r"error: \S+job.example.toml: cannot be read: [^\n]+: pip install tomli\n", error)
 
 
 def test_every_run_has_outputs_of_its_own(tmp_path):
@@ -163,49 +124,33 @@ def test_small_and_custom_jobs_are_requests_that_the_service_takes(tmp_path):
     body = job_request.make_body(config, {})
     check_job(body)
     assert body["spec"] == {"resource": {"node_count": 1, "pool_id": "pool-1"}}
-    (start,) = job_request.make_node_starts(config)
-    assert start.command == f"python /home/ma-user/modelarts/user-job-dir/bootfile-0123456789ab/{JOB}"
-    assert "MASTER_PORT" not in start.environment
-    config = _config(
-        tmp_path, SMALL.replace(':1"\n', ':1"\ncommand = "bash run.sh"\n') + "[parameters]\nname = 'a b'\n"
-    )
-    assert job_request.make_node_starts(config)[0].command == "bash run.sh '--name=a b'"
+    ((command, variables),) = job_request.make_node_starts(config)
+    assert command == f"python /home/ma-user/modelarts/user-job-dir/bootfile-0123456789ab/{JOB}"
+    assert "MASTER_PORT" not in variables
+    text = SMALL.replace(':1"\n', ':1"\ncommand = "bash run.sh"\n') + "[parameters]\nname = 'a b'\n"
+    config = _config(tmp_path, text)
+    assert job_request.make_node_starts(config)[0][0] == "bash run.sh '--name=a b'"
     assert job_request.make_body(config, {})["algorithm"]["parameters"] == [{"name": "name", "value": "a b"}]
 
 
-def test_what_the_stand_in_refuses():
-    """The check of request bodies, which other tests rely on, can fail."""
-    config = job_config.load(str(EXAMPLE), JOB)
-    for where, value, message in [
-        (("metadata", "name"), "a b", "metadata.name is 'a b'"),
-        (("metadata", "nmae"), "x", "body.metadata.nmae is not a member of JobMetadata"),
-        (("metadata", "annotations"), {"fault-tolerance/retry": "3"}, "metadata.annotations has"),
-        (("metadata", "annotations"), {"fault-tolerance/job-retry-num": 3}, "is 3, not str"),
-        (
-            ("algorithm", "outputs", 0, "prefetch"),
-            True,
-            "body.algorithm.outputs[0].prefetch is not a member of Output",
-        ),
-        (("algorithm", "code_dir"), "obs://bucket/code/", "algorithm.code_dir is 'obs://bucket/code/'"),
-        (("algorithm", "boot_file"), "/elsewhere/x.py", "algorithm.boot_file is"),
-        (("algorithm", "inputs", 0, "access_method"), "file", "inputs.access_method is 'file'"),
-        (("algorithm", "environments", "A"), "$HOME", "environments.A"),
-        (("spec", "resource", "node_count"), "2", "body.spec.resource.node_count is '2', not int"),
-        (("spec", "resource", "node_count"), True, "is True, not int"),
-        (("spec", "auto_stop", "time_unit"), "DAYS", "spec.auto_stop.time_unit"),
-        (("spec", "schedule_policy"), {"priority": 1}, "without a dedicated pool"),
-        (("kind",), "mrs_job", "kind is not job"),
-    ]:
-        body = json.loads(json.dumps(job_request.make_body(config, {"train_url": "obs://bucket/runs/x"})))
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("metadata.name", "a b"), ("metadata.nmae", "x"), ("metadata.annotations", {"retry": "3"}),
+        ("algorithm.code_dir", "obs://bucket/code/"), ("algorithm.environments.A", "$HOME"),
+        ("spec.resource.node_count", "2"), ("spec.schedule_policy", {"priority": 1}), ("kind", "mrs_job"),
+    ],
+)  # fmt: skip
+def test_the_check_of_request_bodies_can_fail(place, value):
+    body = job_request.make_body(job_config.load(str(EXAMPLE), JOB), {"train_url": "obs://bucket/runs/x"})
+    check_job(body)
+    *parents, last = place.split(".")
+    table = body
+    for name in parents:
+        table = table[name]
+    table[last] = value
+    with pytest.raises(Wrong):
         check_job(body)
-        *parents, last = where
-        place = body
-        for name in parents:
-            place = place[name]
-        place[last] = value
-        with pytest.raises(Wrong) as error:
-            check_job(body)
-        assert message in str(error.value)
 
 
 def _example(*replacements: tuple[str, str]) -> str:
@@ -216,109 +161,67 @@ def _example(*replacements: tuple[str, str]) -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('name = "train-ddp"', 'nmae = "x"', "unknown key nmae: expected one of name, description, code"),
-        ('name = "train-ddp"', "", "name is missing: 1 to 64 of A-Z a-z 0-9 _ -"),
-        ('name = "train-ddp"', 'name = "a b"', "name = 'a b' is not 1 to 64 of A-Z a-z 0-9 _ -"),
-        ('name = "train-ddp"', f'name = "{"x" * 65}"', "is not 1 to 64 of"),
-        ('name = "train-ddp"', "name = 5", "name = 5 is not 1 to 64 of"),
-        ('name = "train-ddp"', 'name = "x', "is not TOML: "),
-        ('"ResNet-18, two nodes"', f'"{"x" * 257}"', "is not a text of at most 256 characters"),
-        ("code/bootfile-0123456789ab", "code/bootfile", "is not the URL of an uploaded snapshot"),
-        ('"obs://bucket/code/', '"bucket/code/', "code = 'bucket/code/bootfile-0123456789ab' is not obs://"),
-        ('"obs://bucket/code/', '"obs://b.c/code/', "a name with dots"),
-        ('"obs://bucket/code/', '"obs://me:pw@bucket/code/', "holds a user name or a password"),
-        ('region = "cn-north-4"', 'region = "cn north"', "is not a region's id such as cn-north-4"),
-        (
-            "prefetch_to_local = true",
-            'prefetch_to_local = "true"',
-            "prefetch_to_local = 'true' is not true or false",
-        ),
-        ('engine_name = "PyTorch"', "", "has engine_version: expected engine_name and"),
-        (
-            'engine_name = "PyTorch"',
-            'engine_name = "PyTorch"\nimage_url = "a:1"',
-            "[image] has engine_name, image_url",
-        ),
-        (
-            'engine_name = "PyTorch"',
-            'engine_name = "PyTorch"\ncommand = "x"',
-            "[image] command needs image_url",
-        ),
-        (
-            'engine_name = "PyTorch"',
-            'engine = "PyTorch"',
-            "[image] unknown key engine: expected one of engine_name",
-        ),
-        ('flavor_id = "modelarts.pool.visual.8xlarge"', "", "[resources] has neither flavor_id nor pool_id"),
-        (
-            "node_count = 2",
-            "node_count = 0",
-            "[resources] node_count = 0 is not a whole number of at least 1",
-        ),
-        ("node_count = 2", "node_count = true", "node_count = True is not a whole number"),
-        ("node_count = 2", "node_count = 2.0", "node_count = 2.0 is not a whole number"),
-        (
-            'data_url = "obs://bucket/data/cifar10"',
-            'data_url = "/data"',
-            "[inputs] data_url = '/data' is not obs://",
-        ),
-        ('data_url = "obs', 'rank = "obs', "[inputs] rank is an argument that the platform passes itself"),
-        ('data_url = "obs', '"data url" = "obs', "[inputs] 'data url' is not a valid name: 1 to 64 of"),
-        (
-            '"obs://bucket/runs"',
-            '"obs://bucket/runs"\nmore = "obs://bucket/runs/"',
-            "[outputs] has the same URL twice",
-        ),
-        (
-            "epochs = 20",
-            "world_size = 2",
-            "[parameters] world_size = 2: the platform passes --world_size itself",
-        ),
-        ("epochs = 20", "init_method = 'x'", "the platform passes --init_method itself"),
-        ("epochs = 20", "data_url = 'x'", "[parameters] data_url is also in [inputs]"),
-        ("epochs = 20", "epochs = [20]", "epochs = [20] is not a text of one line, a number"),
-        ("epochs = 20", 'epochs = "2\\n0"', "is not a text of one line"),
-        ("epochs = 20", "'ep=' = 20", "[parameters] 'ep=' is not a valid name"),
-        ('OMP_NUM_THREADS = "8"', 'PYTHONUNBUFFERED = "0"', "a log would lose its last lines"),
-        ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK is set by the platform"),
-        ('OMP_NUM_THREADS = "8"', 'NCCL_IB_HCA = "x"', "[environment] NCCL_IB_HCA is set by the platform"),
-        ('OMP_NUM_THREADS = "8"', 'A = "$HOME/x"', "without $"),
-        ('OMP_NUM_THREADS = "8"', f'A = "{"x" * 4097}"', "one line of at most 4096"),
-        ('OMP_NUM_THREADS = "8"', '"1A" = "x"', "'1A' is not a valid name: letters, digits and _"),
-        ('OMP_NUM_THREADS = "8"', "\n".join(f"A{n} = 1" for n in range(100)), "has 101 variables"),
-        ("faults = 3", "faults = 0", "[retries] faults = 0 is not a whole number in 1..128"),
-        (
-            "faults = 3",
-            "fault = 3",
-            "[retries] unknown key fault: expected one of faults, pods",
-        ),
-        ("hours = 24", "hours = 0", "[auto_stop] hours = 0 is not a whole number of at least 1"),
-        ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] needs a dedicated pool"),
-        (
-            "[platform.slurm]",
-            "[platform.lsf]",
-            "[platform] unknown key lsf: expected one of pai-dlc",
-        ),
-        (
-            'partition = "gpu"',
-            'queue = "gpu"',
-            "[platform.slurm] unknown key queue: expected one of code_dir",
-        ),
-        (
-            '"/shared/data/cifar10" }',
-            '"/d", more = "/m" }',
-            "[platform.slurm.inputs] more is not in [inputs]",
-        ),
-    ],
-)
-def test_every_mistake_is_one_line_with_the_value_and_the_form(old, new, message, tmp_path):
+CHANGES = [  # part of the example, its replacement, words of the error
+    ('name = "train-ddp"', 'nmae = "x"', "name is missing"),
+    ('name = "train-ddp"', 'name = "x"\nregoin = "x"', "regoin: unknown key (did you mean region?)"),
+    ('name = "train-ddp"', 'name = "a b"', "name = 'a b': "),
+    ('name = "train-ddp"', f'name = "{"x" * 65}"', "name = 'xx"),
+    ('name = "train-ddp"', "name = 5", "name = 5: "),
+    ('name = "train-ddp"', 'name = "x', "is not TOML: "),
+    ('name = "train-ddp"', f"name = {'[' * 100_000}", "is not TOML: "),
+    ('"ResNet-18, two nodes"', f'"{"x" * 257}"', "at most 256 characters"),
+    ("code/bootfile-0123456789ab", "code/bootfile", "is not the URL of an uploaded snapshot"),
+    ('"obs://bucket/code/', '"bucket/code/', "code = 'bucket/code/bootfile-0123456789ab': expected obs://"),
+    ('"obs://bucket/code/', '"obs://me:pw@bucket/code/', "holds a user name or a password"),
+    ('region = "cn-north-4"', 'region = "cn north"', "region = 'cn north': "),
+    ("prefetch_to_local = true", 'prefetch_to_local = "true"', "prefetch_to_local = 'true': "),
+    ('engine_name = "PyTorch"', "", "[image] has engine_version: expected engine_name and"),
+    ('engine_name = "PyTorch"', 'engine_name = "P"\nimage_url = "a:1"', "expected engine_name and"),
+    ('engine_name = "PyTorch"', 'engine_name = "P"\ncommand = "x"', "[image] command needs image_url"),
+    (
+        'engine_name = "PyTorch"',
+        'engine_nam = "P"',
+        "[image] engine_nam: unknown key (did you mean engine_name",
+    ),
+    ('flavor_id = "modelarts.pool.visual.8xlarge"', "", "[resources] has neither flavor_id nor pool_id"),
+    ("node_count = 2", "node_count = 0", "[resources] node_count = 0: "),
+    ("node_count = 2", "node_count = true", "[resources] node_count = True: "),
+    ("node_count = 2", "node_count = 2.0", "[resources] node_count = 2.0: "),
+    ("node_count = 2", "node_count = 1_000_000_000", "less than or equal to 10000"),
+    (
+        'data_url = "obs://bucket/data/cifar10"',
+        'data_url = "/data"',
+        "[inputs] data_url = '/data': expected obs",
+    ),
+    ('data_url = "obs', 'rank = "obs', "[inputs] rank: the platform passes --rank itself"),
+    ('data_url = "obs', '"data url" = "obs', "[inputs] data url: "),
+    ('"obs://bucket/runs"', '"obs://bucket/runs"\nmore = "obs://bucket/runs/"', "has the same URL twice"),
+    ("epochs = 20", "world_size = 2", "[parameters] world_size: the platform passes --world_size itself"),
+    ("epochs = 20", "data_url = 'x'", "[parameters] data_url is also an input or output"),
+    ("epochs = 20", "epochs = [20]", "[parameters] epochs: expected a text of one line, a number"),
+    ("epochs = 20", 'epochs = "2\\n0"', "[parameters] epochs: expected a text of one line"),
+    ("epochs = 20", "'ep=' = 20", "[parameters] ep=: "),
+    ('OMP_NUM_THREADS = "8"', 'PYTHONUNBUFFERED = "0"', "a log would lose its last lines"),
+    ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK: the platform sets this variable"),
+    ('OMP_NUM_THREADS = "8"', 'A = "$HOME/x"', "without $"),
+    ('OMP_NUM_THREADS = "8"', f'A = "{"x" * 4097}"', "at most 4096"),
+    ('OMP_NUM_THREADS = "8"', '"1A" = "x"', "[environment] 1A: "),
+    ('OMP_NUM_THREADS = "8"', "\n".join(f"A{n} = 1" for n in range(100)), "environment: "),
+    ("faults = 3", "faults = 0", "[retries] faults = 0: "),
+    ("hours = 24", "hours = 0", "[auto_stop] hours = 0: "),
+    ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] needs a dedicated pool"),
+    ("[platform.slurm]", "[platform.lsf]", "[platform] lsf: "),
+    ('partition = "gpu"', "partition = [1]", "[platform.slurm] partition: "),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), CHANGES, ids=range(len(CHANGES)))
+def test_every_mistake_is_one_line_with_the_key_and_the_reason(old, new, message, tmp_path):
     with pytest.raises(BadInput) as error:
         _config(tmp_path, _example((old, new)))
     text = str(error.value)
     assert text.startswith(f"{tmp_path}/job.toml: ") and message in text and "pw" not in text
+    assert "\n" not in text
 
 
 @pytest.mark.parametrize(
@@ -358,12 +261,9 @@ def test_no_value_that_may_be_a_secret_is_repeated(text, tmp_path):
     assert "hunter2" not in str(error.value) and "TOML" not in str(error.value)
 
 
-@pytest.mark.parametrize("nodes", ["1_000_000_000", "0", "9" * 30])
-def test_absurdly_many_nodes(nodes, tmp_path):
-    with pytest.raises(
-        BadInput, match=r"\[resources\] node_count = \d+ is not a whole number of at least 1 and at"
-    ):
-        _config(tmp_path, _example(("node_count = 2", f"node_count = {nodes}")))
+def test_the_table_of_the_platform_is_needed(tmp_path):
+    with pytest.raises(BadInput, match=r"\[platform.slurm\] is missing"):
+        _config(tmp_path, SMALL, "slurm")
 
 
 def test_what_only_sounds_like_a_secret_is_taken(tmp_path):
@@ -389,27 +289,14 @@ def test_a_packed_snapshot_is_compared(tmp_path):
     command = ("-m", "launch", "submit", JOB, "--config", config, "--dry_run", "--snapshot", folder)
     assert folder.name in run(*command).stdout
     error = run(*command[:3], "jobs/train_amp.py", *command[4:], code=2).stderr
-    assert (
-        f"error: JOB jobs/train_amp.py is not in the snapshot {folder}: its jobs are jobs/train_ddp.py\n"
-        == error
-    )
+    assert error == f"error: JOB jobs/train_amp.py is not in the snapshot {folder}\n"
     config.write_text(SMALL)
     assert f"is not the snapshot {folder}: {folder.name}\n" in run(*command, code=2).stderr
-    error = run(*command[:-1], tmp_path, code=2).stderr
-    assert re.fullmatch(r"error: \S+/manifest.json: No such file or directory\n", error)
+    assert "has no manifest.json" in run(*command[:-1], tmp_path, code=2).stderr
 
 
 def test_resuming_needs_the_earlier_outputs(tmp_path):
-    command = (
-        "-m",
-        "launch",
-        "submit",
-        JOB,
-        "--dry_run",
-        "--resume_from",
-        "obs://bucket/runs/earlier",
-        "--config",
-    )
+    command = f"-m launch submit {JOB} --dry_run --resume_from obs://bucket/runs/earlier --config".split()
     body, _ = json.JSONDecoder().raw_decode(run(*command, EXAMPLE).stdout)
     (output,) = body["algorithm"]["outputs"]
     assert (
@@ -423,10 +310,10 @@ def test_resuming_needs_the_earlier_outputs(tmp_path):
         "--resume_from needs one output, train_url: [outputs] has none" in run(*command, other, code=2).stderr
     )
     config = job_config.load(str(EXAMPLE), JOB, "slurm")
-    script = files.render("slurm", config, "run-1", "/shared/runs/earlier/")
+    script = templates.render("slurm", config, "run-1", "/shared/runs/earlier/")
     assert script.endswith(" --train_url=/shared/runs/earlier\n")
     with pytest.raises(BadInput, match="earlier is not s3://bucket/prefix"):
-        files.render("slurm", config, "run-1", "earlier")
+        templates.render("slurm", config, "run-1", "earlier")
 
 
 def _starts(platform: str, nodes: int, processes: int, env: dict[str, str], gpus: int):
@@ -463,7 +350,7 @@ def layout(request, tmp_path):
 
 def test_pai_dlc_file(layout):
     nodes, gpus, load = layout
-    job = json.loads(files.render("pai-dlc", load("pai-dlc"), "run-1"))
+    job = json.loads(templates.render("pai-dlc", load("pai-dlc"), "run-1"))
     (spec,) = job["JobSpecs"]
     words = shlex.split(job["UserCommand"])
     assert job["JobType"] == "PyTorchJob" and spec["PodCount"] == nodes and spec["Type"] == "Worker"
@@ -474,35 +361,14 @@ def test_pai_dlc_file(layout):
         _check_layout("pai-dlc", nodes, gpus, job["Envs"], words)
 
 
-def _check_patterns(shape, value, place=""):
-    """Check patterns and maximum lengths, which botocore does not check."""
-    if shape.type_name == "structure":
-        for name, each in value.items():
-            _check_patterns(shape.members[name], each, f"{place}.{name}")
-    elif shape.type_name == "list":
-        assert len(value) <= shape.metadata.get("max", 1e9), place
-        for each in value:
-            _check_patterns(shape.member, each, place)
-    elif shape.type_name == "map":
-        for name, each in value.items():
-            _check_patterns(shape.key, name, place)
-            _check_patterns(shape.value, each, f"{place}.{name}")
-    elif shape.type_name == "string":
-        assert len(value) <= shape.metadata.get("max", 1e9), place
-        pattern = shape.metadata.get("pattern", ".*").replace("\\p{L}\\p{Z}\\p{N}", "\\w\\s")
-        assert re.fullmatch(pattern, value, re.DOTALL), (place, value, pattern)
-        assert not shape.enum or place.endswith("InstanceType") or value in shape.enum, place
-
-
 def test_sagemaker_file(layout, tmp_path):
     """The file fits botocore's model of the service, and its entry point runs as in a container."""
     nodes, _, load = layout
-    job = json.loads(files.render("sagemaker", load("sagemaker"), "my_run-1"))
+    job = json.loads(templates.render("sagemaker", load("sagemaker"), "my_run-1"))
     service = botocore.session.get_session().get_service_model("sagemaker")
     shape = service.operation_model("CreateTrainingJob").input_shape
     report = ParamValidator().validate(job, shape)
     assert not report.has_errors(), report.generate_report()
-    _check_patterns(shape, job)
     assert job["TrainingJobName"] == "my-run-1" and job["ResourceConfig"]["InstanceCount"] == nodes
     assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/runs/my_run-1"
     assert [channel["ChannelName"] for channel in job["InputDataConfig"]] == ["code", "data_url"]
@@ -528,7 +394,7 @@ def test_sagemaker_file(layout, tmp_path):
 
 def test_kubeflow_file(layout):
     nodes, gpus, load = layout
-    job = yaml.safe_load(files.render("kubeflow", load("kubeflow"), "My_run-1"))
+    job = yaml.safe_load(templates.render("kubeflow", load("kubeflow"), "My_run-1"))
     assert (job["apiVersion"], job["kind"], job["metadata"]["name"]) == (
         "kubeflow.org/v1",
         "PyTorchJob",
@@ -548,15 +414,16 @@ def test_kubeflow_file(layout):
         assert {volume["name"] for volume in spec["volumes"]} == {"shm", "work"}
         env = {variable["name"]: variable["value"] for variable in container["env"]}
         assert env["PYTHONUNBUFFERED"] == "1" and all(isinstance(value, str) for value in env.values())
-        assert "--train_url=obs://bucket/runs/My_run-1" in container["command"]
-        _check_layout("kubeflow", nodes, gpus or 1, env, container["command"])
+        assert container["command"] == ["python", f"/code/bootfile-0123456789ab/{JOB}"]
+        assert "--train_url=obs://bucket/runs/My_run-1" in container["args"]
+        _check_layout("kubeflow", nodes, gpus or 1, env, container["args"])
 
 
 def test_slurm_file(layout, tmp_path):
     """bash runs the file with a substitute of srun, which prints its arguments."""
     nodes, gpus, load = layout
     script = tmp_path / "job.sh"
-    script.write_text(files.render("slurm", load("slurm"), "run-1"))
+    script.write_text(templates.render("slurm", load("slurm"), "run-1"))
     subprocess.run(["bash", "-n", script], check=True)
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.+)$", script.read_text(), re.MULTILINE))
     assert int(options["nodes"]) == nodes and int(options["ntasks-per-node"]) == max(gpus, 1)
@@ -576,11 +443,11 @@ def test_slurm_file(layout, tmp_path):
         check=True,
     )
     words, env = json.loads(result.stdout)
-    assert words[:2] == ["--kill-on-bad-exit=1", "--distribution=block"] and "--cpus-per-task=8" in words
+    assert words[:2] == ["--kill-on-bad-exit=1", "--distribution=block"]
     command = words[words.index("/shared/env/bin/python") + 1 :]
     assert command[0] == f"/shared/code/bootfile-0123456789ab/{JOB}"
     assert "--train_url=/shared/runs/run-1" in command and "--data_url=/shared/data/cifar10" in command
-    assert env["PYTHONUNBUFFERED"] == "1" and env["OMP_NUM_THREADS"] == "8"
+    assert (env["PYTHONUNBUFFERED"], env["OMP_NUM_THREADS"], env["SRUN_CPUS_PER_TASK"]) == ("1", "8", "8")
     _check_layout("slurm", nodes, gpus, env, command)
 
 
@@ -588,42 +455,33 @@ def test_slurm_file(layout, tmp_path):
     ("platform", "old", "new", "message"),
     [
         ("pai-dlc", 'workspace_id = "12345"', "", "[platform.pai-dlc] workspace_id is missing"),
-        ("pai-dlc", 'ecs_spec = "ecs.gn7-c12g1.12xlarge"', "", "needs either ecs_spec, or resource_id"),
-        ("pai-dlc", 'ecs_spec = "ecs.gn7-c12g1.12xlarge"', 'resource_id = "r"', "needs cpu and memory_gib"),
         ("sagemaker", 'code = "s3://', 'code = "obs://', "sagemaker reads s3:// only: obs://bucket/code"),
-        ("sagemaker", 'name = "train-ddp"', f'name = "{"x" * 64}"', "at most 63 of A-Z a-z 0-9 -"),
-        ("sagemaker", 'dataset = "cifar10"', f'dataset = "{"x" * 256}"', "takes arguments of 256"),
-        ("kubeflow", 'volume_claim = "training"', "", "needs both volume_claim and volume_path"),
-        ("kubeflow", 'name = "train-ddp"', f'name = "{"x" * 54}"', "at most 54 of a-z 0-9 -"),
-        ("slurm", "[platform.slurm]", "[platform.slurm]\n[unused]", "unknown key unused"),
+        ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
     ],
 )  # fmt: skip
-def test_what_a_platform_cannot_take(platform, old, new, message, tmp_path):
+def test_what_a_template_does_not_accept(platform, old, new, message, tmp_path):
     with pytest.raises(BadInput) as error:
         config = _config(tmp_path, _example((old, new)), platform)
-        files.render(platform, config, job_request.make_run_name(config.name))
+        templates.render(platform, config, job_request.make_run_name(config.name))
     assert message in str(error.value)
 
 
-def test_values_that_shells_and_yaml_would_take_apart(tmp_path):
+@pytest.mark.parametrize("platform", job_config.FILES)
+def test_values_that_shells_and_yaml_would_take_apart(platform, tmp_path):
     words = """it's "a" $(date) `x` #1 : {b} [c] \\ 训练 yes"""
     text = _example(
         ('dataset = "cifar10"', f"dataset = '''{words}'''"), ('OMP_NUM_THREADS = "8"', "A = \"no: '#' 1\"")
     )
-    for platform in job_config.FILES:
-        config = _config(tmp_path, text, platform)
-        made = files.render(platform, config, "run-1")
-        if platform == "kubeflow":
-            spec = yaml.safe_load(made)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-            found = spec["containers"][0]["command"]
-            assert f"--dataset={words.replace('$(', '$$(')}" in found  # Kubernetes turns it into $(
-            assert spec["containers"][0]["env"][0] == {"name": "A", "value": "no: '#' 1"}
-        elif platform == "slurm":
-            line = made.splitlines()[-1]
-            assert f"--dataset={words}" in shlex.split(line) and "export A='no: '" in made
-            subprocess.run(["bash", "-n"], input=made, text=True, check=True)
-        elif platform == "pai-dlc":
-            assert f"--dataset={words}" in shlex.split(json.loads(made)["UserCommand"])
-        else:
-            found = json.loads(made)["AlgorithmSpecification"]["ContainerArguments"]
-            assert f"--dataset={words}" in found
+    made = templates.render(platform, _config(tmp_path, text, platform), "run-1")
+    if platform == "kubeflow":
+        spec = yaml.safe_load(made)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+        assert f"--dataset={words.replace('$(', '$$(')}" in spec["containers"][0]["args"]  # expanded to $(
+        assert {"name": "A", "value": "no: '#' 1"} in spec["containers"][0]["env"]
+    elif platform == "slurm":
+        assert f"--dataset={words}" in shlex.split(made.splitlines()[-1])
+        assert "A=no: '#' 1" in shlex.split(re.search(r"^export .*$", made, re.MULTILINE)[0])
+        subprocess.run(["bash", "-n"], input=made, text=True, check=True)
+    elif platform == "pai-dlc":
+        assert f"--dataset={words}" in shlex.split(json.loads(made)["UserCommand"])
+    else:
+        assert f"--dataset={words}" in json.loads(made)["AlgorithmSpecification"]["ContainerArguments"]

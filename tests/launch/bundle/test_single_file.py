@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.pack import single_file
-from launch.pack.cli import pack
+from launch.bundle import single_file
+from launch.bundle.cli import pack
 from launch.profiles import PROFILES
 from tests.conftest import QUICK, environment, finish, records, start
 from tests.support.packed import script_folder

@@ -11,7 +11,7 @@ import zipfile
 from common.exits import BadInput
 from common.files import write_atomic
 from launch import manifests
-from launch.pack.snapshot import Content
+from launch.bundle.snapshot import Content
 
 _UNPACK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "unpack.py")
 _LONGEST = 100 * 10**6  # bytes: Python holds the file, its text and its archive in memory at once
@@ -46,7 +46,7 @@ def holds_bootfile(path: str) -> bool:
 
 
 def _body(manifest: dict, contents: list[Content]) -> str:
-    """Return launch/pack/unpack.py with the archive in it."""
+    """Return launch/bundle/unpack.py with the archive in it."""
     archive = _archive(manifest, contents)
     with open(_UNPACK, encoding="utf-8") as file:
         body = file.read()

@@ -4,7 +4,7 @@ import os
 import re
 
 from common.exits import BadInput
-from launch.pack.code_folder import REQUIREMENTS
+from launch.bundle.code_folder import REQUIREMENTS
 
 # The platform's image has these, for its driver and GPUs. torchaudio needs one version of torch.
 _OF_THE_IMAGE = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.+")

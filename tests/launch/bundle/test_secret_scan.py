@@ -5,7 +5,7 @@ import time
 import pytest
 
 from launch import secret_scan
-from launch.pack.cli import pack
+from launch.bundle.cli import pack
 from tests.conftest import run
 from tests.support.packed import paths, refused, script_folder, tree
 
@@ -25,8 +25,8 @@ SECRETS = [  # concatenated, so that a secret scanner does not report this file
     ("a.yaml", f"secret_access_key: {NAMES}{DIGITS}{NAMES}{DIGITS}", "a key or token"),
     ("a.py", f'sk = "{NAMES}{DIGITS}{NAMES}{DIGITS}"', "a key or token"),
     ("a.sh", f"export OBS_SECRET_ACCESS_KEY={NAMES}{DIGITS}{NAMES}", "a key or token"),
-    ("a.py", f"login('hf_{NAMES}{DIGITS}{NAMES}{DIGITS}')", "a Hugging Face token"),
-    ("a.py", f"x = 'ghp_{NAMES}{DIGITS}{NAMES}{DIGITS}'", "a GitHub token"),
+    ("a.py", f"login('hf_{NAMES}{DIGITS}{NAMES}{DIGITS}')", "a token of a service"),
+    ("a.py", f"x = 'ghp_{NAMES}{DIGITS}{NAMES}{DIGITS}'", "a token of a service"),
     ("a.toml", 'password = "correct' + '-horse"', "a password"),
     ("a.json", '{"db_password": "correct' + '-horse"}', "a password"),
     ("a.py", "connect(user='me', password='correct" + "-horse')", "a password"),
@@ -34,14 +34,12 @@ SECRETS = [  # concatenated, so that a secret scanner does not report this file
     ("pip.conf", "index-url = https://me:correct" + "-horse@host/simple", "a URL with a password"),
     ("prod.env", "A=1", "a file that holds credentials, by its name"),
     ("id_rsa", "x", "a file that holds credentials, by its name"),
-    ("key.utf16.txt", ("-----BEGIN " + "PRIVATE KEY-----").encode("utf-16"), "a private key"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name, line, kind", SECRETS, ids=range(len(SECRETS)))
 def test_what_looks_like_a_secret_is_refused(name, line, kind, mine, tmp_path):
-    first = "\n".encode("utf-16") if isinstance(line, bytes) else "\n"
-    tree(mine, {name: first + (line[2:] if isinstance(line, bytes) else line)})
+    tree(mine, {name: "\n" + line})
     by_name = kind.startswith("a file")
     message = refused(str(mine / "job.py"), str(tmp_path / "to"))
     assert f"secrets would be uploaded: {name}{'' if by_name else ':2'} ({kind}); " in message
@@ -77,11 +75,11 @@ def test_a_secret_stays_out_of_what_is_printed(mine, tmp_path):
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["a.py", "a.yaml"])
 def test_false_alarms(name, line):
-    assert secret_scan.scan_text(name, line.encode()) == []
+    assert secret_scan.scan(name, line.encode()) == []
 
 
 def test_long_lines_are_searched_in_time():
     begin = time.monotonic()
     for piece in ("a", "1", "A1", "-", "=", "'", "token=", "a://"):
-        secret_scan.scan_text("data.json", piece.encode() * (200_000 // len(piece)))
+        secret_scan.scan("data.json", piece.encode() * (200_000 // len(piece)))
     assert time.monotonic() - begin < 10

@@ -6,7 +6,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -15,9 +14,9 @@ import pytest
 
 from common.exits import BadInput
 from launch import manifests
-from launch.pack import requirements
-from launch.pack.cli import pack
-from launch.pack.code_folder import CodeFolder
+from launch.bundle import requirements
+from launch.bundle.cli import pack
+from launch.bundle.code_folder import CodeFolder
 from tests.conftest import ROOT, run, start
 from tests.support.packed import listed, paths, refused, script_folder, tree
 from tests.support.simulated import simulate
@@ -65,7 +64,7 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
     own = (ROOT / "requirements.txt").read_text().splitlines()
     assert needs == [line for line in own if not line.startswith(("#", "torch", "nvidia"))] and needs
     assert "without torch, torchvision, nvidia-dali-cuda120\n" in result.stdout
-    assert "not needed by the job\n" in result.stdout
+    assert ": not needed by the job\n" in result.stdout
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
     assert (manifest["git"] or {}).get("commit", "") == commit.stdout.strip()
 
@@ -135,10 +134,9 @@ def test_the_users_own_rules(mine, tmp_path, capsys):
     assert paths(packed) == [
         ".hidden", "base.py", "data/x.csv", "job.py", "keep.pth", "runs/model.py", "words/list.txt",
     ]  # fmt: skip
-    table = capsys.readouterr().out
-    assert re.search(r"^big/ +2 +2\.0 kB  \.jobignore:4  big/$", table, re.M), table
-    assert re.search(r"^notes.txt +1 +1 B  \.jobignore:3  notes.txt$", table, re.M)
-    assert re.search(r"^other.pth +1 +1 B  \*\.pth$", table, re.M)
+    lines = capsys.readouterr().out.splitlines()
+    assert "skipped  big/: .jobignore:4  big/" in lines and "skipped  other.pth: *.pth" in lines
+    assert "skipped  notes.txt: .jobignore:3  notes.txt" in lines
     tree(mine, {".jobignore": b"\xff\xfe"})
     with pytest.raises(BadInput, match=r"\.jobignore cannot be read"):
         pack(str(mine / "job.py"), str(tmp_path / "to"))
@@ -274,8 +272,7 @@ def test_names_that_an_object_store_breaks(name, reason, mine, tmp_path):
 def test_a_bad_name_may_stay_behind(mine, tmp_path):
     with open(os.path.join(os.fsencode(mine), b"bad\xff.log"), "w"):
         pass
-    result = run("-m", "launch", "pack", mine / "job.py", "--to", tmp_path / "to")
-    assert "\nbad\\udcff.log " in result.stdout
+    assert "bad\\udcff.log: *.log\n" in run("-m", "launch", "pack", mine / "job.py", "--to", tmp_path).stdout
 
 
 def test_links_and_special_files(mine, tmp_path):
@@ -301,16 +298,7 @@ def test_links_and_special_files(mine, tmp_path):
         assert f"link is {reason}" in refused(job, to)
         (mine / "link").unlink()
     os.mkfifo(mine / "pipe")
-    assert "pipe is a named pipe, which cannot be uploaded" in refused(job, to)
-    (mine / "pipe").unlink()
-    with socket.socket(socket.AF_UNIX) as listener:
-        working = os.getcwd()
-        os.chdir(mine)  # the path of a socket is short
-        try:
-            listener.bind("s")
-        finally:
-            os.chdir(working)
-        assert "s is a socket, which cannot be uploaded" in refused(job, to)
+    assert "pipe is not a regular file and cannot be uploaded" in refused(job, to)
 
 
 def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):

@@ -30,13 +30,12 @@ from typing import NamedTuple
 from common.arguments import Parser
 from common.exits import BadInput
 from launch import manifests, secret_scan
+from launch.bundle import limits, requirements, single_file, snapshot
+from launch.bundle.code_folder import REQUIREMENTS, CodeFolder, Skipped
+from launch.bundle.snapshot import Content
 from launch.explain import human_size
-from launch.pack import limits, requirements, single_file, snapshot
-from launch.pack.code_folder import REQUIREMENTS, CodeFolder, Skipped
-from launch.pack.snapshot import Content
 
-_SHOWN = 5  # findings in an error
-_WIDTH = 50  # of the tables' first column
+_SHOWN = 5  # findings in an error, skipped files of one rule
 
 
 class Packed(NamedTuple):
@@ -111,19 +110,19 @@ def pack(
     taken = {content.path for content in contents} & {manifests.NAME, REQUIREMENTS[0]}
     if taken:
         raise BadInput(f"pack writes its own {taken.pop()}: rename yours")
-    listed, dependencies, sources = requirements.find(code.root), None, [file.path for file in code.files]
+    listed, left_out, sources = requirements.find(code.root), [], [file.path for file in code.files]
     if listed:
         text, left_out = requirements.adapt(listed, keep_torch)
-        dependencies = os.path.relpath(listed, code.root), left_out
-        sources.append(dependencies[0])
+        sources.append(os.path.relpath(listed, code.root))
         contents += [Content(REQUIREMENTS[0], text.encode())] if text else []
     _refuse_secrets(contents, allowed)
     git = snapshot.read_git_state(code.root, sources)
     name = limits.make_plain_name(code.job_path.removeprefix("jobs/").removesuffix(".py"))
     manifest = snapshot.describe(name, contents, code.job_path, git)
     if verbose:
-        _print_kept(manifest, dependencies)
-        _print_skipped(code.skipped)
+        _print_files(manifest, code.skipped)
+        if left_out:
+            print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
     write = single_file.write if one_file else snapshot.write
     return Packed(*write(to, manifest, contents), manifest)
 
@@ -132,38 +131,34 @@ def _refuse_secrets(contents: list[Content], allowed: Sequence[str]) -> None:
     unknown = {*allowed} - {content.path for content in contents}
     if unknown:
         raise BadInput(f"--allow_secret {unknown.pop()}: no file of this path is packed")
-    findings = []
-    for path, source in contents:
-        if path not in allowed:
-            if isinstance(source, bytes):
-                findings += secret_scan.scan_text(path, source)
-            else:
-                findings += secret_scan.scan(path, source)
+    findings = [
+        finding
+        for path, source in contents
+        if path not in allowed
+        for finding in secret_scan.scan(path, source)
+    ]
     if findings:
         more = f" and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
         raise BadInput(
-            f"suspected secrets would be uploaded: {', '.join(map(str, findings[:_SHOWN]))}{more}; "
+            f"suspected secrets would be uploaded: {', '.join(findings[:_SHOWN])}{more}; "
             "remove it, name the file in .jobignore, or, if it is not a secret, pass --allow_secret PATH"
         )
 
 
-def _print_kept(manifest: dict, dependencies: tuple[str, list[str]] | None) -> None:
-    """Print one line for each file or folder at the top."""
-    files, sizes = defaultdict(int), defaultdict(int)
+def _print_files(manifest: dict, skipped: list[Skipped]) -> None:
+    """Print one line for each kept file or folder at the top, and for each rule that skips files."""
+    kept, rules = defaultdict(list), defaultdict(list)
     for file in manifest["files"]:
         top, slash, _ = file["path"].partition("/")
-        name = file["path"] if file["path"] == manifest["job"] else top + slash
-        files[name] += 1
-        sizes[name] += file["size"]
-    print(f"{'kept':<{_WIDTH}}{'files':>8}{'size':>12}")
-    for name in files:
-        note = ""
-        if name == REQUIREMENTS[0] and dependencies:
-            source, left_out = dependencies
-            note = f"  from {source}" + (f" without {', '.join(left_out)}" if left_out else "")
-        print(f"{name:<{_WIDTH}}{files[name]:>8}{human_size(sizes[name]):>12}{note}")
-    total = sum(sizes.values())
-    print(f"{'all':<{_WIDTH}}{sum(files.values()):>8}{human_size(total):>12}\n")
+        kept[file["path"] if file["path"] == manifest["job"] else top + slash].append(file["size"])
+    for item in skipped:
+        rules[item.rule].append(item.path)
+    for name, sizes in kept.items():
+        print(f"kept     {name} files={len(sizes)} size={human_size(sum(sizes))}")
+    for rule, paths in rules.items():
+        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+        print(f"skipped  {' '.join(paths[:_SHOWN])}{more}: {rule}")
+    total = sum(file["size"] for file in manifest["files"])
     if total > limits.ADVISED:
         biggest = max(manifest["files"], key=lambda file: file["size"])
         print(
@@ -171,22 +166,3 @@ def _print_kept(manifest: dict, dependencies: tuple[str, list[str]] | None) -> N
             f"downloads them; the biggest file is {biggest['path']} ({human_size(biggest['size'])})",
             file=sys.stderr,
         )
-
-
-def _print_skipped(skipped: list[Skipped]) -> None:
-    """Print one line for every rule, the largest files first."""
-    rules = defaultdict(list)
-    for item in skipped:
-        rules[item.rule].append(item)
-    if skipped:
-        print(f"{'skipped':<{_WIDTH}}{'files':>8}{'size':>12}  rule")
-    for rule, items in rules.items():
-        items.sort(key=lambda item: -item.size)
-        names, shown = items[0].path, 1
-        while shown < len(items) and len(f"{names} {items[shown].path} and {len(items)} more") < _WIDTH:
-            names, shown = f"{names} {items[shown].path}", shown + 1
-        names += f" and {len(items) - shown} more" if shown < len(items) else ""
-        more = "> " if any(item.more for item in items) else ""
-        count, size = sum(item.files for item in items), human_size(sum(item.size for item in items))
-        print(f"{names:<{_WIDTH}}{more + str(count):>8}{more + size:>12}  {rule}")
-    print(flush=True)

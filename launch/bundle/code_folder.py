@@ -4,19 +4,17 @@ import ast
 import functools
 import os
 import shutil
-import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.exits import BadInput
 from launch import manifests
-from launch.pack import ignore, limits
+from launch.bundle import ignore, limits
 
 _PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
 _LINKED = ("common", "datasets")  # may be links to those of another Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
 _OTHER = "not needed by the job"
-_COUNTED = 20000  # files of a skipped folder whose sizes are added up
 
 
 class File(NamedTuple):
@@ -28,18 +26,10 @@ class File(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A skipped file or folder, and the rule.
-
-    files: number of files
-    size: bytes
-    more: whether there are more files than were counted
-    """
+    """A skipped file, or a folder (with / at its end), and the rule."""
 
     path: str
     rule: str
-    files: int
-    size: int
-    more: bool
 
 
 class CodeFolder:
@@ -48,7 +38,7 @@ class CodeFolder:
     In a Bootfile repository these are all of common and datasets, because some of their modules are imported
     by name. From the job's folder they are the job, its imports there, and all files other than scripts and
     documents (*.md). For any other script these are the files of its folder. The rules of
-    launch/pack/ignore.py apply.
+    launch/bundle/ignore.py apply.
 
     extra: more files and folders to keep against the rules (which still apply inside such a folder)
     without: a folder to skip
@@ -113,7 +103,7 @@ class CodeFolder:
     @property
     def skipped(self) -> list[Skipped]:
         """Return the skipped files and folders, sorted by path."""
-        return sorted(Skipped(path, rule, *_measure(source)) for path, rule, source in self._found[1])
+        return sorted(self._found[1])
 
     def copy(self, destination: str) -> None:
         """Copy the files to a new folder. Raises BadInput as `files` does."""
@@ -124,14 +114,13 @@ class CodeFolder:
             shutil.copy2(source, target)
 
     @functools.cached_property
-    def _found(self) -> tuple[list[File], list[tuple[str, str, str]]]:
-        """Return (files, (path, rule, absolute path) of each skipped file or folder)."""
+    def _found(self) -> tuple[list[File], list[Skipped]]:
         documents = ("*.md",) if self._parts else ()
         self._rules, self._scripts = ignore.Rules(self.root, documents), set[str]()
         if self._parts and self.job_path.startswith("jobs/"):
             self._scripts = _imported_beside(self._job)
         self._files: list[File] = []
-        self._left: list[tuple[str, str, str]] = []
+        self._left: list[Skipped] = []
         try:
             self._visit("", (os.path.realpath(self.root),), None)
         except OSError as error:
@@ -152,7 +141,7 @@ class CodeFolder:
             rule = None if path in wanted else rule_above or self._rule(path, is_folder, entry.path)
             is_above = is_folder and any(name.startswith(f"{path}/") for name in wanted)
             if rule is not None and not is_above:
-                self._left.append((path + "/" * is_folder, rule, entry.path))
+                self._left.append(Skipped(path + "/" * is_folder, rule))
                 continue
             limits.check_name(path)
             source = self._resolved(path, entry, real) if entry.is_symlink() else entry.path
@@ -161,7 +150,7 @@ class CodeFolder:
             elif entry.is_file():
                 self._files.append(File(path, source, entry.stat().st_size))
             else:
-                raise BadInput(f"{path} is a {_kind(entry)}, which cannot be uploaded")
+                raise BadInput(f"{path} is not a regular file and cannot be uploaded")
 
     def _rule(self, path: str, is_folder: bool, absolute: str) -> str | None:
         top, _, rest = path.partition("/")
@@ -232,32 +221,6 @@ def _imported_beside(script: str) -> set[str]:
                 todo += [f"{path}.py", os.path.join(path, "__init__.py")]
                 todo += [os.path.join(folder, name.split(".")[0], "__init__.py")]
     return found
-
-
-def _measure(path: str) -> tuple[int, int, bool]:
-    """Return (files, bytes, whether there are more) of a skipped path. Links are not followed."""
-    if os.path.islink(path) or not os.path.isdir(path):
-        return 1, _size(path), False
-    count = size = 0
-    for folder, _, names in os.walk(path):
-        count += len(names)
-        size += sum(_size(os.path.join(folder, name)) for name in names)
-        if count > _COUNTED:
-            return count, size, True
-    return count, size, False
-
-
-def _size(path: str) -> int:
-    try:
-        return os.lstat(path).st_size
-    except OSError:  # it was just removed
-        return 0
-
-
-def _kind(entry: os.DirEntry) -> str:
-    mode = entry.stat().st_mode
-    kinds = {stat.S_ISFIFO: "named pipe", stat.S_ISSOCK: "socket"}
-    return next((name for test, name in kinds.items() if test(mode)), "device")
 
 
 def _slashes(path: str) -> str:
