@@ -19,7 +19,7 @@ from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.loader import Loader
-from datasets.loaders.ray import cluster as ray_cluster
+from datasets.loaders.ray import pool as ray_pool
 from datasets.sampling import augment, effects
 from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import forms, tiers
@@ -43,7 +43,7 @@ def add_arguments(parser: JobParser) -> None:
     names = ", ".join(backends.BACKENDS)
     add("--data_backend", default="auto", metavar="NAME", help=f"auto (default): measured; {names}")
     add("-j", "--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
-    add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
+    add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_pool.HELP)
     add("--pack", metavar="FOLDER", help="store the images once in this folder, and read them from it")
     add(
         "--pack_form",
@@ -104,8 +104,7 @@ def open_loaders(
     rank, world_size = ranks.rank(), ranks.world_size()
     chosen = effects.from_args(args, args.batch_size // world_size)
     if backend == "ray":
-        ray_cluster.join(args.ray_address, ranks.broadcast_object, rank, world_size, log.info)
-        exits.on_success(ray_cluster.leave)
+        ray_pool.connect(args.ray_address, args.workers or backends.cores())
     if backend == "synthetic":
         args.pack = args.cache = None
     is_cached = backend in backends.CACHED
