@@ -1,11 +1,11 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a ResNet-18 whose crops and flips are made on a Ray cluster: train.py plus the fenced blocks.
+"""Train a ResNet-18 whose crops and flips are made by actors of Ray: train.py plus the fenced blocks.
 
-    python jobs/train_ray.py --dataset digits --epochs 12                        without a cluster: train.py
+    python jobs/train_ray.py --dataset digits --epochs 12                            without Ray: train.py
     python jobs/train_ray.py --dataset digits --distribute_mode true
 
 The receipt and the losses are those of train.py: only the place of the work changes. Images that fit in
-memory need no cluster; larger data sets use jobs/imagenet.py --data_backend ray.
+memory need no Ray; larger data sets use jobs/imagenet.py --data_backend ray.
 """
 
 import os

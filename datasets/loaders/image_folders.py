@@ -104,7 +104,7 @@ def open_loaders(
     rank, world_size = ranks.rank(), ranks.world_size()
     chosen = effects.from_args(args, args.batch_size // world_size)
     if backend == "ray":
-        ray_pool.connect(args.ray_address, args.workers or backends.cores())
+        exits.on_success(ray_pool.connect(args.ray_address, args.workers or backends.cores()).shutdown)
     if backend == "synthetic":
         args.pack = args.cache = None
     is_cached = backend in backends.CACHED

@@ -31,7 +31,7 @@ def alone():
     folder = tempfile.mkdtemp(prefix="tr-")
     kept = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
     yield kept | {"RAY_TMPDIR": folder}
-    wait_until(lambda: not processes(folder))
+    wait_until(lambda: not processes(folder), 200)  # Ray's agents need a minute if the job was killed
     shutil.rmtree(folder)
 
 

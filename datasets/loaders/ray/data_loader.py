@@ -115,17 +115,16 @@ class _Fetcher:
             workers,
         )
         self.collation = loader._auto_collation, loader.collate_fn, loader.drop_last
-        self.has_begun = False
 
     def __call__(self, task: tuple) -> Any:
         number, key = task
         worker = number % self.workers
         info = {"num_workers": self.workers, "seed": self.seed + worker, "dataset": self.dataset}
         torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, **info)
-        if not self.has_begun and self.init is not None:
+        if self.init is not None:  # once in each worker
             _seed(self.seed, 0, worker)
             self.init(worker)
-        self.has_begun = True
+            self.init = None
         _seed(self.seed, 1, number)
         return _DatasetKind.create_fetcher(_DatasetKind.Map, self.dataset, *self.collation).fetch(key)
 

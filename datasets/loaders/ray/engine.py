@@ -34,39 +34,34 @@ class RayWorkers:
 
     def __init__(self, count: int, cpus: float, address: str):
         self.count, self._options = count, {"head_address": address, "cpus_per_worker": cpus}
+        self._keys: Iterable = ()
         self._loader: RayDataLoader | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the keys: this object is the batch sampler of its loader, which cannot get another one."""
+        return iter(self._keys)
 
     def load(self, dataset: Any, keys: Iterable, collate_fn: Callable) -> Iterator[Any]:
         """Yield collate_fn(dataset.__getitems__(key)) for each key, in order. The first call sends dataset
         and collate_fn to the actors, and later calls must have the same."""
+        self._keys = keys
         if self._loader is None:
-            self._keys = _Keys()
             self._loader = RayDataLoader(
                 dataset,
                 True,
-                batch_sampler=self._keys,
+                batch_sampler=self,
                 num_workers=self.count,
                 collate_fn=collate_fn,
                 persistent_workers=True,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
                 **self._options,
             )
-        self._keys.source = keys
         return iter(self._loader)
 
     def close(self) -> None:
         """End the actors."""
         if self._loader is not None:
             self._loader.close()
-
-
-class _Keys:
-    """A batch sampler whose source may be replaced."""
-
-    source: Iterable = ()
-
-    def __iter__(self) -> Iterator:
-        return iter(self.source)
 
 
 class RayEngine:

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -75,7 +74,7 @@ def connect(address: str, workers: int) -> Any:
         ray.init(address or "local", **options)
     except Exception as error:
         raise _no_cluster(address, _line(error)) from error
-    if threading.current_thread() is threading.main_thread():
+    with contextlib.suppress(ValueError):  # in another thread than the main one
         signal.signal(signal.SIGTERM, handler)  # ray.init() replaces it, and a job saves at this signal
     _local = not address
     return ray
@@ -172,11 +171,9 @@ class Pool:
 
 def _address_of_this_machine() -> str:
     """Return the address that the last `ray start` on this machine has left; "" if nothing listens there."""
-    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    with contextlib.suppress(OSError):
-        address = Path(folder, "ray", "ray_current_cluster").read_text().strip()
-        return address if _is_reached(address) else ""
-    return ""
+    path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+    address = path.read_text().strip() if path.exists() else ""
+    return address if _is_reached(address) else ""
 
 
 def _no_cluster(address: str, reason: str) -> BadInput:

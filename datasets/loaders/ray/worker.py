@@ -7,8 +7,6 @@ project's files, at the same path or on the PYTHONPATH of `ray start`.
 import sys
 from typing import Any
 
-_KEPT = 2  # functions: two iterators of one loader may take turns
-
 
 class Worker:
     """An actor that runs functions on tasks. paths: sys.path of the training process."""
@@ -24,7 +22,6 @@ class Worker:
 
         if held[0] not in self.functions:
             torch.set_num_threads(1)  # as DataLoader's workers do
-            while len(self.functions) >= _KEPT:
-                del self.functions[next(iter(self.functions))]
-            self.functions[held[0]] = ray.get(held[0])
+            last = [*self.functions.items()][-1:]  # two iterators of one loader may take turns
+            self.functions = {**dict(last), held[0]: ray.get(held[0])}
         return self.functions[held[0]](task)

@@ -292,5 +292,5 @@ for attempt in (lambda: list(RayDataLoader([1, 2], True, num_workers=1)),
 
 
 def test_the_removed_address_names_what_to_use():
-    with pytest.raises(BadInput, match="--ray_address start was removed: .*`ray start`"):
+    with pytest.raises(BadInput, match=r"--ray_address start was removed: .*`ray start`"):
         connect("start", 1)
