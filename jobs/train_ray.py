@@ -1,11 +1,11 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a ResNet-18 whose crops and flips are made on a Ray cluster: train.py plus the fenced blocks.
+"""Train a ResNet-18 whose crops and flips are made by actors of Ray: train.py plus the fenced blocks.
 
-    python jobs/train_ray.py --dataset digits --epochs 12                        without a cluster: train.py
-    python jobs/train_ray.py --dataset digits --distribute_mode true --ray_address start
+    python jobs/train_ray.py --dataset digits --epochs 12                            without Ray: train.py
+    python jobs/train_ray.py --dataset digits --distribute_mode true
 
 The receipt and the losses are those of train.py: only the place of the work changes. Images that fit in
-memory need no cluster; larger data sets use jobs/imagenet.py --data_backend ray.
+memory need no Ray; larger data sets use jobs/imagenet.py --data_backend ray.
 """
 
 import os
@@ -45,16 +45,16 @@ def main() -> None:
     optimization.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
-    ### 新增 (new) 1/2, the loader of train.py by default, else a Ray cluster: an existing one or its own ###
+    ### 新增 (new) 1/2, the loader of train.py by default, else actors of Ray, here or on a cluster ###
     from common import exits
     from datasets.loaders import backends
-    from datasets.loaders.ray import cluster as ray_cluster
     from datasets.loaders.ray import engine as ray_engine
+    from datasets.loaders.ray import pool as ray_pool
 
-    data.add_argument("--distribute_mode", type=boolean, default=False, help="true: a Ray cluster")
-    data.add_argument("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
+    data.add_argument("--distribute_mode", type=boolean, default=False, help="true: actors of Ray")
+    data.add_argument("--ray_address", default="auto", metavar="HOST:PORT", help=ray_pool.HELP)
     data.add_argument("--workers", type=positive_int, default=backends.cores(), help="default: the cores")
-    ### 新增 (new) 1/2, the loader of train.py by default, else a Ray cluster: an existing one or its own ###
+    ### 新增 (new) 1/2, the loader of train.py by default, else actors of Ray, here or on a cluster ###
     args = parser.parse_args()
 
     device = devices.select(args)
@@ -69,15 +69,13 @@ def main() -> None:
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)
 
-    ### 新增 (new) 2/2, the same batches from other machines; without them the work is done here ###
+    ### 新增 (new) 2/2, the same batches, made by actors; Ray replaces an actor that is lost ###
     if args.distribute_mode:
-        ray_cluster.join(args.ray_address, log=log.info)
-        exits.at_success("loaders", ray_cluster.leave)
         train_loader = ray_engine.ray_memory_loader(
-            train_set, train_sampler, device, augment=True, workers=args.workers, log=log.info
+            train_set, train_sampler, device, augment=True, workers=args.workers, address=args.ray_address
         )
         exits.at_success("loaders", train_loader.close)
-    ### 新增 (new) 2/2, the same batches from other machines; without them the work is done here ###
+    ### 新增 (new) 2/2, the same batches, made by actors; Ray replaces an actor that is lost ###
 
     model = models.resnet18(train_set.channels, train_set.classes, args.width)
     model = model.to(device).to(memory_format=torch.channels_last)

@@ -18,7 +18,7 @@ from datasets.loaders.engines.processes import Processes
 from datasets.loaders.engines.synthetic import Synthetic
 from datasets.loaders.engines.threads import Threads
 from datasets.loaders.loader import Engine, Loader
-from datasets.loaders.ray.wire import RAY
+from datasets.loaders.ray.pool import RAY
 from datasets.sampling.sampler import Plan
 
 CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # backend with a cache of samples -> its engine
@@ -110,7 +110,7 @@ def engine(
     if backend == "dali":
         return Dali(store, workers, None, antialias)
     if backend == "ray":
-        from datasets.loaders.ray.engine import FolderCutter, RayEngine  # imports psutil
+        from datasets.loaders.ray.engine import FolderCutter, RayEngine
 
         return RayEngine(FolderCutter(store, antialias), workers)
     kind = Threads if backend == "threads" else Processes

@@ -21,7 +21,7 @@ from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.loader import Loader
-from datasets.loaders.ray import cluster as ray_cluster
+from datasets.loaders.ray import pool as ray_pool
 from datasets.sampling import augment, effects
 from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import forms, tiers
@@ -45,7 +45,7 @@ def add_arguments(parser: JobParser) -> None:
     names = ", ".join(backends.BACKENDS)
     add("--data_backend", default="auto", metavar="NAME", help=f"auto (default): measured; {names}")
     add("-j", "--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
-    add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_cluster.HELP)
+    add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_pool.HELP)
     add("--pack", metavar="FOLDER", help="store the images once in this folder, and read them from it")
     add(
         "--pack_form",
@@ -98,9 +98,8 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     if args.pack_form != "decoded" and not args.pack and (args.cache or backend not in backends.CACHED):
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
     if backend == "ray":
-        rank, world_size = ranks.rank(), ranks.world_size()
-        ray_cluster.join(args.ray_address, ranks.broadcast_object, rank, world_size, log.info)
-        exits.at_success("loaders", ray_cluster.leave)
+        pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
+        exits.at_success("loaders", pool.shutdown)
     pack, cache = (None, None) if backend == "synthetic" else (args.pack, args.cache)
     is_cached = backend in backends.CACHED
     stores = tiers.Stores(pack, cache, args.cache_mode, is_cached, log.info, args.pack_form)

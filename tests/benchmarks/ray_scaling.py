@@ -34,6 +34,8 @@ def rate(nodes: int, seconds: float) -> float:
     """Return the samples/s of a cluster of `nodes` nodes, without batches that were prepared before."""
     cluster = RayNodes(PER_NODE, *[PER_NODE] * (nodes - 1))
     os.environ.update(cluster.environment)
+    import ray  # reads the environment
+
     try:
         with RayDataLoader(Waits(), True, batch_size=BATCH, num_workers=PER_NODE * nodes) as loader:
             batches = iter(loader)
@@ -45,6 +47,7 @@ def rate(nodes: int, seconds: float) -> float:
                 count += len(next(batches)[1])
             return count / (time.perf_counter() - begin)
     finally:
+        ray.shutdown()  # the next cluster has another address
         cluster.close()
 
 

@@ -10,7 +10,7 @@ from common.exits import BadInput
 from common.object_store.client import connect
 from common.object_store.location import find_endpoint
 from datasets.loaders.engines.dali import Dali
-from datasets.loaders.ray import wire
+from datasets.loaders.ray import pool
 from datasets.memory import digits
 from datasets.stores import pack
 from datasets.stores.shared import servers
@@ -49,7 +49,7 @@ USES = {
     "sklearn": (lambda: digits.load(".", False), "scikit-learn"),
     "boto3": (lambda: connect("s3", find_endpoint("s3"), 1, 1.0), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
-    "ray": (lambda: wire.pack(len), r'"ray>=2\.52"'),
+    "ray": (lambda: pool.connect("auto", 1), r'"ray>=2\.52"'),
     "matplotlib": (lambda: bench.plot([], "", "", "x.png"), "matplotlib"),
     "huaweicloudsdkmodelarts": (lambda: modelarts.connect("https://x", "p"), "huaweicloudsdkmodelarts"),
     "cv2": ("datasets.folders.resize", "opencv-python-headless"),

@@ -267,7 +267,8 @@ def test_bad_input_is_one_line(generated, tmp_path, arguments, message):
     (["--first_image_size=200000"], "200000 is more than 8192 pixels"),
     (["--arch=inception_v3"], "--arch inception_v3 cannot take images of --image_size 32"),
     (["--arch=vit_b_16", "--image_size=100"], "--arch vit_b_16 cannot take images of --image_size 100"),
-    (["--data_backend=ray", "--ray_address=nowhere"], "--ray_address nowhere"),
+    (["--data_backend=ray", "--ray_address=nowhere"], "no Ray cluster at nowhere"),
+    (["--data_backend=ray", "--ray_address=start"], "--ray_address start was removed"),
     (["--resume={file}.pt"], "--resume {file}.pt: no such file"),
     (["--weights={file}.pth"], "--weights {file}.pth: no such file"),
 ])  # fmt: skip

@@ -10,16 +10,12 @@ from pathlib import Path
 
 import psutil
 
-from tests.support import ray_forks
-
 _NODES = """
 import sys
 from ray.cluster_utils import Cluster
 more = dict(object_store_memory=200 << 20)
-if sys.argv[2:]:
-    more["setup_worker_path"] = sys.argv[2]
-cluster, nodes = Cluster(initialize_head=True, head_node_args=dict(
-    num_cpus=int(sys.argv[1]), include_dashboard=False, **more)), {}
+head = dict(num_cpus=int(sys.argv[1]), include_dashboard=False, **more)
+cluster, nodes = Cluster(initialize_head=True, head_node_args=head), {}
 print(cluster.address, flush=True)
 for line in sys.stdin:
     verb, number = line.split()
@@ -34,22 +30,17 @@ cluster.shutdown()
 
 
 class RayNodes:
-    """A head and more nodes. address: of the head. environment: the variables that a driver needs.
+    """A head and more nodes on 127.0.0.1. environment: the variables that a driver needs."""
 
-    forked: whether workers are forked from a process that has imported Ray and torch.
-    """
-
-    def __init__(self, cpus: int, *more: int, forked: bool = False):
+    def __init__(self, cpus: int, *more: int):
         self.folder = tempfile.mkdtemp(prefix="rn-")
         self.environment = {
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32, "RAY_TMPDIR": self.folder,
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray then takes 127.0.0.1 as this machine's address
         }  # fmt: skip
-        forks = ray_forks.start(self.folder, self.environment) if forked else {}
-        script = [ray_forks.__file__] if forked else []
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _NODES, str(cpus), *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=os.environ | self.environment | forks,
-            start_new_session=True,
+            [sys.executable, "-c", _NODES, str(cpus)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=os.environ | self.environment, start_new_session=True,
         )  # fmt: skip
         self.address = self._process.stdout.readline().strip()
         assert self.address, "Ray did not start"
@@ -58,27 +49,19 @@ class RayNodes:
             self.add(each)
 
     def add(self, cpus: int) -> None:
-        self._say(f"add {cpus}")
+        self._send(f"add {cpus}")
 
     def remove(self, number: int) -> None:
         """Kill a node that add() made, and all its processes, without notice."""
-        self._say(f"remove {number}")
+        self._send(f"remove {number}")
 
-    def processes(self, name: str) -> list[psutil.Process]:
-        """Return the processes of this cluster whose name or title begins so: ray::Worker are our actors."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                title = " ".join(process.cmdline()) or process.name()
-                mine = process.environ().get("RAY_TMPDIR") == self.folder
-            except psutil.Error:
-                continue
-            if mine and Path(title.split()[0]).name.startswith(name):
-                found.append(process)
-        return found
+    def kill_head(self) -> None:
+        """Kill the head and all nodes, without notice."""
+        for process in (*processes(self.folder, "gcs_server"), *processes(self.folder, "raylet")):
+            process.kill()
 
     def workers(self) -> list[psutil.Process]:
-        return self.processes("ray::Worker")
+        return processes(self.folder, "ray::Worker")
 
     def close(self) -> None:
         """Stop the cluster, and kill the processes that are left."""
@@ -89,19 +72,34 @@ class RayNodes:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        left = self.processes("")
+        left = processes(self.folder)
         for process in left:
             process.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
         psutil.wait_procs(left, 10)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         assert self._process.stdout.readline() == "done\n"
 
 
-def wait_until(true, seconds: float = 30.0) -> None:
+def processes(folder: str, name: str = "") -> list[psutil.Process]:
+    """Return the processes of Ray whose RAY_TMPDIR is the folder, and whose name or title begins so.
+    ray::Worker are our actors."""
+    result = []
+    for process in psutil.process_iter():
+        try:
+            title = " ".join(process.cmdline()) or process.name()
+            is_ours = process.environ().get("RAY_TMPDIR") == folder
+        except psutil.Error:
+            continue
+        if is_ours and process.pid != os.getpid() and Path(title.split()[0]).name.startswith(name):
+            result.append(process)
+    return result
+
+
+def wait_until(true, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not become true"

@@ -50,7 +50,7 @@ def map_style_loader(
     dataset (any text) identifies its data; if it has none, it is computed (datasets/fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
-    engine = MapStyle(fetcher, workers, pinned and device.type == "cuda")
+    engine = MapStyle(fetcher, Workers(workers, pinned and device.type == "cuda"))
     return build_loader(engine, fetcher, sampler, device)
 
 
@@ -178,12 +178,12 @@ class Fetcher:
 
 
 class MapStyle:
-    """An engine for Loader. workers, pinned: those of Workers."""
+    """An engine for Loader. workers: a Workers, or an object with its methods."""
 
     reuses_memory = False
 
-    def __init__(self, fetcher: Fetcher, workers: int, pinned: bool):
-        self._batches, self._workers = _Batches(fetcher), Workers(workers, pinned)
+    def __init__(self, fetcher: Fetcher, workers: Any):
+        self._batches, self._workers = _Batches(fetcher), workers
         self.example, self.collate_fn = fetcher.example, fetcher.collate_fn
         self._keys: _Keys | None = None
 

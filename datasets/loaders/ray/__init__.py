@@ -1,1 +1,1 @@
-"""An engine on the workers of a Ray cluster."""
+"""An engine on actors of Ray: pool.py connects and orders the tasks, worker.py is the actor."""

@@ -1,212 +1,205 @@
-"""Run a function on workers of a Ray cluster, or in this process if no worker is left."""
+"""Connect this process to Ray, and run functions on a pool of actors, with the results in order.
 
-import collections
+Ray restarts an actor whose process or node is lost, and runs its tasks again. If the head is lost, the job
+ends with exit code 5 (common/exits.py), and the next start resumes it. A process has one connection to Ray.
+"""
+
 import contextlib
-import hashlib
-import itertools
 import os
+import secrets
+import signal
+import socket
 import sys
-import threading
+import tempfile
+import time
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from torch._utils import ExceptionWrapper
-
-from common.exits import BadInput
+from common.exits import LOST_CONTACT, BadInput, import_optional, print_line
 from common.files import ROOT
-from common.platforms import available_cores
-from datasets.loaders.ray import cluster
-from datasets.loaders.ray.wire import Message, pack, read, start, stop, unpack, write
+from datasets.loaders.ray import worker
 
-_END = 10.0  # seconds for the driver to end
-_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+RAY = '"ray>=2.52"'  # the requirement for pip; 2.52 is the first version with tokens
+HELP = "Ray cluster: auto (default: RAY_ADDRESS, or that of this machine, or only this process), or HOST:PORT"
+
+_RETRIES = 2  # a task fails after it was lost with three actors
+_CHECKED = 2.0  # seconds between two checks of the head
+_REACHED = 10.0  # seconds for the head to accept a connection
+_STARTED = 120.0  # seconds for the actors to get CPUs of a cluster
+_REPLACED = 60.0  # seconds of waiting for a result until the CPUs of the cluster are counted again
+
+_local = False  # whether Ray was started here, for this process
+
+
+class ClusterLost(BadInput):
+    """The head or too many nodes of the cluster are lost. The job ends, and can be resumed."""
+
+    code = LOST_CONTACT
+
+
+def connect(address: str, workers: int) -> Any:
+    """Connect this process to Ray, if it is not connected. Return the module `ray`.
+
+    address: HOST:PORT of a cluster of which this machine is a node. "auto": RAY_ADDRESS, else the cluster of
+        the last `ray start` on this machine, else a new instance on 127.0.0.1 that ends with this process.
+    workers: actors for which a new instance starts processes.
+    Raises BadInput if Ray is missing or the cluster does not answer.
+    """
+    global _local
+    if address == "start":
+        cure = "leave it out, and Ray starts for this process, or run `ray start` on each node"
+        raise BadInput(f"--ray_address start was removed: {cure}")
+    if (imported := sys.modules.get("ray")) and imported.is_initialized():
+        return imported
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or _address_of_this_machine()
+    if address and not _is_reached(address):
+        raise _no_cluster(address, "it accepts no connection")
+    if "ray" not in sys.modules:  # Ray reads its settings when it is imported
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else `uv run` copies the folder
+        if address:
+            os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of 30 s each, for example a wrong token
+        else:
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # listen on 127.0.0.1 only
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    ray = import_optional("ray", "Ray cannot be imported", RAY)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    if not address:
+        options |= {"num_cpus": workers, "include_dashboard": False}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address or "local", **options)
+    except Exception as error:
+        raise _no_cluster(address, _line(error)) from error
+    with contextlib.suppress(ValueError):  # in another thread than the main one
+        signal.signal(signal.SIGTERM, handler)  # ray.init() replaces it, and a job saves at this signal
+    _local = not address
+    return ray
 
 
 class Pool:
-    """Workers of a Ray cluster that run function(task). Results come in any order and are taken by key.
+    """Actors of Ray that run functions on tasks.
 
-    function: an object with begin(worker, workers) and __call__(task). The result must depend only on
-        function and task, because a task is computed again if its worker is lost.
-    workers: actors, each with `cpus` CPUs.
-    address: of the cluster; "auto": RAY_ADDRESS, or the cluster with a node on this machine.
-    log: called with one line of text.
-    cure: the advice in the error if no cluster is found.
-    lanes: tasks name their worker, so all workers must run.
-    On a cluster that a loader has started (cluster.OWN) Ray reserves no CPUs, because loaders share the
-    cores: each has at most one actor for `cpus` cores. Raises BadInput if Ray or the cluster is missing.
+    A function must depend only on its task, because a task runs again if its actor is lost. Functions and
+    results travel through Ray's object store: the arrays of a result are read-only.
+
+    workers: actors. If a cluster has no CPUs for all of them, fewer run.
+    address: see connect().
+    cpus: CPUs of each actor. In an instance of this process alone actors reserve no CPUs, as DataLoader's.
+    `workers`: actors that run. Raises BadInput.
     """
 
-    def __init__(
-        self,
-        function: Any,
-        workers: int,
-        address: str = "auto",
-        cpus: float = 1.0,
-        log: Callable[[str], None] | None = None,
-        cure: str = cluster.CURE,
-        lanes: bool = False,
-    ):
-        if reason := cluster.unavailable():
-            raise BadInput(reason)
-        message = pack(function)
-        self._function, self._digest, self._workers = function, _digest(message), workers
-        self._here: dict = {}  # lane -> the function, in this process
-        self._keys = itertools.count()
-        address = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
-        options: dict[str, Any] = {
-            "address": address, "node": os.environ.get(cluster.NODE), "workers": workers, "started": workers,
-            "cpus": cpus, "lanes": lanes,
-            "paths": [ROOT, *(path for path in map(os.path.abspath, sys.path) if path != ROOT)],
-        }  # fmt: skip
-        link = self._link = _Link(log or _print)
-        if os.environ.get(cluster.OWN) == address and 0 < cpus <= available_cores():
-            options["cpus"] = 0.0
-            if not lanes:
-                options["started"] = min(workers, int(available_cores() / cpus))
-        self._finalizer = weakref.finalize(self, link.close)
-        self.process = link.process.pid
-        found = link.open(options, message)
-        if found is not None:
-            self._finalizer()
-            raise cluster.NoCluster(address, found, cure)
-        if options["started"] < workers:
-            text = f"{options['started']} of {workers} workers run"
-            link.log(f"ray: {text}: this machine has {available_cores()} CPUs")
+    def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
+        ray = self._ray = connect(address, workers)
+        ray.cloudpickle.register_pickle_by_value(worker)
+        self._cpus, self._head = 0.0 if _local else cpus, ray.get_runtime_context().gcs_address
+        self.workers = self._room(workers)
+        if not self.workers:
+            raise BadInput(f"the Ray cluster has no {cpus:g} CPUs for a worker")
+        if self.workers < workers:
+            print_line(f"ray: {self.workers} of {workers} workers run: the cluster has no more CPUs")
+        options = {"max_restarts": -1, "max_task_retries": _RETRIES, "scheduling_strategy": "SPREAD"}
+        actor = ray.remote(worker.Worker).options(num_cpus=self._cpus, **options)
+        paths = [ROOT, *(path for path in map(os.path.abspath, sys.path) if path != ROOT)]
+        self._actors = [actor.remote(paths) for _ in range(self.workers)]
+        self._finalizer = weakref.finalize(self, _kill, ray, self._actors)
+        if self._cpus:
+            calls = [actor.__ray_ready__.remote() for actor in self._actors]
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_STARTED)
+            if len(ready) < self.workers:
+                self.close()
+                room = f"{len(ready)} of {self.workers} workers of {cpus:g} CPU have started"
+                raise BadInput(f"the Ray cluster is full: after {_STARTED:g} s {room}; ask for fewer workers")
+        self._checked = time.monotonic()
 
-    def runs(self, function: Any) -> bool:
-        """Return whether the workers have the current state of this function."""
-        return _digest(pack(function)) == self._digest
+    def put(self, function: Callable[[tuple], Any]) -> list:
+        """Store a function for the actors. Return what submit() needs."""
+        return [self._ray.put(function)]  # in a list: the actor gets the reference
 
-    def submit(self, task: Any, lane: int | None = None) -> int:
-        """Start a task and return its key. Earlier tasks run first. lane: its worker, None for any."""
-        key = next(self._keys)
-        self._link.tasks[key] = lane, task
-        self._link.send(("task", key, lane), pack(task))
-        return key
+    def submit(self, number: int, function: list, task: tuple) -> Any:
+        """Start a task on the actor of this number, after its earlier tasks. Return a reference to the
+        result."""
+        return self._actors[number].run.remote(function, task)
 
-    def take(self, key: int, timeout: float = 0.0) -> Any:
-        """Return the result of a task. Raises the function's exception, BadInput if the cluster is full, and
-        RuntimeError after `timeout` seconds (0: never)."""
-        result = self._link.wait(key, timeout)
-        lane, task = self._link.tasks[key]
-        self.forget([key])
-        if result is None:
-            if lane not in self._here:
-                self._here[lane] = unpack(pack(self._function))
-                self._here[lane].begin(lane or 0, self._workers)
-            return self._here[lane](task)
-        done, value = unpack(result)
-        if done:
-            return value
-        if isinstance(value, ExceptionWrapper):
-            value.reraise()
-        raise value
+    def take(self, reference: Any, timeout: float = 0.0) -> Any:
+        """Wait for a result and return it.
 
-    def map(self, tasks: Iterable, ahead: int) -> Generator:
-        """Yield the results of tasks in order, while `ahead` more tasks run. Raises as take() does."""
-        tasks, keys = iter(tasks), collections.deque()
+        Raises the function's exception, ClusterLost, and RuntimeError after `timeout` seconds (0: never), or
+        if the task has ended three actors.
+        """
+        errors, begin = self._ray.exceptions, time.monotonic()
         try:
-            while True:
-                keys.extend(self.submit(task) for task in itertools.islice(tasks, ahead + 1 - len(keys)))
-                if not keys:
-                    return
-                yield self.take(keys.popleft())
-        finally:
-            self.forget(keys)
-
-    def forget(self, keys: Iterable[int]) -> None:
-        """Drop tasks whose results are not needed."""
-        if dropped := [key for key in keys if self._link.drop(key)]:
-            self._link.send(("forget", dropped))
+            while not self._ray.wait([reference], timeout=min(timeout or _CHECKED, _CHECKED))[0]:
+                self._check()
+                waited = time.monotonic() - begin
+                if timeout and waited > timeout:
+                    raise RuntimeError(f"no batch from the Ray workers within {timeout:g} seconds")
+                if waited > _REPLACED and self._room(self.workers) < self.workers:
+                    raise ClusterLost(f"the Ray cluster has lost nodes: no CPUs for {self.workers} workers")
+            if time.monotonic() - self._checked > _CHECKED:
+                self._check()
+            return self._ray.get(reference)
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, BadInput):
+                raise error.cause from None
+            raise
+        except errors.RayActorError as error:
+            self._check()
+            raise RuntimeError(f"a batch has ended {_RETRIES + 1} Ray workers: {_line(error)}") from error
+        except (OSError, errors.RayError) as error:
+            raise ClusterLost(f"the connection to the Ray cluster is lost: {_line(error)}") from error
 
     def close(self) -> None:
-        """End the workers and the connection to Ray, and wait until the driver has ended."""
+        """End the actors."""
         self._finalizer()
 
+    def _room(self, workers: int) -> int:
+        """Return how many of so many actors the CPUs of the cluster allow."""
+        if not self._cpus:
+            return workers
+        return min(workers, int(self._ray.cluster_resources().get("CPU", 0.0) / self._cpus))
 
-class _Link:
-    """The connection to the driver. Its reading thread does not refer to the pool, which can be collected."""
-
-    def __init__(self, log: Callable[[str], None]):
-        self.log, self.owner = log, os.getpid()
-        self.process, self.connection = start("driver", **_RAY)
-        self.file = self.connection.makefile("rwb")
-        self.changed = threading.Condition()
-        self.tasks: dict[int, tuple] = {}  # key -> (lane, task), until it is taken or forgotten
-        self.results: dict[int, Message] = {}
-        self.alone = self.lost = self.closed = False
-        self.refused = ""
-
-    def open(self, options: dict, function: Message) -> str | None:
-        """Let the driver connect. Return the reason if there is no cluster."""
-        try:
-            write(self.file, options, function)
-            found, _ = read(self.file)
-        except (OSError, EOFError):
-            return "it closed the connection: the token is wrong, or the head is down"
-        threading.Thread(target=self._follow, daemon=True).start()
-        return found
-
-    def send(self, header: tuple, message: Message = (b"", [])) -> None:
-        with contextlib.suppress(OSError):  # the thread notices that the driver has ended
-            write(self.file, header, message)
-
-    def wait(self, key: int, timeout: float) -> Message | None:
-        """Return the result of a task, or None if this process must compute it."""
-        with self.changed:
-
-            def is_decided() -> bool:
-                return key in self.results or self.alone or self.lost or bool(self.refused)
-
-            if not self.changed.wait_for(is_decided, timeout or None):
-                raise RuntimeError(f"no batch from the Ray workers within {timeout:g} seconds")
-            if self.refused and key not in self.results:
-                raise BadInput(self.refused)
-            return self.results.get(key)
-
-    def drop(self, key: int) -> bool:
-        """Drop a task. Return whether the driver still has it."""
-        with self.changed:
-            return self.tasks.pop(key, None) is not None and self.results.pop(key, None) is None
-
-    def close(self) -> None:
-        if os.getpid() != self.owner:
-            return  # a fork shares the connection
-        self.closed = True
-        stop(self.process, self.connection, _END)
-
-    def _follow(self) -> None:
-        try:
-            while True:
-                (kind, *values), message = read(self.file)
-                with self.changed:
-                    if kind == "done" and values[0] in self.tasks:
-                        self.results[values[0]] = message
-                    elif kind == "log":
-                        self.log(*values)
-                    elif kind == "alone":
-                        self.alone = values[0]
-                    elif kind == "refused":
-                        self.refused = values[0]
-                    self.changed.notify_all()
-        except (OSError, EOFError):
-            pass
-        finally:
-            with self.changed:
-                self.lost = True
-                self.changed.notify_all()
-                if not self.closed and not self.alone:
-                    self.log("lost the connection to the Ray cluster: the data are prepared here from now on")
+    def _check(self) -> None:
+        """Raise ClusterLost unless the head accepts connections."""
+        if not _is_reached(self._head):
+            raise ClusterLost(f"the head of the Ray cluster at {self._head} accepts no connection")
+        self._checked = time.monotonic()
 
 
-def _digest(message: Message) -> bytes:
-    form, buffers = message
-    digest = hashlib.blake2b(form)
-    for buffer in buffers:
-        digest.update(buffer)
-    return digest.digest()
+def _address_of_this_machine() -> str:
+    """Return the address that the last `ray start` on this machine has left; "" if nothing listens there."""
+    path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+    address = path.read_text().strip() if path.exists() else ""
+    return address if _is_reached(address) else ""
 
 
-def _print(line: str) -> None:
-    print(line, flush=True)
+def _no_cluster(address: str, reason: str) -> BadInput:
+    if not address:
+        return BadInput(f"Ray does not start on this machine: {reason}")
+    place = f"{address} (RAY_ADDRESS)" if address == os.environ.get("RAY_ADDRESS") else address
+    cure = f"run `ray start --head` there and `ray start --address={address}` on this machine"
+    return BadInput(f"no Ray cluster at {place}: {reason}; {cure}, or use --ray_address auto")
+
+
+def _is_reached(address: str) -> bool:
+    """Return whether a process accepts connections at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _REACHED).close()
+    except (OSError, OverflowError, ValueError):
+        return False
+    return True
+
+
+def _kill(ray: Any, actors: list) -> None:
+    """Kill the actors. An actor that Ray ends because its handle is deleted may hang in its destructors."""
+    for actor in actors:
+        with contextlib.suppress(Exception):  # Ray may have ended
+            ray.kill(actor)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

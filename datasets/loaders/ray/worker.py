@@ -4,43 +4,24 @@ The class is pickled by value and imports this project only after it has set sys
 project's files, at the same path or on the PYTHONPATH of `ray start`.
 """
 
-import os
-import socket
 import sys
 from typing import Any
 
 
 class Worker:
-    """An actor that runs a function on one task after another.
+    """An actor that runs functions on tasks. paths: sys.path of the training process."""
 
-    paths: sys.path of the training process.
-    held: [reference to the packed function].
-    number, count: the number of this worker, from 0, and of all workers.
-    """
-
-    def __init__(self, paths: list, held: list, number: int, count: int):
+    def __init__(self, paths: list[str]):
         sys.path.extend(path for path in paths if path not in sys.path)
-        self.held, self.number, self.count = held, number, count
-        self.function: Any = None
+        self.functions: dict[Any, Any] = {}
 
-    def name(self) -> str:
-        return f"{self.number} on {socket.gethostname()}, process {os.getpid()}"
-
-    def run(self, task: tuple) -> tuple:
-        """Return the packed (True, the function's result) or (False, its exception with the traceback)."""
+    def run(self, held: list, task: tuple) -> Any:
+        """Return function(task). held: [reference to the function], which is read once."""
         import ray
-        from torch._utils import ExceptionWrapper
+        import torch
 
-        from common.exits import BadInput
-        from datasets.loaders.ray.wire import pack, unpack
-
-        try:
-            if self.function is None:
-                function = unpack(ray.get(self.held[0]))
-                function.begin(self.number, self.count)
-                self.function = function
-            return pack((True, self.function(unpack(task))))
-        except BadInput as error:
-            return pack((False, error))
-        except Exception:
-            return pack((False, ExceptionWrapper(where=f"in Ray worker {self.name()}")))
+        if held[0] not in self.functions:
+            torch.set_num_threads(1)  # as DataLoader's workers do
+            last = [*self.functions.items()][-1:]  # two iterators of one loader may take turns
+            self.functions = {**dict(last), held[0]: ray.get(held[0])}
+        return self.functions[held[0]](task)

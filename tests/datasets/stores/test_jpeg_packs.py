@@ -131,7 +131,7 @@ def test_a_worker_of_ray_cuts_as_a_thread_does(index, packs):
         expected = images.clone().numpy()
         found.close()
     cutter = pickle.loads(pickle.dumps(FolderCutter(packs["jpeg"])))
-    assert np.array_equal(cutter((96, batch.ids, batch.crops)), expected)
+    assert np.array_equal(cutter.__getitems__((96, batch.ids, batch.crops)), expected)
 
 
 def test_an_image_that_is_too_long_for_a_jpeg_is_named(tmp_path):

@@ -1,0 +1,137 @@
+"""torch's DataLoader with actors of Ray as workers.
+
+The content of a batch depends on the loader's seed and the number of the batch, not on the worker. So a batch
+that was lost with a worker or a node is the same when another actor computes it.
+"""
+
+import collections
+import itertools
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, _DatasetKind
+from torch.utils.data._utils import worker as torch_worker
+
+from datasets.loaders.ray.pool import Pool
+
+
+class RayDataLoader(DataLoader):
+    """A DataLoader whose workers are actors of Ray if distribute_mode is true.
+
+    distribute_mode: false, num_workers=0 or an IterableDataset is the plain DataLoader.
+    head_address: HOST:PORT of the cluster, or "auto": RAY_ADDRESS, or the cluster of which this machine is a
+        node, or an instance of Ray that this process starts, and that ends with it. The first loader of a
+        process decides; each rank of a job has its own connection.
+    num_workers: actors (fewer run if the cluster has fewer CPUs). They run until close(), or until the loader
+        is garbage-collected.
+    cpus_per_worker: CPUs of each actor on a cluster.
+    The other arguments are those of DataLoader, but multiprocessing_context has no effect, and batches always
+    keep their order. Batches have the types that collate_fn returns; uint8 has a quarter of the bytes of
+    float32.
+
+    torch, NumPy and random are seeded for every batch. Each epoch sends the data set to the workers; with
+    persistent_workers only the first one does. Iterating raises the exceptions of the data set, with the
+    worker's traceback, and those of Pool.take(). It raises BadInput if there is no
+    cluster, or if the cluster is full.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        distribute_mode: bool = False,
+        head_address: str = "auto",
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler | Iterable | None = None,
+        batch_sampler: Sampler[list] | Iterable[list] | None = None,
+        num_workers: int = 0,
+        *arguments: Any,
+        prefetch_factor: int | None = 2,
+        cpus_per_worker: float = 1.0,
+        **options: Any,
+    ):
+        is_iterable = isinstance(dataset, IterableDataset)  # it cannot be read again from the middle
+        self.distribute_mode = bool(distribute_mode) and num_workers > 0 and not is_iterable
+        self.head_address, self.cpus_per_worker = head_address, cpus_per_worker
+        self._pool: Pool | None = None
+        self._served: tuple = ()
+        options["prefetch_factor"] = prefetch_factor if num_workers else None
+        arguments = (batch_size, shuffle, sampler, batch_sampler, num_workers, *arguments)
+        super().__init__(dataset, *arguments, **options)
+
+    def __iter__(self) -> Any:
+        return self._iterate() if self.distribute_mode else super().__iter__()
+
+    def close(self) -> None:
+        """End the workers. Iterating again starts new workers."""
+        if self._pool:
+            self._pool.close()
+        self._pool, self._served = None, ()
+
+    def __enter__(self) -> "RayDataLoader":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _iterate(self) -> Iterator[Any]:
+        """Yield the batches of an epoch in order, while prefetch_factor tasks of each worker run or wait."""
+        keys = iter(self.batch_sampler if self.batch_sampler is not None else self.sampler)
+        pool = self._pool or Pool(self.num_workers, self.head_address, self.cpus_per_worker)
+        self._pool = pool
+        if not (self.persistent_workers and self._served):
+            # drawn at the same place as in torch's DataLoader, so shuffling is the same
+            seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator).item()
+            self._served = pool.put(_Fetcher(self, int(seed), pool.workers)), itertools.count()
+        function, numbers = self._served
+        waiting: collections.deque = collections.deque()
+
+        def submit(count: int) -> None:
+            for key, number in zip(itertools.islice(keys, count), numbers, strict=False):
+                waiting.append(pool.submit(number % pool.workers, function, (number, key)))
+
+        submit((self.prefetch_factor or 2) * pool.workers)
+        while waiting:
+            batch = pool.take(waiting.popleft(), self.timeout)
+            submit(1)
+            batch = tree_map_only(np.ndarray, np.copy, batch)  # the caller may write to it
+            if self.pin_memory and torch.cuda.is_available():
+                batch = torch.utils.data._utils.pin_memory.pin_memory(batch)
+            yield batch
+
+
+class _Fetcher:
+    """The function of the workers: it returns a batch."""
+
+    def __init__(self, loader: RayDataLoader, seed: int, workers: int):
+        self.dataset, self.init, self.seed, self.workers = (
+            loader.dataset,
+            loader.worker_init_fn,
+            seed,
+            workers,
+        )
+        self.collation = loader._auto_collation, loader.collate_fn, loader.drop_last
+
+    def __call__(self, task: tuple) -> Any:
+        number, key = task
+        worker = number % self.workers
+        info = {"num_workers": self.workers, "seed": self.seed + worker, "dataset": self.dataset}
+        torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, **info)
+        if self.init is not None:  # once in each worker
+            _seed(self.seed, 0, worker)
+            self.init(worker)
+            self.init = None
+        _seed(self.seed, 1, number)
+        return _DatasetKind.create_fetcher(_DatasetKind.Map, self.dataset, *self.collation).fetch(key)
+
+
+def _seed(seed: int, kind: int, number: int) -> None:
+    """Seed the global generators. kind: 0 for the worker of this number, 1 for the batch of this number."""
+    words = np.random.SeedSequence([seed & (2**64 - 1), kind, number]).generate_state(3, np.uint64)
+    torch.random.default_generator.manual_seed(int(words[0]))
+    random.seed(int(words[1]))
+    np.random.seed(int(words[2]) & (2**32 - 1))
