@@ -25,6 +25,7 @@ BATCH_SIZE_HELP = (
 
 _MOST = 1e9  # the largest number of an option: larger ones overflow clocks, counters or floats
 _UNKNOWN = "--?"  # replaces an unknown option while argparse parses the others
+_REMOVED = {"stage": "removed: data at a URL are always copied to the node"}  # former options
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
 NAMELESS = "(a value without an option)"
 
@@ -126,7 +127,8 @@ class Parser(argparse.ArgumentParser):
         said = []
         for name in unknown:
             meant = self.resembling(name)
-            said.append(f"{name} (did you mean {meant}?)" if meant else name)
+            hint = _REMOVED.get(_plain(name)) or (meant and f"did you mean {meant}?")
+            said.append(f"{name} ({hint})" if hint else name)
         return f"unknown option{'s' if len(said) > 1 else ''}: {', '.join(said)}"
 
 
@@ -226,14 +228,15 @@ class JobParser(Parser):
         """Return the unknown options if all of them may be ignored, otherwise raise BadInput.
 
         Options that platforms inject are always ignored. On a platform an unknown option is also ignored if
-        it resembles no option of the parser. everything: ignore all.
+        it resembles no option of the parser and no former one. everything: ignore all.
         """
         given = {_plain(name) for name in names(sys.argv[1:])}
         on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
         refused = [
             name
             for name in unknown
-            if _plain(name) not in platforms.INJECTED and (not on_platform or self.resembling(name))
+            if _plain(name) not in platforms.INJECTED
+            and (not on_platform or self.resembling(name) or _plain(name) in _REMOVED)
         ]
         if refused and not everything:
             self.error(f"{self._unknown(refused)}; --ignore_unknown true ignores them")
