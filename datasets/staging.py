@@ -45,28 +45,28 @@ def stage(url: str) -> str:
     """
     if url in _staged:
         return _staged[url]
-    staging, trouble = _Staging(url), None
+    place, trouble = scratch_folder("staged", url), None
+    folder = os.path.join(place, "data")
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            with staging.store:
-                staging.run()
+            with ObjectStore(url, THREADS) as store:
+                _Staging(url, place, store).run()
     except BadInput as error:
         trouble = error
     except OSError as error:
         trouble = BadInput(f"cannot stage {url}: {error.strerror or error} ({error.filename})")
     barrier.wait_for_all(f"staging {url}", f"to stage {url}", trouble)
-    if not os.path.isdir(staging.data):
-        trouble = BadInput(f"{staging.data} is missing: all processes of a node need the same {SCRATCH}")
+    if not os.path.isdir(folder):
+        trouble = BadInput(f"{folder} is missing: all processes of a node need the same {SCRATCH}")
     barrier.wait_for_all(f"reading {url}", f"to find the copy of {url}", trouble)
-    _staged[url] = staging.data
-    return staging.data
+    _staged[url] = folder
+    return folder
 
 
 class _Staging:
-    def __init__(self, url: str):
-        self.url, self.place = url, scratch_folder("staged", url)
-        self.data, self.hidden = os.path.join(self.place, "data"), os.path.join(self.place, ".data")
-        self.store, self.heartbeat = ObjectStore(url, THREADS), Heartbeat()
+    def __init__(self, url: str, place: str, store: ObjectStore):
+        self.url, self.place, self.store, self.heartbeat = url, place, store, Heartbeat()
+        self.data, self.hidden = os.path.join(place, "data"), os.path.join(place, ".data")
         self._lock, self._bytes, self._files = threading.Lock(), 0, 0
 
     def run(self) -> None:

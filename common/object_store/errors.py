@@ -29,6 +29,7 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
     "the object is larger than the store accepts": "EntityTooLarge",
     "the store does not have this function": "NotImplemented",
     "the key is too long": "KeyTooLongError",
+    "the listing does not end": "PaginationError",
     "the bucket is full": "QuotaExceeded InsufficientStorageSpace",
     "the bucket is in another region: set the endpoint of that region": (
         "PermanentRedirect TemporaryRedirect 301 307"

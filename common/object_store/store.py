@@ -57,8 +57,8 @@ class Object(NamedTuple):
 class ObjectStore:
     """The objects below one URL.
 
-    All methods may be called from several threads. It connects at the first call. threads: the number of
-    threads that use it. Raises BadInput; its methods raise StoreError.
+    All methods may be called from several threads. threads: the number of threads that use it.
+    Raises BadInput; its methods raise StoreError.
     """
 
     def __init__(self, url: str, threads: int = 16):
@@ -66,30 +66,42 @@ class ObjectStore:
         self.endpoint = find_endpoint(self.location.scheme)
         self.attempts = int(_read_number("BOOTFILE_STORE_ATTEMPTS", 5))
         self.timeout = _read_number("BOOTFILE_STORE_TIMEOUT", 30)
-        self._client: Any = None
-        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._stopped = threading.Event()
+        try:
+            self.client = connect(
+                self.location.scheme, self.endpoint, _PARTS * threads, self.timeout, self.attempts
+            )
+        except BadInput:
+            raise
+        except Exception as error:
+            raise self._explain(error, "") from error
 
     def list(self, prefix: str = "") -> Iterator[Object]:
         """Yield all objects below URL/prefix, by key, without the empty objects that represent folders."""
-        skip = len(self.location.full(""))
+        skip, last = len(self.location.full("")), ""
         folder = prefix.strip("/")
-        for page in self._keys(prefix, Prefix=self.location.full(f"{folder}/" if folder else "")):
+        below = self.location.full(f"{folder}/" if folder else "")
+        # not ListObjectsV2: stores without it stop silently at 1,000 keys
+        for page in self._pages("list_objects", prefix, Prefix=below, MaxKeys=_PAGE):
             for each in page.get("Contents", []):
-                if not (each["Key"].endswith("/") and each["Size"] == 0):
+                if each["Key"] <= last:
+                    raise StoreError(f"{self.location.url(prefix)}: the listing does not end", "listing")
+                last = each["Key"]
+                if not (last.endswith("/") and each["Size"] == 0):
                     modified = each["LastModified"].timestamp()
-                    yield Object(each["Key"][skip:], each["Size"], each["ETag"].strip('"'), modified)
+                    yield Object(last[skip:], each["Size"], each["ETag"].strip('"'), modified)
 
     def folders(self) -> Iterator[str]:
         """Yield the names of the folders directly below the URL, without listing their content."""
         below = self.location.full("")
-        for page in self._keys("", Prefix=below, Delimiter="/"):
+        for page in self._pages("list_objects", "", Prefix=below, Delimiter="/", MaxKeys=_PAGE):
             for each in page.get("CommonPrefixes", []):
                 yield each["Prefix"][len(below) : -1]
 
     def uploads(self, key: str = "") -> Iterator[tuple[str, str, float]]:
         """Yield (key, upload id, seconds since 1970) of unfinished multipart uploads: of a key, or all."""
         prefix, skip = self.location.full(key), len(self.location.full(""))
-        for page in self._pages("list_multipart_uploads", key, _mark_uploads, Prefix=prefix):
+        for page in self._pages("list_multipart_uploads", key, Prefix=prefix):
             for each in page.get("Uploads", []):
                 if not key or each["Key"] == prefix:
                     yield each["Key"][skip:], each["UploadId"], each["Initiated"].timestamp()
@@ -205,11 +217,8 @@ class ObjectStore:
         self._stopped.set()
 
     def close(self) -> None:
-        """Close the connections. The store may be used again."""
-        with self._lock:
-            client, self._client = self._client, None
-        if client:
-            client.close()
+        """Close the connections."""
+        self.client.close()
 
     def __enter__(self):
         return self
@@ -217,28 +226,15 @@ class ObjectStore:
     def __exit__(self, *_):
         self.close()
 
-    @property
-    def client(self) -> Any:
-        """Return boto3's client."""
-        with self._lock:
-            if self._client is None:
-                connections = _PARTS * self.threads
-                self._client = connect(
-                    self.location.scheme, self.endpoint, connections, self.timeout, self.attempts
-                )
-            return self._client
-
     def _call(self, operation: str, key: str, **parameters) -> dict:
-        """Return the checked answer to an operation of boto3 on an object, or below a Prefix."""
+        """Return the checked answer to an operation of boto3 on an object."""
         self._check_stopped(key)
-        if "Prefix" not in parameters:
-            parameters["Key"] = self.location.full(key)
         try:
-            answer = getattr(self.client, operation)(Bucket=self.location.bucket, **parameters)
-            check_answer(operation, answer, parameters.get("Prefix", ""))
+            answer = getattr(self.client, operation)(
+                Bucket=self.location.bucket, Key=self.location.full(key), **parameters
+            )
+            check_answer(operation, answer, "")
             return answer
-        except BadInput:
-            raise
         except Exception as error:
             raise self._explain(error, key) from error
 
@@ -274,25 +270,18 @@ class ObjectStore:
             self._stopped.wait(random.uniform(0, min(_LONGEST_WAIT, 2**attempt)))
         return transfer()
 
-    def _pages(
-        self, operation: str, key: str, mark: Callable[[dict], dict[str, str]], **parameters
-    ) -> Iterator[dict]:
-        """Yield the pages of a listing. mark: returns the parameters that ask for the page after a page."""
-        begin: dict[str, str] = {}
-        for _ in range(_MOST_PAGES):
-            page = self._call(operation, key, **parameters, **begin)
-            yield page
-            following = mark(page)
-            if not page.get("IsTruncated") or not following:
-                return
-            if begin and (following == begin or min(following.items()) < min(begin.items())):
-                break
-            begin = following
-        raise StoreError(f"{self.location.url(key)}: the listing does not end", "listing")
-
-    def _keys(self, key: str, **parameters) -> Iterator[dict]:
-        # not ListObjectsV2: stores without it stop silently at 1,000 keys
-        return self._pages("list_objects", key, _mark_keys, MaxKeys=_PAGE, **parameters)
+    def _pages(self, operation: str, key: str, **parameters) -> Iterator[dict]:
+        """Yield the checked pages of a listing below a Prefix."""
+        pages = self.client.get_paginator(operation).paginate(Bucket=self.location.bucket, **parameters)
+        try:
+            for number, page in enumerate(pages):
+                self._check_stopped(key)
+                check_answer(operation, page, parameters["Prefix"])
+                if number == _MOST_PAGES:
+                    raise Damaged("the listing does not end")
+                yield page
+        except Exception as error:
+            raise self._explain(error, key) from error
 
     def _read(self, key: str, size: int | None = None, sha256: str | None = None) -> tuple[bytes, Object]:
         """Read an object into memory, and check it against its metadata, or against the size and sha256."""
@@ -415,18 +404,6 @@ def _check_bytes(file: BinaryIO, count: int, entry: Object, sha256: str | None) 
             raise Damaged(
                 f"the received bytes are not those that were sent (digest {wanted[:12]}... expected)"
             )
-
-
-def _mark_keys(page: dict) -> dict[str, str]:
-    last = [each["Key"] for each in page.get("Contents", [])[-1:]]
-    last += [each["Prefix"] for each in page.get("CommonPrefixes", [])[-1:]]
-    return {"Marker": max(last)} if last else {}
-
-
-def _mark_uploads(page: dict) -> dict[str, str]:
-    if not page.get("NextKeyMarker"):
-        return {}
-    return {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker", "")}
 
 
 def _state(path: str) -> tuple[int, int, int]:

@@ -149,7 +149,7 @@ def test_clear_text_to_another_machine_is_refused_or_said(monkeypatch, tmp_path,
     (tmp_path / "config").write_text(f"[default]\nendpoint_url = {url}\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     with pytest.raises(BadInput, match="not encrypted"):
-        _ = ObjectStore("s3://bucket").client
+        ObjectStore("s3://bucket")
 
 
 def test_a_killed_test_takes_its_server_with_it():
@@ -528,11 +528,11 @@ def test_keys_through_links_and_files(tmp_path):
 
 def test_boto3_is_imported_when_it_is_needed_and_named_when_it_is_missing(server):
     script = (
-        "import sys; from common.object_store.store import ObjectStore; store = ObjectStore('s3://bucket')\n"
+        "import sys; from common.object_store.store import ObjectStore\n"
         "assert not {'boto3', 'botocore', 'torch'} & set(sys.modules)\n"
         "sys.modules['boto3'] = None\n"
         "from common.entry import entry\n"
-        "entry(lambda: store.read('x'))()"
+        "entry(lambda: ObjectStore('s3://bucket').read('x'))()"
     )
     result = run("-c", script, code=2, fresh=True, env=environment(**server.environment))
     assert re.fullmatch(r"error: object stores need boto3 \(.*boto3.*\): pip install boto3\n", result.stderr)
