@@ -85,8 +85,9 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError:
         return error
     if isinstance(error, Damaged):
         return StoreError(f"{url}: {error}", "damaged", again=True)
-    if hasattr(error, "response"):  # botocore's ClientError
-        return _explain_answer(error.response, url)
+    answer = getattr(error, "response", None)
+    if isinstance(answer, dict):  # botocore's ClientError
+        return _explain_answer(answer, url)
     for kind in type(error).__mro__:
         if cause := _CAUSE_OF.get(kind.__name__):
             name = type(error).__name__
