@@ -162,7 +162,7 @@ class _Staging:
 
     def _fetch(self, entry: Object) -> None:
         path = os.path.join(self.hidden, entry.key)
-        self.store.fetch(entry.key, path, entry.size, progress=self._count)
+        self.store.fetch(entry.key, path, entry.size, self._count)
         os.utime(path, ns=(_time_of(entry),) * 2)
         with self._lock:
             self._files += 1

@@ -81,8 +81,6 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError:
     url: the address of the object for the message. endpoint: the name of the server.
     """
     error = getattr(error, "last_exception", error)  # s3transfer: the attempts are used up
-    if isinstance(error, StoreError):
-        return error
     if isinstance(error, Damaged):
         return StoreError(f"{url}: {error}", "damaged", again=True)
     answer = getattr(error, "response", None)

@@ -38,6 +38,7 @@ _PAGE, _MOST_PAGES = 1000, 10**5  # keys in an answer (stores return no more), a
 _LARGEST = 2**30  # bytes of an object that is read into memory
 _PART, _PARTS = 2**23, 4  # bytes of a part of a larger file; parts of a file that are transferred at a time
 _LONGEST_WAIT = 20.0  # seconds before another attempt
+_Progress = Callable[[int], object]  # takes a number of bytes
 
 
 class Object(NamedTuple):
@@ -134,14 +135,14 @@ class ObjectStore:
         key: str,
         path: str,
         size: int,
+        progress: _Progress = lambda count: None,
         sha256: str | None = None,
-        progress: Callable[[int], object] = lambda count: None,
     ) -> None:
         """Download an object to the file `path`, atomically. The folder must exist.
 
         size: the expected length in bytes.
-        sha256: the expected sha256. Default: the one in the metadata; without it the MD5 in the ETag is used.
         progress: called with the number of new bytes; negative if bytes must be downloaded again.
+        sha256: the expected sha256. Default: the one in the metadata; without it the MD5 in the ETag is used.
         """
         if os.path.isdir(path):
             raise BadInput(f"{self.location.url(key)}: its file is a folder on this node ({path})")
@@ -159,7 +160,7 @@ class ObjectStore:
         self,
         path: str,
         key: str,
-        progress: Callable[[int], object] = lambda count: None,
+        progress: _Progress = lambda count: None,
         sha256: str | None = None,
     ) -> None:
         """Upload a file, with its sha256 as metadata.
@@ -275,7 +276,6 @@ class ObjectStore:
         pages = self.client.get_paginator(operation).paginate(Bucket=self.location.bucket, **parameters)
         try:
             for number, page in enumerate(pages):
-                self._check_stopped(key)
                 check_answer(operation, page, parameters["Prefix"])
                 if number == _MOST_PAGES:
                     raise Damaged("the listing does not end")
@@ -307,7 +307,7 @@ class ObjectStore:
         file: BinaryIO,
         size: int,
         sha256: str | None,
-        progress: Callable[[int], object],
+        progress: _Progress,
     ) -> None:
         entry, _ = self._open("head_object", key, size)
         file.truncate(0)
@@ -326,7 +326,7 @@ class ObjectStore:
         key: str,
         size: int,
         sha256: str,
-        progress: Callable[[int], object],
+        progress: _Progress,
     ) -> None:
         try:
             with self._transfer(key, size, progress) as (manager, transfer):
@@ -342,9 +342,7 @@ class ObjectStore:
                 self.abort(key, earlier)
 
     @contextlib.contextmanager
-    def _transfer(
-        self, key: str, size: int, progress: Callable[[int], object]
-    ) -> Iterator[tuple[Any, "_Transfer"]]:
+    def _transfer(self, key: str, size: int, progress: _Progress) -> Iterator[tuple[Any, "_Transfer"]]:
         """Yield boto3's TransferManager and a subscriber for one file. Raises StoreError and OSError."""
         from boto3.s3.transfer import TransferConfig, create_transfer_manager
 
@@ -359,7 +357,7 @@ class ObjectStore:
         try:
             with create_transfer_manager(self.client, config) as manager:
                 yield manager, transfer
-        except OSError:
+        except (OSError, StoreError):
             raise
         except Exception as error:
             progress(-transfer.count)
@@ -372,7 +370,7 @@ class _Transfer:
     check: raises an exception to end the transfer. etag: the version of the object that a download must have.
     """
 
-    def __init__(self, check: Callable[[], object], size: int, progress: Callable[[int], object]):
+    def __init__(self, check: Callable[[], object], size: int, progress: _Progress):
         self.check, self.size, self.progress = check, size, progress
         self.count, self._lock, self.etag = 0, threading.Lock(), ""
 

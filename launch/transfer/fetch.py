@@ -110,7 +110,7 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
         size = sum(entry.size for entry in missing)
         if missing and size > (free := shutil.disk_usage(to).free):
             raise BadInput(f"{size / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free in {to}")
-        tasks = [partial(_fetch_file, store, to, entry) for entry in missing]
+        tasks = [partial(store.fetch, entry.key, local_path(to, entry.key), entry.size) for entry in missing]
         parallel.run(store, "fetching", size, tasks)
     seconds = time.monotonic() - begin
     print(f"fetched {parallel.describe([entry.size for entry in missing])} in {seconds:.1f} s to {to}")
@@ -151,10 +151,6 @@ def _find_newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Obje
             names = [key, f"{key}.json", f"{folder}{_METRICS}"]
             return {name: there[name] for name in names if name in there}
     raise BadInput(f"no complete checkpoint below {store.location.url()}: expected checkpoints/step_<n>.pt")
-
-
-def _fetch_file(store: ObjectStore, to: str, entry: Object, progress: Progress) -> None:
-    store.fetch(entry.key, local_path(to, entry.key), entry.size, progress=progress)
 
 
 def _is_here(store: ObjectStore, to: str, entry: Object, _: Progress) -> bool:

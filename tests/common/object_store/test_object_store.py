@@ -411,7 +411,7 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(store, tmp_path):
         store.fetch("key", str(tmp_path / "back"), 6)
     store.attempts = 2
     with pytest.raises(StoreError, match=r"bucket/.*/key: .*not those that were sent"):
-        store.fetch("key", str(tmp_path / "back"), 5, "0" * 64)
+        store.fetch("key", str(tmp_path / "back"), 5, sha256="0" * 64)
     assert os.listdir(tmp_path) == ["file"]
 
 
