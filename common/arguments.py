@@ -22,6 +22,7 @@ BATCH_SIZE_HELP = (
 
 _MOST = 1e9  # the largest number of an option: larger ones overflow clocks, counters or floats
 _UNKNOWN = "--?"  # replaces an unknown option while argparse parses the others
+REMOVED = {"stage": "removed: data at a URL are always copied to the node"}  # former options
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
 NAMELESS = "(a value without an option)"
 
@@ -124,7 +125,8 @@ class Parser(argparse.ArgumentParser):
         said = []
         for name in unknown:
             meant = self.resembling(name)
-            said.append(f"{name} (did you mean {meant}?)" if meant else name)
+            hint = REMOVED.get(plain(name)) or (meant and f"did you mean {meant}?")
+            said.append(f"{name} ({hint})" if hint else name)
         return f"unknown option{'s' if len(said) > 1 else ''}: {', '.join(said)}"
 
 

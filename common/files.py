@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that holds jobs/ and common/
 PARTIAL = ".partial-"  # the names of temporary files and folders begin with this
@@ -141,7 +141,15 @@ def sha256_file(file: str | BinaryIO) -> str:
     if isinstance(file, str):
         with open(file, "rb") as opened:
             return sha256_file(opened)
-    digest = hashlib.sha256()
+    return _digest(file, hashlib.sha256())
+
+
+def md5_file(file: BinaryIO) -> str:
+    """Return the MD5 of an open file from its position, 32 hex digits. Raises OSError."""
+    return _digest(file, hashlib.md5(usedforsecurity=False))
+
+
+def _digest(file: BinaryIO, digest: Any) -> str:
     while block := file.read(_BLOCK):
         digest.update(block)
     return digest.hexdigest()

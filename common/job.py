@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from common import config, platforms
-from common.arguments import FLAG, Parser, names, plain, remind, settings
+from common.arguments import FLAG, REMOVED, Parser, names, plain, remind, settings
 from common.distributed import devices
 from common.exits import BadInput, import_optional, print_line
 from common.files import ROOT
@@ -77,14 +77,15 @@ class JobParser(Parser):
         """Return the unknown options if all of them may be ignored, otherwise raise BadInput.
 
         Options that platforms inject are always ignored. On a platform an unknown option is also ignored if
-        it resembles no option of the parser. everything: ignore all.
+        it resembles no option of the parser and no former one. everything: ignore all.
         """
         given = {plain(name) for name in names(sys.argv[1:])}
         on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
         refused = [
             name
             for name in unknown
-            if plain(name) not in platforms.INJECTED and (not on_platform or self.resembling(name))
+            if plain(name) not in platforms.INJECTED
+            and (not on_platform or self.resembling(name) or plain(name) in REMOVED)
         ]
         if refused and not everything:
             self.error(f"{self.unknown(refused)}; --ignore_unknown true ignores them")

@@ -162,11 +162,10 @@ def _bring(store: ObjectStore, folder: str, step: int, files: dict[str, File]) -
     for path in (final, new):  # new: downloaded by a start that was killed
         if (facts := _facts(path)) and facts["sha256"] == files[name].sha256:
             return path
-    heartbeat = Heartbeat()
+    heartbeat, text = Heartbeat(), f"restoring {store.location.url(name)}"
     for each, path in ((checksum, f"{new}.json"), (name, new)):
-        store.fetch(
-            each, path, *files[each], lambda size: heartbeat.beat(f"restoring {store.location.url(name)}")
-        )
+        file = files[each]
+        store.fetch(each, path, file.size, lambda size: heartbeat.beat(text), file.sha256)
     try:
         facts = checkpoint.verify(new)
     except (KeyError, TypeError):
@@ -199,7 +198,7 @@ def _restore_history(store: ObjectStore, folder: str, name: str) -> None:
     metrics.jsonl and receipt.bin to the step of the checkpoint."""
     try:
         if entry := store.head(name):
-            store.fetch(name, os.path.join(folder, name), entry.size, entry.sha256)
+            store.fetch(name, os.path.join(folder, name), entry.size)
     except StoreError as error:
         if error.reason not in _OF_THE_OBJECT:
             raise

@@ -1,23 +1,18 @@
-"""Paths of downloaded objects on this node, hidden files for unfinished downloads, and scratch folders."""
+"""Check the keys of objects as paths of this node, and make scratch folders."""
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import re
 import tempfile
-import threading
 from collections.abc import Iterable
-from typing import BinaryIO
 
-from common import files
 from common.exits import BadInput
-from common.object_store.errors import is_full, of_the_disk, shown
+from common.files import PARTIAL
+from common.object_store.errors import of_the_disk, shown
 from common.object_store.location import find_endpoint, parse
 
 SCRATCH = "BOOTFILE_SCRATCH"
 _CACHE = "/cache"  # ModelArts' local disk
-_PARTIAL = (".bootfile-", ".partial")
 
 
 def check_keys(keys: Iterable[str], url: str) -> None:
@@ -54,8 +49,8 @@ def local_path(folder: str, key: str) -> str:
 
 
 def is_partial(name: str) -> bool:
-    """Return whether this is the name of the hidden file of an unfinished download."""
-    return name.startswith(_PARTIAL[0]) and name.endswith(_PARTIAL[1])
+    """Return whether this is the name of the temporary file of an unfinished download."""
+    return name.startswith(PARTIAL)
 
 
 def make_folder_of(path: str, key: str) -> None:
@@ -66,49 +61,6 @@ def make_folder_of(path: str, key: str) -> None:
         raise BadInput(f"key {shown(key)}: its folder is a file ({error.filename})") from error
     except OSError as error:
         raise of_the_disk(error, path) from error
-
-
-def sweep(folder: str) -> None:
-    """Delete the hidden files of killed processes in a folder, but not those that a process is writing."""
-    files.sweep(folder, is_partial)
-
-
-class PartialFile:
-    """A hidden file in the folder of `path` for a download, locked by this process; it may hold the first
-    bytes already. It is deleted if the disk is full, or if the download fails without a byte."""
-
-    def __init__(self, path: str, identity: str):
-        name = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
-        self.path = os.path.join(os.path.dirname(path), name.join(_PARTIAL))
-
-    def __enter__(self) -> BinaryIO:
-        self.file = open(self.path, "a+b")
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(self.file.fileno()), os.stat(self.path)):
-                return self.file
-        except OSError:  # another process or thread has or had the file, or the file system has no locks
-            pass
-        self.file.close()
-        own = f"-{os.getpid()}-{threading.get_ident()}{_PARTIAL[1]}"
-        self.path = self.path.replace(_PARTIAL[1], own)
-        self.file = open(self.path, "w+b")
-        return self.file
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object):
-        full = isinstance(error, OSError) and is_full(error)
-        with contextlib.suppress(OSError):
-            if full or (kind and not os.fstat(self.file.fileno()).st_size):
-                os.unlink(self.path)
-        with contextlib.suppress(OSError):  # close() fails like the write before it
-            self.file.close()
-
-
-def finish(file: BinaryIO, path: str) -> None:
-    """Sync an open partial file to the disk and rename it to `path`."""
-    file.flush()
-    os.fsync(file.fileno())
-    os.replace(file.name, path)
 
 
 def scratch_folder(kind: str, url: str) -> str:

@@ -4,146 +4,187 @@
     for entry in store.list():
         store.fetch(entry.key, path, entry.size)
 
-Keys are relative to the URL. The length of every object is checked, and its content is compared with the
-sha256 in its metadata. Failed requests are retried a limited number of times. boto3 alone neither detects
-corrupted downloads nor retries truncated ones. Every error is one line with bucket, key and cause.
+Keys are relative to the URL. boto3 sends the requests, retries them, and transfers big files in parts. This
+class compares what arrives with the sha256 in the metadata of the object, and writes files atomically. Every
+error is one line with bucket, key and cause.
 
 The environment gives the endpoint (location.py) and the credentials (AWS_*, OBS_*, or boto3's usual files).
 BOOTFILE_STORE_ATTEMPTS (default 5) and BOOTFILE_STORE_TIMEOUT (seconds without a byte, default 30) limit the
 waiting time.
 """
 
+import contextlib
 import hashlib
+import io
+import os
+import random
+import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from common.files import is_url
-from common.object_store import transfer
-from common.object_store.client import read_facts
-from common.object_store.errors import StoreError
-from common.object_store.location import parse
-from common.object_store.requests import Requests
+from common.exits import BadInput
+from common.files import is_url, md5_file, open_atomic, sha256_file
+from common.object_store.client import check_answer, connect
+from common.object_store.errors import MISSING, Damaged, StoreError, explain, of_the_disk, shown
+from common.object_store.location import find_endpoint, parse
 
-__all__ = ["Object", "ObjectStore", "StoreError", "is_url", "parse"]
+__all__ = ["MISSING", "Object", "ObjectStore", "StoreError", "is_url", "parse"]
 
+T = TypeVar("T")
+_SHA256 = "sha256"  # the name of the metadata entry
 _PAGE, _MOST_PAGES = 1000, 10**5  # keys in an answer (stores return no more), answers to one listing
-MISSING = ("404", "NoSuchKey", "NotFound")  # reasons of a StoreError: no such object
-_Uploads = list[tuple[str, str, float]]  # key, upload id, seconds since 1970
-_Progress = Callable[[int], object] | None
+_LARGEST = 2**30  # bytes of an object that is read into memory
+_PART, _PARTS = 2**23, 4  # bytes of a part of a larger file; parts of a file that are transferred at a time
+_LONGEST_WAIT = 20.0  # seconds before another attempt
+_Progress = Callable[[int], object]  # takes a number of bytes
 
 
 class Object(NamedTuple):
-    """An object, with its key relative to the URL. size in bytes, modified in seconds since 1970; sha256 in
-    hex from the metadata, None in listings and if the metadata has none."""
+    """An object, with its key relative to the URL. size in bytes, modified in seconds since 1970.
+
+    sha256: from the metadata; md5: the ETag, if it is one. Both are in hex, and None in listings.
+    """
 
     key: str
     size: int
     etag: str
     modified: float
     sha256: str | None = None
+    md5: str | None = None
 
 
 class ObjectStore:
     """The objects below one URL.
 
-    All methods may be called from several threads. It can be pickled, and survives a fork. It connects at the
-    first call. threads: the number of concurrent requests for the parts of big files. Raises BadInput; its
-    methods raise StoreError.
+    All methods may be called from several threads. threads: the number of threads that use it.
+    Raises BadInput; its methods raise StoreError.
     """
 
     def __init__(self, url: str, threads: int = 16):
-        self.location = parse(url)
-        self.requests = Requests(self.location, threads)
+        self.location, self.threads = parse(url), threads
+        self.endpoint = find_endpoint(self.location.scheme)
+        self.attempts = int(_read_number("BOOTFILE_STORE_ATTEMPTS", 5))
+        self.timeout = _read_number("BOOTFILE_STORE_TIMEOUT", 30)
+        self._stopped = threading.Event()
+        try:
+            self.client = connect(
+                self.location.scheme, self.endpoint, _PARTS * threads, self.timeout, self.attempts
+            )
+        except BadInput:
+            raise
+        except Exception as error:
+            raise self._explain(error, "") from error
 
     def list(self, prefix: str = "") -> Iterator[Object]:
         """Yield all objects below URL/prefix, by key, without the empty objects that represent folders."""
-        skip = len(self.location.full(""))
+        skip, last = len(self.location.full("")), ""
         folder = prefix.strip("/")
-        for page in self._pages(prefix, Prefix=self.location.full(f"{folder}/" if folder else "")):
-            for entry in page.get("Contents", []):
-                if not (entry["Key"].endswith("/") and entry["Size"] == 0):
-                    yield Object(
-                        entry["Key"][skip:], entry["Size"], entry["ETag"].strip('"'),
-                        entry["LastModified"].timestamp(),
-                    )  # fmt: skip
+        below = self.location.full(f"{folder}/" if folder else "")
+        # not ListObjectsV2: stores without it stop silently at 1,000 keys
+        for page in self._pages("list_objects", prefix, Prefix=below, MaxKeys=_PAGE):
+            for each in page.get("Contents", []):
+                if each["Key"] <= last:
+                    raise StoreError(f"{self.location.url(prefix)}: the listing does not end", "listing")
+                last = each["Key"]
+                if not (last.endswith("/") and each["Size"] == 0):
+                    modified = each["LastModified"].timestamp()
+                    yield Object(last[skip:], each["Size"], each["ETag"].strip('"'), modified)
 
     def folders(self) -> Iterator[str]:
         """Yield the names of the folders directly below the URL, without listing their content."""
         below = self.location.full("")
-        for page in self._pages("", Prefix=below, Delimiter="/"):
+        for page in self._pages("list_objects", "", Prefix=below, Delimiter="/", MaxKeys=_PAGE):
             for each in page.get("CommonPrefixes", []):
                 yield each["Prefix"][len(below) : -1]
 
-    def _pages(self, key: str, **parameters) -> Iterator[dict]:
-        """Yield the pages of a listing. Not ListObjectsV2: stores without it stop silently at 1,000 keys."""
-        marker = ""
-        for _ in range(_MOST_PAGES):
-            page = self.requests.call("list_objects", key, Marker=marker, MaxKeys=_PAGE, **parameters)
-            yield page
-            last = [each["Key"] for each in page.get("Contents", [])[-1:]]
-            last += [each["Prefix"] for each in page.get("CommonPrefixes", [])[-1:]]
-            if not page.get("IsTruncated") or not last:
-                return
-            if max(last) <= marker:
-                break
-            marker = max(last)
-        raise StoreError(f"{self.location.url(key)}: the listing does not end", "listing")
+    def uploads(self, key: str = "") -> Iterator[tuple[str, str, float]]:
+        """Yield (key, upload id, seconds since 1970) of unfinished multipart uploads: of a key, or all."""
+        prefix, skip = self.location.full(key), len(self.location.full(""))
+        for page in self._pages("list_multipart_uploads", key, Prefix=prefix):
+            for each in page.get("Uploads", []):
+                if not key or each["Key"] == prefix:
+                    yield each["Key"][skip:], each["UploadId"], each["Initiated"].timestamp()
 
     def head(self, key: str) -> Object | None:
         """Return an object, with the sha256 of its metadata; None if it does not exist."""
         try:
-            answer = self.requests.call("head_object", key, Key=self.location.full(key))
+            return self._open("head_object", key)[0]
         except StoreError as error:
             if error.reason in MISSING:
                 return None
             raise
-        facts = read_facts(answer)
-        return Object(key, facts.size, facts.etag, answer["LastModified"].timestamp(), facts.sha256)
 
-    def read(self, key: str, first: int = 0, size: int | None = None) -> bytes:
-        """Return `size` bytes from byte `first`, fewer at the end of the object; without size, up to the end.
-        A whole object is compared with its sha256. For a range only the length is checked."""
-        if size == 0:
-            return b""
-        if first == 0 and size is None:
-            return self.requests.read_object(key)[0]
-        return self.requests.read_range(key, first, size)
+    def read(self, key: str) -> bytes:
+        """Return the bytes of an object of at most 1 GiB."""
+        return self._read(key)[0]
 
     def read_version(self, key: str) -> tuple[bytes, str | None]:
-        """Return the bytes of a whole object, and its ETag for replace(): None if there is no object."""
+        """Return the bytes of an object, and its ETag for replace(): None if there is no object."""
         try:
-            content, facts = self.requests.read_object(key)
-            return content, facts.etag
+            content, entry = self._read(key)
+            return content, entry.etag
         except StoreError as error:
             if error.reason in MISSING:
                 return b"", None
             raise
 
     def fetch(
-        self, key: str, path: str, size: int, sha256: str | None = None, progress: _Progress = None
-    ) -> str:
-        """Download an object to the file `path`, atomically. Return its sha256. The folder must exist.
-
-        Until the download is complete, its bytes are in a hidden file in the same folder. The next call
-        continues with the hidden file of a big object.
+        self,
+        key: str,
+        path: str,
+        size: int,
+        progress: _Progress = lambda count: None,
+        sha256: str | None = None,
+    ) -> None:
+        """Download an object to the file `path`, atomically. The folder must exist.
 
         size: the expected length in bytes.
-        sha256: the expected sha256. Default: the one in the metadata; without it the MD5 in the ETag is used.
         progress: called with the number of new bytes; negative if bytes must be downloaded again.
+        sha256: the expected sha256. Default: the one in the metadata; without it the MD5 in the ETag is used.
         """
-        return transfer.fetch(self.requests, key, path, size, sha256, progress or _nothing)
+        if os.path.isdir(path):
+            raise BadInput(f"{self.location.url(key)}: its file is a folder on this node ({path})")
+        try:
+            with open_atomic(path) as file:
+                if size <= _PART:
+                    file.write(self._read(key, size, sha256)[0])
+                    progress(size)
+                else:
+                    self._repeat(lambda: self._fetch_parts(key, file, size, sha256, progress))
+        except OSError as error:
+            raise of_the_disk(error, path) from error
 
-    def send(self, path: str, key: str, progress: _Progress = None, sha256: str | None = None) -> str:
-        """Upload a file, with its sha256 as metadata. Return the sha256.
+    def send(
+        self,
+        path: str,
+        key: str,
+        progress: _Progress = lambda count: None,
+        sha256: str | None = None,
+    ) -> None:
+        """Upload a file, with its sha256 as metadata.
 
-        sha256: the expected sha256 of the file. A file that changes during the upload is refused. Big files
-        are sent in parts, which are deleted if the upload fails.
+        progress: as in fetch(). sha256: the expected sha256 of the file. A file that changes during the
+        upload is refused. Big files are sent in parts, which are deleted if the upload fails.
         """
-        return transfer.send(self, path, key, sha256, progress or _nothing)
+        try:
+            before = _state(path)
+            actual = sha256_file(path)
+            if sha256 not in (None, actual):
+                raise BadInput(f"{shown(path)} has changed since its sha256 was computed")
+            self._repeat(lambda: self._send_file(path, key, before[1], actual, progress))
+            if _state(path) != before:
+                self.delete([key])
+                raise BadInput(f"{shown(path)} has changed while it was uploaded")
+        except OSError as error:
+            raise of_the_disk(error, path) from error
 
     def write(self, key: str, content: bytes, **condition: str) -> str:
         """Store a few bytes under a key, and return the ETag. condition: IfMatch or IfNoneMatch."""
-        return self.requests.put(key, content, hashlib.sha256(content).hexdigest(), **condition).strip('"')
+        parameters = {"Body": content, "Metadata": {_SHA256: hashlib.sha256(content).hexdigest()}}
+        answer = self._repeat(lambda: self._call("put_object", key, **parameters, **condition))
+        return answer["ETag"].strip('"')
 
     def replace(self, key: str, content: bytes, etag: str | None) -> str | None:
         """Store a few bytes under a key if the object has this ETag (None: if there is no object). Return the
@@ -159,46 +200,26 @@ class ObjectStore:
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects. A missing object is not an error."""
-
-        def remove(key: str) -> None:
-            self.requests.call("delete_object", key, Key=self.location.full(key))
-
         # One request for each key: for a multi-object delete boto3 sends a checksum that OBS does not know.
-        for _ in self.requests.pool.map(remove, keys):
-            pass
-
-    def uploads(self, key: str | None = None) -> _Uploads:
-        """Return (key, upload id, seconds since 1970) of unfinished multipart uploads: of a key, or all."""
-        prefix, skip = self.location.full(key or ""), len(self.location.full(""))
-        found, markers = [], {}
-        for _ in range(_MOST_PAGES):
-            page = self.requests.call("list_multipart_uploads", key or "", Prefix=prefix, **markers)
-            for each in page.get("Uploads", []):
-                if key is None or each["Key"] == prefix:
-                    found.append((each["Key"][skip:], each["UploadId"], each["Initiated"].timestamp()))
-            if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
-                return found
-            before, upload = markers, page.get("NextUploadIdMarker", "")
-            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": upload}
-            if markers == before or (before and markers["KeyMarker"] < before["KeyMarker"]):
-                break
-        raise StoreError(f"{self.location.url(key or '')}: the listing does not end", "listing")
+        with ThreadPoolExecutor(self.threads) as pool:
+            for _ in pool.map(lambda key: self._call("delete_object", key), keys):
+                pass
 
     def abort(self, key: str, upload_id: str) -> None:
         """Abort an unfinished multipart upload. A missing upload is not an error."""
         try:
-            self.requests.call("abort_multipart_upload", key, Key=self.location.full(key), UploadId=upload_id)
+            self._call("abort_multipart_upload", key, UploadId=upload_id)
         except StoreError as error:
             if error.reason not in ("NoSuchUpload", "404"):
                 raise
 
     def stop(self) -> None:
         """Make the current and later calls of all threads end soon with a StoreError, after Ctrl-C."""
-        self.requests.stopped.set()
+        self._stopped.set()
 
     def close(self) -> None:
-        """Close the connections and end the threads. The store may be used again."""
-        self.requests.close()
+        """Close the connections."""
+        self.client.close()
 
     def __enter__(self):
         return self
@@ -206,6 +227,194 @@ class ObjectStore:
     def __exit__(self, *_):
         self.close()
 
+    def _call(self, operation: str, key: str, **parameters) -> dict:
+        """Return the checked answer to an operation of boto3 on an object."""
+        self._check_stopped(key)
+        try:
+            answer = getattr(self.client, operation)(
+                Bucket=self.location.bucket, Key=self.location.full(key), **parameters
+            )
+            check_answer(operation, answer, "")
+            return answer
+        except Exception as error:
+            raise self._explain(error, key) from error
 
-def _nothing(count: int) -> None:
-    pass
+    def _open(self, operation: str, key: str, size: int | None = None) -> tuple[Object, dict]:
+        """Return an object and the answer to a HEAD or GET. size: the expected length."""
+        answer = self._call(operation, key)
+        if size not in (None, answer["ContentLength"]):
+            text = f"it has {answer['ContentLength']} bytes, expected {size}: it was replaced"
+            raise StoreError(f"{self.location.url(key)}: {text}", "replaced")
+        etag, sha256 = answer["ETag"].strip('"'), answer.get("Metadata", {}).get(_SHA256, "").lower()
+        is_encrypted = any("encryption" in name for name in answer["ResponseMetadata"]["HTTPHeaders"])
+        is_md5 = re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted  # else the ETag has another meaning
+        return Object(
+            key, answer["ContentLength"], etag, answer["LastModified"].timestamp(),
+            sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else None, etag if is_md5 else None,
+        ), answer  # fmt: skip
+
+    def _explain(self, error: Exception, key: str) -> StoreError:
+        return explain(error, self.location.url(key), self.endpoint.shown)
+
+    def _check_stopped(self, key: str) -> None:
+        if self._stopped.is_set():
+            raise StoreError(f"{self.location.url(key)}: interrupted", "interrupted")
+
+    def _repeat(self, transfer: Callable[[], T]) -> T:
+        """Return transfer(). Repeat it if its bytes were damaged or truncated: boto3 does not see that."""
+        for attempt in range(1, self.attempts):
+            try:
+                return transfer()
+            except StoreError as error:
+                if not error.again:
+                    raise
+            self._stopped.wait(random.uniform(0, min(_LONGEST_WAIT, 2**attempt)))
+        return transfer()
+
+    def _pages(self, operation: str, key: str, **parameters) -> Iterator[dict]:
+        """Yield the checked pages of a listing below a Prefix."""
+        pages = self.client.get_paginator(operation).paginate(Bucket=self.location.bucket, **parameters)
+        try:
+            for number, page in enumerate(pages):
+                check_answer(operation, page, parameters["Prefix"])
+                if number == _MOST_PAGES:
+                    raise Damaged("the listing does not end")
+                yield page
+        except Exception as error:
+            raise self._explain(error, key) from error
+
+    def _read(self, key: str, size: int | None = None, sha256: str | None = None) -> tuple[bytes, Object]:
+        """Read an object into memory, and check it against its metadata, or against the size and sha256."""
+
+        def transfer() -> tuple[bytes, Object]:
+            entry, answer = self._open("get_object", key, size)
+            try:
+                if entry.size > _LARGEST:
+                    raise Damaged(f"it has {entry.size} bytes, expected at most {_LARGEST}")
+                content = answer["Body"].read(entry.size + 1)  # the body may be longer than its header says
+                _check_bytes(io.BytesIO(content), len(content), entry, sha256)
+                return content, entry
+            except Exception as error:
+                failure = self._explain(error, key)
+                failure.again = True
+                raise failure from error
+
+        return self._repeat(transfer)
+
+    def _fetch_parts(
+        self,
+        key: str,
+        file: BinaryIO,
+        size: int,
+        sha256: str | None,
+        progress: _Progress,
+    ) -> None:
+        entry, _ = self._open("head_object", key, size)
+        file.truncate(0)
+        with self._transfer(key, size, progress) as (manager, transfer):
+            transfer.etag = entry.etag
+            full = self.location.full(key)
+            manager.download(self.location.bucket, full, file, subscribers=[transfer]).result()
+            file.flush()
+            with open(file.fileno(), "rb", closefd=False) as written:
+                written.seek(0)
+                _check_bytes(written, transfer.count, entry, sha256)
+
+    def _send_file(
+        self,
+        path: str,
+        key: str,
+        size: int,
+        sha256: str,
+        progress: _Progress,
+    ) -> None:
+        try:
+            with self._transfer(key, size, progress) as (manager, transfer):
+                full, extra = self.location.full(key), {"Metadata": {_SHA256: sha256}}
+                manager.upload(path, self.location.bucket, full, extra, [transfer]).result()
+        except StoreError as error:
+            stored = self.head(key) if error.reason == "NoSuchUpload" else None
+            if not stored or (stored.size, stored.sha256) != (size, sha256):
+                raise
+            # the answer to an earlier attempt was lost, or another process sent the file
+        if size > _PART:  # uploads of killed processes would be billed for ever
+            for _, earlier, _ in list(self.uploads(key)):
+                self.abort(key, earlier)
+
+    @contextlib.contextmanager
+    def _transfer(self, key: str, size: int, progress: _Progress) -> Iterator[tuple[Any, "_Transfer"]]:
+        """Yield boto3's TransferManager and a subscriber for one file. Raises StoreError and OSError."""
+        from boto3.s3.transfer import TransferConfig, create_transfer_manager
+
+        config = TransferConfig(
+            multipart_threshold=_PART + 1,
+            multipart_chunksize=_PART,
+            max_concurrency=_PARTS,
+            num_download_attempts=self.attempts,
+            preferred_transfer_client="classic",
+        )
+        transfer = _Transfer(lambda: self._check_stopped(key), size, progress)
+        try:
+            with create_transfer_manager(self.client, config) as manager:
+                yield manager, transfer
+        except (OSError, StoreError):
+            raise
+        except Exception as error:
+            progress(-transfer.count)
+            raise self._explain(error, key) from error
+
+
+class _Transfer:
+    """A subscriber of boto3 to the transfer of a file. It counts the bytes, and can end the transfer.
+
+    check: raises an exception to end the transfer. etag: the version of the object that a download must have.
+    """
+
+    def __init__(self, check: Callable[[], object], size: int, progress: _Progress):
+        self.check, self.size, self.progress = check, size, progress
+        self.count, self._lock, self.etag = 0, threading.Lock(), ""
+
+    def on_queued(self, future: Any, **_: object) -> None:
+        future.meta.provide_transfer_size(self.size)
+        if hasattr(future.meta, "provide_object_etag"):  # older versions of s3transfer do not compare it
+            future.meta.provide_object_etag(self.etag)
+
+    def on_progress(self, bytes_transferred: int, **_: object) -> None:
+        self.check()
+        with self._lock:
+            self.count += bytes_transferred
+        if self.count > self.size:
+            raise Damaged(f"more than its {self.size} bytes arrived")
+        self.progress(bytes_transferred)
+
+
+def _check_bytes(file: BinaryIO, count: int, entry: Object, sha256: str | None) -> None:
+    """Raise Damaged if received bytes are not those of the object.
+
+    They are compared with `sha256`, or the sha256 of the metadata, or the MD5 in the ETag.
+    """
+    if count != entry.size:
+        raise Damaged(f"the answer was cut or is too long: {count} bytes arrived, expected {entry.size}")
+    wanted = sha256 or entry.sha256 or entry.md5
+    if wanted:
+        received = sha256_file(file) if len(wanted) == 64 else md5_file(file)
+        if received != wanted:
+            raise Damaged(
+                f"the received bytes are not those that were sent (digest {wanted[:12]}... expected)"
+            )
+
+
+def _state(path: str) -> tuple[int, int, int]:
+    """Return a value that changes when the file changes: (inode, bytes, time of the last change in ns)."""
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_number(name: str, default: float) -> float:
+    try:
+        value = float(os.environ.get(name) or default)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise BadInput(f"{name}={os.environ[name]} is not a number above 0")
+    return value

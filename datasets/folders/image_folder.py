@@ -15,13 +15,12 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable
 from typing import IO, NamedTuple
 
 import numpy as np
 
 from common.exits import BadInput, printable
-from common.files import is_url, locked, make_folder_atomic
+from common.files import locked, make_folder_atomic
 from datasets import files
 from datasets.folders import images
 from datasets.folders.listing import FILES_PER_TASK, SHOWN, VAL_SHARE, Listing, Log, look, map_files, progress
@@ -30,7 +29,6 @@ SCANS = ("whole", "headers")
 HEAD = 16384  # bytes that the scan of headers reads of a JPEG. If its header is longer, the file is read
 _HEADERS = "-scan-headers"  # the end of the fingerprint of such an index
 _CHUNK = 1 << 20  # bytes
-_Read = Callable[[str, int, int | None], bytes]
 _FORMAT = 2  # increase it if the columns or the results of images.inspect() change
 _COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
     "labels": "<i8", "widths": "<i4", "heights": "<i4", "channels": "|u1", "plain": "|b1",
@@ -154,7 +152,6 @@ def load(
     max_bad: float = 0.0,
     classes: tuple[str, ...] | None = None,
     log: Log = print,
-    staged: bool = True,
     val_share: float = VAL_SHARE,
     scan: str = "whole",
     least: int = 1,
@@ -167,7 +164,6 @@ def load(
     max_bad: maximum share of bad images, which are skipped.
     classes: those of the train split, whose numbers "val" must use.
     log: called with one line of text.
-    staged: copy the objects of a URL to this node; false: read each object once for the index.
     val_share: the share that is "val" if the folder has no splits (listing.in_val()); 0: each split is the
         whole folder.
     scan: "whole", or "headers": read only the first HEAD bytes of a JPEG, and do not see damage behind them.
@@ -175,7 +171,7 @@ def load(
     Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
-    listing = list_split(root, split, classes, log, staged, val_share)
+    listing = list_split(root, split, classes, log, val_share)
     if len(listing.paths) < least:
         raise BadInput(f"batch size {least} is larger than the data set ({len(listing.paths)} samples)")
     index = scan_listing(listing, cache, log, HEAD if scan == "headers" else None)
@@ -183,14 +179,8 @@ def load(
     return index
 
 
-def list_split(
-    root: str, split: str, classes: tuple[str, ...] | None, log: Log, staged: bool, val_share: float
-) -> Listing:
+def list_split(root: str, split: str, classes: tuple[str, ...] | None, log: Log, val_share: float) -> Listing:
     """Return the Listing of a split without reading an image. Arguments: those of load(). Raises BadInput."""
-    if is_url(root) and not staged:
-        from datasets.folders import remote
-
-        return remote.look(root, split, classes, log, val_share)
     return look(os.path.abspath(files.local_folder(root)), split, classes, log, val_share)
 
 
@@ -278,20 +268,20 @@ class _Found(NamedTuple):
     header: images.Header | None
 
 
-def _inspect(read: _Read, path: str, size: int, head: int | None) -> _Found:
+def _inspect(path: str, size: int, head: int | None) -> _Found:
     """Read and inspect one file.
 
-    read: as _read_file(). size: bytes when the file was listed. head: as in scan_listing(). Raises OSError or
-    BadInput if the file cannot be read or has another size.
+    size: bytes when the file was listed. head: as in scan_listing(). Raises OSError or BadInput if the file
+    cannot be read or has another size.
     """
     checksum = 0
     try:
         images.check_bytes(size)
         if head and size > head:
-            content = read(path, size, head)
+            content = _read_file(path, size, head)
             if len(content) == head and (header := images.inspect_head(content, path)):
                 return _Found(zlib.crc32(content), "", header)
-        content = read(path, size, None)
+        content = _read_file(path, size, None)
         if len(content) != size:
             raise BadInput(f"{size} bytes when it was listed, {len(content)} when read")
         checksum = zlib.crc32(memoryview(content)[:head])
@@ -317,22 +307,13 @@ def _scan(
     bad, unread = {}, {}  # row -> reason
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
 
-    remotely = is_url(listing.root)
-    read_file: _Read = _read_file
-    if remotely:
-        from datasets.folders import remote
-
-        read_file = remote.reader(listing.root)
-    together, base = 1 if remotely else FILES_PER_TASK, os.path.join(listing.base, "")
+    base = os.path.join(listing.base, "")
 
     def read(first: int) -> int:
-        for row in rows[first : first + together].tolist():
+        for row in rows[first : first + FILES_PER_TASK].tolist():
             path = base + listing.paths[row]
-            if remotely and len(unread) >= SHOWN:  # do not send a million requests to a store that is down
-                unread[row] = "not read"
-                continue
             try:
-                facts = _inspect(read_file, path, int(listing.sizes[row]), head)
+                facts = _inspect(path, int(listing.sizes[row]), head)
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
                 continue
@@ -344,10 +325,10 @@ def _scan(
                 columns["channels"][row], columns["plain"][row] = header.channels, header.plain
                 if header.misnamed:
                     columns["misnamed"][row] = 1 + images.KINDS.index(header.misnamed)
-        return len(rows[first : first + together])
+        return len(rows[first : first + FILES_PER_TASK])
 
     with progress(len(rows), f"scanning {listing.base}") as bar:
-        for done in map_files(read, range(0, len(rows), together)):
+        for done in map_files(read, range(0, len(rows), FILES_PER_TASK)):
             bar.update(done)
     good = np.ones(count, dtype=bool)
     good[[*bad, *unread]] = False

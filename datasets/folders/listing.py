@@ -143,25 +143,20 @@ def divide(
     return [paths[row] for row in rows.tolist()], labels[rows]
 
 
-def layout(
-    root: str,
-    split: str,
-    is_file: Callable[[str], bool] = os.path.isfile,
-    is_folder: Callable[[str], bool] = os.path.isdir,
-) -> tuple[str, str, str]:
+def layout(root: str, split: str) -> tuple[str, str, str]:
     """Return (base folder, path of the list or the base folder, name of the split).
 
     The name is "" if the folder has no splits. Raises BadInput if it has only the other split.
     """
     for name in SPLITS[split]:
         folder, source = os.path.join(root, name), os.path.join(root, f"{name}.txt")
-        if is_file(source):
+        if os.path.isfile(source):
             return root, source, name
-        if is_folder(folder):
+        if os.path.isdir(folder):
             return folder, folder, name
     expected = " or ".join(f"{name}/ or {name}.txt" for name in SPLITS[split])
     for name in (*SPLITS["train"], *SPLITS["val"]):
-        if is_folder(os.path.join(root, name)) or is_file(os.path.join(root, f"{name}.txt")):
+        if os.path.isdir(os.path.join(root, name)) or os.path.isfile(os.path.join(root, f"{name}.txt")):
             raise BadInput(f"{root} has {name}, but no {expected}")
     return root, root, ""
 

@@ -40,7 +40,6 @@ def add_arguments(parser: JobParser) -> None:
         metavar="SHARE",
         help="share for validation, of a folder without train/ and val/ (default: 10%%)",
     )
-    add("--stage", type=boolean, default=True, help="false: read images of an s3:// --data_url on demand")
     add("--custom_data", type=boolean, default=False, help="true: generated images instead")
     names = ", ".join(backends.BACKENDS)
     add("--data_backend", default="auto", metavar="NAME", help=f"auto (default): measured; {names}")
@@ -131,7 +130,6 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
             args.max_bad_images,
             classes,
             log.info,
-            args.stage,
             args.val_share,
             args.scan,
             least,
@@ -227,7 +225,7 @@ def _class_names(args: argparse.Namespace, folder: str) -> tuple[str, ...] | Non
     the run of the weights; None if they are not known."""
     with contextlib.suppress(BadInput):
         quiet = lambda line: None  # noqa: E731
-        listing = image_folder.list_split(folder, "train", None, quiet, args.stage, args.val_share)
+        listing = image_folder.list_split(folder, "train", None, quiet, args.val_share)
         return listing.classes
     path = args.weights or args.resume
     return tuple(weights.read_class_names(path)) or None if os.path.exists(path) else None

@@ -1,4 +1,4 @@
-"""The image files themselves, in folders or below a URL."""
+"""The image files themselves."""
 
 import zlib
 from typing import Any
@@ -24,7 +24,11 @@ class FileStore(Store):
     def content(self, id: int) -> bytes:
         """Return the bytes of a file. Raises BadInput, also if the file was changed since it was scanned."""
         path = self.index.path(id)
-        content = self._content(path)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                content = file.read()
+        except OSError as error:
+            raise BadInput(f"cannot read {path}: {error.strerror}") from error
         if len(content) != self.index.bytes[id]:
             raise BadInput(
                 f"{path} has {len(content)} bytes, but had {self.index.bytes[id]} when it was scanned"
@@ -32,13 +36,6 @@ class FileStore(Store):
         if self.verified and not is_scanned(self.index, id, content):
             raise BadInput(f"{path} was changed since it was scanned")
         return content
-
-    def _content(self, path: str) -> bytes:
-        try:
-            with open(path, "rb", buffering=0) as file:
-                return file.read()
-        except OSError as error:
-            raise BadInput(f"cannot read {path}: {error.strerror}") from error
 
 
 class PairFiles(FileStore):

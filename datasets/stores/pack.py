@@ -27,8 +27,8 @@ from common.exits import BadInput, import_optional
 from common.files import locked, open_atomic, opener, sweep, write_atomic
 from common.platforms import available_cores
 from datasets.stores import forms, pack_lease
+from datasets.stores.files import FileStore
 from datasets.stores.forms import FORMS, QUALITY, SHORT_SIDE, Sample
-from datasets.stores.object_store import origin
 from datasets.stores.store import Store
 
 META = "meta.json"
@@ -111,7 +111,7 @@ class PackStore(Store):
                 file=sys.stderr,
                 flush=True,
             )
-        files = origin(self.index, verified=True)
+        files = FileStore(self.index, verified=True)
         return forms.make(files, id, self.form, self.short_side)
 
     def _sample(self, id: int) -> tuple[int, int, int, Any]:
@@ -236,7 +236,7 @@ def _fill(
         desc=f"packing {index.split}", mininterval=10 * (not os.isatty(2)) or 0.1,
     )  # fmt: skip
     make = functools.partial(
-        forms.make, origin(index, verified=True), form=wanted["form"], short_side=wanted["short_side"]
+        forms.make, FileStore(index, verified=True), form=wanted["form"], short_side=wanted["short_side"]
     )
 
     def copy(id: int, content: bytes | np.ndarray) -> Sample:

@@ -12,7 +12,6 @@ import numpy as np
 from common.exits import BadInput
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore, is_scanned
-from datasets.stores.object_store import origin
 from datasets.stores.store import Store, Threads
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ class Tiers(Store):
                 self.cache.servers.log(f"cache {self.cache.servers.address}: {error!r}; the files are read")
             found = [None] * len(ids)
         missing = [place for place, content in enumerate(found) if content is None]
-        read = self.files.read if self.files.is_remote else self._read_files
-        for place, content in zip(missing, read(ids[missing]), strict=True):
+        for place, content in zip(missing, self._read_files(ids[missing]), strict=True):
             found[place] = content
             if self.form == "encoded":
                 self._put(ids[place], content, forms.convert(self.index, ids[place], content, self.form))
@@ -109,7 +107,7 @@ class Stores:
         return self._known[index.fingerprint]
 
     def _open(self, index: Any) -> Store:
-        files = source = self._kept(origin(index))
+        files = source = self._kept(FileStore(index))
         if self._servers:
             from datasets.stores.shared.redis import RedisStore
 

@@ -66,7 +66,7 @@ def clean(store: ObjectStore, keep: int, older_than: float | None, yes: bool) ->
     """
     now = time.time()
     snapshots = sorted(_find_snapshots(store), key=lambda each: (each.name, -each.modified))
-    uploads = store.uploads()
+    uploads = list(store.uploads())
     old, seen = [], Counter[str]()
     for each in snapshots:
         seen[each.name] += 1

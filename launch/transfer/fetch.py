@@ -15,21 +15,20 @@ Exit codes: 0 all files are fetched, 1 a file that the job listed is not in the 
 2 bad input or the store refused, 130 interrupted.
 """
 
-import hashlib
+import contextlib
 import os
 import re
 import shutil
 import sys
 import time
 from functools import partial
-from typing import NamedTuple
 
 from common.arguments import Parser
 from common.checkpoint import output_list
 from common.exits import BadInput
-from common.files import sha256_file
+from common.files import md5_file, sha256_file, sweep
 from common.object_store.errors import of_the_disk, shown
-from common.object_store.paths import check_keys, is_partial, local_path, make_folder_of, sweep
+from common.object_store.paths import check_keys, local_path, make_folder_of
 from common.object_store.store import Object, ObjectStore, parse
 from launch import confirm, manifests, records
 from launch.transfer import parallel
@@ -39,17 +38,6 @@ _CHECKPOINT = re.compile(r"(?P<folder>(?:.*/)?)checkpoints/step_(?P<step>0|[1-9]
 _METRICS = "metrics.jsonl"
 _BOOTFILE = re.compile(r"(^|/)\.bootfile-[^/]*$")
 _SHOWN = 10  # largest number of names in a message
-
-
-class _Listed(NamedTuple):
-    """A file's entry in a marker, which is a manifest or a list of outputs.
-
-    when: time of the marker, in seconds since 1970.
-    """
-
-    size: int
-    sha256: str
-    when: float
 
 
 def main(arguments: list[str]) -> int:
@@ -94,7 +82,7 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
         there = {entry.key: entry for entry in store.list()}
         if not there:
             raise BadInput(f"no objects below {url}")
-        listed = _listed(store, there)
+        listed = _read_listed(store, there)
         if latest_checkpoint:
             wanted = _find_newest(store, there)
         else:  # markers and leases are useful in the store only
@@ -105,11 +93,9 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
         for key in wanted:
             make_folder_of(local_path(to, key), key)
         entries = sorted(wanted.values(), key=lambda entry: -entry.size)
-        expected = {entry.key: _expected(entry, listed) for entry in entries}
-        tasks = [partial(_is_here, store, to, entry, expected[entry.key]) for entry in entries]
+        tasks = [partial(_is_here, store, to, entry) for entry in entries]
         known = parallel.run(store, "comparing", 0, tasks)
-        compared = list(zip(entries, known, strict=True))
-        missing = [entry for entry, here in compared if not here]
+        missing = [entry for entry, is_here in zip(entries, known, strict=True) if not is_here]
         others = sorted(entry.key for entry in missing if os.path.isfile(local_path(to, entry.key)))
         for key in others[:_SHOWN]:
             print(f"replace {shown(os.path.join(to, key))}")
@@ -119,54 +105,34 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
         if others and not confirm.ask_on_terminal(question, yes):
             print("nothing was fetched")
             return 1
-        if missing:
-            _check_space(to, missing)
-        fetches = [
-            partial(store.fetch, entry.key, local_path(to, entry.key), entry.size, expected[entry.key])
-            for entry in missing
-        ]
-        parallel.run(store, "fetching", sum(entry.size for entry in missing), fetches)
-    for folder in {os.path.dirname(local_path(to, key)) for key in wanted}:
-        sweep(folder)
+        for folder in {os.path.dirname(local_path(to, key)) for key in wanted}:
+            sweep(folder)
+        size = sum(entry.size for entry in missing)
+        if missing and size > (free := shutil.disk_usage(to).free):
+            raise BadInput(f"{size / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free in {to}")
+        tasks = [partial(store.fetch, entry.key, local_path(to, entry.key), entry.size) for entry in missing]
+        parallel.run(store, "fetching", size, tasks)
     seconds = time.monotonic() - begin
     print(f"fetched {parallel.describe([entry.size for entry in missing])} in {seconds:.1f} s to {to}")
-    print(f"unchanged {parallel.describe([entry.size for entry, here in compared if here])}")
+    unchanged = [entry.size for entry, is_here in zip(entries, known, strict=True) if is_here]
+    print(f"unchanged {parallel.describe(unchanged)}")
     if latest_checkpoint:
         print(f"checkpoint {next(key for key in wanted if _CHECKPOINT.fullmatch(key))}")
-    gone = [] if latest_checkpoint else sorted(listed.keys() - there.keys())
+    gone = [] if latest_checkpoint else sorted(listed - there.keys())
     if gone:
         print(f"listed, but not in the store: {len(gone)} files, first: {shown(gone[0])}")
     return int(bool(gone))
 
 
-def _listed(store: ObjectStore, there: dict[str, Object], folder: str = "") -> dict[str, _Listed]:
-    """Return the files, by path, in the markers of jobs and uploads in a folder. Files of other programs that
-    have a marker's name are ignored."""
-    found = {}
+def _read_listed(store: ObjectStore, there: dict[str, Object], folder: str = "") -> set[str]:
+    """Return the paths that the lists of jobs and uploads in a folder name. Files of other programs that have
+    the name of a list are ignored."""
+    listed = set()
     for name in (manifests.NAME, output_list.NAME):
-        entry = there.get(folder + name)
-        if not entry:
-            continue
-        content = store.read(entry.key)
-        try:
-            _, files = output_list.parse(content)
-        except ValueError:
-            continue
-        found |= {folder + path: _Listed(*file, entry.modified) for path, file in files.items()}
-    return found
-
-
-def _expected(entry: Object, listed: dict[str, _Listed]) -> str | None:
-    """Return the sha256 in the marker; None if the object is newer than the marker. A running job may replace
-    a file after it wrote the marker; the sha256 in the file's metadata is then used. Raises BadInput."""
-    marker = listed.get(entry.key)
-    if marker is None or entry.modified >= marker.when:
-        return None
-    if marker.size != entry.size:
-        raise BadInput(
-            f"key {shown(entry.key)} has {entry.size} bytes, its marker says {marker.size}: it is damaged"
-        )
-    return marker.sha256
+        if folder + name in there:
+            with contextlib.suppress(ValueError):
+                listed |= {folder + path for path in output_list.parse(store.read(folder + name))[1]}
+    return listed
 
 
 def _find_newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Object]:
@@ -179,7 +145,7 @@ def _find_newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Obje
         raise BadInput(f"{store.location.url()} holds {len(folders)} runs: fetch from one of {urls}")
     folder = min(folders, default="")
     steps = {int(match["step"]): match[0] for match in found if match["folder"] == folder}
-    listed, job = _listed(store, there, folder), f"{folder}{output_list.NAME}" in there
+    listed, job = _read_listed(store, there, folder), f"{folder}{output_list.NAME}" in there
     for _, key in sorted(steps.items(), reverse=True):  # those not in the job's list are incomplete
         if f"{key}.json" in there and (key in listed or not job):
             names = [key, f"{key}.json", f"{folder}{_METRICS}"]
@@ -187,36 +153,16 @@ def _find_newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Obje
     raise BadInput(f"no complete checkpoint below {store.location.url()}: expected checkpoints/step_<n>.pt")
 
 
-def _is_here(store: ObjectStore, to: str, entry: Object, sha256: str | None, progress: Progress) -> bool:
-    """Return whether the local file equals the object: by this sha256, else by the one in the metadata, else
-    by the ETag, which is usually an MD5."""
+def _is_here(store: ObjectStore, to: str, entry: Object, _: Progress) -> bool:
+    """Return whether the local file equals the object: by its sha256, or the MD5 in its ETag."""
     path = local_path(to, entry.key)
     try:
-        if os.path.getsize(path) != entry.size or not os.path.isfile(path):
+        if not os.path.isfile(path) or os.path.getsize(path) != entry.size:
             return False
-        if sha256 is None:
-            there = store.head(entry.key)
-            sha256 = there and there.sha256
-        if sha256:
-            return sha256_file(path) == sha256
-        md5 = hashlib.md5(usedforsecurity=False)
+        stored = store.head(entry.key)
         with open(path, "rb") as file:
-            while chunk := file.read(2**20):
-                md5.update(chunk)
-        return md5.hexdigest() == entry.etag
-    except FileNotFoundError:
-        return False
+            if stored and stored.sha256:
+                return sha256_file(file) == stored.sha256
+            return stored is not None and md5_file(file) == stored.md5
     except OSError as error:
         raise of_the_disk(error, path) from error
-
-
-def _check_space(to: str, missing: list[Object]) -> None:
-    needed, free = sum(entry.size for entry in missing), shutil.disk_usage(to).free
-    begun = sum(
-        os.path.getsize(os.path.join(base, name))
-        for base, _, names in os.walk(to)
-        for name in names
-        if is_partial(name)
-    )
-    if needed - begun > free:
-        raise BadInput(f"{needed / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free in {to}")

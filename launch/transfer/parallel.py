@@ -1,13 +1,14 @@
-"""Transfer many files in parallel, with a progress bar. The first failure stops all transfers."""
+"""Transfer many files at a time, with a progress bar."""
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
 
 from common.distributed import preemption
+from common.object_store import parallel
 from common.object_store.store import ObjectStore
 from launch.explain import human_size
 
@@ -17,29 +18,17 @@ _ABORTING = 60.0  # seconds after Ctrl-C to end the requests under way and remov
 Progress = Callable[[int], object]  # takes a number of bytes
 
 
-def run(store: ObjectStore, text: str, size: int, tasks: Sequence[Callable[[Progress], Any]]) -> list[Any]:
-    """Run the tasks in threads and return [task(progress) for task in tasks].
+def run(store: ObjectStore, text: str, size: int, tasks: Iterable[Callable[[Progress], Any]]) -> list[Any]:
+    """Return [task(progress) for task in tasks]. The tasks run in threads, and the first failure stops all.
 
-    progress takes a number of bytes, of `size` in total. If a task fails, or on Ctrl-C, stop the others,
-    abort unfinished uploads, and raise that error.
+    text: the title of the bar. size: bytes of all tasks. progress takes a number of bytes.
     """
     preemption.unwind_within(_ABORTING)
     interval = 0.1 if os.isatty(2) else 10  # seconds
-    bar = tqdm(
+    with tqdm(
         desc=text, total=size, unit="B", unit_scale=True, delay=0.5, mininterval=interval, disable=not size
-    )
-    pool = ThreadPoolExecutor(THREADS, "transfer")
-    try:
-        futures = [pool.submit(task, bar.update) for task in tasks]
-        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-            future.result()
-        return [future.result() for future in futures]
-    except BaseException:
-        store.stop()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        bar.close()
+    ) as bar:
+        return parallel.run(store, (partial(task, bar.update) for task in tasks))
 
 
 def describe(sizes: list[int]) -> str:

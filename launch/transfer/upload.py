@@ -57,11 +57,17 @@ def upload(folder: str, to: str) -> int:
         raise BadInput(f"{folder} contains no files")
     with ObjectStore(url, parallel.THREADS) as store:
         there = {entry.key: entry for entry in store.list()}
-        missing, complete = _compare(store, files, there, manifest)
-        if not complete:
+        stored = None
+        if manifests.NAME in there and not (stored := manifests.parse(store.read(manifests.NAME))):
+            place = store.location.url(manifests.NAME)
+            raise BadInput(f"{place} was not written by `upload`: it is not replaced")
+        known = parallel.run(
+            store, "comparing", 0, [partial(_is_there, store, there, file) for file in files]
+        )
+        missing = [file for file, is_there in zip(files, known, strict=True) if not is_there]
+        if missing or stored != manifest:
             # First: during the upload the stored folder matches neither the old manifest nor the new one.
-            if manifests.NAME in there:
-                store.delete([manifests.NAME])
+            store.delete([manifests.NAME] * bool(stored))
             missing.sort(key=lambda file: -file["size"])
             tasks = [
                 partial(store.send, os.path.join(folder, file["path"]), file["path"], sha256=file["sha256"])
@@ -69,14 +75,24 @@ def upload(folder: str, to: str) -> int:
             ]
             parallel.run(store, "sending", sum(file["size"] for file in missing), tasks)
             store.write(manifests.NAME, manifests.to_bytes(manifest))
-    sent = {file["path"] for file in missing}
-    print(f"sent {parallel.describe([each['size'] for each in missing])} in {time.monotonic() - begin:.1f} s")
-    print(f"unchanged {parallel.describe([each['size'] for each in files if each['path'] not in sent])}")
+    sent, sizes = [file["size"] for file in missing], [file["size"] for file in files]
+    print(f"sent {parallel.describe(sent)} in {time.monotonic() - begin:.1f} s")
+    unchanged = [size for size, is_there in zip(sizes, known, strict=True) if is_there]
+    print(f"unchanged {parallel.describe(unchanged)}")
     others = there.keys() - {file["path"] for file in files} - {manifests.NAME}
     if others:
         print(f"kept {len(others)} objects that are not in {folder}, first: {printable(min(others))}")
     print(store.location.url())
     return 0
+
+
+def _is_there(store: ObjectStore, there: dict[str, Object], file: dict, _: Progress) -> bool:
+    """Return whether the store has a file of the manifest, by the size in the listing and its sha256."""
+    listed = there.get(file["path"])
+    if listed is None or listed.size != file["size"]:
+        return False
+    entry = store.head(file["path"])
+    return entry is not None and entry.sha256 == file["sha256"]
 
 
 def _read_snapshot(folder: str) -> dict | None:
@@ -95,35 +111,3 @@ def _read_snapshot(folder: str) -> dict | None:
         return None
     check_keys((file["path"] for file in manifest["files"]), path)
     return manifest
-
-
-def _compare(
-    store: ObjectStore, files: list[dict], there: dict[str, Object], manifest: dict
-) -> tuple[list[dict], bool]:
-    """Return (the files to send, whether the store holds exactly this manifest already).
-
-    The listing gives the sizes. The stored manifest gives the sha256 of all objects that are older than it.
-    Each of the others takes one request: after an interrupted upload, or if another program wrote there.
-    """
-    earlier, written, when = {}, None, 0.0
-    if manifests.NAME in there:
-        written = manifests.parse(store.read(manifests.NAME))
-        if not written:
-            raise BadInput(
-                f"{store.location.url(manifests.NAME)} was not written by `upload`: it is not replaced"
-            )
-        earlier = {file["path"]: file["sha256"] for file in written["files"]}
-        when = there[manifests.NAME].modified
-
-    def is_there(file: dict, progress: Progress) -> bool:
-        entry = there.get(file["path"])
-        if entry is None or entry.size != file["size"]:
-            return False
-        if entry.modified < when:
-            return earlier.get(file["path"]) == file["sha256"]
-        found = store.head(file["path"])
-        return found is not None and found.sha256 == file["sha256"]
-
-    known = parallel.run(store, "comparing", 0, [partial(is_there, file) for file in files])
-    missing = [file for file, here in zip(files, known, strict=True) if not here]
-    return missing, not missing and written == manifest

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.object_store [--files 1000] [--rounds 5]
 
 upload: `launch upload` of a folder, including listing, sha256 and manifest. stage: what a job does with
---data_url, including journal and fsync. fetch: `launch fetch`. They are compared with boto3's upload_file and
+--data_url, including fsync. fetch: `launch fetch`. They are compared with boto3's upload_file and
 download_file, one file after the other, without checks. All take turns in every round, and every round has
 its own prefix and folder.
 

@@ -41,10 +41,12 @@ def _index(folder: str):
 def alone(folder: str, _: str) -> None:
     """Decode and resize, and write nothing."""
     from datasets.stores import forms, pack
-    from datasets.stores.object_store import origin
+    from datasets.stores.files import FileStore
 
     index = _index(folder)
-    make = functools.partial(forms.make, origin(index, verified=True), form="decoded", short_side=SHORT_SIDE)
+    make = functools.partial(
+        forms.make, FileStore(index, verified=True), form="decoded", short_side=SHORT_SIDE
+    )
     threads = pack.THREADS_PER_CORE * loaders.WORKERS
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         for _ in pool.map(make, range(len(index))):

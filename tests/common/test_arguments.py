@@ -75,6 +75,7 @@ def test_spellings(words, expected, parse):
         (["--batchsize", "64"], "--batchsize (did you mean --batch_size?)"),
         (["--batch", "64"], "--batch (did you mean --batch_size?)"),
         (["--EPOCHS=2"], "--EPOCHS (did you mean --epochs?)"),
+        (["--stage", "false"], "unknown option: --stage (removed: data at a URL are always copied"),
         (["--pretrained"], "unknown option: --pretrained;"),
         (["--pretrained", "/images"], "unknown option: --pretrained;"),
         (["-x", "hunter2"], "unknown option: -x;"),

@@ -159,7 +159,7 @@ class Case:
             str(path.relative_to(root)): path.read_bytes()
             for root in roots
             for path in root.rglob("*")
-            if path.is_file() and not path.name.startswith(".bootfile-")
+            if path.is_file() and not path.name.startswith((".partial-", ".bootfile-"))
         }
 
     def check(self, done: bool) -> None:
@@ -181,7 +181,7 @@ class Case:
                 "a part of the files is visible"
             )
             if done:
-                assert not list(self.here.rglob(".bootfile-*.partial"))
+                assert not list(self.here.rglob(".partial-*"))
 
     def _check_checkpoints(self, done: bool) -> None:
         there = self.stored()
@@ -267,7 +267,7 @@ def test_a_disk_that_becomes_full_meanwhile(server, tmp_path, name):
     try:
         with FaultProxy(server.port, delay=0.2) as proxy:
             job = case.start(**proxy.environment)
-            while not list(case.here.rglob(".bootfile-*.partial")):
+            while not list(case.here.rglob(".partial-*")):
                 assert job.poll() is None, job.communicate()
                 time.sleep(0.002)
             with open(case.here / ".bootfile-other", "wb", 0) as other, contextlib.suppress(OSError):

@@ -127,8 +127,7 @@ def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tm
     assert 4 <= last < STEPS and f"all results are at {url}\n" in stopped
     assert steps(server, url)[-1] == last and ".bootfile-lease.json" not in keys(server, url)
 
-    # the results are the same without a copy of the images on the node
-    resumed = run(*JOB, *urls, "--stage=false", env=node(server, tmp_path / "two")).stdout
+    resumed = run(*JOB, *urls, env=node(server, tmp_path / "two")).stdout
     assert f"restored step_{last}.pt and the history up to it from {url}\n" in resumed
     assert f"step {last} of {STEPS}\n" in resumed
     output = brought(server, url, tmp_path / "brought")

@@ -6,6 +6,8 @@
 The seed and the order of the requests decide which requests fail, and at which byte.
 """
 
+import base64
+import hashlib
 import http.client
 import random
 import socket
@@ -115,6 +117,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.proxy.closed.wait(0.2 + place)
         if kind == "flip" and body and self.command == "PUT":
             body = _flipped(body, place)
+            received = base64.b64encode(hashlib.md5(body).digest()).decode()
+            if self.headers.get("Content-MD5", received) != received:
+                return self._refuse(400, "BadDigest", "The Content-MD5 did not match.")  # moto ignores it
         status, headers, content = self._forward(body)
         if kind == "reset":
             return self._reset()  # the server has done it, and the answer is lost

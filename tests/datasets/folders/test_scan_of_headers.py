@@ -14,9 +14,7 @@ from datasets.sampling.augment import center_crop
 from datasets.sampling.sampler import Plan, SequentialBatchSampler
 from datasets.stores import pack
 from datasets.stores.files import FileStore, is_scanned
-from datasets.stores.object_store import origin
 from tests.datasets.folders.test_images import GOOD, PHOTO, SMALL, encode, exif
-from tests.support.object_store_server import ObjectStoreServer
 
 CPU = torch.device("cpu")
 HERE = [name for name, reason in backends.reasons(CPU).items() if not reason and name != "synthetic"]
@@ -156,7 +154,10 @@ def test_a_damaged_end_is_found_by_every_backend(backend, cut):
     index, id = cut
     plan = Plan(index, SequentialBatchSampler(len(index), 4), center_crop, 32)
     found = rf"cannot decode {index.path(id)}: .*--scan whole names all bad images"
-    with backends.build(backend, origin(index), plan, CPU, 2) as loader, pytest.raises(BadInput, match=found):
+    with (
+        backends.build(backend, FileStore(index), plan, CPU, 2) as loader,
+        pytest.raises(BadInput, match=found),
+    ):
         list(loader)
 
 
@@ -172,7 +173,7 @@ def test_complete_images_are_the_same_in_every_backend(data, tmp_path):
     index, found = load(data, tmp_path / "cache"), []
     for backend in ("threads", "pytorch"):
         plan = Plan(index, SequentialBatchSampler(len(index), 10), center_crop, 224)
-        with backends.build(backend, origin(index), plan, CPU, 2) as loader:
+        with backends.build(backend, FileStore(index), plan, CPU, 2) as loader:
             found.append(torch.cat([images.clone().float() for images, _ in loader]))
     assert (found[0] - found[1]).abs().mean() < 0.05
 
@@ -190,22 +191,3 @@ def test_only_the_first_bytes_tell_whether_a_file_was_changed(data, tmp_path):
         file.write(content)
     with pytest.raises(BadInput, match="was changed since it was scanned"):
         store.content(0)
-
-
-def test_the_objects_of_a_url_are_read_by_range(data, tmp_path, monkeypatch):
-    from common.object_store.store import ObjectStore
-
-    with ObjectStoreServer("data") as server:
-        for name, value in (server.environment | {"BOOTFILE_STORE_ATTEMPTS": "2"}).items():
-            monkeypatch.setenv(name, value)
-        for path in data.rglob("*.*"):
-            server.client().upload_file(str(path), "data", f"set/{path.relative_to(data)}")
-        counts, read = [], ObjectStore.read
-        monkeypatch.setattr(
-            ObjectStore, "read", lambda *arguments: counts.append(read(*arguments)) or counts[-1]
-        )
-        far = load("s3://data/set", tmp_path / "cache", staged=False)
-        assert sorted(map(len, counts))[:1] == [len(GOOD["4:4:4"][0])]
-        assert sum(len(content) == HEAD for content in counts) == 8 and len(counts) == 12
-        assert far.fingerprint == load(data, tmp_path / "cache").fingerprint and far.head == HEAD
-        assert origin(far).content(0) == BIG
