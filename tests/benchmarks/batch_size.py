@@ -31,8 +31,7 @@ from datasets.folders import image_folder
 from datasets.loaders import backends
 from launch.bench import log
 from tests.benchmarks import generated
-from tests.benchmarks.machine import describe
-from tests.benchmarks.output import make_parser, tail
+from tests.benchmarks.rounds import describe, make_parser, tail
 
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
 _TRIAL = "--trial"  # of a process of this program: one try
@@ -76,8 +75,10 @@ def main() -> None:
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = make_parser(__doc__, "batch_size")
+    parser = make_parser(__doc__)
     add, count = parser.add_argument, arguments.positive_int
+    add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
+    add("--json", action="store_true", help="print JSON")
     add("--arch", type=models.arch, default="resnet18", help="from torchvision.models (default: resnet18)")
     add("--data_url", metavar="DIR", help="folder with train/ and val/<class>/* (default: generated)")
     add("--image_size", type=count, default=224, help="default: 224")

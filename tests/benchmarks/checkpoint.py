@@ -25,7 +25,7 @@ from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
 from launch.bench import now
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe
 
 
 def main():

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import BatchSampler
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe
 
 BATCH, STOP = 16, 7  # number of steps before the restart
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 from datasets.sampling.sampler import BatchSampler
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe
 
 BATCH = 128
 ROUNDS = 7

@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 from tests.benchmarks import loaders
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe
 
 SHORT_SIDE, KILOBYTES = 256, 116
 

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from launch.new.blocks import combine
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe
 from tests.support.marks import ROOT
 from tests.support.ray_nodes import RayNodes
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from datasets.compat.dpex import RayDataLoader
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe
 from tests.support.ray_nodes import RayNodes
 
 WAIT, BATCH, PER_NODE = 0.02, 16, 2  # seconds per sample; samples; workers per node
