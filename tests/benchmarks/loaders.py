@@ -29,8 +29,8 @@ Notes on the rows:
 - "threads" and "pack" are Bootfile's.
 - "pack-jpeg" is Bootfile's: JPEGs of quality 90 whose shorter side has 256 pixels. Their size is printed.
 - FFCV encodes its JPEGs again, so they have fewer bytes than the files that other rows read (their size is
-  printed). It always resizes by averaging over areas. Its raw images ("ffcv-raw-short") have 256 pixels on the
-  shorter side, as those of our pack.
+  printed). It always resizes by averaging over areas. Its raw images ("ffcv-raw-short") have 256 pixels on
+  the shorter side, as those of our pack.
 - "decoding" reads and decodes the files, and does nothing else: no loader that decodes whole images can be
   faster.
 - DALI's own reader returns its buffers without a copy.
