@@ -44,8 +44,8 @@ class PackStore(Store):
     """The images of a pack that build() made. index: of the same data set.
 
     Each process verifies a sample when it first reads it. (On every read this would cost a quarter of the
-    time of cropping: 243 us instead of 186, n=5, 2026-11-21.) A damaged sample is made from its file. Raises BadInput
-    if the pack is missing, incomplete, damaged in size, or of another data set.
+    time of cropping: 243 us instead of 186, n=5, 2026-11-21.) A damaged sample is made from its file.
+    Raises BadInput if the pack is missing, incomplete, damaged in size, or of another data set.
     """
 
     def __init__(self, path: str, index: Any):

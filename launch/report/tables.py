@@ -13,6 +13,7 @@ from launch.report.runs import SPLIT, Run
 
 NONE = "–"
 _MOST_ROWS = 200  # of a table; all tables of one kind have ten times as many
+_USUAL = ("val_loss", "val_acc")
 _SAME = ("output_dir",)  # differs for every run
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _CLOCK = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -28,7 +29,8 @@ class Row(NamedTuple):
 
 def make_final_rows(runs: list[Run]) -> list[Row]:
     """Return one row per figure with one cell per run. Rows without any value are omitted."""
-    return [row for row in make_rows([_final(run) for run in runs]) if {*row.cells} != {NONE}]
+    rows = make_rows([_final(run) for run in runs])
+    return [row._replace(differs=False) for row in rows if {*row.cells} != {NONE}]
 
 
 def _final(run: Run) -> dict[str, str]:
@@ -36,30 +38,23 @@ def _final(run: Run) -> dict[str, str]:
     waiting, computing, evaluating = np.array(list(run.split.values()) or [[0.0] * 3]).sum(axis=0)
     whole = waiting + computing + evaluating
     state = f"{run.step:,.0f} of {steps:,.0f} steps" if math.isfinite(steps) else f"{run.step:,.0f} steps"
-    best = max(
-        (
-            (value, -epoch)
-            for epoch, ends in run.ends.items()
-            if math.isfinite(value := ends.get("val_acc", math.nan))
-        ),
-        default=None,
-    )
-    metrics = [
-        name for name in run.figures if name.startswith("val_") and name not in ("val_loss", "val_acc")
-    ]
+    accuracies = {epoch: ends.get("val_acc", math.nan) for epoch, ends in run.ends.items()}
+    accuracies = {epoch: accuracy for epoch, accuracy in accuracies.items() if math.isfinite(accuracy)}
+    best = max(accuracies, key=lambda epoch: accuracies[epoch], default=0)
+    metrics = [name for name in run.figures if name.startswith("val_") and name not in _USUAL]
     rates = run.figures.get("images_per_s", (None, np.empty(0)))[1]
     rates = rates[np.isfinite(rates)]
     again = sum(start.lost_step - start.step for start in run.starts if math.isfinite(start.lost_step))
-    first, last = (
-        find_begin(run),
-        max([*run.times[1][-1:], *(start.time for start in run.starts)], default=math.nan),
-    )
+    first = find_begin(run)
+    last = max([*run.times[1][-1:], *(start.time for start in run.starts)], default=math.nan)
     saved = run.checkpoints
     return {
         "done": state + (" (finished)" if run.step == steps else ""),
         "epochs": str(max(run.ends)) if run.ends else NONE,
         "validation accuracy": format_percent(run.last("val_acc")),
-        "best validation accuracy": f"{format_percent(best[0])} in epoch {-best[1]}" if best else NONE,
+        "best validation accuracy": f"{format_percent(accuracies[best])} in epoch {best}"
+        if accuracies
+        else NONE,
         "validation loss": format_number(run.last("val_loss")),
         **{f"{name}, last": format_number(run.last(name)) for name in metrics},
         "training accuracy": format_percent(run.last("acc")),

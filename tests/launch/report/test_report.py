@@ -14,6 +14,7 @@ import pytest
 from common.exits import BadInput
 from launch.report import charts
 from launch.report import cli as report
+from launch.report import runs as report_runs
 from tests.conftest import QUICK, environment, finish, records, run, start
 from tests.support import browser
 
@@ -305,6 +306,11 @@ def test_other_figures_have_charts_too(tmp_path):
     assert sum(tag == "svg" and attributes.get("role") == "img" for tag, attributes in page.tags) == 2
 
 
+def test_the_same_data_give_the_same_drawings(tmp_path):
+    run = report_runs.read(str(write_run(tmp_path / "run", some_lines(40), [a_start(0, 1.7e9)])), "run")
+    assert charts.draw([run]) == charts.draw([run]) and charts.draw_split([run]) == charts.draw_split([run])
+
+
 def test_classes_and_what_they_are_taken_for(tmp_path):
     folder = write_run(tmp_path / "run", some_lines(9))
     content = {"step": 9, "classes": ["cat", HOSTILE, "dog"], "count": [4, 5, 0], "correct": [3, 2, 0]}
@@ -453,7 +459,7 @@ def test_the_browser_sees_what_is_wrong(chromium, tmp_path, width):
 
 @needs_browser
 def test_names_and_values_are_only_text(chromium, tmp_path):
-    image = '<img src=x onerror="document.title=1">'
+    image = '<img src=x onerror="document.title=1">#0000ff #000001 $x$'
     lines = some_lines(20, **{HOSTILE: 1.0, f'"><svg onload=alert(1)>{image}': 2.0, "]]>-->": 3.0})
     lines[0]["receipt"] = lines[-2]["receipt"] = f"</style>{HOSTILE}"
     settings = {HOSTILE: HOSTILE, "b": f"</td></table></svg>{HOSTILE}{image}", "c\u202e": "\u202e\0\x1b[0m"}
