@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
             for path, reason, probabilities in predictions:
                 cells = [""] * len(header)
                 if not reason:
-                    values, labels = probabilities.topk(top)
+                    values, labels = (each.tolist() for each in probabilities.topk(top))
                     cells[::2] = [network.classes[label] for label in labels]
                     cells[1::2] = [f"{value:.6f}" for value in values]
                 rows.writerow([path, printable(reason), *cells])
