@@ -127,7 +127,8 @@ class _Chart:
         )
         root = ElementTree.fromstring(text)
         root.attrib = {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": self.label}
-        root.remove(root.find(f"{_SVG}defs"))  # a style for all elements of the page
+        for style in root.findall(f"{_SVG}defs[{_SVG}style]"):  # it would apply to all elements of the page
+            root.remove(style)
         for group in root.iter(f"{_SVG}g"):
             kind, _, number = group.attrib.pop("id", "").partition(" ")
             if kind in ("curve", "mark", "part"):

@@ -37,7 +37,7 @@ class Start:
     steps: float
     begun: float
     settings: dict
-    environment: dict = field(default_factory=dict)
+    environment: dict
     lost_step: float = math.nan
     lost_time: float = math.nan
 
@@ -104,9 +104,9 @@ def read(path: str, name: str) -> Run:
     return run
 
 
-def _lines(run: Run, name: str) -> Iterator[dict]:
-    """Yield the JSON objects of a file of the run, one per line. Note other lines."""
-    path, bad, whole, empty = os.path.join(run.path, name), 0, True, True
+def _lines(run: Run) -> Iterator[dict]:
+    """Yield the JSON objects of metrics.jsonl, one per line. Note other lines."""
+    path, bad, whole, empty = os.path.join(run.path, METRICS), 0, True, True
     with (
         contextlib.suppress(FileNotFoundError),
         open(path, encoding="utf-8", errors="replace", opener=opener) as file,
@@ -122,13 +122,13 @@ def _lines(run: Run, name: str) -> Iterator[dict]:
                 yield content
             else:
                 bad += 1
-    if empty and name == METRICS:
+    if empty:
         run.notes.append(f"{METRICS} is missing or empty: nothing was reported yet")
     if not whole:
         bad -= 1
-        run.notes.append(f"{name}: the last line is incomplete, as a killed job leaves it")
+        run.notes.append(f"{METRICS}: the last line is incomplete, as a killed job leaves it")
     if bad:
-        run.notes.append(f"{name}: lines that could not be read: {bad}")
+        run.notes.append(f"{METRICS}: lines that could not be read: {bad}")
 
 
 def _number(value: object) -> float:
@@ -148,20 +148,19 @@ def _object(value: object) -> dict:
 def _read_starts(run: Run) -> list[Start]:
     """Return the starts in order, each once, beginning with the last one that did not resume."""
     history: list[Start] = []
-    for line in _lines(run, starts.FILE):
+    for line in starts.read(run.path):
         time, step = _number(line.get("time")), _number(line.get("step"))
         if not (math.isfinite(time) and math.isfinite(step)):
             continue
         if history and (history[-1].time, history[-1].step) == (time, step):
             continue
         laps = [seconds for seconds in map(_number, _object(line.get("laps")).values()) if seconds >= 0]
-        settings, lost = _object(line.get("settings")), _object(line.get("lost"))
+        settings, lost = line["settings"], _object(line.get("lost"))
         if isinstance(ignored := line.get("ignored"), list) and ignored:
             settings = settings | {"ignored arguments": " ".join(map(str, ignored))}
         if settings.get("resume") == "never":
             history, lost = [], {}
-        start = Start(time, step, _number(line.get("steps")), time - sum(laps), settings)
-        start.environment = _object(line.get("environment"))
+        start = Start(time, step, _number(line.get("steps")), time - sum(laps), settings, line["environment"])
         start.lost_step, start.lost_time = _number(lost.get("step")), _number(lost.get("time"))
         history.append(start)
     if not history:
@@ -174,7 +173,7 @@ def _read_metrics(run: Run) -> None:
     columns: dict[str, tuple[array, array]] = {}
     steps, times = array("d"), array("d")
     left_out, strange = set(), 0
-    for line in _lines(run, METRICS):
+    for line in _lines(run):
         step, epoch, time = (_number(line.get(name)) for name in ("step", "epoch", "time"))
         if not (math.isfinite(step) and step >= 0):
             strange += 1

@@ -56,6 +56,7 @@ USES = {
     "simplejpeg": ("datasets.folders.images", "simplejpeg"),
     "psutil": ("datasets.stores.local", "psutil"),
     "jinja2": ("launch.report.cli", "jinja2"),
+    "matplotlib.figure": ("launch.report.charts", "matplotlib"),
 }
 
 
