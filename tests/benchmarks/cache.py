@@ -30,7 +30,7 @@ import redis
 import torch
 from PIL import Image
 
-from datasets.folders import image_folder, images
+from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
@@ -38,6 +38,7 @@ from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, servers
 from datasets.stores.shared.redis import RedisStore
+from datasets.stores.store import Store
 from datasets.stores.tiers import Tiers
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 from tests.support.redis_server import RedisServer
@@ -58,21 +59,16 @@ def write_images(folder: str, count: int) -> None:
             image.save(os.path.join(folder, split, "class", f"{each:05}.jpg"), quality=90)
 
 
-class Singles:
+class Singles(Store):
     """A store that fetches each JPEG value by one GET, like a plain client of a cache."""
 
-    form = "encoded"
+    def __init__(self, index, port: int):
+        self.index, self.port, self._client, self._pid = index, port, None, None
 
-    def __init__(self, index, port: int, name: str):
-        self.index, self.port, self.name, self._client, self._pid = index, port, name, None, None
-
-    def encoded(self, id: int) -> bytes:
+    def read(self, ids) -> list[bytes]:
         if self._pid != os.getpid():
             self._client, self._pid = redis.Redis(port=self.port, protocol=2), os.getpid()
-        return self._client.get(f"single:{id}")
-
-    def image(self, id: int, scratch=None) -> np.ndarray:
-        return images.decode(self.encoded(id), True, scratch)
+        return [self._client.get(f"single:{id}") for id in ids]
 
 
 def show(title: str, unit: str, found: dict[str, list[float]], ratios: list[tuple[str, str, str]]) -> None:
@@ -187,7 +183,7 @@ def main(arguments=None) -> None:
             store.put(range(len(index)), [packs[form].sample(id) for id in range(len(index))])
         singles = redis.Redis(port=server.port, protocol=2)
         for id in range(len(index)):
-            singles.set(f"single:{id}", files.read(id))
+            singles.set(f"single:{id}", files.content(id))
         version = f"redis-py {redis.__version__}, redis-server {singles.info()['redis_version']}"
         print(f"{len(index)} images, {args.rounds} rounds, {args.workers} workers, {version}")
         reads(index, packs["encoded"], tiers["redis", "encoded"].cache, server.port, args.rounds)
@@ -213,7 +209,7 @@ def main(arguments=None) -> None:
 
             return turn
 
-        by_get = Singles(index, server.port, "single")
+        by_get = Singles(index, server.port)
         found = take_turns(
             {
                 "threads, single GETs of JPEG": epoch("threads", by_get),
@@ -263,14 +259,14 @@ class _Nothing:
     def __init__(self, index):
         self.index, self.servers = index, types.SimpleNamespace(address="")
 
-    def fetch(self, ids) -> list:
+    def read(self, ids) -> list:
         return [None] * len(ids)
-
-    def checked(self, id, fetched):
-        return None
 
     def wants(self, id) -> bool:
         return False
+
+    def close(self) -> None:
+        pass
 
 
 if __name__ == "__main__":
