@@ -56,7 +56,6 @@ benchmark: setup
 	@$(RUN) -m tests.benchmarks.train --arch resnet50
 	@$(RUN) -m tests.benchmarks.blocks
 	@$(RUN) -m tests.benchmarks.checkpoint
-	@$(RUN) -m tests.benchmarks.containers
 	@$(RUN) -m tests.benchmarks.loaders
 	@$(RUN) -m tests.benchmarks.dataset
 	@$(RUN) -m tests.benchmarks.cache

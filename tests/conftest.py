@@ -40,9 +40,8 @@ QUIET = {  # nothing that this machine's environment says of ranks, proxies or t
 CAN_FORK = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) >= (2, 6)
 LONG = (
     "test_ray_loader.py", "test_documents.py", "test_imagenet.py", "test_start.py", "test_mirror.py",
-    "test_redis_store.py", "test_compiled_graphs.py", "test_demo.py", "test_time_to_accuracy.py",
-    "test_bench_train.py", "test_quickstart.py", "test_rendezvous.py", "test_simulate.py", "test_loaders.py",
-    "test_upload.py", "test_train_ray.py", "test_kspeed.py",
+    "test_redis_store.py", "test_demo.py", "test_benchmarks.py", "test_quickstart.py", "test_rendezvous.py",
+    "test_simulate.py", "test_loaders.py", "test_upload.py", "test_train_ray.py", "test_kspeed.py",
     "test_shared_output.py", "test_job_service.py", "test_object_store_faults.py",
 )  # fmt: skip
 QUICK = ("--dataset=digits", "--width=8")  # train.py with 176,258 parameters instead of 11 million

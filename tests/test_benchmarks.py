@@ -1,20 +1,22 @@
-"""The benchmarks `throughput` and `batch_size` print their figures next to those of the DALI article."""
+"""The measuring programs start and print their tables, and end the jobs that they start."""
 
-import argparse
 import json
-import math
+import signal
+import time
 
+import psutil
 import pytest
 import torch
-from PIL import Image
 
 from datasets.folders import random_folder
 from datasets.loaders import backends
 from datasets.memory import cifar10
-from tests.benchmarks import batch_size, generated
-from tests.conftest import run
+from tests.benchmarks import generated
+from tests.conftest import environment, finish, run, start
 
 BATCH_SIZE = ("-m", "tests.benchmarks.batch_size")
+TRAIN = ("-m", "tests.benchmarks.train", "--rounds=1", "--report_every=1", "--batch_size=8", "--timeout=100")
+TIME = ("-m", "tests.benchmarks.time_to_accuracy")
 
 
 @pytest.fixture(scope="module")
@@ -22,56 +24,80 @@ def folder(tmp_path_factory):
     return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
 
 
-def test_the_job_s_own_throughput_beside_the_article(folder, tmp_path):
+def living(mark) -> list[psutil.Process]:
+    """Return the processes with `mark` in their command line, without zombies."""
+    processes = psutil.process_iter(["cmdline", "status"])
+    named = [each for each in processes if str(mark) in " ".join(each.info["cmdline"] or ())]
+    return [each for each in named if each.info["status"] != psutil.STATUS_ZOMBIE]
+
+
+def test_train(tmp_path):
+    jobs = ("--jobs=seed loop,train.py", "--json")
+    result = run(*TRAIN, *jobs, env=environment(TMPDIR=str(tmp_path)), timeout=300)
+    measured = json.loads(result.stdout)
+    assert [row["name"] for row in measured["rows"]] == ["seed loop", "train.py"]
+    for row in measured["rows"]:
+        assert row["images_per_s"][0] > 0 and 0 <= row["waiting"] < 1 and row["start_s"] > 0
+    assert not list(tmp_path.glob("bootfile-*"))
+
+
+def test_ctrl_c_ends_the_jobs(tmp_path):
+    jobs = ("--jobs=seed loop,train.py",)
+    bench = start(*TRAIN, *jobs, env=environment(TMPDIR=str(tmp_path)), fresh=True)  # living() reads names
+    lines = [bench.stderr.readline()]
+    while lines[-1] and not lines[-1].startswith("train.py: starting"):
+        lines.append(bench.stderr.readline())
+    assert lines[-1], "".join(lines)
+    bench.send_signal(signal.SIGINT)
+    finish(bench, code=130)
+    deadline = time.monotonic() + 60
+    while living(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not living(tmp_path) and not list(tmp_path.glob("bootfile-*"))
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (("-m", "tests.benchmarks.train", "--jobs=speed"), "'speed' is not one of seed loop, train.py"),
+    ((*TIME, "--jobs=train_none.py"), "'train_none.py', expected some of seed loop, train.py"),
+    ((*TIME, "--target=98"), "--target 98 is not an accuracy"),
+])  # fmt: skip
+def test_bad_input(arguments, message):
+    assert message in run(*arguments, code=2).stderr
+
+
+def test_time_to_accuracy(tmp_path):
+    stored, jobs = tmp_path / "runs.json", "--jobs=seed loop,train.py"
+    printed = run(*TIME, jobs, "--seeds=1", "--limit=60", "--target=0.05", f"--json={stored}").stdout
+    loop, train = json.loads(stored.read_text())["runs"]
+    assert loop["seconds_to_target"] == loop["curve"][0][0] and len(loop["curve"]) == 1  # ends at the target
+    assert all(0 < seconds <= 60 and 0 < accuracy <= 1 for seconds, accuracy in train["curve"])
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in printed.splitlines()}
+    assert rows["seed loop"][1] == "1 of 1" and rows["seed loop"][5] == "1.00x |"
+    assert rows["train.py"][1] == "1 of 1"
+
+
+def test_throughput(folder, tmp_path):
     other = "threads" if backends.reasons(torch.device("cpu"))["dali"] else "dali-cpu"
     result = run(
         "-m", "tests.benchmarks.throughput", f"--data_url={folder}", f"--cache_dir={tmp_path}",
         f"--backends=pytorch,{other}", "--batch_size=16", "--prof=2", "--rounds=1", "--image_size=32",
         "--workers=1",
     )  # fmt: skip
-    table = [line.split() for line in result.stdout.splitlines()[-2:]]
-    rates = {row[0]: row[1:] for row in table}
+    rates = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines()[-2:]}
     assert rates["pytorch"][1:] == ["1.00x", "1058", "1.00x"] and float(rates["pytorch"][0]) > 0
-    if "dali" in rates:
-        assert rates["dali"][2:] == ["1816", "1.72x"]
+    assert len(rates) == 2
 
 
-@pytest.mark.faults
-def test_the_largest_batch_that_a_limit_on_memory_allows(tmp_path):
-    for split in ("train", "val"):
-        (tmp_path / split / "black").mkdir(parents=True)
-        for number in range(600):
-            Image.new("RGB", (64, 64)).save(tmp_path / split / "black" / f"{number}.jpg")
-    found = json.loads(run(
-        *BATCH_SIZE, "--arch=resnet18", f"--data_url={tmp_path}", f"--cache_dir={tmp_path / 'c'}",
-        "--json", "--backends=pytorch", "--image_size=64", "--step=192", "--memory=2.2", "--workers=1",
-    ).stdout)  # fmt: skip
-    sizes = found["batch_sizes"]["pytorch"]
-    assert found["most"] == 576 and all(192 <= sizes[name] < 576 for name in ("resident", "released"))
+def test_scaling_model():
+    printed = run("-m", "tests.benchmarks.scaling_model", "--step_ms=10", "--batch_size=128").stdout
+    assert "10 ms, 100 steps/s, 12,800 images/s" in printed and "3.0x, 19%" in printed
+    rows = [line.split() for line in printed.splitlines() if line.endswith("%") and "bf16" in line]
+    assert {row[0] for row in rows} == {"8", "2x8", "16x8"}
 
 
-@pytest.mark.parametrize("measured, tries", [(True, 10), (False, 18)])
-@pytest.mark.parametrize("largest", [0, 16, 1216, 3008, 5120])
-def test_few_tries_find_the_largest_batch(largest, measured, tries, monkeypatch):
-    """The search needs few tries, with and without a GPU's report of the used memory."""
-    tried = []
-
-    def attempt(args, backend, resident, batch, seconds):
-        tried.append(batch)
-        used = 0.02 + 0.95 * batch * (1 + 0.005 * (batch % 7)) / (largest or 1)
-        return batch <= largest, used if measured and batch <= largest else None
-
-    monkeypatch.setattr(batch_size, "_try", attempt)
-    args = argparse.Namespace(step=16)
-    assert batch_size._largest(args, "dali", "resident", 5120, math.inf) == (largest, True)
-    assert len(tried) <= tries and len(set(tried)) == len(tried)
-
-
-def test_a_search_ends_in_time(monkeypatch):
-    sizes = iter([(True, None), (True, None), (None, None)])
-    monkeypatch.setattr(batch_size, "_try", lambda *args: next(sizes))
-    args = argparse.Namespace(step=16)
-    assert batch_size._largest(args, "dali", "resident", 5120, math.inf) == (32, False)
+def test_resident():
+    printed = run("-m", "tests.benchmarks.resident", "--rounds=1").stdout
+    assert "make_loader: 0." in printed and "resident_loader: 0." in printed and "load average" in printed
 
 
 def test_generated_images_of_cifar_10_are_read(tmp_path):

@@ -4,7 +4,7 @@ A pack is a folder of Arrow IPC files of 512 samples each and meta.json. A file 
 samples; those of older packs have one batch. The columns are height and width (uint32, pixels), crc32
 (uint32, of the content) and content (large_binary): the pixels uint8 [height, width, 3] or encoded bytes of
 any length. Arrow files are mapped without a copy. Unlike LMDB files, they can be opened twice and survive a
-fork. tests/benchmarks/containers.py compares both with a plain mapped file.
+fork. Both are as fast as a plain mapped file (tests/benchmarks/README.md, "Negative results").
 """
 
 import collections
@@ -44,11 +44,9 @@ class PackStore(Store):
     """The images of a pack that build() made. index: of the same data set.
 
     Each process verifies a sample when it first reads it. (On every read this would cost a quarter of the
-    time of cropping: tests/benchmarks/containers.py.) A damaged sample is made from its file. Raises BadInput
-    if the pack is missing, incomplete, damaged in size, or of another data set.
+    time of cropping: 243 us instead of 186, n=5, 2026-11-21.) A damaged sample is made from its file.
+    Raises BadInput if the pack is missing, incomplete, damaged in size, or of another data set.
     """
-
-    decodes_boxes = True
 
     def __init__(self, path: str, index: Any):
         self.path, self.index, self._parts = path, index, {}

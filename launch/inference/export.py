@@ -2,11 +2,10 @@
 
     python -m launch export OUT/best.pth --to model.onnx         ONNX: onnxruntime, TensorRT, OpenVINO, ...
     python -m launch export OUT/best.pth --to model.pt2          torch.export
-    python -m launch export OUT/best.pth --to model.ts           TorchScript (also .torchscript)
 
 Input float32 [N, channels, size, size], any N, pixels / 255 normalised by mean and std; output logits [N,
 classes]. The file also contains network, size, mean, std and classes, as JSON (`bootfile.json`: metadata of
-ONNX, an extra file of the others). Before FILE is written, the exported network is loaded. Its logits must
+ONNX, an extra file of torch.export). Before FILE is written, the exported network is loaded. Its logits must
 equal those of the original to 1e-4, also for batches of other sizes than the exported one.
 """
 
@@ -14,7 +13,6 @@ import inspect
 import io
 import json
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -78,14 +76,14 @@ def main(arguments: list[str]) -> int:
 def compare(network: Trained, run: Run) -> float:
     """Return the largest difference between the logits of `run` and of the network, as a share of the largest
     logit (at least 1). It is measured on batches of BATCH and OTHERS images of noise."""
-    generator, found = torch.Generator().manual_seed(0), []
+    generator, shares = torch.Generator().manual_seed(0), []
     for count in (BATCH, *OTHERS):
         batch = torch.randn(count, network.channels, network.size, network.size, generator=generator)
         expected, given = network.model(batch), run(batch)
         if given.shape != expected.shape:
             return float("inf")
-        found.append(float((given - expected).abs().max() / expected.abs().max().clamp(min=1)))
-    return max(found)
+        shares.append(float((given - expected).abs().max() / expected.abs().max().clamp(min=1)))
+    return max(shares)
 
 
 def facts(network: Trained) -> str:
@@ -94,21 +92,16 @@ def facts(network: Trained) -> str:
     return json.dumps({name: getattr(network, name) for name in names})
 
 
-def _example(network: Trained) -> torch.Tensor:
-    return torch.zeros(BATCH, network.channels, network.size, network.size)
-
-
 def _onnx(network: Trained) -> tuple[bytes, Run]:
     onnx = import_optional("onnx", "--to .onnx needs onnx")
     import_optional("onnxscript", "--to .onnx needs onnxscript")
     runtime = import_optional("onnxruntime", "--to .onnx is checked with onnxruntime")
     if "dynamo" not in inspect.signature(torch.onnx.export).parameters:
-        raise BadInput(
-            f"--to .onnx needs torch 2.5 or later, this is {torch.__version__}: --to model.ts works"
-        )
+        raise BadInput(f"--to .onnx needs torch 2.5 or later, this is {torch.__version__}")
+    example = torch.zeros(BATCH, network.channels, network.size, network.size)
     batch = torch.export.Dim("batch")
     program = torch.onnx.export(
-        network.model, (_example(network),), dynamo=True, verbose=False, input_names=["images"],
+        network.model, (example,), dynamo=True, verbose=False, input_names=["images"],
         output_names=["logits"], dynamic_shapes=({0: batch},),
     )  # fmt: skip
     assert program is not None  # dynamo=True
@@ -121,29 +114,14 @@ def _onnx(network: Trained) -> tuple[bytes, Run]:
 
 def _torch_export(network: Trained) -> tuple[bytes, Run]:
     if not hasattr(torch, "export") or not hasattr(torch.export, "Dim"):
-        raise BadInput(f"--to .pt2 needs torch 2.2, this is {torch.__version__}: --to model.ts works")
+        raise BadInput(f"--to .pt2 needs torch 2.2 or later, this is {torch.__version__}")
+    example = torch.zeros(BATCH, network.channels, network.size, network.size)
     batch = torch.export.Dim("batch")
-    program = torch.export.export(network.model, (_example(network),), dynamic_shapes=({0: batch},))
+    program = torch.export.export(network.model, (example,), dynamic_shapes=({0: batch},))
     target = io.BytesIO()
     torch.export.save(program, target, extra_files={NOTE: facts(network)})
     loaded = torch.export.load(io.BytesIO(target.getvalue())).module()
     return target.getvalue(), loaded
 
 
-def _torchscript(network: Trained) -> tuple[bytes, Run]:
-    target = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch advises torch.export, but other programs still read TorchScript
-        script = torch.jit.trace(network.model, _example(network), check_trace=False)
-        torch.jit.save(script, target, _extra_files={NOTE: facts(network)})
-        return target.getvalue(), torch.jit.load(io.BytesIO(target.getvalue()))
-
-
-FORMS: dict[str, Callable[[Trained], tuple[bytes, Any]]] = {
-    ".onnx": _onnx,
-    ".pt2": _torch_export,
-    ".ts": _torchscript,
-    ".torchscript": _torchscript,
-}
+FORMS: dict[str, Callable[[Trained], tuple[bytes, Any]]] = {".onnx": _onnx, ".pt2": _torch_export}

@@ -61,32 +61,23 @@ def main(arguments: list[str]) -> int:
     network = trained.load(args.weights, args.arch, args.image_size)
     root, paths = find_images(args.folder)
     top = min(TOP, len(network.classes))
-    header = [
-        "path",
-        "error",
-        *(f"{each}_{rank + 1}" for rank in range(top) for each in ("class", "probability")),
-    ]
+    header = [f"{each}_{rank + 1}" for rank in range(top) for each in ("class", "probability")]
     unreadable = 0
     try:
         with open_atomic(args.to) as file, listing.progress(len(paths), "predicting") as bar:
             text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
             rows = csv.writer(text)
-            rows.writerow(header)
-            for each, reasons, probabilities in predict(
-                network, root, paths, device, args.batch_size, args.workers or cores()
-            ):
-                values, labels = probabilities.topk(top)
-                for path, reason, best, chosen in zip(
-                    each, reasons, values.tolist(), labels.tolist(), strict=True
-                ):
-                    found = [
-                        field
-                        for value, label in zip(best, chosen, strict=True)
-                        for field in (network.classes[label], f"{value:.6f}")
-                    ]
-                    rows.writerow([path, printable(reason), *([""] * len(found) if reason else found)])
-                    unreadable += bool(reason)
-                bar.update(len(each))
+            rows.writerow(["path", "error", *header])
+            predictions = predict(network, root, paths, device, args.batch_size, args.workers or cores())
+            for path, reason, probabilities in predictions:
+                cells = [""] * len(header)
+                if not reason:
+                    values, labels = (each.tolist() for each in probabilities.topk(top))
+                    cells[::2] = [network.classes[label] for label in labels]
+                    cells[1::2] = [f"{value:.6f}" for value in values]
+                rows.writerow([path, printable(reason), *cells])
+                unreadable += bool(reason)
+                bar.update()
             text.detach()
     except OSError as error:
         raise BadInput(f"cannot write --to {args.to}: {error.strerror}") from error
@@ -116,37 +107,25 @@ def predict(
     device: torch.device,
     batch_size: int = 64,
     workers: int = 1,
-) -> Iterator[tuple[Sequence[str], list[str], torch.Tensor]]:
-    """Yield (paths, reason why each cannot be read or "", probabilities float [n, classes]) for each batch.
-
-    One batch is decoded while another is computed.
-    """
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yield (path, reason why it cannot be read or "", probabilities float [classes]) for each image."""
     model = network.model.to(device).to(memory_format=torch.channels_last)
     deliver = ToDevice(device, network.mean, network.std)
     antialias = bool(network.settings.get("antialias", True))
     autocast, _ = precision.choose(device, network.settings.get("amp"))
-    parts = [paths[first : first + batch_size] for first in range(0, len(paths), batch_size)]
     with ThreadPoolExecutor(workers) as pool:
-
-        def begin(part: Sequence[str]) -> tuple[np.ndarray, list]:
+        for first in range(0, len(paths), batch_size):
+            part = paths[first : first + batch_size]
             memory = np.zeros((len(part), network.size, network.size, 3), np.uint8)
-            return memory, [
-                pool.submit(_fill, os.path.join(root, path), out, network.share, antialias)
-                for path, out in zip(part, memory, strict=True)
-            ]
-
-        begun = begin(parts[0])
-        for part, following in zip(parts, [*parts[1:], None], strict=True):
-            memory, tasks = begun
-            begun = begin(following) if following else begun
-            reasons = [task.result() for task in tasks]
+            fill = lambda path, out: _fill(os.path.join(root, path), out, network.share, antialias)  # noqa: E731
+            reasons = list(pool.map(fill, part, memory))
             pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
             if network.channels == 1:
                 pixels = _grey(pixels)
             batch, _ = deliver(pixels, torch.zeros(len(part), dtype=torch.int64))
             with autocast:
                 logits = model(batch)
-            yield part, reasons, logits.float().softmax(1).cpu()
+            yield from zip(part, reasons, logits.float().softmax(1).cpu(), strict=True)
 
 
 def _fill(path: str, out: np.ndarray, share: float, antialias: bool) -> str:

@@ -1,245 +1,239 @@
-"""Draw line charts and stacked bars as inline SVG without script.
+"""Draw the charts of a report with matplotlib, as SVG without script inside the page.
 
-SVG classes take colours and dashes from the page's style, light or dark. A plotting library is missing in the
-images of jobs, and its pictures would not follow the reader's colours and width. ElementTree escapes all
-text.
+The drawings contain CSS variables of the page instead of colours. One drawing serves a light and a dark page.
 """
 
-import itertools
-import math
-from dataclasses import dataclass
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
 from xml.etree import ElementTree
-from xml.etree.ElementTree import Element
 
 import numpy as np
 
-WIDTH, HEIGHT = 460, 260  # units; the page scales them, and keeps the text legible
-RIGHT, TOP, BOTTOM = 16, 14, 42
-_TICKS = 5  # approximate number on an axis, without the first
-_DIGIT = 11.3  # width of a character of the labels on a phone
+from common.exits import import_optional
+from launch.report import tables
+from launch.report.runs import SPLIT, Run
+
+matplotlib = import_optional("matplotlib", "the charts need matplotlib")
+figure_module = import_optional("matplotlib.figure", "the charts need matplotlib", "matplotlib")
+ticker = import_optional("matplotlib.ticker", "the charts need matplotlib", "matplotlib")
+
+DASHES = ((), (7, 3), (2.5, 2.5), (10, 3, 2.5, 3), (14, 4), (5, 2, 1.5, 2, 1.5, 2))  # of the curves, in units
+_COLOURS = ("text", "soft", "axis", "grid", "panel", *(f"c{n}" for n in range(len(DASHES))), "p0", "p1", "p2")
+_WIDTH, _HEIGHT = 380, 240  # units; the page scales them
 _GREATEST = 1e100  # greater values are gaps, like infinity
-STYLES = 6  # colours and dashes of the page
 _LOG_FROM = 300  # an axis is logarithmic from this ratio of greatest to least value
-_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_CLOCK = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
-_numbers = itertools.count(1)
+_MOST_POINTS = 400  # of a curve of training; more become intervals
+_INTERVALS = 120
+_MOST_DOTS = 60
+_MOST_BARS = 40
+_MOST_MARKS = 60
+_CHARTS = (  # heading, figure of training, figure of validation
+    ("Loss", "loss", "val_loss"),
+    ("Accuracy", "acc", "val_acc"),
+    ("Images per second", "images_per_s", None),
+    ("Learning rate", "lr", None),
+)
+_LINEAR = ("acc", "images_per_s", "lr")
+_SVG = "{http://www.w3.org/2000/svg}"
+ElementTree.register_namespace("", _SVG[1:-1])
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 
-@dataclass
-class Curve:
-    """A curve.
+def _colour(name: str) -> str:
+    """Return the colour that stands for a CSS variable in a drawing."""
+    return f"#0000{_COLOURS.index(name):02x}"
 
-    x, y: float64 [n]; NaN or infinite values are gaps
-    style: index of colour and dash
-    look: "", "strong" (thicker, and a dot at every point) or "faint"
+
+_STYLE = {
+    "svg.fonttype": "none",  # texts stay texts, in the page's font
+    "svg.hashsalt": "report",  # the same data give the same bytes
+    "font.family": "DejaVu Sans",  # for the layout; the page replaces it
+    "font.size": 13,
+    "axes.edgecolor": _colour("axis"),
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.labelcolor": _colour("soft"),
+    "axes.formatter.useoffset": False,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "grid.color": _colour("grid"),
+    "lines.dash_capstyle": "butt",
+    "lines.markersize": 4.5,
+    "lines.scale_dashes": False,
+    "xtick.bottom": False,
+    "xtick.labelcolor": _colour("soft"),
+    "ytick.left": False,
+    "ytick.labelcolor": _colour("soft"),
+}
+
+
+class _Chart:
+    """A drawing with one pair of axes."""
+
+    def __init__(self, title: str, about: str):
+        self.label = f"{title}. {about}"
+        self.tooltips: list[str] = []  # of the elements whose id ends with their index
+        self.values: list[np.ndarray] = []  # finite values of the curves
+        inches = _WIDTH / 72, _HEIGHT / 72
+        self.figure = figure_module.Figure(inches, layout="constrained", facecolor="none")
+        self.axes = self.figure.add_subplot(facecolor="none")
+
+    def add_curve(
+        self, run: str, x: np.ndarray, y: np.ndarray, style: int, strong: bool = False, summarize: bool = True
+    ) -> None:
+        """Draw a curve. Values that are not finite are gaps.
+
+        x, y: float64 [n]. style: index of colour and dash. strong: a thicker line, and dots
+        summarize: draw more than _MOST_POINTS points as the means and the ranges of intervals
+        """
+        y = np.where((np.abs(x) < _GREATEST) & (np.abs(y) < _GREATEST), y, np.nan)
+        x = np.where(np.isnan(y), np.nan, x)
+        self.values.append(y[np.isfinite(y)])
+        style %= len(DASHES)
+        if len(x) > _MOST_POINTS and summarize:
+            x, y, low, high = _summarize(x, y)
+            self.axes.fill_between(x, low, high, color=_colour(f"c{style}"), alpha=0.25, linewidth=0)
+        dots = "o" if len(self.values[-1]) <= (_MOST_DOTS if strong else 1) else ""
+        (line,) = self.axes.plot(
+            x, y, color=_colour(f"c{style}"), linewidth=2.4 if strong else 1.5, marker=dots
+        )
+        line.set_dashes(DASHES[style])
+        self.add_tooltip(line, "curve", run)
+
+    def add_restart(self, x: float, text: str) -> None:
+        """Draw a vertical line."""
+        if abs(x) < _GREATEST:
+            line = self.axes.axvline(x, color=_colour("soft"), linewidth=1.5, linestyle=(0, (1.5, 3)))
+            self.add_tooltip(line, "mark", text)
+
+    def add_tooltip(self, artist: Any, kind: str, text: str) -> None:
+        """Give the element of an artist a class and a tooltip."""
+        artist.set_gid(f"{kind} {len(self.tooltips)}")
+        self.tooltips.append(text)
+
+    def render(self) -> str:
+        """Return the drawing as an SVG element."""
+        for axis in (self.axes.xaxis, self.axes.yaxis):
+            if max(map(abs, axis.get_data_interval())) >= 1e3 or axis.get_scale() == "log":
+                axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: tables.format_short(value)))
+        file = io.StringIO()
+        self.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        text = re.sub(
+            "#0000([0-9a-f]{2})", lambda match: f"var(--{_COLOURS[int(match[1], 16)]})", file.getvalue()
+        )
+        root = ElementTree.fromstring(text)
+        root.attrib = {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": self.label}
+        for style in root.findall(f"{_SVG}defs[{_SVG}style]"):  # it would apply to all elements of the page
+            root.remove(style)
+        for group in root.iter(f"{_SVG}g"):
+            kind, _, number = group.attrib.pop("id", "").partition(" ")
+            if kind in ("curve", "mark", "part"):
+                group.set("class", kind)
+            if number:
+                ElementTree.SubElement(group, f"{_SVG}title").text = self.tooltips[int(number)]
+        return ElementTree.tostring(root, encoding="unicode")
+
+
+def draw(runs: list[Run]) -> list[dict]:
+    """Return the charts that have a value: heading, svg, and whether it shows training and validation."""
+    with matplotlib.rc_context(_STYLE):
+        return [chart for chart in [*_figures(runs), _progress(runs)] if chart]
+
+
+def draw_split(runs: list[Run]) -> list[dict]:
+    """Return a chart for each run that has reported its time: name, svg, share of waiting."""
+    with matplotlib.rc_context(_STYLE):
+        return [_split(run) for run in runs if run.split]
+
+
+def _figures(runs: list[Run]) -> Iterator[dict]:
+    known = {name for _, *names in _CHARTS for name in names}
+    others = dict.fromkeys(name for run in runs for name in run.figures if name not in known)
+    for heading, *names in [*_CHARTS, *((name, name, None) for name in others)]:
+        about = f"{heading} by step, of {', '.join(run.name for run in runs)}; figures in the table of epochs"
+        chart = _Chart(heading, about)
+        for place, run in enumerate(runs):
+            for strong, name in enumerate(names):
+                if name in run.figures:
+                    alone = strong and len(runs) == 1  # two curves, and two colours for them
+                    chart.add_curve(run.name, *run.figures[name], place + alone, bool(strong))
+            for number, start in enumerate(run.starts[1 : _MOST_MARKS + 1], 2):
+                text = f"{run.name}: start {number} continues after step {start.step:,.0f}"
+                chart.add_restart(start.step, text)
+        values = np.concatenate(chart.values or [np.empty(0)])
+        if not len(values):
+            continue
+        if "acc" in names and abs(values).max() <= 10:
+            chart.axes.yaxis.set_major_formatter(ticker.PercentFormatter(1))
+        if 0 < values.min() < values.max() / _LOG_FROM and names[0] not in _LINEAR:
+            chart.axes.set_yscale("log")
+            chart.axes.minorticks_off()
+        elif 0 < values.min() < values.max() / 2:
+            chart.axes.set_ylim(bottom=0)
+        chart.axes.set_xlabel("step")
+        chart.axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+        both = all(any(name in run.figures for run in runs) for name in names)
+        yield {"heading": heading, "svg": chart.render(), "both": both}
+
+
+def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the means of x, and the means, least and greatest finite values of y, of _INTERVALS parts.
+
+    x, y: float64 [n]. Result: float64 [4, _INTERVALS]; an interval without finite values is NaN
     """
-
-    name: str
-    x: np.ndarray
-    y: np.ndarray
-    style: int
-    look: str = ""
-
-
-@dataclass
-class Mark:
-    """A vertical line at x. text: explains it when the pointer is over it."""
-
-    x: float
-    text: str
-    style: int
+    rows = []
+    for part in np.array_split(np.arange(len(x)), _INTERVALS):
+        finite = part[np.isfinite(y[part])]
+        part = finite if len(finite) else part[:1]
+        rows.append((x[part].mean(), y[part].mean(), y[part].min(), y[part].max()))
+    return np.array(rows).T
 
 
-class Axis:
-    """A map from values to positions between `low` and `high`, with ticks and their labels."""
-
-    def __init__(self, values: np.ndarray, low: float, high: float, form: str):
-        self.low, self.high, self.form = low, high, form
-        least, greatest = float(values.min()), float(values.max())
-        self.log = form == "number" and least > 0 and greatest / least > _LOG_FROM
-        if self.log:
-            bottom, top = math.floor(math.log10(least)), math.ceil(math.log10(greatest))
-            every = math.ceil((top - bottom) / _TICKS)
-            self.ticks = [10.0**power for power in range(bottom, top + 1, every)]
-            self._ends = float(bottom), float(top)
-            return
-        if form in ("step", "clock") or least == greatest or 0 < least < 0.5 * greatest:
-            least, greatest = min(least, 0.0), max(greatest, 0.0)
-        span = greatest - least or 1.0
-        self._step = step = _nice(span / _TICKS, whole=form == "step")
-        bottom, top = math.floor(least / step + 1e-9), math.ceil(greatest / step - 1e-9)
-        top = max(top, bottom + 1)
-        self.ticks = [number * step for number in range(bottom, top + 1)]
-        self._ends = bottom * step, top * step
-        if form in ("step", "clock"):  # these axes end with the run
-            self._ends = least, max(greatest, least + step / 2)
-            self.ticks = [each for each in self.ticks if least <= each <= self._ends[1] + step * 1e-9]
-
-    def __call__(self, values: np.ndarray | float) -> np.ndarray:
-        """Return the positions of values."""
-        first, last = self._ends
-        values = np.log10(np.maximum(values, 1e-300)) if self.log else np.asarray(values)
-        return self.low + (values - first) / (last - first) * (self.high - self.low)
-
-    def label(self, value: float) -> str:
-        """Return the text of a tick."""
-        size = max(abs(self.ticks[0]), abs(self.ticks[-1]))
-        if self.form == "percent" and size <= 10:
-            return f"{value * 100:.{_decimals(self._step * 100)}f}%" if value else "0%"
-        if self.log or not 1e-3 < size < 1e15:
-            return format_short(value)
-        for unit, letter in _UNITS:
-            if size >= (10 if unit == 1e3 else 1) * unit:
-                return f"{value / unit:.{_decimals(self._step / unit)}f}{letter}" if value else "0"
-        return f"{value:.{_decimals(self._step)}f}" if value else "0"
+def _progress(runs: list[Run]) -> dict:
+    """Return the chart of steps over time. A curve falls if a restart repeats work after a checkpoint."""
+    about = "Steps by the time since each run began; the curve falls if a restart repeats steps"
+    chart = _Chart("Progress", about)
+    begins = [tables.find_begin(run) for run in runs]
+    elapsed = [run.times[1] - begin for run, begin in zip(runs, begins, strict=True)]
+    unit, unit_name = tables.choose_unit(max(np.nanmax(each, initial=0.0) for each in elapsed))
+    for place, (run, begin) in enumerate(zip(runs, begins, strict=True)):
+        began = [start.time for start in run.starts]
+        when = np.r_[run.times[1], [start.lost_time for start in run.starts], began, began]
+        done = np.r_[run.times[0], [start.lost_step for start in run.starts], [np.nan] * len(began)]
+        done = np.r_[done, [start.step for start in run.starts]]
+        order = np.argsort(when, kind="stable")  # at a start: a gap, then its step
+        chart.add_curve(run.name, (when[order] - begin) / unit, done[order], place, summarize=False)
+        for number, start in enumerate(run.starts[1 : _MOST_MARKS + 1], 2):
+            text = f"{run.name}: start {number}, after step {start.step:,.0f}"
+            chart.add_restart((start.begun - begin) / unit, text)
+    if not any(map(len, chart.values)):
+        return {}
+    chart.axes.set_xlabel(unit_name)
+    chart.axes.set_ylim(bottom=0)
+    return {"heading": "Steps over time", "svg": chart.render(), "both": False}
 
 
-def format_short(value: float) -> str:
-    """Return a number in about six characters."""
-    if value and not 1e-3 <= abs(value) < 1e15:
-        digits, _, power = f"{value:.1e}".partition("e")
-        return f"{digits.removesuffix('.0')}e{int(power)}"
-    for unit, letter in _UNITS:
-        if abs(value) >= unit:
-            return f"{value / unit:.3g}{letter}"
-    return f"{value:.3g}"
-
-
-def choose_unit(seconds: float) -> tuple[float, str]:
-    """Return the (seconds, name) of the unit for a duration."""
-    return next((each for each in _CLOCK if seconds >= 2 * each[0]), _CLOCK[-1])
-
-
-def _nice(step: float, whole: bool) -> float:
-    """Return 1, 2 or 5 times a power of ten, at least `step`."""
-    if not step > 0:
-        return 1.0 if whole else 0.1
-    power = 10.0 ** math.floor(math.log10(step))
-    found = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
-    return max(found, 1.0) if whole else found
-
-
-def _decimals(step: float) -> int:
-    return max(0, -math.floor(math.log10(step) + 1e-9))
-
-
-def draw_lines(
-    title: str, about: str, curves: list[Curve], marks: list[Mark], x_name: str = "step", form: str = "number"
-) -> str:
-    """Return an SVG element; "" without a finite value.
-
-    form: of the y axis: "number" (logarithmic for a wide range), "plain" (never logarithmic), "percent" or
-    "step"
-    """
-    finite = [(np.abs(curve.x) < _GREATEST) & (np.abs(curve.y) < _GREATEST) for curve in curves]
-    ys = np.concatenate([curve.y[good] for curve, good in zip(curves, finite, strict=True)] or [np.empty(0)])
-    if not len(ys):
-        return ""
-    xs = np.concatenate([curve.x[good] for curve, good in zip(curves, finite, strict=True)])
-    x_form = "step" if x_name == "step" else "clock"
-    y_axis = Axis(ys, HEIGHT - BOTTOM, TOP, form)
-    x_axis = Axis(xs, _left(y_axis), WIDTH - RIGHT, x_form)
-    svg = _frame(title, about + (", logarithmic scale" if y_axis.log else ""))
-    _axes(svg, y_axis, x_axis.low, x_name)
-    for tick in x_axis.ticks:
-        at = float(x_axis(tick))
-        _add(svg, "path", d=f"M{at:.1f} {HEIGHT - BOTTOM}v5", class_="axis")
-        _label(svg, at, HEIGHT - BOTTOM + 18, x_axis.label(tick), "middle" if at < WIDTH - 30 else "end")
-    for mark in marks:
-        if math.isfinite(mark.x):
-            path = f"M{float(x_axis(mark.x)):.1f} {TOP - 6}V{HEIGHT - BOTTOM}"
-            line = _add(svg, "path", d=path, class_=f"mark c{mark.style % STYLES}")
-            _add(line, "title").text = mark.text
-    for curve, good in zip(curves, finite, strict=True):
-        look = f"c{curve.style % STYLES} d{curve.style % STYLES} {curve.look}"
-        x, y = x_axis(curve.x), y_axis(np.where(good, curve.y, np.nan))
-        _add(svg, "path", d=_path(x, y, good), class_=f"curve {look}")
-        alone = good & ~np.r_[False, good[:-1]] & ~np.r_[good[1:], False]  # a point between gaps has no line
-        shown = good if curve.look == "strong" and good.sum() <= 60 else alone
-        dots = "".join(f"M{a:.1f} {b:.1f}h0" for a, b in zip(x[shown], y[shown], strict=True))
-        if dots:
-            _add(svg, "path", d=dots, class_=f"dots c{curve.style % STYLES}")
-    return _text(svg)
-
-
-def draw_bars(
-    title: str, about: str, labels: list[str], stacks: np.ndarray, names: tuple, x_name: str
-) -> str:
-    """Return stacked bars as an SVG element; "" without bars.
-
-    stacks: float64 [bars, names], seconds
-    x_name: the quantity that the labels count
-    """
-    if not len(stacks):
-        return ""
-    unit, unit_name = choose_unit(float(stacks.sum(axis=1).max()))
-    heights = stacks / unit
-    y_axis = Axis(np.r_[0.0, heights.sum(axis=1)], HEIGHT - BOTTOM, TOP, "clock")
-    left = _left(y_axis)
-    svg = _frame(title, about)
-    _axes(svg, y_axis, left, f"{unit_name} by {x_name}")
-    room = (WIDTH - left - RIGHT) / len(labels)
-    width = min(room * 0.8, 60)
-    every = math.ceil(max(len(label) for label in labels) * 10 / room + 0.3)
-    for number, (label, stack) in enumerate(zip(labels, heights, strict=True)):
-        middle, below = left + (number + 0.5) * room, 0.0
-        group = _add(svg, "g")
-        parts = ", ".join(f"{name} {format_short(each)}" for name, each in zip(names, stack, strict=True))
-        _add(group, "title").text = f"{label}: {parts} {unit_name}"
-        for part, each in enumerate(stack):
-            top, bottom = float(y_axis(below + each)), float(y_axis(below))
-            below += each
-            box = {"x": f"{middle - width / 2:.1f}", "y": f"{top:.1f}", "width": f"{width:.1f}"}
-            _add(group, "rect", **box, height=f"{bottom - top:.1f}", class_=f"part p{part}")
-        if number % every == 0:
-            _label(svg, middle, HEIGHT - BOTTOM + 18, label, "middle")
-    _base(svg, left)
-    return _text(svg)
-
-
-def _frame(title: str, about: str) -> Element:
-    number = next(_numbers)
-    labels = {"aria-labelledby": f"title{number} about{number}"}
-    svg = Element("svg", {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img"} | labels)
-    _add(svg, "title", id=f"title{number}").text = title
-    _add(svg, "desc", id=f"about{number}").text = about
-    return svg
-
-
-def _axes(svg: Element, y_axis: Axis, left: float, x_name: str) -> None:
-    for tick in y_axis.ticks:
-        at = float(y_axis(tick))
-        _add(svg, "path", d=f"M{left:.1f} {at:.1f}H{WIDTH - RIGHT}", class_="grid")
-        _label(svg, left - 7, at + 4.5, y_axis.label(tick), "end")
-    _base(svg, left)
-    _label(svg, (left + WIDTH - RIGHT) / 2, HEIGHT - 5, x_name, "middle")
-
-
-def _left(y_axis: Axis) -> float:
-    """Return the left end of the chart, right of its labels."""
-    return 12 + _DIGIT * max(2, *(len(y_axis.label(tick)) for tick in y_axis.ticks))
-
-
-def _base(svg: Element, left: float) -> None:
-    _add(svg, "path", d=f"M{left:.1f} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}", class_="axis")
-
-
-def _label(svg: Element, x: float, y: float, text: str, anchor: str) -> None:
-    _add(svg, "text", x=f"{x:.1f}", y=f"{y:.1f}", **{"text-anchor": anchor}).text = text
-
-
-def _path(x: np.ndarray, y: np.ndarray, good: np.ndarray) -> str:
-    parts, drawing = [], False
-    for a, b, there in zip(x, y, good, strict=True):
-        if there:
-            parts.append(f"{'L' if drawing else 'M'}{a:.1f} {b:.1f}")
-        drawing = bool(there)
-    return "".join(parts)
-
-
-def _add(parent: Element, tag: str, **attributes: str) -> Element:
-    return ElementTree.SubElement(parent, tag, {name.rstrip("_"): text for name, text in attributes.items()})
-
-
-def _text(svg: Element) -> str:
-    return ElementTree.tostring(svg, encoding="unicode")
+def _split(run: Run) -> dict:
+    """Return the chart of waiting, computing and evaluating by epoch. If there are many epochs, several share
+    a bar."""
+    numbers = sorted(run.split)
+    size = -(-len(numbers) // _MOST_BARS)
+    groups = [numbers[place : place + size] for place in range(0, len(numbers), size)]
+    seconds = np.array([np.sum([run.split[number] for number in group], axis=0) for group in groups])
+    unit, unit_name = tables.choose_unit(seconds.sum(axis=1).max())
+    about = f"Seconds of {', '.join(SPLIT)}, by epoch, of {run.name}; figures in the table of epochs"
+    chart = _Chart(f"Time of {run.name}", about)
+    below = np.zeros(len(groups))
+    for part, heights in enumerate((seconds / unit).T):
+        chart.axes.bar(range(len(groups)), heights, bottom=below, color=_colour(f"p{part}"), gid="part")
+        below += heights
+    every = -(-len(groups) * len(str(numbers[-1])) // 24)  # so that the labels do not touch
+    places = range(0, len(groups), every)
+    chart.axes.set_xticks(places, [str(groups[place][0]) for place in places])
+    chart.axes.set_xlabel(f"{unit_name} by {'epoch' if size == 1 else f'{size} epochs'}")
+    share = seconds[:, 0].sum() / (seconds.sum() or 1)
+    return {"name": run.name, "svg": chart.render(), "waiting": f"{share:.1%}"}

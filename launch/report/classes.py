@@ -12,14 +12,6 @@ from launch.report.tables import NONE, format_percent
 
 _MOST_ROWS, _MOST_COLUMNS = 200, 40  # rows of the table of classes; columns of the matrix
 _MOST_BYTES = 50e6
-_STRONGEST = 40  # percent of colour in the background of a cell, so that text stays readable
-
-
-class Cell(NamedTuple):
-    """A number of the matrix, and the strength of its background in percent."""
-
-    text: str
-    shade: int
 
 
 class Classes(NamedTuple):
@@ -27,14 +19,16 @@ class Classes(NamedTuple):
 
     rows: class, samples, accuracy, most frequent wrong prediction; the least accurate class first
     left_out: number of classes that rows omits
-    names, matrix: rows by label, columns by prediction; empty if there is no matrix or it is too large
+    names, counts, matrix: one item per label; matrix has a column per prediction, and is empty if it is
+        unknown or too large
     """
 
     step: int
     rows: list[list[str]]
     left_out: int
     names: list[str]
-    matrix: list[list[Cell]]
+    counts: list[int]
+    matrix: list[list[int]]
 
 
 def read(run: Run) -> Classes | None:
@@ -67,19 +61,13 @@ def _parse(content: dict) -> Classes:
         for each in labels[:_MOST_ROWS]
     ]
     small = matrix if len(names) <= _MOST_COLUMNS else []
-    cells = [
-        [Cell(str(number or ""), round(_STRONGEST * number / max(1, count))) for number in row]
-        for row, count in zip(small, counts, strict=False)
-    ]
-    return Classes(int(content["step"]), rows, len(labels) - len(rows), names if small else [], cells)
+    return Classes(int(content["step"]), rows, len(labels) - len(rows), names, counts, small)
 
 
 def _taken_for(matrix: list[list[int]], names: list[str], label: int) -> str:
     """Return the most frequent wrong prediction for a class, with its count."""
-    others = (
-        [(number, other) for other, number in enumerate(matrix[label]) if other != label] if matrix else []
-    )
-    number, other = max(others, default=(0, 0))
+    wrong = [(number, other) for row in matrix[label : label + 1] for other, number in enumerate(row)]
+    number, other = max((each for each in wrong if each[1] != label), default=(0, 0))
     return f"{names[other]} ({number:,})" if number else NONE
 
 

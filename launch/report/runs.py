@@ -3,11 +3,12 @@
 Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor starts.jsonl is an error.
 """
 
+import contextlib
 import json
 import math
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,8 +38,8 @@ class Start:
     begun: float
     settings: dict
     environment: dict
-    lost_step: float
-    lost_time: float
+    lost_step: float = math.nan
+    lost_time: float = math.nan
 
 
 @dataclass
@@ -61,7 +62,6 @@ class Run:
     starts: list[Start] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     receipt: str = ""
-    events: bool = False  # whether there are files of TensorBoard
     notes: list[str] = field(default_factory=list)
 
     def last(self, name: str) -> float:
@@ -91,52 +91,44 @@ def read(path: str, name: str) -> Run:
     """Return the run whose output folder is `path`. Raises BadInput."""
     if not os.path.isdir(path):
         raise BadInput(f"no run at {path}: not a folder")
-    files = {file: os.path.join(path, file) for file in (METRICS, starts.FILE)}
     if not is_run(path):
         raise BadInput(f"no run at {path}: neither {METRICS} nor {starts.FILE} is there")
     run = Run(path, name)
     try:
-        _fill(run, files)
+        run.starts = _read_starts(run)
+        _read_metrics(run)
     except OSError as error:
         raise BadInput(f"cannot read {error.filename or path}: {error.strerror}") from error
+    for each in checkpoint.list_newest_first(os.path.join(path, "checkpoints")):
+        run.checkpoints.append(int(os.path.basename(each).removeprefix("step_").removesuffix(".pt")))
     return run
 
 
-def _fill(run: Run, files: dict[str, str]) -> None:
-    run.starts = _starts(_lines(files[starts.FILE], run))
-    if not run.starts:
-        run.notes.append(f"no start in {starts.FILE}: settings, environment and restarts are unknown")
-    _Reader(run).read(_lines(files[METRICS], run))
-    run.events = any(each.startswith("events.out.tfevents") for each in os.listdir(run.path))
-    for each in checkpoint.list_newest_first(os.path.join(run.path, "checkpoints")):
-        step = os.path.basename(each).removeprefix("step_").removesuffix(".pt")
-        run.checkpoints.append(int(step))
-
-
-def _lines(path: str, run: Run) -> Iterator[dict]:
-    """Yield the JSON objects of a file, one per line. Note other lines."""
-    bad, last, empty = 0, True, True
-    try:
-        with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
-            for line in file:
-                empty, last = False, True
-                try:
-                    content = json.loads(line)
-                except (ValueError, RecursionError):
-                    content = None
-                if isinstance(content, dict):
-                    yield content
-                else:
-                    bad, last = bad + 1, False
-    except FileNotFoundError:
-        empty = True
-    if empty and os.path.basename(path) == METRICS:
+def _lines(run: Run) -> Iterator[dict]:
+    """Yield the JSON objects of metrics.jsonl, one per line. Note other lines."""
+    path, bad, whole, empty = os.path.join(run.path, METRICS), 0, True, True
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(path, encoding="utf-8", errors="replace", opener=opener) as file,
+    ):
+        for line in file:
+            empty = False
+            try:
+                content = json.loads(line)
+            except (ValueError, RecursionError):
+                content = None
+            whole = isinstance(content, dict)
+            if whole:
+                yield content
+            else:
+                bad += 1
+    if empty:
         run.notes.append(f"{METRICS} is missing or empty: nothing was reported yet")
-    if not last:
+    if not whole:
         bad -= 1
-        run.notes.append(f"{os.path.basename(path)}: the last line is incomplete, as a killed job leaves it")
+        run.notes.append(f"{METRICS}: the last line is incomplete, as a killed job leaves it")
     if bad:
-        run.notes.append(f"{os.path.basename(path)}: lines that could not be read: {bad}")
+        run.notes.append(f"{METRICS}: lines that could not be read: {bad}")
 
 
 def _number(value: object) -> float:
@@ -153,117 +145,71 @@ def _object(value: object) -> dict:
     return value if isinstance(value, dict) else {}
 
 
-def _starts(lines: Iterable[dict]) -> list[Start]:
+def _read_starts(run: Run) -> list[Start]:
     """Return the starts in order, each once, beginning with the last one that did not resume."""
-    found: list[Start] = []
-    for line in lines:
+    history: list[Start] = []
+    for line in starts.read(run.path):
         time, step = _number(line.get("time")), _number(line.get("step"))
         if not (math.isfinite(time) and math.isfinite(step)):
             continue
-        if found and (found[-1].time, found[-1].step) == (time, step):
+        if history and (history[-1].time, history[-1].step) == (time, step):
             continue
         laps = [seconds for seconds in map(_number, _object(line.get("laps")).values()) if seconds >= 0]
-        settings, lost = _object(line.get("settings")), _object(line.get("lost"))
+        settings, lost = line["settings"], _object(line.get("lost"))
         if isinstance(ignored := line.get("ignored"), list) and ignored:
             settings = settings | {"ignored arguments": " ".join(map(str, ignored))}
-        start = Start(
-            time, step, _number(line.get("steps")), time - sum(laps), settings,
-            _object(line.get("environment")), _number(lost.get("step")), _number(lost.get("time")),
-        )  # fmt: skip
         if settings.get("resume") == "never":
-            found.clear()
-            start.lost_step = start.lost_time = math.nan
-        found.append(start)
-    return found
+            history, lost = [], {}
+        start = Start(time, step, _number(line.get("steps")), time - sum(laps), settings, line["environment"])
+        start.lost_step, start.lost_time = _number(lost.get("step")), _number(lost.get("time"))
+        history.append(start)
+    if not history:
+        run.notes.append(f"no start in {starts.FILE}: settings, environment and restarts are unknown")
+    return history
 
 
-class _Reader:
-    """A reader that adds the lines of metrics.jsonl to a run."""
-
-    def __init__(self, run: Run):
-        self.run = run
-        self._columns: dict[str, tuple[array, array]] = {}
-        self._times = array("d"), array("d")
-        self._before = math.nan  # time of the previous line
-        self._start = 0  # number of starts before it
-        self._left_out: set[str] = set()
-
-    def read(self, lines: Iterable[dict]) -> None:
-        strange = 0
-        for line in lines:
-            step = _number(line.get("step"))
-            if math.isfinite(step) and step >= 0:
-                self._add(step, line)
-            else:
-                strange += 1
-        run = self.run
-        run.times = np.asarray(self._times[0]), np.asarray(self._times[1])
-        run.figures = {name: (np.asarray(x), np.asarray(y)) for name, (x, y) in self._columns.items()}
-        if strange:
-            run.notes.append(f"{METRICS}: lines without a step: {strange}")
-        if self._left_out:
-            run.notes.append(f"figures left out, more than {_MOST_FIGURES} names: {len(self._left_out)}")
-        for name, (_, values) in run.figures.items():
-            if wrong := int((~np.isfinite(values)).sum()):
-                run.notes.append(f"{name}: {wrong} of {len(values)} values are NaN or infinite (gaps)")
-
-    def _add(self, step: float, line: dict) -> None:
-        if isinstance(line.get("receipt"), str):
-            self.run.receipt = line["receipt"]
-        epoch, time = _number(line.get("epoch")), _number(line.get("time"))
+def _read_metrics(run: Run) -> None:
+    """Fill the run from the lines of metrics.jsonl, whose starts it has already."""
+    columns: dict[str, tuple[array, array]] = {}
+    steps, times = array("d"), array("d")
+    left_out, strange = set(), 0
+    for line in _lines(run):
+        step, epoch, time = (_number(line.get(name)) for name in ("step", "epoch", "time"))
+        if not (math.isfinite(step) and step >= 0):
+            strange += 1
+            continue
         number = int(epoch) if math.isfinite(epoch) else None
+        if isinstance(line.get("receipt"), str):
+            run.receipt = line["receipt"]
         for name, value in line.items():
             if name in _NO_FIGURES or isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if name not in self._columns and len(self._columns) == _MOST_FIGURES:
-                self._left_out.add(name)
+            if name not in columns and len(columns) == _MOST_FIGURES:
+                left_out.add(name)
                 continue
-            steps, values = self._columns.setdefault(name, (array("d"), array("d")))
-            steps.append(step)
-            values.append(_number(value))
+            column = columns.setdefault(name, (array("d"), array("d")))
+            column[0].append(step)
+            column[1].append(_number(value))
             if number is not None:
-                self.run.ends.setdefault(number, {})[name] = values[-1]
+                run.ends.setdefault(number, {})[name] = column[1][-1]
         if not math.isfinite(time):
-            return
-        self._times[0].append(step)
-        self._times[1].append(time)
+            continue
         seconds = [_number(line.get("data_time")), _number(line.get("compute_time")), 0.0]
-        if "val_loss" in line:
-            seconds = [0.0, 0.0, time - self._since(time)]
-        self._before = time
+        if "val_loss" in line:  # the evaluation began at the previous line, or at a start after it
+            began = [start.time for start in run.starts if start.time <= time]
+            seconds = [0.0, 0.0, time - max([*times[-1:], *began], default=math.nan)]
         if number is not None and all(math.isfinite(each) and each >= 0 for each in seconds):
-            total = self.run.split.setdefault(number, [0.0, 0.0, 0.0])
-            for place, each in enumerate(seconds):
-                total[place] += each
-
-    def _since(self, time: float) -> float:
-        """Return the start time of the work that ended at `time`: the previous line, or a later start."""
-        while self._start < len(self.run.starts) and self.run.starts[self._start].time <= time:
-            start = self.run.starts[self._start].time
-            self._before = start if math.isnan(self._before) else max(self._before, start)
-            self._start += 1
-        return self._before
-
-
-def thin_out(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return at most about `most` points, with the least and the greatest value of each interval."""
-    if len(steps) <= most:
-        return steps, values
-    kept = {0, len(steps) - 1}
-    for part in np.array_split(np.arange(len(steps)), max(1, most // 2)):
-        finite = part[np.isfinite(values[part])]
-        if len(finite):
-            kept |= {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])}
-        else:
-            kept.add(int(part[0]))  # a gap stays a gap
-    places = sorted(kept)
-    return steps[places], values[places]
-
-
-def average(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means of the finite values of `most` intervals, at their middles; NaN for an empty
-    interval."""
-    parts = np.array_split(np.arange(len(steps)), most)
-    finite = [part[np.isfinite(values[part])] for part in parts]
-    found = [values[part].mean() if len(part) else np.nan for part in finite]
-    return np.array([steps[part].mean() for part in parts]), np.array(found)
+            run.split[number] = [
+                a + b for a, b in zip(run.split.get(number, [0.0] * 3), seconds, strict=True)
+            ]
+        steps.append(step)
+        times.append(time)
+    run.times = np.asarray(steps), np.asarray(times)
+    run.figures = {name: (np.asarray(x), np.asarray(y)) for name, (x, y) in columns.items()}
+    if strange:
+        run.notes.append(f"{METRICS}: lines without a step: {strange}")
+    if left_out:
+        run.notes.append(f"figures left out, more than {_MOST_FIGURES} names: {len(left_out)}")
+    for name, (_, values) in run.figures.items():
+        if wrong := int((~np.isfinite(values)).sum()):
+            run.notes.append(f"{name}: {wrong} of {len(values)} values are NaN or infinite (gaps)")

@@ -9,15 +9,19 @@ import numpy as np
 from common.exits import BadInput
 from datasets.sampling import receipt
 from launch.receipt import compare
-from launch.report.charts import format_short
-from launch.report.runs import SPLIT, Run, Start
+from launch.report.runs import SPLIT, Run
 
 NONE = "–"
 _MOST_ROWS = 200  # of a table; all tables of one kind have ten times as many
+_USUAL = ("val_loss", "val_acc")
 _SAME = ("output_dir",)  # differs for every run
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_CLOCK = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 class Row(NamedTuple):
+    """A named row with one cell per run. differs: whether the known cells differ."""
+
     name: str
     cells: list[str]
     differs: bool
@@ -25,10 +29,8 @@ class Row(NamedTuple):
 
 def make_final_rows(runs: list[Run]) -> list[Row]:
     """Return one row per figure with one cell per run. Rows without any value are omitted."""
-    columns = [_final(run) for run in runs]
-    names = dict.fromkeys(name for column in columns for name in column)
-    rows = [Row(name, [column.get(name, NONE) for column in columns], False) for name in names]
-    return [row for row in rows if any(cell != NONE for cell in row.cells)]
+    rows = make_rows([_final(run) for run in runs])
+    return [row._replace(differs=False) for row in rows if {*row.cells} != {NONE}]
 
 
 def _final(run: Run) -> dict[str, str]:
@@ -36,19 +38,25 @@ def _final(run: Run) -> dict[str, str]:
     waiting, computing, evaluating = np.array(list(run.split.values()) or [[0.0] * 3]).sum(axis=0)
     whole = waiting + computing + evaluating
     state = f"{run.step:,.0f} of {steps:,.0f} steps" if math.isfinite(steps) else f"{run.step:,.0f} steps"
-    best = _best(run)
+    accuracies = {epoch: ends.get("val_acc", math.nan) for epoch, ends in run.ends.items()}
+    accuracies = {epoch: accuracy for epoch, accuracy in accuracies.items() if math.isfinite(accuracy)}
+    best = max(accuracies, key=lambda epoch: accuracies[epoch], default=0)
+    metrics = [name for name in run.figures if name.startswith("val_") and name not in _USUAL]
     rates = run.figures.get("images_per_s", (None, np.empty(0)))[1]
     rates = rates[np.isfinite(rates)]
     again = sum(start.lost_step - start.step for start in run.starts if math.isfinite(start.lost_step))
-    first, last = find_begin(run), _last_time(run)
+    first = find_begin(run)
+    last = max([*run.times[1][-1:], *(start.time for start in run.starts)], default=math.nan)
     saved = run.checkpoints
     return {
         "done": state + (" (finished)" if run.step == steps else ""),
         "epochs": str(max(run.ends)) if run.ends else NONE,
         "validation accuracy": format_percent(run.last("val_acc")),
-        "best validation accuracy": f"{format_percent(best[1])} in epoch {best[0]}" if best else NONE,
+        "best validation accuracy": f"{format_percent(accuracies[best])} in epoch {best}"
+        if accuracies
+        else NONE,
         "validation loss": format_number(run.last("val_loss")),
-        **{f"{name}, last": format_number(run.last(name)) for name in run.figures if _is_metric(name)},
+        **{f"{name}, last": format_number(run.last(name)) for name in metrics},
         "training accuracy": format_percent(run.last("acc")),
         "training loss": format_number(run.last("loss")),
         "images per second, median": format_short(float(np.median(rates))) if len(rates) else NONE,
@@ -68,25 +76,10 @@ def _final(run: Run) -> dict[str, str]:
     }
 
 
-def _is_metric(name: str) -> bool:
-    """Return whether a figure is a metric of the job's own, from an evaluation."""
-    return name.startswith("val_") and name not in ("val_loss", "val_acc")
-
-
-def _best(run: Run) -> tuple[int, float] | None:
-    found = [(epoch, ends["val_acc"]) for epoch, ends in run.ends.items() if "val_acc" in ends]
-    found = [each for each in found if math.isfinite(each[1])]
-    return max(found, key=lambda each: each[1]) if found else None
-
-
 def find_begin(run: Run) -> float:
     """Return the start time of the first process, if known: seconds of time.time(), or NaN."""
     known = [run.starts[0].begun] if run.starts else []
     return min([*known, *run.times[1][:1]], default=math.nan)
-
-
-def _last_time(run: Run) -> float:
-    return max([*run.times[1][-1:], *(start.time for start in run.starts[-1:])], default=math.nan)
 
 
 def make_start_rows(runs: list[Run]) -> list[list[str]]:
@@ -94,35 +87,23 @@ def make_start_rows(runs: list[Run]) -> list[list[str]]:
     changes."""
     rows = []
     for run in runs:
-        for place, start in enumerate(run.starts):
-            before = run.starts[place - 1] if place else None
-            row = [run.name, str(place + 1), format_time(start.begun), f"{start.step:,.0f}"]
-            row += [format_duration(start.time - start.begun)]
-            if before:
-                row += [
-                    format_duration(start.begun - _last_report(run, place)),
-                    f"{max(0, _repeated(start)):,.0f}",
-                ]
-                changed = find_differences(
-                    [before.settings | before.environment, start.settings | start.environment]
+        for number, start in enumerate(run.starts, 1):
+            row = [run.name, str(number), format_time(start.begun), f"{start.step:,.0f}"]
+            row += [format_duration(start.time - start.begun), NONE, NONE, NONE]
+            if number > 1:
+                before = run.starts[number - 2]
+                reports = run.times[1][(run.times[1] >= before.time) & (run.times[1] < start.time)]
+                stopped = np.nanmax([before.time, *reports[-1:], start.lost_time])
+                repeated = start.lost_step - start.step if math.isfinite(start.lost_step) else 0
+                changed = find_differences([each.settings | each.environment for each in (before, start)])
+                changes = [f"{each.name}: {' → '.join(each.cells)}" for each in changed]
+                row[5:] = (
+                    format_duration(start.begun - stopped),
+                    f"{max(0, repeated):,.0f}",
+                    "; ".join(changes) or "nothing",
                 )
-                row += ["; ".join(f"{each.name}: {' → '.join(each.cells)}" for each in changed) or "nothing"]
-            else:
-                row += [NONE, NONE, NONE]
             rows.append(row)
     return rows
-
-
-def _repeated(start: Start) -> float:
-    return start.lost_step - start.step if math.isfinite(start.lost_step) else 0.0
-
-
-def _last_report(run: Run, place: int) -> float:
-    """Return the time of the last report before this start."""
-    start, before = run.starts[place], run.starts[place - 1]
-    times = run.times[1]
-    times = times[(times >= before.time) & (times < start.time)]
-    return max([before.time, *times[-1:], *([start.lost_time] if math.isfinite(start.lost_time) else [])])
 
 
 def make_epoch_table(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
@@ -133,12 +114,9 @@ def make_epoch_table(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
     names = list(dict.fromkeys(name for each in numbers for name in run.ends.get(each, {})))
     rows = []
     for each in numbers:
-        ends, split = run.ends.get(each, {}), run.split.get(each)
-        row = [
-            format_percent(ends.get(name)) if "acc" in name else format_number(ends.get(name))
-            for name in names
-        ]
-        rows.append([str(each), *row, *(map(format_duration, split) if split else [NONE] * len(SPLIT))])
+        ends, split = run.ends.get(each, {}), run.split.get(each, [math.nan] * len(SPLIT))
+        row = [(format_percent if "acc" in name else format_number)(ends.get(name)) for name in names]
+        rows.append([str(each), *row, *map(format_duration, split)])
     return ["epoch", *names, *SPLIT], rows
 
 
@@ -159,16 +137,16 @@ def find_differences(columns: list[dict]) -> list[Row]:
 
 def compare_receipts(runs: list[Run]) -> list[list[str]]:
     """Return rows of two runs and the verdict. Each run is compared with the first."""
-    found, rows = {}, []
+    receipts, rows = {}, []
     for run in runs:
         try:
-            found[run.name] = receipt.read(run.path)
+            receipts[run.name] = receipt.read(run.path)
         except BadInput as error:
             rows.append([run.name, NONE, str(error)])
-    if runs[0].name in found:
+    if runs[0].name in receipts:
         for run in runs[1:]:
-            if run.name in found:
-                rows.append([runs[0].name, run.name, compare(found[runs[0].name], found[run.name])[1]])
+            if run.name in receipts:
+                rows.append([runs[0].name, run.name, compare(receipts[runs[0].name], receipts[run.name])[1]])
     return rows
 
 
@@ -187,16 +165,28 @@ def format_percent(value: float | None) -> str:
     return NONE if value is None or math.isnan(value) else f"{value:.2%}"
 
 
+def format_short(value: float) -> str:
+    """Return a number in about six characters."""
+    if value and not 1e-3 <= abs(value) < 1e15:
+        return f"{value:.2g}"
+    for unit, letter in _UNITS:
+        if abs(value) >= unit:
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:.3g}"
+
+
+def choose_unit(seconds: float) -> tuple[float, str]:
+    """Return the (seconds, name) of the unit for a duration."""
+    return next((each for each in _CLOCK if seconds >= 2 * each[0]), _CLOCK[-1])
+
+
 def format_duration(seconds: float) -> str:
-    """Return "1 h 04 min", or NONE."""
-    if not math.isfinite(seconds) or seconds < 0:
+    """Return "12.5 s" or "1:04:59", or NONE."""
+    if not 0 <= seconds < 1e12:
         return NONE
     if seconds < 99.95:
         return f"{seconds:.{1 if seconds >= 9.995 else 2}f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def format_time(seconds: float) -> str:

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.batch_size --arch resnet18 [--data_url DIR] [--minutes 4.5] [--json]
 
-Each try is a separate process that trains and validates for some batches. The memory that earlier tries used
-determines the next size. If a search runs out of time, it gives the largest size that fitted, as ">=".
+Each try is a separate process that trains and validates for some batches. The size is doubled until it does
+not fit, then bisected. If a search runs out of time, it gives the largest size that fitted, as ">=".
 "resident": the validation pipeline stays during training. "released": Dataset.prep_for_val() builds it for a
 validation, and it is released afterwards. The table has the figures of the article "Diving into DALI: how to
 boost PyTorch data loading" (ResNet-18 in fp16 on a V100 of 16 GB), before and after its own change to DALI's
@@ -31,8 +31,7 @@ from datasets.folders import image_folder
 from datasets.loaders import backends
 from launch.bench import log
 from tests.benchmarks import generated
-from tests.benchmarks.machine import describe
-from tests.benchmarks.output import make_parser, tail
+from tests.benchmarks.rounds import describe, make_parser, tail
 
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
 _TRIAL = "--trial"  # of a process of this program: one try
@@ -44,8 +43,6 @@ _NO_ROOM = (
 )  # fmt: skip
 _TIMEOUT = 600  # seconds for one try
 _MINUTES = 4.5  # of all searches, on a GPU
-_USED = "memory:"  # begins a try's line with the share of the GPU's memory that it held
-_FULL = 0.97  # share of the memory that a try aims at
 
 
 @entry
@@ -76,8 +73,10 @@ def main() -> None:
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = make_parser(__doc__, "batch_size")
+    parser = make_parser(__doc__)
     add, count = parser.add_argument, arguments.positive_int
+    add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
+    add("--json", action="store_true", help="print JSON")
     add("--arch", type=models.arch, default="resnet18", help="from torchvision.models (default: resnet18)")
     add("--data_url", metavar="DIR", help="folder with train/ and val/<class>/* (default: generated)")
     add("--image_size", type=count, default=224, help="default: 224")
@@ -94,43 +93,24 @@ def _largest(
 ) -> tuple[int, bool]:
     """Return (largest batch up to `most` that is known to fit, whether the search was completed).
 
-    The batch is a multiple of --step, 0 if none fits. way: resident or released. deadline: time.monotonic().
+    The batch is a multiple of --step, 0 if none fits. It is doubled until it does not fit, then bisected.
+    way: resident or released. deadline: time.monotonic().
     """
-    fits, fails = 0, None
-    used: dict[int, float] = {}  # batch that fits -> share of the GPU's memory
-    while batch := _choose_next(fits, fails, used, args.step, most):
-        room, share = _try(args, backend, way == "resident", batch, deadline - time.monotonic())
+    fits, fails = 0, most + args.step
+    while fits + args.step < fails:
+        guess = 2 * fits if fails > most else (fits + fails) // 2
+        batch = min(max(guess // args.step * args.step, fits + args.step), fails - args.step)
+        room = _try(args, backend, way == "resident", batch, deadline - time.monotonic())
         if room is None:
             log(f"{backend}, {way}: out of time")
             return fits, False
         log(f"{backend}, {way}: {batch} {'fits' if room else 'does not fit'}")
-        if room:
-            fits = batch
-            if share is not None:
-                used[batch] = share
-        else:
-            fails = batch
+        fits, fails = (batch, fails) if room else (fits, batch)
     return fits, True
 
 
-def _choose_next(fits: int, fails: int | None, used: dict[int, float], step: int, most: int) -> int:
-    """Return the batch to try next, 0 at the end of the search. It assumes that memory grows linearly."""
-    limit = most + step if fails is None else fails  # exclusive
-    guess = 2 * fits if fails is None else (fits + fails) // 2
-    if len(used) > 1:
-        low, high = min(used), max(used)  # neighbours would give a poor slope
-        growth = (used[high] - used[low]) / (high - low)
-        predicted = fits + int((_FULL - used[high]) / growth) if growth > 0 else limit
-        if predicted < limit or fails is None:
-            guess = predicted
-    first, last = fits + step, limit - step
-    return max(first, min(guess // step * step, last)) if first <= last else 0
-
-
-def _try(
-    args: argparse.Namespace, backend: str, resident: bool, batch: int, seconds: float
-) -> tuple[bool | None, float | None]:
-    """Return (whether the batch fits, None after `seconds`; the share of the GPU's memory in use)."""
+def _try(args: argparse.Namespace, backend: str, resident: bool, batch: int, seconds: float) -> bool | None:
+    """Return whether the batch fits, or None after `seconds`."""
     case = {
         "backend": backend, "resident": resident, "batch": batch, "arch": args.arch, "memory": args.memory,
         "folder": args.data_url, "cache": args.cache_dir, "size": args.image_size, "workers": args.workers,
@@ -143,13 +123,12 @@ def _try(
     except subprocess.TimeoutExpired:
         if seconds > _TIMEOUT:
             raise BadInput(f"{backend} with {batch} samples took more than {_TIMEOUT} s") from None
-        return None, None
+        return None
     if result.returncode == 0:
-        shares = [line.split()[1] for line in result.stdout.splitlines() if line.startswith(_USED)]
-        return True, float(shares[-1]) if shares else None
+        return True
     errors = result.stderr.lower()
     if result.returncode < 0 or any(sign in errors for sign in _NO_ROOM):
-        return False, None
+        return False
     raise BadInput(f"{backend} with {batch} samples failed: {tail(result.stderr)}")
 
 
@@ -188,8 +167,6 @@ def _trial(case: dict) -> None:
             model(images)
     if cuda:
         torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()  # torch keeps the memory that it allocated
-        print(f"{_USED} {1 - free / total:.4f}")
     sys.stdout.flush()
     os._exit(0)  # without waiting for the loaders
 

@@ -10,16 +10,15 @@ of a step. The last row is train.py.
 
 import argparse
 import contextlib
-import datetime
+import functools
 import os
-import statistics
 import sys
 import tempfile
 
 import torch
 
 from tests.benchmarks import generated, turns
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 from tests.benchmarks.turns import Runner
 from tests.support.marks import ROOT, without_block
 
@@ -31,37 +30,30 @@ _REPORT = 50 if _GPU else 2  # steps between reports: a report waits for the dev
 
 def main():
     options = _parsed()
-    print(f"{datetime.date.today()}, {describe()}", flush=True)
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with conditions(), tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         jobs = {}
         for name, text, extra in _texts(options.blocks):
             place = os.path.join(folder, name)
             jobs[name] = stack.enter_context(_runner(name, text, place, [*extra, *_arguments(options)]))
             jobs[name].turn(images=1, timeout=_START)
             print(f"{name} has started", file=sys.stderr, flush=True)
-        rates = {name: [] for name in jobs}
-        for _ in range(options.rounds):
-            for name, job in jobs.items():
-                rates[name].append(turns.rate(job.turn(images=options.images, timeout=_TURN)))
-    print("| job | images/s | whole job / this job |\n|---|---|---|")
-    for name, found in rates.items():
-        ratios = [whole / each for whole, each in zip(rates["whole"], found, strict=True)]
-        print(
-            f"| {name} | {statistics.median(found):.1f} | {statistics.median(ratios):.2f}x "
-            f"({min(ratios):.2f}-{max(ratios):.2f}) |"
-        )
-    print(f"load average at the end {os.getloadavg()[0]:.2f}")
+        measure = {name: functools.partial(_rate, job, options.images) for name, job in jobs.items()}
+        rates = take_turns(measure, options.rounds)
+        print("| job | images/s | whole job / this job |\n|---|---|---|")
+        for name, own in rates.items():
+            print(f"| {name} | {spread(own, '.1f')} | {spread(divide(rates['whole'], own), '.2f', 'x')} |")
+
+
+def _rate(job: Runner, images: int) -> float:
+    return turns.rate(job.turn(images=images, timeout=_TURN))
 
 
 def _parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, 5)
     parser.add_argument("--blocks", default="1,3,6,9", help="default: 1,3,6,9")
     parser.add_argument(
         "--dataset", default="cifar10", help="generate images of its shape (default: cifar10)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--batch_size", type=int, help="of all jobs (default: that of the job)")
     parser.add_argument("--images", type=int, default=1024, help="at least, in a turn (default: 1024)")
     parser.add_argument("--compile", default="false", help="default: false")

@@ -17,12 +17,9 @@ medians over the rounds, and the medians of the ratios within the rounds.
 - dead server: `kspeed` with a server that refuses connections, or that was stopped (SIGSTOP) and times out.
 """
 
-import argparse
 import contextlib
-import datetime
 import os
 import socket
-import statistics
 import tempfile
 import time
 import types
@@ -33,7 +30,7 @@ import redis
 import torch
 from PIL import Image
 
-from datasets.folders import image_folder, images
+from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
@@ -41,8 +38,9 @@ from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, servers
 from datasets.stores.shared.redis import RedisStore
+from datasets.stores.store import Store
 from datasets.stores.tiers import Tiers
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 from tests.support.redis_server import RedisServer
 
 CPU = torch.device("cpu")
@@ -61,43 +59,24 @@ def write_images(folder: str, count: int) -> None:
             image.save(os.path.join(folder, split, "class", f"{each:05}.jpg"), quality=90)
 
 
-class Singles:
+class Singles(Store):
     """A store that fetches each JPEG value by one GET, like a plain client of a cache."""
 
-    form = "encoded"
+    def __init__(self, index, port: int):
+        self.index, self.port, self._client, self._pid = index, port, None, None
 
-    def __init__(self, index, port: int, name: str):
-        self.index, self.port, self.name, self._client, self._pid = index, port, name, None, None
-
-    def encoded(self, id: int) -> bytes:
+    def read(self, ids) -> list[bytes]:
         if self._pid != os.getpid():
             self._client, self._pid = redis.Redis(port=self.port, protocol=2), os.getpid()
-        return self._client.get(f"single:{id}")
-
-    def image(self, id: int, scratch=None) -> np.ndarray:
-        return images.decode(self.encoded(id), True, scratch)
-
-
-def rounds(contestants: dict, count: int) -> dict[str, list[float]]:
-    """Return {name: one figure per round}. Each contestant is a function that returns its figure."""
-    found = {name: [] for name in contestants}
-    for turn in contestants.values():
-        turn()  # warm-up: connections, buffers, processes
-    for number in range(count):
-        for name in list(contestants)[(number % 2 and slice(None, None, -1)) or slice(None)]:
-            found[name].append(contestants[name]())
-    return found
+        return [self._client.get(f"single:{id}") for id in ids]
 
 
 def show(title: str, unit: str, found: dict[str, list[float]], ratios: list[tuple[str, str, str]]) -> None:
     print(f"\n{title}")
     for name, figures in found.items():
-        low, high = min(figures), max(figures)
-        print(f"  {name:34} {statistics.median(figures):10.0f} {unit} ({low:.0f} to {high:.0f})")
+        print(f"  {name:34} {spread(figures, '.0f', ' ' + unit)}")
     for one, other, target in ratios:
-        each = [a / b for a, b in zip(found[one], found[other], strict=True)]
-        text = f"{statistics.median(each):.2f}x ({min(each):.2f} to {max(each):.2f})"
-        print(f"  {one} / {other}: {text}; target {target}")
+        print(f"  {one} / {other}: {spread(divide(found[one], found[other]), '.2f', 'x')}; target {target}")
 
 
 def reads(index, packed, store: RedisStore, port: int, count: int) -> None:
@@ -147,7 +126,7 @@ def reads(index, packed, store: RedisStore, port: int, count: int) -> None:
         "read": rate(lambda ids: store.read(np.array(ids)), BATCH),
     }
     show(
-        f"reads of {index.bytes.mean() / 1e3:.0f} KB", "values/s", rounds(contestants, count),
+        f"reads of {index.bytes.mean() / 1e3:.0f} KB", "values/s", take_turns(contestants, count),
         [("pack, copied", "memcpy", ">= 0.95x"), ("pack, copied", "GET", ">= 20x"), ("read", "GET", "-"),
          ("read", "loopback", "-"), ("read", "MGET of redis-py", "-"), ("read", "GET, CRC-32", "-")],
     )  # fmt: skip
@@ -177,14 +156,12 @@ def loopback(size: int, seconds: float = 0.4):
 
 
 def main(arguments=None) -> None:
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser = make_parser(__doc__, 5)
     parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args(arguments)
     said = []
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, conditions():
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         write_images(f"{folder}/images", args.images)
         index = image_folder.load(f"{folder}/images", "train", f"{folder}/cache")
@@ -206,10 +183,9 @@ def main(arguments=None) -> None:
             store.put(range(len(index)), [packs[form].sample(id) for id in range(len(index))])
         singles = redis.Redis(port=server.port, protocol=2)
         for id in range(len(index)):
-            singles.set(f"single:{id}", files.read(id))
-        print(f"{datetime.date.today()}, {describe()}, redis-py {redis.__version__}")
-        version = singles.info()["redis_version"]
-        print(f"{len(index)} images, {args.rounds} rounds, {args.workers} workers, redis-server {version}")
+            singles.set(f"single:{id}", files.content(id))
+        version = f"redis-py {redis.__version__}, redis-server {singles.info()['redis_version']}"
+        print(f"{len(index)} images, {args.rounds} rounds, {args.workers} workers, {version}")
         reads(index, packs["encoded"], tiers["redis", "encoded"].cache, server.port, args.rounds)
 
         def loader_of(backend, store):
@@ -233,8 +209,8 @@ def main(arguments=None) -> None:
 
             return turn
 
-        by_get = Singles(index, server.port, "single")
-        found = rounds(
+        by_get = Singles(index, server.port)
+        found = take_turns(
             {
                 "threads, single GETs of JPEG": epoch("threads", by_get),
                 "pytorch, single GETs of JPEG": epoch("pytorch", by_get),
@@ -258,7 +234,7 @@ def main(arguments=None) -> None:
                 "dali-kspeed, Redis, decoded": ("dali-kspeed", tiers["redis", "decoded"]),
                 "dali-kspeed, Redis, encoded": ("dali-kspeed", tiers["redis", "encoded"]),
             }
-        found = rounds({name: epoch(*each, COMPUTE) for name, each in here.items()}, args.rounds)
+        found = take_turns({name: epoch(*each, COMPUTE) for name, each in here.items()}, args.rounds)
         ratios = [(name, "pytorch, files", "> 1.0x") for name in here if name.startswith("kspeed")]
         ratios += [(name, "dali, files", "> 1.0x") for name in here if name.startswith("dali-kspeed")]
         show("the job with synthetic compute", "images/s", found, ratios)
@@ -268,12 +244,11 @@ def main(arguments=None) -> None:
             contestants[f"{name} server, encoded"] = epoch("kspeed", tiers[name, "encoded"])
         contestants["no cache, decoded"] = epoch("threads", Tiers(_Nothing(index), files))
         contestants["dead server, decoded"] = epoch("kspeed", tiers["dead", "decoded"])
-        found = rounds(contestants, 2 * args.rounds)
+        found = take_turns(contestants, 2 * args.rounds)
         show("a dead server", "images/s", found,
              [("dead server, encoded", "no cache, encoded", ">= 0.99x"),
               ("stopped server, encoded", "no cache, encoded", ">= 0.99x"),
               ("dead server, decoded", "no cache, decoded", ">= 0.99x")])  # fmt: skip
-        print(f"\nload average at the end {os.getloadavg()[0]:.2f}")
 
 
 class _Nothing:
@@ -284,14 +259,14 @@ class _Nothing:
     def __init__(self, index):
         self.index, self.servers = index, types.SimpleNamespace(address="")
 
-    def fetch(self, ids) -> list:
+    def read(self, ids) -> list:
         return [None] * len(ids)
-
-    def checked(self, id, fetched):
-        return None
 
     def wants(self, id) -> bool:
         return False
+
+    def close(self) -> None:
+        pass
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ python -m tests.benchmarks.checkpoint [--device cuda] [--rounds 7]
 - Seconds of a receipt, compared with a training step of 128 CIFAR-sized images on this device.
 """
 
-import argparse
 import datetime
 import os
 import statistics
@@ -25,15 +24,12 @@ from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
 from launch.bench import now
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe, make_parser, spread
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, 7)
     parser.add_argument("--device", default="cpu", help="default: cpu")
-    parser.add_argument("--rounds", type=int, default=7, help="default: 7")
     options = parser.parse_args()
     device, rounds = torch.device(options.device), options.rounds
     print(f"{datetime.date.today()}, {describe()}")
@@ -88,10 +84,7 @@ def main():
         f"a save blocks {statistics.median(blocked[1:]) * 1e3:.1f} ms, on the disk after "
         f"{statistics.median(whole[1:]) * 1e3:.1f} ms (medians)"
     )
-    spread = f"{min(ratios):.1f}-{max(ratios):.1f}"
-    print(
-        f"{size_of(state) / 1e6:.0f} MB: blocked {statistics.median(ratios):.1f}x less, n={rounds} ({spread})"
-    )
+    print(f"{size_of(state) / 1e6:.0f} MB: blocked {spread(ratios, '.1f', 'x')} less, n={rounds}")
     print(f"load average at the end {os.getloadavg()[0]:.2f}")
 
 

@@ -12,8 +12,8 @@ from common.exits import BadInput
 from common.files import ROOT
 from common.platforms import available_cores
 from tests.benchmarks import generated
-from tests.benchmarks.curves import BASELINE
 
+BASELINE = "seed loop"  # ratios are to this contestant
 _FOREVER = "1000000000"  # steps
 _ENDLESS = ["--epochs", "10000", "--seed", "0"]
 # Saves are not timed.
@@ -22,10 +22,9 @@ _PATIENT = ["--timeout", "864000"]  # seconds: a stopped process does not count 
 
 
 class Contestant(NamedTuple):
-    """A job. command: without the output folder. precision: of its matrix products, "float32" or "half"."""
+    """A job. command: without the output folder."""
 
     command: list[str]
-    precision: str
     compiled: bool = False
 
 
@@ -55,19 +54,19 @@ def _small(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
         return [sys.executable, os.path.join(ROOT, "jobs", name), *_JOB, *shared, *extra]
 
     sample = [sys.executable, "-m", "tests.benchmarks.seed_loop", *_ENDLESS, *shared]
-    yield BASELINE, Contestant(sample, "float32")
-    yield "train.py", Contestant(job("train.py"), "float32")
-    yield "train_amp.py", Contestant(job("train_amp.py"), "half")
+    yield BASELINE, Contestant(sample)
+    yield "train.py", Contestant(job("train.py"))
+    yield "train_amp.py", Contestant(job("train_amp.py"))
     if os.path.exists(os.path.join(ROOT, "jobs", "train_fast.py")):
         compiled = [] if args.compile is None else ["--compile", str(args.compile).lower()]
-        yield "train_fast.py", Contestant(job("train_fast.py", *compiled), "half")
+        yield "train_fast.py", Contestant(job("train_fast.py", *compiled))
     several = ["--processes_per_node", "2"] if device.type == "cpu" else []
     if several and available_cores() < 2:
         yield "train_ddp.py", "two processes would share the one core"
     elif device.type == "cuda" and torch.cuda.device_count() > 1:
         yield "train_ddp.py", "an NCCL kernel that waits for a stopped process would slow down the others"
     else:
-        yield "train_ddp.py", Contestant(job("train_ddp.py", *_PATIENT, *several), "float32")
+        yield "train_ddp.py", Contestant(job("train_ddp.py", *_PATIENT, *several))
 
 
 def _large(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str, Contestant | str]]:
@@ -83,15 +82,15 @@ def _large(args: argparse.Namespace, device: torch.device) -> Iterable[tuple[str
     if device.type == "cuda":  # as train_ddp.py: no kernel of nccl may wait for a stopped process
         job += ["--processes_per_node", "1"]
     synthetic, mixed = [*job, "--data_backend", "synthetic"], ["--amp", "true"]
-    yield "float32", Contestant([*synthetic, "--amp", "false"], "float32")
-    yield "mixed", Contestant([*synthetic, *mixed], "half")
+    yield "float32", Contestant([*synthetic, "--amp", "false"])
+    yield "mixed", Contestant([*synthetic, *mixed])
     if device.type == "cuda" if args.compile is None else args.compile:
-        yield "mixed compiled", Contestant([*synthetic, *mixed, "--compile", "true"], "half", compiled=True)
+        yield "mixed compiled", Contestant([*synthetic, *mixed, "--compile", "true"], compiled=True)
     else:
         yield "mixed compiled", "--compile true includes it; compiling takes about a minute"
     folder = args.data_url or generated.image_folder(args.cache_dir)  # several steps an epoch
     data = ["--data_url", os.path.abspath(folder)]
-    yield "mixed from JPEG", Contestant([*job, *mixed, *data, "--data_backend", "threads"], "half")
+    yield "mixed from JPEG", Contestant([*job, *mixed, *data, "--data_backend", "threads"])
 
 
 def _shared(args: argparse.Namespace, device: torch.device) -> list[str]:

@@ -10,11 +10,10 @@ has the median and range of the ratios of two rows in one round. What concerns a
 memory of the validation pipeline) needs `make gpu`.
 """
 
-import argparse
 import itertools
-import statistics
 import tempfile
 import time
+from functools import partial
 
 import torch
 from torchvision.datasets import ImageFolder
@@ -26,7 +25,7 @@ from datasets.sampling.augment import center_crop
 from datasets.sampling.sampler import Plan, SequentialBatchSampler
 from datasets.stores.files import FileStore
 from tests.benchmarks.loaders import BATCH, SIDE, SIZES, WORKERS, data_loader, transforms, write_images
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe, divide, make_parser, spread, take_turns
 
 SKIPPED = 10  # batches of a turn that do not count: more than any engine prepares ahead
 CPU = torch.device("cpu")
@@ -113,30 +112,20 @@ def rate(batches, seconds: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, 5)
     parser.add_argument("--images", type=int, default=4096, help="of training (default: 4096)")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of a turn (default: 1.5)")
     args = parser.parse_args()
     torch.set_num_threads(1)  # the two cores are for the workers
     for kilobytes, size in SIZES.items():
         with tempfile.TemporaryDirectory() as root:
             print(f"\n{write_images(root, size, kilobytes, max(args.images, 8 * 480))}\n{describe()}")
-            turns = rows(root)
-            found = {name: [] for name in turns}
-            for number in range(args.rounds + 1):  # the first warms up
-                for name, batches in turns.items():
-                    found[name].append(rate(batches, args.seconds if number else args.seconds / 3))
-            for row, reference, said in FIGURES:
-                pairs = zip(found[row][1:], found[reference][1:], strict=True)
-                ratios = [one / other for one, other in pairs]
-                spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
-                print(
-                    f"{row:<24}{statistics.median(found[row][1:]):>7.0f} images/s, of {reference:<15}"
-                    f"{statistics.median(ratios):>6.2f}x ({spread})  article: {said}"
-                )
+            turns = {name: partial(rate, each, args.seconds) for name, each in rows(root).items()}
+            rates = take_turns(turns, args.rounds)
+            for row, reference, figure in FIGURES:
+                ratios = spread(divide(rates[row], rates[reference]), ".2f", "x")
+                rate_of = f"{row:<24}{spread(rates[row], '.0f')} images/s"
+                print(f"{rate_of}, of {reference:<15}{ratios}  article: {figure}")
             print(describe(), flush=True)
             del turns
 

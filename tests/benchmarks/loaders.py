@@ -26,13 +26,13 @@ and the range of the ratios over the rounds, and the CPU time that other process
 
 Notes on the rows:
 
-- "threads" and "pack" are Bootfile's. Rows that end in "plain" resize without antialiasing.
+- "threads" and "pack" are Bootfile's.
 - "pack-jpeg" is Bootfile's: JPEGs of quality 90 whose shorter side has 256 pixels. Their size is printed.
 - FFCV encodes its JPEGs again, so they have fewer bytes than the files that other rows read (their size is
-  printed). It always resizes by averaging over areas. Its raw images have 256 pixels on the longer side, or
-  on the shorter side as those of our pack ("ffcv-raw-short").
+  printed). It always resizes by averaging over areas. Its raw images ("ffcv-raw-short") have 256 pixels on
+  the shorter side, as those of our pack.
 - "decoding" reads and decodes the files, and does nothing else: no loader that decodes whole images can be
-  faster. "threads" decodes the boxes of the crops if nvImageCodec is installed.
+  faster.
 - DALI's own reader returns its buffers without a copy.
 - In all rows, threads of OpenMP that wait sleep soon (GOMP_SPINCOUNT=1000), as in Bootfile's jobs.
 - An epoch of 512 images is short, so the start of an epoch has more weight than with ImageNet. --images 4096
@@ -65,7 +65,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from tests.benchmarks.machine import describe
+from tests.benchmarks import rounds
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SIZES = {44: (400, 325), 116: (500, 375)}  # about the kilobytes of a JPEG -> its width and height
@@ -90,7 +90,7 @@ INSTALL = {  # module -> command that installs it
 THREADS = {"OMP_NUM_THREADS": str(WORKERS), "GOMP_SPINCOUNT": "1000"}  # the environment of all rows
 VERSIONS = (
     "torch", "numpy", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "pyarrow",
-    "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "ffcv", "numba", "webdataset", "mosaicml-streaming",
+    "nvidia-dali-cuda120", "ffcv", "numba", "webdataset", "mosaicml-streaming",
     "litdata",
 )  # fmt: skip
 
@@ -237,7 +237,6 @@ class Ours(Row):
         *data,
         backend: str,
         form: str | None = None,
-        antialias: bool = True,
         uint8: bool = False,
         workers: int = WORKERS,
     ):
@@ -255,7 +254,7 @@ class Ours(Row):
         store = pack.build(index, path, form) if form else FileStore(index)
         self.reads = sum(store.meta["sizes"]) / len(index) if form else None
         plan = Plan(index, BatchSampler(len(index), BATCH, 0), random_resized_crop, SIDE)
-        self.loader = backends.build(backend, store, plan, torch.device("cpu"), workers, antialias)
+        self.loader = backends.build(backend, store, plan, torch.device("cpu"), workers)
         self.epoch, self.uint8 = 0, uint8
 
     def batches(self):
@@ -299,7 +298,7 @@ class DaliReader(Row):
 
     AHEAD = 2
 
-    def __init__(self, *data, antialias: bool = True, uint8: bool = False):
+    def __init__(self, *data):
         from nvidia.dali import Pipeline, fn, types
 
         super().__init__(*data)
@@ -307,17 +306,11 @@ class DaliReader(Row):
         with self.pipeline:
             contents, _ = fn.readers.file(file_root=self.images, random_shuffle=True)
             images = fn.decoders.image_random_crop(contents, output_type=types.RGB)
-            images = fn.resize(
-                images, size=[SIDE, SIDE], interp_type=types.INTERP_LINEAR, antialias=antialias
-            )
-            mirrored = fn.random.coin_flip()
-            if uint8:
-                images = fn.flip(images, horizontal=mirrored)
-            else:
-                images = fn.crop_mirror_normalize(
-                    images, mirror=mirrored, dtype=types.FLOAT, output_layout="CHW",
-                    mean=[255 * value for value in MEAN], std=[255 * value for value in STD],
-                )  # fmt: skip
+            images = fn.resize(images, size=[SIDE, SIDE], interp_type=types.INTERP_LINEAR, antialias=True)
+            images = fn.crop_mirror_normalize(
+                images, mirror=fn.random.coin_flip(), dtype=types.FLOAT, output_layout="CHW",
+                mean=[255 * value for value in MEAN], std=[255 * value for value in STD],
+            )  # fmt: skip
             self.pipeline.set_outputs(images)
         self.pipeline.build()
 
@@ -524,17 +517,9 @@ OURS = "ours: threads, from"
 ROWS = {  # name -> (label in the table, constructor)
     "torchvision": ("torchvision: Pillow, transforms, DataLoader", Torchvision),
     "dali-reader": (READER, DaliReader),
-    "dali-reader-plain": (f"{READER}, plain resize", partial(DaliReader, antialias=False)),
-    "dali-reader-uint8": (f"{READER}, uint8", partial(DaliReader, uint8=True)),
     "decoding": ("reading and decoding alone, simplejpeg", Decoding),
     "threads": (f"{OURS} files", partial(Ours, backend="threads")),
-    "threads-plain": (f"{OURS} files, plain resize", partial(Ours, backend="threads", antialias=False)),
-    "threads-encoded-pack": (f"{OURS} a pack of JPEGs", partial(Ours, backend="threads", form="encoded")),
     "pack-jpeg": (f"{OURS} a pack, small JPEGs", partial(Ours, backend="threads", form="jpeg")),
-    "pack-jpeg-uint8": (
-        f"{OURS} a pack, small JPEGs, uint8",
-        partial(Ours, backend="threads", form="jpeg", uint8=True),
-    ),
     "pack": (f"{OURS} a decoded pack", partial(Ours, backend="threads", form="decoded")),
     "pack-uint8": (
         f"{OURS} a decoded pack, uint8",
@@ -548,19 +533,9 @@ ROWS = {  # name -> (label in the table, constructor)
         f"{OURS} a decoded pack, uint8, 1 thread",
         partial(Ours, backend="threads", form="decoded", uint8=True, workers=1),
     ),
-    "pack-plain": (
-        f"{OURS} a decoded pack, plain resize",
-        partial(Ours, backend="threads", form="decoded", antialias=False),
-    ),
-    "pack-uint8-plain": (
-        f"{OURS} a decoded pack, plain resize, uint8",
-        partial(Ours, backend="threads", form="decoded", uint8=True, antialias=False),
-    ),
     "dali": ("ours: DALI CPU through the plan", partial(Ours, backend="dali")),
     "pytorch": ("ours: DataLoader through the plan", partial(Ours, backend="pytorch")),
     "ffcv-jpeg": ("FFCV, JPEG (quality 90, 512)", partial(FFCV, mode="jpg", resolution=512)),
-    "ffcv-raw": ("FFCV, raw 256", partial(FFCV, mode="raw", resolution=256)),
-    "ffcv-raw-uint8": ("FFCV, raw 256, uint8", partial(FFCV, mode="raw", resolution=256, uint8=True)),
     "ffcv-raw-short": (
         "FFCV, raw, shorter side 256",
         partial(FFCV, mode="raw", resolution=None),
@@ -595,20 +570,12 @@ FIGURES = [
     Figure("threads from JPEG / decoding alone", "threads", "decoding", 0.92),
     Figure("threads from JPEG / torchvision", "threads", "torchvision"),
     Figure("threads from JPEG / DALI CPU", "threads", "dali-reader"),
-    Figure("the same, plain resize / torchvision", "threads-plain", "torchvision"),
-    Figure("the same, plain resize / DALI CPU, plain", "threads-plain", "dali-reader-plain"),
     Figure("decoded pack, uint8 / torchvision (float32)", "pack-uint8", "torchvision"),
-    Figure("the same, plain resize / torchvision", "pack-uint8-plain", "torchvision"),
-    Figure("the same, plain resize / DALI CPU, plain", "pack-uint8-plain", "dali-reader-plain"),
-    Figure("the same, plain resize / FFCV raw 256, uint8", "pack-uint8-plain", "ffcv-raw-uint8"),
     Figure("decoded pack, uint8 / DALI CPU (float32)", "pack-uint8", "dali-reader"),
-    Figure("decoded pack, uint8 / DALI CPU, uint8", "pack-uint8", "dali-reader-uint8"),
     Figure("threads from JPEG / FFCV JPEG", "threads", "ffcv-jpeg"),
     Figure("pack, small JPEGs / torchvision", "pack-jpeg", "torchvision"),
     Figure("pack, small JPEGs / threads from JPEG", "pack-jpeg", "threads", 2.3),
     Figure("pack, small JPEGs / FFCV JPEG", "pack-jpeg", "ffcv-jpeg", 1.5),
-    Figure("decoded pack / FFCV raw 256, uint8", "pack-uint8", "ffcv-raw-uint8"),
-    Figure("decoded pack / FFCV raw 256, float32", "pack", "ffcv-raw"),
     Figure("decoded pack / FFCV raw, same size, uint8", "pack-uint8", "ffcv-raw-short-uint8", 2.0),
     Figure("decoded pack / FFCV raw, same size, float32", "pack", "ffcv-raw-short", 2.0),
     Figure("decoded pack, 2 threads / 1, uint8", "pack-uint8", "pack-uint8-one", 1.7),
@@ -798,8 +765,7 @@ def ratios(rows: dict, row: str, reference: str) -> list[float]:
 
 
 def text(values: list[float]) -> str:
-    """Return, for example, "4.12x (4.01-4.20)": the median and the range."""
-    return f"{statistics.median(values):.2f}x ({min(values):.2f}-{max(values):.2f})" if values else "-"
+    return rounds.spread(values, ".2f", "x") if values else "-"
 
 
 def print_figures(found: dict[int, dict]) -> list[dict]:
@@ -925,7 +891,11 @@ def main():
         return work(options.row, options.folder, options.images)
     if hasattr(os, "sched_setaffinity"):  # all rows use the same cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:WORKERS])
-    begun = {"date": str(datetime.date.today()), "machine": describe(), "load_average": [os.getloadavg()[0]]}
+    begun = {
+        "date": str(datetime.date.today()),
+        "machine": rounds.describe(),
+        "load_average": [os.getloadavg()[0]],
+    }
     print(f"{begun['date']}, {begun['machine']}", flush=True)
     found, images = {}, {}
     with tempfile.TemporaryDirectory() as temporary:

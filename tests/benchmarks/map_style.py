@@ -5,13 +5,10 @@ The second comparison: are the tensors equal after a restart, and with other num
 python -m tests.benchmarks.map_style [--rounds 5] [--workers 0]
 """
 
-import argparse
-import datetime
 import io
-import os
 import random
-import statistics
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +20,7 @@ from torchvision.transforms import v2
 
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import BatchSampler
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 
 BATCH, STOP = 16, 7  # number of steps before the restart
 CPU = torch.device("cpu")
@@ -122,23 +119,20 @@ def time_ratio(dataset, batch, workers, rounds):
         dataset, batch_sampler=_Ids(sampler), num_workers=workers, persistent_workers=workers > 0
     )
     own = map_style_loader(dataset, sampler, CPU, workers=workers)
-    ratios = []
-    for number in range(rounds + 1):
-        seconds = []
-        for loader in (plain, own):
-            sampler.seek(number * len(sampler))
-            begin = time.perf_counter()
-            for _ in loader:
-                pass
-            seconds.append(time.perf_counter() - begin)
-        if number:  # the first one is the warm-up
-            ratios.append(seconds[1] / seconds[0])
-    low, high = min(ratios), max(ratios)
-    print(
-        f"{type(dataset).__name__}, {workers} workers: {statistics.median(ratios):.3f} times DataLoader "
-        f"({low:.3f}-{high:.3f}, n={rounds}), load average {os.getloadavg()[0]:.1f}",
-        flush=True,
+    seconds = take_turns(
+        {"plain": partial(_epoch, plain, sampler), "own": partial(_epoch, own, sampler)}, rounds
     )
+    ratio = spread(divide(seconds["own"], seconds["plain"]), ".3f", " times DataLoader")
+    print(f"{type(dataset).__name__}, {workers} workers: {ratio}, n={rounds}", flush=True)
+
+
+def _epoch(loader, sampler):
+    """Return the seconds of the first epoch."""
+    sampler.seek(0)
+    begin = time.perf_counter()
+    for _ in loader:
+        pass
+    return time.perf_counter() - begin
 
 
 class _Ids:
@@ -154,19 +148,16 @@ class _Ids:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="epochs of each (default: 5)")
+    parser = make_parser(__doc__, 5)
     options = parser.parse_args()
-    print(f"{datetime.date.today()}, {describe()}", flush=True)
     photographs, rows = Photographs(), Rows()
     table = TensorDataset(rows.inputs, rows.targets)
-    for workers in (0, 2):
-        time_ratio(photographs, 32, workers, options.rounds)
-        for dataset in (rows, table):
-            time_ratio(dataset, 128, workers, options.rounds)
-    compare(Photographs(320))
+    with conditions():
+        for workers in (0, 2):
+            time_ratio(photographs, 32, workers, options.rounds)
+            for dataset in (rows, table):
+                time_ratio(dataset, 128, workers, options.rounds)
+        compare(Photographs(320))
 
 
 if __name__ == "__main__":

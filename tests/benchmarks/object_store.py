@@ -27,7 +27,7 @@ import boto3
 from common.arguments import Parser
 from datasets import staging
 from launch.transfer import fetch, upload
-from tests.benchmarks import machine
+from tests.benchmarks import rounds as machine
 from tests.conftest import ROOT
 from tests.support.object_store_server import ObjectStoreServer
 

@@ -7,14 +7,13 @@ The table has the medians of 7 interleaved rounds. "random access" is one batch 
 the permutation before the first batch of an epoch.
 """
 
-import os
 import statistics
 import time
 
 import numpy as np
 
 from datasets.sampling.sampler import BatchSampler
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import conditions
 
 BATCH = 128
 ROUNDS = 7
@@ -27,7 +26,11 @@ def milliseconds(function, *arguments) -> float:
 
 
 def main():
-    print(describe())
+    with conditions():
+        measure()
+
+
+def measure():
     print(f"batch {BATCH}, milliseconds, median of {ROUNDS} rounds\n")
     print(f"{'samples':>14}{'random access':>16}{'iterating':>12}{'stored, time':>16}{'stored, memory':>18}")
     for size in (10**3, 10**5, 10**7, 10**9):
@@ -44,7 +47,6 @@ def main():
         time_text = f"{statistics.median(stored):.3f}" if stored else "not run"
         row = f"{size:>14,}{statistics.median(random):>16.3f}{statistics.median(iterating):>12.3f}"
         print(f"{row}{time_text:>16}{8 * size / 2**20:>14,.1f} MB")
-    print(f"\nload average at the end {os.getloadavg()[0]:.2f}")
 
 
 if __name__ == "__main__":

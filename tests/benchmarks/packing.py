@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 from tests.benchmarks import loaders
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe, divide, make_parser, spread
 
 SHORT_SIDE, KILOBYTES = 256, 116
 
@@ -121,12 +121,9 @@ def work(name: str, folder: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, 5)
     add = parser.add_argument
     add("--images", type=int, default=512, help="default: %(default)s")
-    add("--rounds", type=int, default=5, help="default: %(default)s")
     add("--data_url", metavar="DIR", help="use JPEGs of DIR/train/<class>/ instead")
     add("--only", default=",".join(ROWS), help="default: %(default)s")
     add("--python", action="append", default=[], metavar="NAME=PATH", help="of rows NAME and NAME-*")
@@ -154,11 +151,9 @@ def main() -> None:
         print(f"| {row} | {options.images / statistics.median(seconds):.0f} |")
     print("\n| ratio in one round | median (range) | n | target |\n|---|---|---|---|")
     for row, reference, target in FIGURES:
-        values = [
-            slow / fast for fast, slow in zip(found.get(row, ()), found.get(reference, ()), strict=False)
-        ]
-        if values:
-            print(f"| {row} / {reference} | {loaders.text(values)} | {len(values)} | >= {target}x |")
+        if row in found and reference in found:
+            ratio = spread(divide(found[reference], found[row]), ".2f", "x")
+            print(f"| {row} / {reference} | {ratio} | {options.rounds} | >= {target}x |")
     print(f"load average {load[0]:.2f} at the beginning, {load[1]:.2f} at the end")
     if options.json:
         with open(options.json, "w") as file:

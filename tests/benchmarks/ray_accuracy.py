@@ -9,7 +9,6 @@ are replaced: the network below instead of the ResNet-18, and Adam instead of SG
 Without GPUs DataParallel is the plain module.
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -21,7 +20,7 @@ import time
 from pathlib import Path
 
 from launch.new.blocks import combine
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe, make_parser
 from tests.support.marks import ROOT
 from tests.support.ray_nodes import RayNodes
 
@@ -81,9 +80,7 @@ def measure(folder: Path, names: tuple[str, ...], remote: bool, options, environ
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--data_url", required=True, help="folder with Fashion-MNIST")
     parser.add_argument("--epochs", type=int, default=8, help="default: 8")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")

@@ -7,7 +7,6 @@ the loader, its queues and the transport. Real decoding on one machine is limite
 nodes.
 """
 
-import argparse
 import os
 import time
 
@@ -15,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from datasets.compat.dpex import RayDataLoader
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe, make_parser
 from tests.support.ray_nodes import RayNodes
 
 WAIT, BATCH, PER_NODE = 0.02, 16, 2  # seconds per sample; samples; workers per node
@@ -52,9 +51,7 @@ def rate(nodes: int, seconds: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each cluster (default: 10)")
     args = parser.parse_args()
     print(f"{describe()}; {PER_NODE} workers a node, {WAIT * 1000:g} ms a sample, batches of {BATCH}")

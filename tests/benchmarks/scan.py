@@ -20,7 +20,6 @@ import datetime
 import io
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from datasets.folders import image_folder
-from tests.benchmarks.machine import describe
+from tests.benchmarks.rounds import describe, divide, make_parser, spread
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SIZES = {3: 20_000, 110: 1000}  # kilobytes of a file -> files of the first table
@@ -122,10 +121,10 @@ def measure_scans(folder: str, files: int, options: argparse.Namespace) -> dict:
 def print_scans(found: dict) -> None:
     base = next(iter(found.values()))["images_per_s"]
     for name, row in found.items():
-        ratios = [ours / theirs for ours, theirs in zip(row["images_per_s"], base, strict=True)]
+        ratios = divide(row["images_per_s"], base)
         print(
-            f"  {name:<24}{text(row['images_per_s'], '.0f'):>28} images/s  "
-            f"{text(ratios, '.2f'):>18} x  CPU {text(row['cpu_us'], '.1f')} us",
+            f"  {name:<24}{spread(row['images_per_s'], '.0f'):>28} images/s  "
+            f"{spread(ratios, '.2f'):>18} x  CPU {spread(row['cpu_us'], '.1f')} us",
             flush=True,
         )
 
@@ -171,15 +170,8 @@ def drop(cold: bool) -> None:
             file.write("3")
 
 
-def text(numbers: list[float], form: str) -> str:
-    return f"{statistics.median(numbers):{form}} ({min(numbers):{form}}-{max(numbers):{form}})"
-
-
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser = make_parser(__doc__, 5)
     parser.add_argument("--files", type=int, help="measure the seconds to the first batch with N files")
     parser.add_argument("--classes", type=int, default=1000, help="of --files (default: %(default)s)")
     parser.add_argument("--kilobytes", type=float, default=2, help="of a file (default: %(default)s)")
@@ -204,8 +196,8 @@ def main():
             )
             found["starts"] = measure_starts(folder, options)
             for name, rows in found["starts"].items():
-                lap = text([row["laps"].get("data loading", 0) for row in rows], ".1f")
-                seconds = text([row["seconds"] for row in rows], ".1f")
+                lap = spread([row["laps"].get("data loading", 0) for row in rows], ".1f")
+                seconds = spread([row["seconds"] for row in rows], ".1f")
                 print(f"  {name:<18}{seconds:>24} s, of them for the data {lap} s", flush=True)
     begun["load_average"].append(os.getloadavg()[0])
     print("load average {:.2f} at the beginning, {:.2f} at the end".format(*begun["load_average"]))

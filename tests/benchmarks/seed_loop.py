@@ -55,7 +55,7 @@ def main():
                 optimizer.step()
                 report.step(epoch, loss.item(), len(labels))
             loss, accuracy = _validated(model, test_loader, loss_function, device)
-            torch.save(model.state_dict(), os.path.join(args.output_dir, f"epoch_{epoch}.pth"))
+            torch.save(model.state_dict(), os.path.join(args.output_dir, "weights.pth"))
             report.validation(epoch, loss, accuracy)
 
 

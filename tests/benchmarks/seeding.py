@@ -8,7 +8,6 @@ the rounds: milliseconds of a step without seeding, the ratio with / without and
 the seeding alone.
 """
 
-import os
 import statistics
 import time
 
@@ -21,6 +20,7 @@ from datasets.loaders.loader import Loader
 from datasets.memory import digits
 from datasets.sampling import generators
 from datasets.sampling.sampler import BatchSampler
+from tests.benchmarks.rounds import describe, spread
 
 ROUNDS, CPU = 9, torch.device("cpu")
 
@@ -59,10 +59,8 @@ def main() -> None:
     for step in range(10_000):
         generators.seed_all(generators.derive_seed(0, 0, step), CPU)
     seeding = (time.perf_counter() - start) / 10_000
-    print(
-        f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {ROUNDS} rounds"
-    )
-    print(f"{'job':<22}{'ms a step':>10}{'ratio':>8}{'range':>15}{'seeding alone':>15}")
+    print(f"{describe()}, {ROUNDS} rounds")
+    print(f"{'job':<22}{'ms a step':>10}{'ratio':>21}{'seeding alone':>15}")
     jobs = {"train.py": images(64), "train.py --width 8": images(8), "train_own.py": table()}
     for name, (loader, model, criterion) in jobs.items():
         optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
@@ -75,9 +73,8 @@ def main() -> None:
                 times[seeds] += epoch(loader, model, criterion, optimizer) / repeats
             without.append(times[False])
             ratios.append(times[True] / times[False])
-        step, ratio = statistics.median(without), statistics.median(ratios)
-        span = f"{min(ratios):.3f}-{max(ratios):.3f}"
-        print(f"{name:<22}{1000 * step:>10.2f}{ratio:>8.3f}{span:>15}{seeding / step:>14.2%}")
+        step = statistics.median(without)
+        print(f"{name:<22}{1000 * step:>10.2f}{spread(ratios, '.3f'):>21}{seeding / step:>14.2%}")
 
 
 if __name__ == "__main__":

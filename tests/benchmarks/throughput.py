@@ -24,8 +24,7 @@ from common.files import ROOT
 from datasets.loaders import backends, measure
 from launch.bench import log
 from tests.benchmarks import generated
-from tests.benchmarks.machine import describe
-from tests.benchmarks.output import make_parser, tail
+from tests.benchmarks.rounds import describe, make_parser, tail
 
 _JOB = os.path.join(ROOT, "jobs", "imagenet.py")
 _TIMEOUT = 1800  # seconds a run
@@ -51,14 +50,15 @@ def main() -> None:
 
 
 def _parse_args() -> tuple[argparse.Namespace, list[str]]:
-    parser = make_parser(__doc__, "throughput")
+    parser = make_parser(__doc__, 5)
     add, count = parser.add_argument, arguments.positive_int
+    add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
+    add("--json", action="store_true", help="print JSON")
     add("--data_url", metavar="DIR", help="folder with train/<class>/* (default: generated images)")
     add("--arch", type=models.arch, default="shufflenet_v2_x0_5", help="default: shufflenet_v2_x0_5")
     add("--batch_size", type=count, default=512, help="default: 512")
     add("--backends", help="names, separated by commas (default: all that are available)")
     add("--prof", type=count, default=30, metavar="N", help="batches of a run (default: 30)")
-    add("--rounds", type=count, default=5, help="default: 5")
     parser.epilog = "Other arguments are passed to the job: --workers 10, --image_size 128, --pack FOLDER ..."
     return parser.parse_known_args()
 

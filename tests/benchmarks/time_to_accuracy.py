@@ -1,196 +1,165 @@
-"""Measure the time to an accuracy: the jobs and the loop of the published sample, learning curves of n seeds.
+"""Measure the time to an accuracy: the jobs and the loop of the published sample, with n seeds.
 
     python -m tests.benchmarks.time_to_accuracy --dataset digits --target 0.98 --seeds 5 --limit 150
-    python -m tests.benchmarks.time_to_accuracy --jobs train.py,train_amp.py --json curves.json
-    python -m tests.benchmarks.time_to_accuracy --from curves.json --plot curves.png
+    python -m tests.benchmarks.time_to_accuracy --jobs train.py,train_amp.py --json runs.json
 
 For each seed the contestants run one after the other. The time is that of training: from the beginning of the
 first step to the end of the evaluation that reached the accuracy, including evaluating and saving. Set-up and
-compiling come before. Every run compiles without a cache, unless --keep_compiled true is given. If a job
-compiles, the time to the target is also given with compiling. A job with a schedule of its learning rate runs
-to its end, or to --limit seconds of training. The sample's loop has a constant learning rate, so it ends when
-it reaches the target.
+compiling come before. Every run compiles without a cache, unless --keep_compiled true is given. A job with a
+schedule of its learning rate runs to its end, or to --limit seconds of training. The sample's loop has a
+constant learning rate, so it ends when it reaches the target.
 
-A run that did not reach the target is censored: "> 150 s". For the median, a censored time is longer than its
-limit: the median is a number if more than half of the runs reached the target, else a lower bound. The same
-holds for ratios.
-
---json writes every curve; --from makes the table and the picture from that file:
-
-    {"dataset": "digits", "target": 0.98, "limit": 150.0, "date": "2026-11-21", "machine": "...",
-     "load_average": 1.9, "runs": [{"job": "train.py", "seed": 0, "options": "--dataset digits ...",
-     "laps": {"set-up": 2.1, "compilation": 0.0}, "seconds": 31.2, "ended": "schedule",
-     "curve": [[2.4, 0.31], [4.7, 0.78]]}]}
-
-laps: seconds before training; seconds: of the whole process; ended: by its "schedule", the "limit", the
-"target", or because it "diverged"; curve: [seconds of training, test accuracy] of each evaluation before the
-limit.
+A run that did not reach the target counts as longer than all others: a median is "> 150" (the limit) if half
+of the runs did not reach it. --json also writes the runs: job, seed, options, seconds of compiling, seconds
+to the target (null: not reached), curve ([seconds of training, test accuracy] of each evaluation).
 """
 
-import datetime
+import contextlib
+import functools
 import json
+import math
 import os
 import shlex
 import signal
+import statistics
+import subprocess
 import sys
-from typing import NamedTuple
+import tempfile
+import time
 
-from common import arguments
+from common import arguments, exits, starts
+from common.distributed import preemption
 from common.entry import entry
 from common.exits import BadInput
-from common.files import ROOT
-from tests.benchmarks import curves, curves_picture
+from common.files import ROOT, write_atomic
+from launch.bench import log
+from tests.benchmarks import rounds
+from tests.benchmarks.contestants import BASELINE
 
-_JOBS = os.path.join(ROOT, "jobs")
+_SETUP = 600.0  # seconds that a job may take until its first step
+_POLL = 0.25  # seconds
+_SMALL = "--epochs 12 --batch_size 128 --lr 0.1"
+_FASHION = "--epochs 5 --batch_size 128 --lr 0.1"
+_CIFAR = "--epochs 30 --batch_size 128 --lr 0.1"
 _ENDLESS = "--epochs 10000"  # learning rate and batch size are the loop's defaults
-
-
-class Recipe(NamedTuple):
-    target: float  # test accuracy
-    limit: float  # seconds of training
-    options: dict[str, str]  # of each contestant's command
-
-
-RECIPES = {
-    "digits": Recipe(0.98, 150, {
-        curves.BASELINE: _ENDLESS,
-        "train.py": "--epochs 12 --batch_size 128 --lr 0.1",
-        "train_amp.py": "--epochs 12 --batch_size 128 --lr 0.1",
+RECIPES: dict[str, tuple[float, float, dict[str, str]]] = {  # test accuracy, seconds of training, options
+    "digits": (0.98, 150, {
+        BASELINE: _ENDLESS, "train.py": _SMALL, "train_amp.py": _SMALL,
         "train_fast.py": "--epochs 8 --batch_size 128 --lr 0.03 --save_every 8epochs",
     }),
-    "fashion_mnist": Recipe(0.93, 3600, {
-        curves.BASELINE: _ENDLESS,
-        "train.py": "--epochs 5 --batch_size 128 --lr 0.1",
-        "train_amp.py": "--epochs 5 --batch_size 128 --lr 0.1",
+    "fashion_mnist": (0.93, 3600, {
+        BASELINE: _ENDLESS, "train.py": _FASHION, "train_amp.py": _FASHION,
         "train_fast.py": "--epochs 5 --batch_size 512 --lr 0.4",
     }),
-    "cifar10": Recipe(0.94, 3600, {
-        curves.BASELINE: _ENDLESS,
-        "train.py": "--epochs 30 --batch_size 128 --lr 0.1",
-        "train_amp.py": "--epochs 30 --batch_size 128 --lr 0.1",
+    "cifar10": (0.94, 3600, {
+        BASELINE: _ENDLESS, "train.py": _CIFAR, "train_amp.py": _CIFAR,
         "train_fast.py": "--epochs 16 --short_recipe true --save_every 16epochs --epoch_weights false",
     }),
 }  # fmt: skip
 
 
 @entry
-def main():
-    args = _parsed()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        found = curves.read(args.source) if args.source else _measured(args)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    if args.target:
-        found["target"] = args.target
-    if args.json == "-":
-        print(json.dumps(found, indent=1))
-    else:
-        print(curves.table(found))
-    if args.plot:
-        curves_picture.draw(found, args.plot)
-
-
-def _parsed():
-    parser = arguments.Parser(__doc__)
-    parser.prog = "python -m tests.benchmarks.time_to_accuracy"
-    parser.add_argument("--dataset", choices=RECIPES, default="digits", help="default: digits")
-    parser.add_argument("--data_url", help="folder with the data set (not for digits)")
-    parser.add_argument(
-        "--target", type=arguments.positive_float, help="test accuracy (default: of the recipe)"
-    )
-    parser.add_argument(
-        "--seeds", type=arguments.positive_int, default=5, help="runs of each job (default: 5)"
-    )
-    parser.add_argument(
-        "--limit", type=arguments.positive_float, help="seconds of training (default: of the recipe)"
-    )
-    parser.add_argument(
-        "--jobs", help=f'for example "{curves.BASELINE},train.py" (default: all of the recipe)'
-    )
-    parser.add_argument(
-        "--keep_compiled", type=arguments.boolean, default=False,
-        help="true: only the first run of a job compiles (default: all runs compile)",
-    )  # fmt: skip
-    parser.add_argument("--plot", metavar="FILE.png", help="draw the learning curves")
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        nargs="?",
-        const="-",
-        help="write all curves after each run (default: print)",
-    )
-    parser.add_argument(
-        "--from", dest="source", metavar="FILE",
-        help="read a file of --json instead of running; only --target, --plot and --json have an effect",
-    )  # fmt: skip
+def main() -> None:
+    """Run all contestants and print the table. Raises BadInput, also if a job fails."""
+    parser = rounds.make_parser(__doc__)
+    add = parser.add_argument
+    add("--dataset", choices=RECIPES, default="digits", help="default: digits")
+    add("--data_url", help="folder with the data set (not for digits)")
+    add("--target", type=arguments.positive_float, help="test accuracy (default: of the recipe)")
+    add("--seeds", type=arguments.positive_int, default=5, help="runs of each job (default: 5)")
+    add("--limit", type=arguments.positive_float, help="seconds of training (default: of the recipe)")
+    add("--jobs", help=f'for example "{BASELINE},train.py" (default: all of the recipe)')
+    add("--keep_compiled", type=arguments.boolean, default=False, help="use the caches of the compiler")
+    add("--json", metavar="FILE", help="also write all runs")
     args = parser.parse_args()
-    if args.target and args.target > 1:
-        raise BadInput(f"--target {args.target:g} is not an accuracy: 0.98 is 98 %")
-    for path in filter(None, (args.plot, args.json if args.json != "-" else None)):
-        _writable(path)
-    if args.plot:
-        curves_picture.check(args.plot)
-    return args
+    target, limit, recipe = RECIPES[args.dataset]
+    target, limit = args.target or target, args.limit or limit
+    jobs = args.jobs.split(",") if args.jobs else list(recipe)
+    if target > 1:
+        raise BadInput(f"--target {target:g} is not an accuracy: 0.98 is 98 %")
+    if unknown := [job for job in jobs if job not in recipe]:
+        raise BadInput(f"--jobs: unknown job {unknown[0]!r}, expected some of {', '.join(recipe)}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    runs: list[dict] = []
+    with rounds.conditions():
+        for seed in range(args.seeds):
+            for job in jobs:
+                options = f"--dataset {args.dataset} {recipe[job]} --seed={seed}"
+                if args.data_url:
+                    options += f" --data_url {shlex.quote(os.path.abspath(args.data_url))}"
+                begun = run(job, shlex.split(options), target, limit, args.keep_compiled)
+                runs.append({"job": job, "seed": seed, "options": options} | begun)
+                reached = begun["seconds_to_target"]
+                log(f"seed {seed}, {job}: {target:g} in {reached or f'> {limit:g}'} s")
+                if args.json:
+                    write_atomic(args.json, json.dumps({"target": target, "limit": limit, "runs": runs}))
+        print_table(runs, jobs, target, limit)
 
 
-def _writable(path: str) -> None:
-    """Check that a file can be written, before the runs of some hours. Raises BadInput."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
-        raise BadInput(f"{path} cannot be written")
+def run(job: str, options: list[str], target: float, limit: float, keep_compiled: bool) -> dict:
+    """Run a job once and return the curve, and the seconds of compiling and to the target.
+
+    Raises BadInput if the job fails.
+    """
+    program = ["-m", "tests.benchmarks.seed_loop"] if job == BASELINE else [f"jobs/{job}"]
+    with tempfile.TemporaryDirectory(prefix="time_to_accuracy_") as folder:
+        output, env = os.path.join(folder, "output"), dict(os.environ)
+        if not keep_compiled:
+            env |= {f"{name}_CACHE_DIR": f"{folder}/{name}" for name in ("TORCHINDUCTOR", "TRITON")}
+        command = [sys.executable, *program, *options, f"--output_dir={output}"]
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            start_new_session=True, preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
+        )  # fmt: skip
+        try:
+            code, started = None, time.time()
+            while True:
+                code = process.poll()
+                begin, laps, curve = _read(output, limit)
+                reached = next((seconds for seconds, accuracy in curve if accuracy >= target), None)
+                if code not in (None, 0, exits.DIVERGED):
+                    raise BadInput(f"exit code {code}: {shlex.join(command)}")
+                is_late = time.time() > (begin + limit if begin else started + _SETUP)
+                if code is not None or is_late or (job == BASELINE and reached):
+                    break
+                time.sleep(_POLL)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return {"compilation": laps.get("compilation", 0.0), "seconds_to_target": reached, "curve": curve}
 
 
-def _measured(args) -> dict:
-    """Return all runs, in the form of --json."""
-    from launch.bench import log  # these import torch, which takes seconds and which --from does not need
-    from tests.benchmarks import timed_run
-    from tests.benchmarks.machine import describe
-
-    recipe = RECIPES[args.dataset]
-    target, limit = args.target or recipe.target, args.limit or recipe.limit
-    jobs = _chosen(args.jobs, recipe)
-    found = {"dataset": args.dataset, "target": target, "limit": limit, "runs": []}
-    found |= {"date": str(datetime.date.today()), "machine": describe(), "load_average": os.getloadavg()[0]}
-    minutes = args.seeds * len(jobs) * limit / 60
-    log(f"{', '.join(jobs)}, seeds 0 to {args.seeds - 1}: at most {minutes:.1f} minutes of training")
-    for seed in range(args.seeds):
-        for job in jobs:
-            options = f"--dataset {args.dataset} {recipe.options[job]}"
-            if args.data_url:
-                options += f" --data_url {shlex.quote(os.path.abspath(args.data_url))}"
-            # with a constant learning rate, the accuracy does not depend on the end of the run
-            enough = target if job == curves.BASELINE else None
-            run = {"job": job, "seed": seed, "options": options}
-            run |= timed_run.run(
-                [*_program(job), *shlex.split(options), f"--seed={seed}"], limit, enough, args.keep_compiled
-            )
-            found["runs"].append(run)
-            found["load_average"] = os.getloadavg()[0]
-            if args.json and args.json != "-":
-                _write(found, args.json)
-            log(f"seed {seed}, {job}: {curves.summary(run, target, limit)}")
-    return found
+def _read(output: str, limit: float) -> tuple[float, dict, list]:
+    """Return (time at which training began, or 0, laps before it, curve up to the limit)."""
+    begun = starts.read(output)
+    if not begun:
+        return 0.0, {}, []
+    begin, curve = begun[-1]["time"], []
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(output, "metrics.jsonl")) as file:
+        for line in file:
+            if line.endswith("\n") and "val_acc" in (report := json.loads(line)):
+                curve.append([round(report["time"] - begin, 3), report["val_acc"]])
+    return begin, begun[-1]["laps"], [point for point in curve if point[0] <= limit]
 
 
-def _chosen(names: str | None, recipe: Recipe) -> list[str]:
-    """Return the contestants. Raises BadInput."""
-    there = [job for job in recipe.options if job in (curves.BASELINE, *os.listdir(_JOBS))]
-    jobs = list(dict.fromkeys(name.strip() for name in names.split(","))) if names else there
+def print_table(runs: list[dict], jobs: list[str], target: float, limit: float) -> None:
+    """Print a row for each job: medians over the seeds, and the ratio to the first job's median."""
+    print(f"| contestant | reached | s to {target:g} | s of compiling | final accuracy | times the first |")
+    print("|---|---|---|---|---|---|")
+    first = math.nan
     for job in jobs:
-        if job not in there:
-            raise BadInput(f"--jobs {names}: unknown job {job!r}, expected some of {', '.join(there)}")
-    return jobs
-
-
-def _program(job: str) -> list[str]:
-    return ["-m", "tests.benchmarks.seed_loop"] if job == curves.BASELINE else [f"jobs/{job}"]
-
-
-def _write(found: dict, path: str) -> None:
-    with open(f"{path}.partial", "w", encoding="utf-8") as file:
-        json.dump(found, file)
-    os.replace(f"{path}.partial", path)
+        own = [each for each in runs if each["job"] == job]
+        times = [each["seconds_to_target"] or math.inf for each in own]
+        final = [each["curve"][-1][1] for each in own if each["curve"]]
+        median = statistics.median(times)
+        first = median if math.isnan(first) else first
+        shown = rounds.spread(times, ".1f").replace("inf", f"> {limit:g}")
+        reached = f"{sum(map(math.isfinite, times))} of {len(times)}"
+        compiling = statistics.median(each["compilation"] for each in own)
+        cells = [job, reached, shown, f"{compiling:.1f}", rounds.spread(final, ".4f") if final else "-"]
+        ratio = f"{first / median:.2f}x" if math.isfinite(first) and math.isfinite(median) else "-"
+        print(f"| {' | '.join([*cells, ratio])} |")
 
 
 if __name__ == "__main__":

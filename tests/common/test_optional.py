@@ -57,6 +57,7 @@ USES = {
     "psutil": ("datasets.stores.local", "psutil"),
     "pydantic": ("launch.platforms.config", "pydantic"),
     "jinja2": ("launch.report.cli", "jinja2"),
+    "matplotlib.figure": ("launch.report.charts", "matplotlib"),
 }
 
 

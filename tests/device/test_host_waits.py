@@ -1,4 +1,4 @@
-"""No step of a job makes the host wait for the GPU, and a step launches few kernels.
+"""No step of a job makes the host wait for the GPU.
 
 The steps are those of the jobs; tests/support/fake_gpu.py describes the substitute of the GPU.
 """
@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from common import evaluation
-from common.checkpoint import nonfinite
 from common.performance import compilation
 from datasets.loaders import pixels
 from tests.support import fake_gpu
@@ -22,20 +21,15 @@ def _imagenet(*options):
     return "imagenet.py", "--data_backend=synthetic", *sizes, "--training_only", "--compile=false", *options
 
 
-# maximum of launches in a step: loader, forward, loss, check, sums, optimizer, scheduler; without backward
 JOBS = {
-    "train": (155, ("train.py", "--dataset=digits"), AMPERE),
-    "train_amp": (180, ("train_amp.py", "--dataset=digits"), AMPERE),
-    "train_amp, float16": (190, ("train_amp.py", "--dataset=digits"), TURING),
-    "train_fast": (180, ("train_fast.py", "--dataset=digits", "--batch_size=128", "--compile=false"), AMPERE),
-    "imagenet": (195, _imagenet("--ema=0.99"), AMPERE),
-    "imagenet, float16": (195, _imagenet(), TURING),
-    "imagenet, effects": (600, _imagenet("--optimizer=adamw", *EFFECTS), AMPERE),
+    "train": (("train.py", "--dataset=digits"), AMPERE),
+    "train_amp": (("train_amp.py", "--dataset=digits"), AMPERE),
+    "train_amp, float16": (("train_amp.py", "--dataset=digits"), TURING),
+    "train_fast": (("train_fast.py", "--dataset=digits", "--batch_size=128", "--compile=false"), AMPERE),
+    "imagenet": (_imagenet("--ema=0.99"), AMPERE),
+    "imagenet, float16": (_imagenet(), TURING),
+    "imagenet, effects": (_imagenet("--optimizer=adamw", *EFFECTS), AMPERE),
 }
-
-
-def _launches(recorder):
-    return max(sum(step.values()) for step in recorder.steps[1:])
 
 
 def _waits(recorder):
@@ -44,8 +38,8 @@ def _waits(recorder):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_host_waits_for_nothing_and_launches_little(name, monkeypatch, tmp_path):
-    most, command, capability = JOBS[name]
+def test_the_host_waits_for_nothing(name, monkeypatch, tmp_path):
+    command, capability = JOBS[name]
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=capability)
     assert not _waits(recorder) and not recorder.races
@@ -53,7 +47,6 @@ def test_the_host_waits_for_nothing_and_launches_little(name, monkeypatch, tmp_p
     assert [steps.count(step) for step in range(3)][1:] == [1, 1]
     assert len({seed for _, seed in recorder.seeds}) == len(steps)
     assert torch.backends.cudnn.benchmark == ("train_fast" in name or "imagenet" in name)
-    assert most - 15 <= _launches(recorder) <= most or "effects" in name, recorder.steps[-1]
 
 
 @pytest.mark.parametrize(("options", "compiles"), [([], True), (["--compile=false"], False)])
@@ -72,12 +65,12 @@ def test_imagenet_compiles_on_a_gpu(options, compiles, monkeypatch, tmp_path):
 
 def test_prof_waits_only_when_its_clock_begins_and_ends(monkeypatch, tmp_path):
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *_imagenet("--prof=2"), steps=20)
-    assert len(recorder.steps) == 12 and len(_waits(recorder)) == 2
+    assert recorder.steps == 12 and len(_waits(recorder)) == 2
     assert [step for step, _ in recorder.waits if step] == [10, 12]
 
 
 def test_a_gpu_without_bfloat16_is_named(monkeypatch, tmp_path, capsys):
-    _, command, _ = JOBS["train_fast"]
+    command, _ = JOBS["train_fast"]
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=TURING)
     assert not _waits(recorder) and "warning: this GPU has no units for bfloat16" in capsys.readouterr().out
     fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=AMPERE)
@@ -125,17 +118,11 @@ def test_a_size_that_the_device_must_tell_is_found(fault, monkeypatch):
 
 def test_a_wait_in_the_loader_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(pixels, "_send", lambda tensor, device: tensor.to(device))
-    recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["imagenet, effects"][1])
+    recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["imagenet, effects"][0])
     assert len(_waits(recorder)) > 2 and all("not non_blocking" in each for each in _waits(recorder))
 
 
 def test_a_verdict_that_is_read_before_its_event_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(fake_gpu.Event, "synchronize", lambda self: None)
-    races = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["train"][1]).races
+    races = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["train"][0]).races
     assert races and all("the host reads" in each and "nonfinite.py" in each for each in races)
-
-
-def test_a_copy_for_each_buffer_is_found(monkeypatch, tmp_path):
-    monkeypatch.setattr(nonfinite, "_foreach_copy_", None)
-    most, command, _ = JOBS["train"]
-    assert _launches(fake_gpu.run_steps(monkeypatch, tmp_path, *command)) > most + 40

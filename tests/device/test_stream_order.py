@@ -110,7 +110,7 @@ def _train(recorder, engine, steps=None):
 def test_memory_is_used_in_order(engine, steps, monkeypatch):
     with fake_gpu.fake_gpu(monkeypatch) as recorder:
         assert not _train(recorder, engine, steps)
-    assert len(recorder.steps) == 2 * (steps or BATCHES)
+    assert recorder.steps == 2 * (steps or BATCHES)
 
 
 FAULTS = {  # omitted call -> race that is found

@@ -1,4 +1,4 @@
-"""Run a job on CUDA tensors without memory, and record waits of the host, kernels and their order.
+"""Run a job on CUDA tensors without memory, and record waits of the host, and the order of operations.
 
 FakeTensorMode gives tensors that only have a device and a shape. A dispatch mode above it sees
 every operation. Streams and events are stand-ins with vector clocks (L. Lamport, "Time, clocks, and the
@@ -64,7 +64,7 @@ class Event:
         self.blocking, self.clock, self.step = blocking, Clock(), -1
 
     def record(self, stream=None):
-        self.clock, self.step = Clock((stream or Stream.current).clock), len(Stream.order.steps)
+        self.clock, self.step = Clock((stream or Stream.current).clock), Stream.order.steps
 
     def wait(self, stream=None):
         (stream or Stream.current).wait_event(self)
@@ -72,7 +72,7 @@ class Event:
     def synchronize(self):
         assert self.blocking, f"the host spins and does not sleep: {_where()}"
         Stream.order.host |= self.clock
-        if self.step == len(Stream.order.steps) and self.clock[Stream.order.main]:
+        if self.step == Stream.order.steps and self.clock[Stream.order.main]:
             Stream.order.wait("synchronize() of an event of this step")
 
 
@@ -83,13 +83,13 @@ class Generator:
         self.recorder = recorder
 
     def manual_seed(self, seed):
-        self.recorder.seeds.append((len(self.recorder.steps), seed))
+        self.recorder.seeds.append((self.recorder.steps, seed))
 
 
 class Recorder(TorchDispatchMode):
     """Records operations on CUDA tensors.
 
-    steps: kernels and copies of each finished step, by name; `now`: those of the current step.
+    steps: number of finished steps.
     seeds: the seeds of the GPU's generator, each with the number of the step.
     waits: operations for which the host waits, with step and source line. races: storages that two streams
     use without order.
@@ -98,7 +98,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.main = Stream()
-        self.host, self.now, self.steps = Clock(), collections.Counter(), []
+        self.host, self.steps = Clock(), 0
         self.waits, self.races, self.seeds, self._unrecorded = [], [], [], []
         self.pinned: set[int] = set()
         self._written: dict[int, tuple[Stream, int]] = {}
@@ -108,13 +108,12 @@ class Recorder(TorchDispatchMode):
         self._storages = {}  # their weak references: no storage gets the number of an earlier one
 
     def end_step(self):
-        self.steps.append(self.now)
-        self.now = collections.Counter()
+        self.steps += 1
         freed = [text for storage, text in self._unrecorded if self._storages[storage].expired()]
         self.races += freed  # their pool may reuse that memory while another stream uses it
 
     def wait(self, what):
-        self.waits.append((len(self.steps), f"{what}: {_where()}"))
+        self.waits.append((self.steps, f"{what}: {_where()}"))
 
     def number(self, tensor):
         """Return the number of a tensor's storage."""
@@ -145,11 +144,10 @@ class Recorder(TorchDispatchMode):
         if any(clock[stream] < time for stream, time in self._read[storage].items()):
             self.races.append(f"{text}: {_where()}")
 
-    def _launch(self, name, func, args, kwargs, outputs):
+    def _launch(self, func, args, kwargs, outputs):
         stream = Stream.current
         stream.clock |= self.host  # the host launches it after the work that it has waited for
         stream.clock[stream] += 1
-        self.now[name] += 1
         places = [*zip(func._schema.arguments, args, strict=False)]
         places += [(each, kwargs[each.name]) for each in func._schema.arguments if each.name in kwargs]
         for argument, value in places:
@@ -214,7 +212,7 @@ class Recorder(TorchDispatchMode):
         if not any(each.is_cuda for each in (*tensors, *outputs)):
             return result
         if not func.is_view and func.overloadpacket not in _NO_KERNEL:
-            self._launch(func.overloadpacket.__name__, func, args, kwargs, outputs)
+            self._launch(func, args, kwargs, outputs)
         if reason := self._find_copy(func, args, kwargs, tensors, outputs):
             self.wait(reason)
             self.host |= Stream.current.clock
@@ -355,7 +353,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
 
         def backward(*_):
             recorder.end_step()
-            if len(recorder.steps) == steps:
+            if recorder.steps == steps:
                 raise _Ended
             for parameter in trained[0].parameters():
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None

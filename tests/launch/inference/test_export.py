@@ -31,16 +31,12 @@ def test_onnx(digits, tmp_path):
     assert json.loads(facts[export.NOTE])["classes"] == [*map(str, range(10))]
 
 
-@pytest.mark.parametrize("ending", ["ts", "pt2"])
-def test_torchs_own_forms(digits, tmp_path, ending):
-    if ending == "pt2" and not hasattr(torch.export, "Dim"):
+def test_torch_export(digits, tmp_path):
+    if not hasattr(torch.export, "Dim"):
         pytest.skip("torch.export has no Dim before torch 2.2")
     network, note = load(str(digits)), {export.NOTE: ""}
-    batch, path = _batch(network), _export(digits, tmp_path / f"model.{ending}")
-    if ending == "ts":
-        loaded = torch.jit.load(path, _extra_files=note)
-    else:
-        loaded = torch.export.load(path, extra_files=note).module()
+    batch, path = _batch(network), _export(digits, tmp_path / "model.pt2")
+    loaded = torch.export.load(path, extra_files=note).module()
     with torch.no_grad():
         torch.testing.assert_close(loaded(batch), network.model(batch), rtol=1e-4, atol=1e-4)
     assert json.loads(note[export.NOTE])["size"] == 8
@@ -50,12 +46,12 @@ def test_other_logits_are_not_written(digits, tmp_path, monkeypatch):
     def wrong(network):
         return b"content", lambda images: network.model(images) * 1.001
 
-    monkeypatch.setitem(export.FORMS, ".ts", wrong)
+    monkeypatch.setitem(export.FORMS, ".pt2", wrong)
     with pytest.raises(BadInput, match=r"is not written: its logits differ from the network's by 0\.00"):
-        _export(digits, tmp_path / "model.ts")
+        _export(digits, tmp_path / "model.pt2")
     with pytest.raises(BadInput, match=r"expected a name that ends in \.onnx, \.pt2"):
-        _export(digits, tmp_path / "model.h5")
-    (tmp_path / "mine.ts").write_text("mine")
+        _export(digits, tmp_path / "model.ts")
+    (tmp_path / "mine.pt2").write_text("mine")
     with pytest.raises(BadInput, match="exists"):
-        _export(digits, tmp_path / "mine.ts")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.ts"]
+        _export(digits, tmp_path / "mine.pt2")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.pt2"]

@@ -1,0 +1,72 @@
+"""What the measurements share: options, the conditions of a figure, turns, medians with their range."""
+
+import contextlib
+import datetime
+import os
+import platform
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy
+import torch
+
+from common import arguments
+
+
+def make_parser(description: str | None, rounds: int | None = None) -> arguments.Parser:
+    """Return a parser for a program of this folder. rounds: default of --rounds, if it has this option."""
+    parser = arguments.Parser(description)
+    if rounds:
+        help = "number of rounds (default: %(default)s)"
+        parser.add_argument("--rounds", type=arguments.positive_int, default=rounds, help=help)
+    return parser
+
+
+def describe() -> str:
+    """Return one line: processor or GPU, cores, versions, load average."""
+    processor = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as file:
+            processor = next((line.split(":")[1].strip() for line in file if "model name" in line), processor)
+    device = f"{torch.cuda.get_device_name(0)}, " if torch.cuda.is_available() else ""
+    return (
+        f"{device}{processor} ({os.cpu_count()} cores), Python {platform.python_version()}, "
+        f"torch {torch.__version__}, numpy {numpy.__version__}, load average {os.getloadavg()[0]:.2f}"
+    )
+
+
+@contextlib.contextmanager
+def conditions() -> Iterator[None]:
+    """Print date and machine before the block, and the load average after it."""
+    print(f"{datetime.date.today()}, {describe()}", flush=True)
+    yield
+    print(f"load average at the end {os.getloadavg()[0]:.2f}")
+
+
+def take_turns(contestants: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Return {name: one figure for each round}. In each round every function is called once.
+
+    A round before the first one warms up. Every other round has the reverse order, against drift.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds + 1):
+        for name in list(contestants)[:: -1 if number % 2 else 1]:
+            figure = contestants[name]()
+            if number:
+                figures[name].append(figure)
+    return figures
+
+
+def divide(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratio of two contestants in each round."""
+    return [value / other for value, other in zip(values, others, strict=True)]
+
+
+def spread(values: Sequence[float], form: str = ".2f", unit: str = "") -> str:
+    """Return the median and the range, for example "4.12x (4.01-4.20)"."""
+    return f"{statistics.median(values):{form}}{unit} ({min(values):{form}}-{max(values):{form}})"
+
+
+def tail(text: str) -> str:
+    """Return the end of a program's output as one line."""
+    return " ".join(text.split())[-500:]
