@@ -326,7 +326,7 @@ def _open_stores(
             stores = Stores(None, where._replace(user="default"), mode, False, log)
         except BadInput:
             raise BadInput(refused) from None
-        log(f"cache {where}: it refuses the user {user}, so the user default is used")
+        log(f"cache {where}: it refuses the user, so the user default is used")
         return stores
     except BadInput as error:
         raise BadInput(str(error).replace("--cache", "iplist")) from None

@@ -26,8 +26,8 @@ needed = pytest.mark.skipif(
 PASSWORD = "correct-horse-battery"
 # the rights of a cache user in the README: no EVAL, no KEYS, no keys of other users
 RIGHTS = (
-    "~bootfile:* resetchannels -@all +ping +time +info +mget +set +strlen +persist +expire +unlink +hset "
-    "+hsetnx +hget +hgetall +hincrby +sadd +srem +smembers +zadd +zrem +zremrangebyscore +zrange +zcard "
+    "~bootfile:* resetchannels -@all +time +info +mget +set +strlen +persist +expire +unlink +hset "
+    "+hgetall +hincrby +sadd +srem +smembers +zadd +zrem +zremrangebyscore +zrange +zcard "
     "+select"
 )
 

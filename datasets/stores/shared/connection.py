@@ -177,7 +177,7 @@ class Server:
     def close(self) -> None:
         """Stop the background thread and close the connections."""
         self._closing = True
-        if self._thread:
+        if self._thread and self._thread is not threading.current_thread():  # that may collect garbage
             self._awake.set()
             self._thread.join(10)
         self._disconnect()
@@ -206,7 +206,7 @@ class Server:
         self._client: Any = None
         self._thread: threading.Thread | None = None
         self._functions: list[Callable[[], None]] = []
-        self._lock, self._connecting, self._awake = threading.Lock(), threading.Lock(), threading.Event()
+        self._lock, self._connecting, self._awake = threading.RLock(), threading.RLock(), threading.Event()
 
     def _call(self, talk: Callable, size: int = 0, any_error: bool = False) -> Any:
         """Return talk(client). size: bytes of the answers. any_error: a refused command is also a failure of

@@ -151,7 +151,9 @@ class RedisStore:
         self._renew()
 
     def _renew(self) -> None:
-        self._pid, self._lock, self._ticks = os.getpid(), threading.Lock(), threading.Lock()
+        self._pid = os.getpid()
+        # a thread that holds them may collect garbage, and so close this store
+        self._lock, self._ticks = threading.RLock(), threading.RLock()
         self._closed = False
         self.counts, self._sent = dict.fromkeys(COUNTED, 0), dict.fromkeys(COUNTED, 0)
         self._waiting: list[tuple[int, Sample]] = []

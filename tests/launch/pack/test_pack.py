@@ -19,13 +19,8 @@ from launch.pack import requirements
 from launch.pack.cli import pack
 from launch.pack.code_folder import CodeFolder
 from tests.conftest import ROOT, run, start
-from tests.support.packed import listed, paths, refused, script_folder, tree
+from tests.support.packed import listed, paths, refused, tree
 from tests.support.simulated import simulate
-
-
-@pytest.fixture
-def mine(tmp_path):
-    return script_folder(tmp_path)
 
 
 @pytest.fixture
