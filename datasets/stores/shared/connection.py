@@ -26,7 +26,6 @@ _REQUEST = 800_000  # bytes requested at a time: larger answers are slower
 _TICK = 0.5  # seconds between two rounds of the background thread
 _PAUSE = 0.5  # seconds before a server is tried again
 _WORTH = 200  # after a failure of c seconds, a server that worked for less than 200 c is not used for 200 c
-_COMMANDS = 500  # sent at a time
 _FULL, _LONGEST_FULL = 15.0, 240.0  # seconds before the next try to put into a full server
 _USED = 0.9  # share of the memory that is filled if the server would evict
 _LOOK = 64 << 20  # bytes put between two checks of the memory
@@ -63,6 +62,17 @@ class Server:
     again in the background.
     """
 
+    down: str | None
+    full_pause: float
+    _full_until: float
+    _unlooked: int
+    _is_refused: bool
+    _thread: threading.Thread | None
+    _functions: list[Callable[[], None]]
+    _awake: threading.Event
+    _lock: Any  # threading.RLock is a function before Python 3.13
+    _connecting: Any
+
     def __init__(self, address: addresses.Address, log: Callable[[str], None] = print):
         lines: list[str] = []
         self._open(address, lines.append, os.getpid())
@@ -94,22 +104,19 @@ class Server:
         return self._call(read, int(sizes.sum()), any_error=True) if keys else []
 
     def execute(self, *commands: tuple, errors: bool = False) -> list:
-        """Return redis-py's answers to some commands.
+        """Return redis-py's answers to some hundred commands at most.
 
         errors: return a redis.ResponseError in the place of an answer, instead of raising Unavailable.
         Raises Unavailable.
         """
-        answers = []
-        for first in range(0, len(commands), _COMMANDS):
 
-            def talk(client: Any, part: tuple[tuple, ...] = commands[first : first + _COMMANDS]) -> list:
-                pipeline = client.pipeline(transaction=False)
-                for command in part:
-                    pipeline.execute_command(*command)
-                return pipeline.execute(raise_on_error=not errors)
+        def talk(client: Any) -> list:
+            pipeline = client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            return pipeline.execute(raise_on_error=not errors)
 
-            answers += self._call(talk)
-        return answers
+        return self._call(talk)
 
     def time(self) -> float:
         """Return the server's time in seconds. The clocks of the nodes may differ. Raises Unavailable."""
@@ -193,8 +200,7 @@ class Server:
         load_redis()  # here, because the import takes as long as a server's time-out
         self.address, self._log, self._owner = address, log, owner
         self._password = addresses.password()
-        self.down: str | None = None
-        self._is_refused = False
+        self.down, self._is_refused = None, False
         self._well_since, self._retry_at = -1e9, 0.0
         self.full_pause, self._full_until, self._unlooked = 0.0, 0.0, 0
         self._renew()
@@ -204,8 +210,7 @@ class Server:
         parent."""
         self._pid, self._closing = os.getpid(), False
         self._client: Any = None
-        self._thread: threading.Thread | None = None
-        self._functions: list[Callable[[], None]] = []
+        self._thread, self._functions = None, []
         self._lock, self._connecting, self._awake = threading.RLock(), threading.RLock(), threading.Event()
 
     def _call(self, talk: Callable, size: int = 0, any_error: bool = False) -> Any:

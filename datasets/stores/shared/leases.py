@@ -20,7 +20,7 @@ from datasets.stores.shared.connection import Server, Unavailable
 
 LEASE = 60  # seconds
 LEFT = 12 * 3600  # seconds
-_KEYS = 500  # between two calls of log()
+_KEYS = 500  # requested at a time
 _OFFLINE = b"offline"  # the holder of the lease that does not end
 _RECORDS = ("about", "leases")  # the keys of a data set in addition to its samples
 
