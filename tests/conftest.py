@@ -174,3 +174,19 @@ def namespaces():
             pass
     except BadInput as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def shared_redis(tmp_path_factory):
+    from tests.support.redis_server import RedisServer
+
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def empty_redis(shared_redis):
+    """Return an empty Redis server, which runs until the end of the file's tests."""
+    shared_redis.client().flushall()
+    shared_redis.client().config_resetstat()
+    return shared_redis

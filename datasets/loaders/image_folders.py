@@ -52,7 +52,7 @@ def add_arguments(parser: JobParser) -> None:
         default="decoded",
         help=f"decoded (default): pixels; jpeg: small JPEGs of quality {forms.QUALITY}; encoded: the files",
     )
-    add("--cache", metavar="URL", help="for all nodes: redis://[user@]host[:port][,host...] or rediss://...")
+    add("--cache", metavar="URL", help="cache for all nodes: redis://[user@]host[:port] or rediss://...")
     add(
         "--cache_mode",
         choices=tiers.MODES,

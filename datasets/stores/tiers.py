@@ -15,7 +15,8 @@ from datasets.stores.files import FileStore, is_scanned
 from datasets.stores.store import Store, Threads
 
 if TYPE_CHECKING:
-    from datasets.stores.shared.redis import RedisStore
+    from datasets.stores.shared.address import Address
+    from datasets.stores.shared.redis_store import RedisStore
 
 MODES = ("active", "offline")
 _READERS = 16  # threads that read the files of a batch's misses
@@ -41,7 +42,7 @@ class Tiers(Store):
         except Exception as error:  # also a programming error in the cache's code
             if not self._warned:
                 self._warned = True
-                self.cache.servers.log(f"cache {self.cache.servers.address}: {error!r}; the files are read")
+                self.cache.server.log(f"cache {self.cache.server.address}: {error!r}; the files are read")
             found = [None] * len(ids)
         missing = [place for place, content in enumerate(found) if content is None]
         for place, content in zip(missing, self._read_files(ids[missing]), strict=True):
@@ -74,7 +75,7 @@ class Stores:
     """The stores of a job's data sets: packs, a shared cache, or the files.
 
     folder: of packs, or None.
-    cache: the URL of a shared cache (shared/address.py), or None.
+    cache: the URL of a shared cache, or its Address (shared/address.py), or None.
     mode: one of MODES.
     local: if folder and cache are None, use a pack in the node's memory or on its disk.
     log: called with one line of text.
@@ -85,19 +86,19 @@ class Stores:
     def __init__(
         self,
         folder: str | None,
-        cache: str | None,
+        cache: "str | Address | None",
         mode: str,
         local: bool,
         log: Callable[[str], None] = print,
         form: str = "decoded",
     ):
         self.folder, self.mode, self.local, self._log, self.form = folder, mode, local, log, form
-        self._servers, self._opened, self._known = None, [], {}
+        self._server, self._opened, self._known = None, [], {}
         if cache:
             from datasets.stores.shared import address
-            from datasets.stores.shared.servers import Servers
+            from datasets.stores.shared.connection import Server
 
-            self._servers = Servers(address.parse(cache), log)
+            self._server = Server(address.parse(cache) if isinstance(cache, str) else cache, log)
 
     def open(self, index: Any) -> Store:
         """Return the store of an ImageFolderIndex, the same for the same index. close() closes it."""
@@ -107,10 +108,10 @@ class Stores:
 
     def _open(self, index: Any) -> Store:
         files = source = self._kept(FileStore(index))
-        if self._servers:
-            from datasets.stores.shared.redis import RedisStore
+        if self._server:
+            from datasets.stores.shared.redis_store import RedisStore
 
-            cached = RedisStore(self._servers, index, self.mode)
+            cached = RedisStore(self._server, index, self.mode)
             source = self._kept(Tiers(cached, files))
             if self.mode == "offline" and cached.is_empty():
                 self._log(f"the cache holds nothing of {cached.name}: --cache_mode offline needs a preload")
@@ -120,10 +121,10 @@ class Stores:
                 path = pack.place(self.folder, index, self.form)
                 return self._kept(pack.build(index, path, self.form, source=tiers))
             except BadInput as error:
-                if not self._servers:
+                if not self._server:
                     raise
                 self._log(f"{error}; the cache is used without it")
-        elif self.local and not self._servers:
+        elif self.local and not self._server:
             from datasets.stores.local import Local
 
             return self._kept(Local(index, self.mode, self._log, form=self.form)).store or files
@@ -133,8 +134,8 @@ class Stores:
         """Close the stores. The last process that closes an active cache or a local pack deletes it."""
         for each in self._opened:
             each.close()
-        if self._servers:
-            self._servers.close()
+        if self._server:
+            self._server.close()
 
     def _kept(self, store: Any) -> Any:
         self._opened.append(store)

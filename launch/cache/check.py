@@ -11,14 +11,13 @@ from datasets.stores.files import FileStore
 from launch.cache.sets import Place
 
 MISSING, DAMAGED, DIFFERENT = KINDS = ("missing", "damaged", "different")
-_TOGETHER = 256  # samples that a thread compares at a time
+_PART = 256  # samples that a thread compares at a time
 _SHOWN = 20  # samples that are named, of each kind
 
 
 def check(
     place: Place,
     index: image_folder.ImageFolderIndex,
-    ids: np.ndarray,
     form: str,
     short_side: int,
     workers: int,
@@ -28,10 +27,10 @@ def check(
     Raises BadInput if a file cannot be read or was changed since the scan.
     """
     files, found = FileStore(index, verified=True), {kind: [] for kind in KINDS}
-    parts = [ids[first : first + _TOGETHER] for first in range(0, len(ids), _TOGETHER)]
+    parts = np.split(np.arange(len(index)), range(_PART, len(index), _PART))
     with (
         place.reader(index, form, short_side) as read,
-        progress(len(ids), f"checking {index.split}") as bar,
+        progress(len(index), f"checking {index.split}") as bar,
     ):
 
         def compare(part: np.ndarray) -> list[tuple[str, int]]:
@@ -51,8 +50,8 @@ def check(
                 bar.update(len(part))
         finally:
             pool.shutdown(cancel_futures=True)
-    equal = len(ids) - sum(map(len, found.values()))
-    return {"split": index.split, "samples": len(ids), "equal": equal} | found
+    equal = len(index) - sum(map(len, found.values()))
+    return {"split": index.split, "samples": len(index), "equal": equal} | found
 
 
 def describe(found: dict) -> None:

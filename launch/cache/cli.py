@@ -1,18 +1,17 @@
-"""Fill, check, list and empty caches of samples: packs in a folder of this node, or Redis or Valkey servers.
+"""Fill, check, list and empty caches of samples: packs in a folder of this node, or a Redis or Valkey server.
 
     python -m launch cache preload --data_url DIR --to PLACE    store all samples permanently
     python -m launch cache check --data_url DIR --to PLACE      compare all stored samples with the files
-    python -m launch cache ls --to PLACE                        list the data sets
-    python -m launch cache stat --to PLACE [--data_url DIR]     show hit rates, users and free space
+    python -m launch cache ls --to PLACE                        list data sets, hit rates, users, free space
     python -m launch cache rm --to PLACE DATASET | --all        delete data sets
 
 DIR: as for jobs/imagenet.py. PLACE: a folder of packs (in /dev/shm or /cache), as for its --pack; or
-redis://[user@]host[:port][,host[:port]...] or rediss://, as for its --cache. The password is in the variable
+redis://[user@]host[:port] or rediss://, as for its --cache. The password is in the variable
 BOOTFILE_CACHE_PASSWORD, or in the file that BOOTFILE_CACHE_PASSWORD_FILE names, never in an argument. An
 interrupted preload continues where it stopped. Its samples stay until rm.
 
-Exit codes: 0 done (check: all samples are stored and equal), 1 incomplete (preload: the servers are full;
-check: a sample is missing or differs), 2 bad input, or a server does not answer.
+Exit codes: 0 done (check: all samples are stored and equal), 1 incomplete (preload: the server is full;
+check: a sample is missing or differs), 2 bad input, or the server does not answer.
 """
 
 import argparse
@@ -21,21 +20,25 @@ import os
 import re
 import sys
 
-import numpy as np
 from tqdm import tqdm
 
-from common import arguments, topology
+from common import arguments
 from common.exits import BAD_INPUT, BadInput
 from common.platforms import available_cores
 from datasets.folders import image_folder, listing
 from datasets.stores import forms
 from datasets.stores.shared import address
-from datasets.stores.shared.servers import Unavailable
+from datasets.stores.shared.connection import Unavailable
 from launch.cache import check as checks
 from launch.cache import sets
 from launch.cache.sets import Place
 
 _INTERRUPTED = 130
+_REPLACEMENTS = {  # former verbs and options
+    "stat": "use cache ls, which shows the same",
+    "--node": "run preload on one node with more --workers",
+    "--nodes": "run preload on one node with more --workers",
+}
 
 
 def main(argv: list[str]) -> int:
@@ -44,6 +47,8 @@ def main(argv: list[str]) -> int:
     if verb in ("-h", "--help"):
         print(__doc__)
         return 0
+    if verb in _REPLACEMENTS:
+        raise BadInput(f"cache {verb} was removed: {_REPLACEMENTS[verb]}")
     if verb not in VERBS:
         print(f"error: unknown verb {verb!r}, expected one of {', '.join(VERBS)}", file=sys.stderr)
         return BAD_INPUT
@@ -61,47 +66,31 @@ def main(argv: list[str]) -> int:
 
 
 def preload(place: Place, args: argparse.Namespace) -> int:
-    form, (node, nodes) = _form(place, args), _share(place, args)
-    code = 0
+    form, code = _form(place, args), 0
     for index in _load_indexes(args):
-        ids = _part(index, node, nodes)
-        share = f", {len(ids)} of them by node {node} of {nodes}" if nodes > 1 else ""
-        print(f"{index.split}: {len(index)} samples{share}", flush=True)
-        there = place.preload(index, form, args.short_side, args.workers, ids)
-        line = f"{index.split}: {there} of {len(ids)} samples are stored"
-        if there < len(ids):
-            line, code = f"{line}, {len(ids) - there} are not: the servers are full", 1
+        print(f"{index.split}: {len(index)} samples", flush=True)
+        there = place.preload(index, form, args.short_side, args.workers)
+        line = f"{index.split}: {there} of {len(index)} samples are stored"
+        if there < len(index):
+            line, code = f"{line}, {len(index) - there} are not: the server is full", 1
         print(line, flush=True)
     return code
 
 
 def check(place: Place, args: argparse.Namespace) -> int:
-    form = _form(place, args)
-    node, nodes = (args.node or 0, args.nodes or 1) if place.shared else _share(place, args)
-    found = []
+    form, results = _form(place, args), []
     for index in _load_indexes(args):
-        ids = _part(index, node, nodes)
-        found.append(checks.check(place, index, ids, form, args.short_side, args.workers))
+        results.append(checks.check(place, index, form, args.short_side, args.workers))
         if not args.json:
-            checks.describe(found[-1])
+            checks.describe(results[-1])
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(results, indent=2))
     allowed = {checks.MISSING} if args.missing_ok else set()
-    return int(any(each[kind] for each in found for kind in checks.KINDS if kind not in allowed))
+    return int(any(each[kind] for each in results for kind in checks.KINDS if kind not in allowed))
 
 
 def ls(place: Place, args: argparse.Namespace) -> int:
-    found = place.sets()
-    print(sets.to_json(found) if args.json else sets.format_table(found))
-    return 0
-
-
-def stat(place: Place, args: argparse.Namespace) -> int:
-    found, rooms = place.sets(), place.rooms()
-    if args.data_url:
-        wanted = [index.fingerprint for index in _load_indexes(args)]
-        found = [each for each in found if each.fingerprint in wanted]
-    print(sets.to_json(found, rooms) if args.json else sets.format_details(found, rooms))
+    print((sets.to_json if args.json else sets.to_text)(place.sets(), place.rooms()))
     return 0
 
 
@@ -120,7 +109,7 @@ def rm(place: Place, args: argparse.Namespace) -> int:
     return 0
 
 
-VERBS = {"preload": preload, "check": check, "ls": ls, "stat": stat, "rm": rm}
+VERBS = {"preload": preload, "check": check, "ls": ls, "rm": rm}
 
 
 def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
@@ -128,21 +117,18 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     parser.prog = f"python -m launch cache {verb}"
     add, number = parser.add_argument, arguments.positive_int
     add("--to", required=True, metavar="PLACE", help="a folder of packs, or redis://[user@]host[:port]")
-    if verb in ("preload", "check", "stat"):
-        add("--data_url", required=verb != "stat", metavar="DIR", help="folder with train/<class>/*")
+    if verb in ("preload", "check"):
+        add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
         add("--split", choices=("train", "val"), help="default: both")
         add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
         add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
         add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="that of the job")
-    if verb in ("preload", "check"):
         add("--form", choices=forms.FORMS, help="default: that of the URL, else decoded")
         add("--short_side", type=number, default=forms.SHORT_SIDE, help="of a pack; jobs use the default")
         add("--workers", type=number, default=2 * available_cores(), help="threads (default: two per core)")
-        add("--node", type=int, help="process the share of this node, from 0 (preload: the platform's)")
-        add("--nodes", type=number, help="number of nodes that share the work")
     if verb == "check":
         add("--missing_ok", action="store_true", help="exit code 0 if all stored samples are equal")
-    if verb in ("check", "ls", "stat"):
+    if verb in ("check", "ls"):
         add("--json", action="store_true", help="print JSON")
     if verb == "rm":
         add("dataset", nargs="?", metavar="DATASET", help="name as ls shows it, or its beginning")
@@ -150,14 +136,13 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--force", action="store_true", help="even if a job uses them")
     args, unknown = parser.parse_known_args(argv)
     if unknown:  # values are not shown: one may be a password
-        names = " ".join(word.partition("=")[0] for word in unknown if word.startswith("--"))
+        names = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+        for name in names:
+            if name in _REPLACEMENTS:
+                raise BadInput(f"{verb}: {name} was removed: {_REPLACEMENTS[name]}")
         hint = f"; set the password in {address.PASSWORD} or {address.PASSWORD_FILE}"
-        raise BadInput(f"{verb}: unknown arguments: {names or '(not shown)'}" + hint * ("pass" in names))
-    node, nodes = getattr(args, "node", None), getattr(args, "nodes", None)
-    if (node is None) != (nodes is None):
-        raise BadInput("--node needs --nodes, and --nodes needs --node")
-    if node is not None and nodes is not None and not 0 <= node < nodes:
-        raise BadInput(f"--node {node} is not in 0..{nodes - 1}: --nodes {nodes}")
+        text = " ".join(names)
+        raise BadInput(f"{verb}: unknown arguments: {text or '(not shown)'}" + hint * ("pass" in text))
     return args
 
 
@@ -166,10 +151,10 @@ def _open(to: str) -> Place:
     folder, but no password."""
     meant = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
     if meant or "://" in to or re.match(r"rediss?:", to):
-        from launch.cache.redis import Shared
+        from launch.cache.server import Shared
 
         return Shared(to, _log)
-    from launch.cache.pack import Packs
+    from launch.cache.folder import Packs
 
     return Packs(to, _log)
 
@@ -200,20 +185,3 @@ def _form(place: Place, args: argparse.Namespace) -> str:
     if form not in place.forms:
         raise BadInput(f"--form {form} is for folders of packs; expected {' or '.join(place.forms)} here")
     return form
-
-
-def _share(place: Place, args: argparse.Namespace) -> tuple[int, int]:
-    """Return (this node's number, number of nodes that share the work)."""
-    if args.nodes is not None:
-        if not place.shared:
-            raise BadInput("--node and --nodes are for a shared cache: every node has its own pack")
-        return args.node, args.nodes
-    if not place.shared:
-        return 0, 1
-    found = topology.resolve(argparse.Namespace(), os.environ)
-    return (found.rank, found.world_size) if found.level == "process" else (found.node_rank, found.nodes)
-
-
-def _part(index: image_folder.ImageFolderIndex, node: int, nodes: int) -> np.ndarray:
-    """Return the ids of a share, int64 [n]."""
-    return np.arange(len(index) * node // nodes, len(index) * (node + 1) // nodes)

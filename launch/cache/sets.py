@@ -1,4 +1,4 @@
-"""Describe the data sets in a cache, of packs or of servers, as text and as JSON."""
+"""Describe the data sets in a cache, packs or a server, as text and as JSON."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -52,21 +52,17 @@ class Room(NamedTuple):
 
 
 class Place(Protocol):
-    """A cache: the packs in a folder (pack.py) or the servers of a URL (redis.py).
+    """A cache: the packs in a folder (folder.py) or the server of a URL (server.py).
 
-    shared: whether nodes share it, so that each can fill a part. form: the default. forms: those that it
-    holds.
+    form: the default. forms: those that it holds.
     """
 
-    shared: bool
     form: str
     forms: tuple[str, ...]
 
     def close(self) -> None: ...
 
-    def preload(
-        self, index: ImageFolderIndex, form: str, short_side: int, workers: int, ids: np.ndarray
-    ) -> int: ...
+    def preload(self, index: ImageFolderIndex, form: str, short_side: int, workers: int) -> int: ...
 
     def reader(self, index: ImageFolderIndex, form: str, short_side: int) -> AbstractContextManager[Read]: ...
 
@@ -93,37 +89,23 @@ def describe_user(who: str, left: float | None) -> str:
     return who if left is None else f"{who} (lease ends in {left:.0f} s)"
 
 
-def format_table(sets: list[DataSet]) -> str:
-    """Return a table with one line for each data set."""
-    rows = [("name", "data set", "form", "samples", "GB", "mode", "users")]
+def to_text(sets: list[DataSet], rooms: list[Room]) -> str:
+    """Return a table with one line for each data set, and a line for each user, server and disk."""
+    rows = [("name", "data set", "form", "samples", "GB", "mode", "hits", "users")]
     for each in sets:
         there = f"{each.there}/{each.samples}"
         size = f"{(each.bytes or 0) / 1e9:.3f}"
-        rows.append((each.name, each.title, each.form, there, size, each.mode, str(len(each.users))))
+        hits = "-" if each.hit_rate is None else f"{each.hit_rate:.1%}"
+        rows.append((each.name, each.title, each.form, there, size, each.mode, hits, str(len(each.users))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def format_details(sets: list[DataSet], rooms: list[Room]) -> str:
-    """Return some lines for each data set, and one for each server or disk."""
-    lines = []
-    for each in sets:
-        lines.append(f"{each.name}  {each.title}")
-        size = f"{(each.bytes or 0) / 1e9:.3f} GB"
-        lines.append(f"  {each.there} of {each.samples} samples, {size}, {each.form}, {each.mode}")
-        if each.counts:
-            rate = "no reads yet" if each.hit_rate is None else f"hit rate {each.hit_rate:.1%}"
-            counts = ", ".join(f"{name} {number}" for name, number in sorted(each.counts.items()))
-            lines.append(f"  {rate} ({counts})")
-        lines += [f"  used by {describe_user(who, left)}" for who, left in each.users]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += [f"{each.name} is used by {describe_user(*user)}" for each in sets for user in each.users]
     for room in rooms:
         limit = "no limit" if room.limit is None else f"{room.limit / 1e9:.3f} GB"
         lines.append(f"{room.name}: {room.used / 1e9:.3f} GB used of {limit}{room.note and ', '}{room.note}")
     return "\n".join(lines)
 
 
-def to_json(sets: list[DataSet], rooms: list[Room] | None = None) -> str:
-    found = {"sets": [each._asdict() | {"hit_rate": each.hit_rate} for each in sets]}
-    if rooms is not None:
-        found["room"] = [room._asdict() for room in rooms]
-    return json.dumps(found, indent=2)
+def to_json(sets: list[DataSet], rooms: list[Room]) -> str:
+    described = [each._asdict() | {"hit_rate": each.hit_rate} for each in sets]
+    return json.dumps({"sets": described, "room": [room._asdict() for room in rooms]}, indent=2)

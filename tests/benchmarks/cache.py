@@ -8,9 +8,9 @@ medians over the rounds, and the medians of the ratios within the rounds.
 
 - reads: values of about 100 KB in random order, by one thread. "GET" is redis-py with hiredis, one value per
   call, without or with a CRC-32 of it; "MGET" is redis-py with 8 values per call; "read" is
-  datasets/stores/shared/redis.py in batches of 64, with its checksums; "loopback" receives the same number of
-  bytes from a process that only sends, the upper limit of a server; "pack" copies each value from a mapped
-  pack, "memcpy" from memory.
+  datasets/stores/shared/redis_store.py in batches of 64, with its checksums; "loopback" receives the same
+  number of bytes from a process that only sends, the upper limit of a server; "pack" copies each value from a
+  mapped pack, "memcpy" from memory.
 - loaders: epochs of batches of 64, decoded, cropped to 224 pixels and normalised, on the CPU. "single GETs"
   is the engine `threads` (or `pytorch`) with JPEG values, each fetched by one GET.
 - synthetic compute: after each batch the process sleeps for 20 ms instead of a device's work.
@@ -36,8 +36,8 @@ from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, servers
-from datasets.stores.shared.redis import RedisStore
+from datasets.stores.shared import address, connection
+from datasets.stores.shared.redis_store import RedisStore
 from datasets.stores.store import Store
 from datasets.stores.tiers import Tiers
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
@@ -173,13 +173,13 @@ def main(arguments=None) -> None:
         tiers = {}
         for name, where in (("redis", server), ("stopped", stopped), ("dead", dead)):
             for form in forms.SIZED:
-                found = servers.Servers(address.parse(where.url(tail=f"?form={form}")), said.append)
+                found = connection.Server(address.parse(where.url(tail=f"?form={form}")), said.append)
                 tiers[name, form] = Tiers(RedisStore(found, index, "offline"), files)
                 stack.callback(found.close)
                 stack.callback(tiers[name, form].close)
         for form in forms.SIZED:
             store = tiers["redis", form].cache
-            store.lease.announce("offline")
+            store.lease.register(offline=True)
             store.put(range(len(index)), [packs[form].sample(id) for id in range(len(index))])
         singles = redis.Redis(port=server.port, protocol=2)
         for id in range(len(index)):
@@ -257,7 +257,7 @@ class _Nothing:
     form = "decoded"
 
     def __init__(self, index):
-        self.index, self.servers = index, types.SimpleNamespace(address="")
+        self.index, self.server = index, types.SimpleNamespace(address="")
 
     def read(self, ids) -> list:
         return [None] * len(ids)

@@ -7,12 +7,9 @@ import torch
 
 from datasets.loaders import backends
 from datasets.stores import forms
-from datasets.stores.files import FileStore
-from datasets.stores.shared import address, servers
-from datasets.stores.shared.redis import RedisStore
-from datasets.stores.tiers import Tiers
+from datasets.stores.shared import connection
 from tests.datasets.stores.test_tiers import epoch_of, equal, index, plan_of, planned, uncached  # noqa: F401
-from tests.support.redis_server import RedisServer, cluster, cluster_url, needed, until, whole
+from tests.support.redis_server import Opened, RedisServer, needed
 
 pytestmark = [pytest.mark.faults, needed]
 pytest.importorskip("redis", reason="redis-py is not installed")
@@ -23,10 +20,10 @@ KINDS = ("kill", "restart", "stop", "flush", "flip", "cut", "lengthen", "exchang
 
 
 class Trouble:
-    """A fault of a random server that begins at a random step and ends some steps later."""
+    """A fault of a server that begins at a random step and ends some steps later."""
 
-    def __init__(self, nodes, draw: random.Random, steps: int):
-        self.node, self.kind = draw.choice(nodes), draw.choice(KINDS)
+    def __init__(self, node, draw: random.Random, steps: int):
+        self.node, self.kind = node, draw.choice(KINDS)
         self.begin = draw.randrange(steps)
         self.end = self.begin + draw.randrange(1, 4)
         self.draw, self.active = draw, False
@@ -54,7 +51,7 @@ class Trouble:
         elif self.kind == "deny":
             client.execute_command("ACL", "SETUSER", "default", "-mget")
         else:
-            keys = [key for key in client.scan_iter("*:{*}:*") if key.rsplit(b":", 1)[1].isdigit()]
+            keys = [key for key in client.scan_iter() if key.rsplit(b":", 1)[1].isdigit()]
             for key in keys[::3]:
                 value = client.get(key)
                 place = self.draw.randrange(len(value)) if value else 0
@@ -87,10 +84,10 @@ class Trouble:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_data_under_every_fault(seed, tmp_path, index, uncached, monkeypatch):  # noqa: F811
-    """With a quarter of the faults, all engines deliver the same data: a server or a Cluster, both forms."""
-    monkeypatch.setattr(servers, "READ", 0.15)
+    """With a quarter of the faults, all engines deliver the same data in both forms."""
+    monkeypatch.setattr(connection, "READ", 0.15)
     monkeypatch.setattr(
-        servers, "_WORTH", 1
+        connection, "_WORTH", 1
     )  # otherwise a server that is stopped repeatedly is no longer used
     draw = random.Random(seed)
     form = forms.SIZED[seed % 2]
@@ -99,29 +96,21 @@ def test_the_same_data_under_every_fault(seed, tmp_path, index, uncached, monkey
     for backend in names:
         with backends.build(backend, uncached[form], plan_of(index), CPU, 2) as loader:
             expected[backend] = epoch_of(loader)[0]
-    here = cluster(tmp_path) if seed >= 2 else RedisServer(tmp_path)
     said, counts = [], {"hits": 0, "bad": 0, "errors": 0}
-    with here as nodes:
-        nodes = nodes if seed >= 2 else [nodes]
-        url = cluster_url(nodes, f"?form={form}")
+    with RedisServer(tmp_path) as server:
         for number in range(FAULTS // 4):
             backend = names[number % len(names)]
-            found = servers.Servers(address.parse(url), said.append)
-            tiers = Tiers(RedisStore(found, index, "active"), FileStore(index))
-            ids = list(range(len(index)))
-            tiers.cache.put(ids, [forms.make(tiers.files, id, form) for id in ids])
-            trouble = Trouble(nodes, draw, 5)
-            with backends.build(backend, tiers, plan_of(index), CPU, 2) as loader:
-                for _ in range(2):
-                    batches, sums = epoch_of(loader, 1, trouble)
-                    assert equal(batches, expected[backend]), (number, backend, trouble.kind)
-                    assert torch.equal(sums, planned(index))
-            trouble.repair()
-            if len(nodes) > 1:
-                until(lambda nodes=nodes: all(whole(node) for node in nodes))
-            for name in counts:
-                counts[name] += tiers.cache.counts[name]
-            tiers.close()
-            found.close()
+            trouble = Trouble(server, draw, 5)
+            with Opened(server.url(tail=f"?form={form}"), index, "active") as opened:
+                opened.put_all()
+                with backends.build(backend, opened.tiers, plan_of(index), CPU, 2) as loader:
+                    for _ in range(2):
+                        batches, sums = epoch_of(loader, 1, trouble)
+                        assert equal(batches, expected[backend]), (number, backend, trouble.kind)
+                        assert torch.equal(sums, planned(index))
+                trouble.repair()
+                for name in counts:
+                    counts[name] += opened.store.counts[name]
+                said += opened.said
     print(f"seed {seed}: {counts}, {len(said)} lines")
     assert counts["hits"] and counts["bad"] and counts["errors"]

@@ -1,6 +1,5 @@
 """jobs/imagenet.py trains on the same data with a cache, also if its servers fail."""
 
-import contextlib
 import re
 import shutil
 import signal
@@ -13,16 +12,13 @@ import torch
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
 from datasets.sampling import receipt
-from datasets.stores import forms, local
-from datasets.stores.files import FileStore
-from datasets.stores.shared import address, leases, servers
-from datasets.stores.shared.redis import RedisStore
+from datasets.stores import local
+from datasets.stores.shared import address, leases
 from tests.conftest import environment, finish, free_port, run, start
 from tests.support.redis_server import (
     PASSWORD,
+    Opened,
     RedisServer,
-    cluster,
-    cluster_url,
     files_with,
     needed,
     until,
@@ -71,31 +67,15 @@ def delivered(output) -> bytes:
     return (Path(output) / receipt.FILE).read_bytes()
 
 
-@contextlib.contextmanager
-def looked_at(url, index, form="decoded"):
-    """Yield a RedisStore without a lease, to read the values that a job stored."""
-    found = servers.Servers(address.parse(url))
-    store = RedisStore(found, index, form=form)
-    yield store
-    store.close()
-    found.close()
-
-
-def preloaded(store) -> None:
-    store.lease.announce("offline")
-    ids = range(len(store.index))
-    assert store.put(ids, [forms.make(FileStore(store.index), id, store.form) for id in ids]) == len(ids)
-
-
 @needed
 def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
     with RedisServer(tmp_path) as server:
         running = start(*job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url()}",
                              "--processes_per_node=2"))  # fmt: skip
-        with looked_at(server.url(), data[1]) as store:
-            until(lambda: len(each := leases.held(store.servers)) == 1 and len(each[0].leases) == 2, 60)
+        with Opened(server.url(), data[1]) as opened:
+            until(lambda: len(each := opened.sets()) == 1 and len(each[0].leases) == 2, 60)
             printed = finish(running).stdout
-            assert leases.held(store.servers) == []
+            assert opened.sets() == []
         assert delivered(tmp_path / "out") == data[2]
         assert re.search(r"waited for data for [\d.]+% of the training time with kspeed", printed)
         assert server.client().dbsize() == 0
@@ -103,24 +83,25 @@ def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
 
 
 @needed
-def test_an_offline_set_in_a_cluster_is_shared_by_two_jobs(data, tmp_path):
-    with cluster(tmp_path) as nodes:
-        url = cluster_url(nodes, "?form=encoded")
-        with looked_at(url, data[1], "encoded") as store:
-            preloaded(store)
+def test_an_offline_set_is_shared_by_two_jobs(data, tmp_path):
+    with RedisServer(tmp_path) as server:
+        url = server.url(tail="?form=encoded")
+        with Opened(url, data[1]) as opened:
+            opened.store.lease.register(offline=True)
+            opened.put_all()
             offline, running, seen = (f"--cache={url}", "--cache_mode=offline"), {}, set()
             for backend in ("pytorch", "kspeed" if DALI else "dali-kspeed"):
                 arguments = job(data, tmp_path / backend, f"--data_backend={backend}", *offline)
                 running[backend] = start(*arguments)
             while any(process.poll() is None for process in running.values()):
-                seen |= {name for held in leases.held(store.servers) for name, _ in held.leases}
+                seen |= {name for held in opened.sets() for name, _ in held.leases}
                 time.sleep(0.05)
             for backend, process in running.items():
                 finish(process)
                 assert delivered(tmp_path / backend) == data[2]
-            (held,) = leases.held(store.servers)
+            (held,) = opened.sets()
             assert held.mode == "offline" and len(seen) == 2 and "misses" not in held.counts
-            assert (store.lengths(range(len(data[1]))) > 0).all()
+            assert (opened.store.lengths(range(len(data[1]))) > 0).all()
 
 
 def test_without_a_cache_the_node_s_memory_is_used(data, tmp_path):
@@ -142,10 +123,10 @@ def test_a_killed_job_resumes_and_its_lease_ends(data, tmp_path):
                 killed.kill()
                 break
         finish(killed, -signal.SIGKILL)
-        with looked_at(server.url(), data[1]) as store:
-            (held,) = leases.held(store.servers)
+        with Opened(server.url(), data[1]) as opened:
+            (held,) = opened.sets()
             assert len(held.leases) == 1 and 0 < held.leases[0][1] <= leases.LEASE
-            server.client().zadd(f"bootfile:{{{held.name}}}:leases", {held.leases[0][0]: 1})  # a minute later
+            server.client().zadd(f"bootfile:{held.name}:leases", {held.leases[0][0]: 1})  # a minute later
         printed = run(*arguments, f"--cache={server.url()}").stdout
         assert "resumed from" in printed and delivered(tmp_path / "out") == data[2]
         assert server.client().dbsize() == 0
@@ -188,8 +169,9 @@ def test_data_that_change_between_two_runs(data, tmp_path):
     arguments = (*JOB, f"--data_url={folder}", f"--cache_dir={tmp_path / 'cache'}", "--data_backend=threads")
     with RedisServer(tmp_path) as server:
         index = image_folder.load(str(folder), "train", str(tmp_path / "cache"))
-        with looked_at(server.url(), index) as store:
-            preloaded(store)
+        with Opened(server.url(), index) as opened:
+            opened.store.lease.register(offline=True)
+            opened.put_all()
         for path in (folder / "train").glob("*/00[0-4].jpg"):
             twin = path.with_name("015.jpg")
             path.write_bytes(twin.read_bytes())
@@ -197,14 +179,14 @@ def test_data_that_change_between_two_runs(data, tmp_path):
         assert changed.fingerprint != index.fingerprint
         out = f"--output_dir={tmp_path / 'out'}"
         trained(start(*arguments, f"--cache={server.url()}", "--cache_mode=offline", out))
-        with looked_at(server.url(), changed) as store:
-            assert not store.lengths(range(len(changed))).any()
-            counts = {each.name: each.counts for each in leases.held(store.servers)}
+        with Opened(server.url(), changed) as opened:
+            assert not opened.store.lengths(range(len(changed))).any()
+            counts = {each.name: each.counts for each in opened.sets()}
         assert "hits" not in counts.get(f"{changed.fingerprint}:decoded256", {})
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--cache=redis://a:1,,b"], "--cache: number 2 of its hosts is not host[:port]"),
+    (["--cache=redis://a:1,b"], "--cache names several hosts: name one"),
     (["--cache=/dev/shm"], "is not redis://"),
     (["--cache_mode=always"], "argument --cache_mode: invalid choice: 'always'"),
 ])  # fmt: skip

@@ -1,13 +1,12 @@
 """Parse the URL of a shared cache (--cache). The URL never contains the password.
 
-    redis://user@cache.example:6379                    a server, or the address of a Cluster
-    rediss://user@a:6379,b:6379,c:6379?ca=/etc/ca.pem  nodes of a Cluster, over TLS
-    redis://cache.example/3/team                       database 3; keys begin with "team"
-    redis://cache.example?form=encoded                 the files' bytes instead of small pixels
+    redis://user@cache.example:6379                a server, or one node of a Cluster
+    rediss://user@cache.example?ca=/etc/ca.pem     the same, over TLS
+    redis://cache.example/3/team                   database 3; keys begin with "team"
+    redis://cache.example?form=encoded             the files' bytes instead of small pixels
 
-A few nodes of a Cluster are enough; they list the others. The scheme and the user may be repeated with every
-host. CA certificates come from ?ca=FILE, BOOTFILE_CACHE_CA or the system. A server's certificate must be for
-its host name.
+CA certificates come from ?ca=FILE, BOOTFILE_CACHE_CA or the system. A server's certificate must be for its
+host name.
 """
 
 import os
@@ -25,31 +24,25 @@ _PORT = 6379
 class Address(NamedTuple):
     """The address of a shared cache.
 
-    hosts: (name, port) of a server, or of several nodes of a Cluster.
     user: None for the server's default user.
     tls: whether the connections use TLS.
     ca: file of CA certificates, None for the system's.
     database: number of the database.
     prefix: the first part of all keys.
     form: of the samples.
-    or_default: if the server refuses the user, try the user "default" with the same password.
     """
 
-    hosts: tuple[tuple[str, int], ...]
+    host: str
+    port: int = _PORT
     user: str | None = None
     tls: bool = False
     ca: str | None = None
     database: int = 0
     prefix: str = "bootfile"
     form: str = "decoded"
-    or_default: bool = False
 
     def __str__(self) -> str:
-        return ",".join(named(*host) for host in self.hosts)
-
-
-def named(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse(text: str) -> Address:
@@ -59,48 +52,34 @@ def parse(text: str) -> Address:
             f"--cache: remove the password from the URL, which every user of the machine can read; change "
             f"it, and set {PASSWORD}, or {PASSWORD_FILE} to the path of a file with it"
         )
-    scheme, _, rest = text.partition("://")
-    if scheme not in ("redis", "rediss") or not rest:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        host, port = parts.hostname, parts.port or _PORT
+    except ValueError:
+        host = None
+    if "," in re.split("[/?]", text.partition("://")[2])[0]:
+        raise BadInput("--cache names several hosts: name one; one node of a Cluster is enough")
+    if not host or parts.scheme not in ("redis", "rediss"):
         raise BadInput("--cache is not redis://host[:port] or rediss://host[:port]")
-    rest = rest.replace(f",{scheme}://", ",")
-    user, hosts = _user(rest), []
-    *first, last = rest.split(",")
-    host = re.split("[/?]", last)[0]
-    tail = last[len(host) :]
-    for number, item in enumerate((*first, host), start=1):
-        if "@" in item and _user(item) != user:
-            raise BadInput("--cache has several users, expected one")
-        try:
-            part = urllib.parse.urlsplit(f"//{item.rpartition('@')[2]}")
-            found, port = part.hostname, part.port or _PORT
-        except ValueError:
-            found = None
-        if not found or part.path or part.query:
-            raise BadInput(f"--cache: number {number} of its hosts is not host[:port]")
-        hosts.append((found, port))
-    where = f"--cache {','.join(named(*each) for each in hosts)}"
-    query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(tail).query, keep_blank_values=True))
+    user = urllib.parse.unquote(parts.username) if parts.username else None
+    address = Address(host, port, user, parts.scheme == "rediss")
+    query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
     form = query.get("form", "decoded")
     if query.keys() - {"ca", "form"} or form not in SIZED:
-        wrong = [key for key in re.findall(r"[?&]([a-z_]+)=[^&]", tail) if key != "ca"]
+        wrong = [key for key in re.findall(r"(?:^|&)([a-z_]+)=[^&]", parts.query) if key != "ca"]
         raise BadInput(
-            f"{where}: only ca=FILE and form={'|'.join(SIZED)} are valid after the question mark"
+            f"--cache {address}: only ca=FILE and form={'|'.join(SIZED)} are valid after the question mark"
             + (f", not this value of {', '.join(wrong)}=" if wrong else "")
         )
     ca = query.get("ca") or os.environ.get(CA)
     if ca and not os.path.isfile(ca):
         raise BadInput(f"--cache: the file of certificates {ca} does not exist")
-    folders = [each for each in urllib.parse.urlsplit(tail).path.split("/") if each]
+    folders = [folder for folder in parts.path.split("/") if folder]
     database = int(folders.pop(0)) if folders and re.fullmatch("[0-9]{1,9}", folders[0]) else 0
     prefix = folders.pop(0) if folders else "bootfile"
     if folders or not re.fullmatch(r"[\w.:-]+", prefix):
-        raise BadInput(f"{where}: only [/database][/prefix] is valid after the hosts")
-    return Address(tuple(hosts), user, scheme == "rediss", ca, database, prefix, form)
-
-
-def _user(item: str) -> str | None:
-    user, found, _ = item.split(",")[0].rpartition("@")
-    return urllib.parse.unquote(user) if found and user else None
+        raise BadInput(f"--cache {address}: only [/database][/prefix] is valid after the host")
+    return address._replace(ca=ca, database=database, prefix=prefix, form=form)
 
 
 def password() -> str | None:

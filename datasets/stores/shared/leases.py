@@ -4,7 +4,7 @@ Every process of a job that reads a data set sends a heartbeat every few seconds
 set with the score "server time + LEASE". The last process that releases its lease deletes an active data
 set; the keys follow from the number of samples, without a search. The lease of a killed job expires, and the
 next job that uses the server deletes the data. Samples of an active data set also expire after LEFT seconds
-at the latest (a longer job puts them again).
+at the latest (a longer job puts them again). An offline data set has a lease that does not end.
 """
 
 import contextlib
@@ -16,22 +16,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datasets.stores.shared.servers import GROUPS, TAGS, Server, Servers, Unavailable
+from datasets.stores.shared.connection import Server, Unavailable
 
 LEASE = 60  # seconds
 LEFT = 12 * 3600  # seconds
-_KEYS = 500  # in a command
-_RECORDS = ("meta", "leases", "counts")  # the keys of a data set in addition to its samples
+_KEYS = 500  # requested at a time
+_OFFLINE = b"offline"  # the holder of the lease that does not end
+_RECORDS = ("about", "leases")  # the keys of a data set in addition to its samples
 
 
 class Held(NamedTuple):
-    """A data set on the servers.
+    """A data set on the server.
 
     name: "<fingerprint>:<form>".
     title: the name for users.
     samples: number of samples of the data set, stored or not.
     mode: "active" or "offline".
-    leases: (host:process:token, seconds left) of each lease.
+    leases: (host:process:token, seconds left) of each process.
     counts: hits, misses, bad, errors and put of all processes since the first job.
     """
 
@@ -46,8 +47,8 @@ class Held(NamedTuple):
 class Lease:
     """The lease of a process. title: the data set's name for users. mode: "active", "offline", "": none."""
 
-    def __init__(self, servers: Servers, name: str, samples: int, mode: str, title: str):
-        self.servers, self.name, self.samples, self.mode, self.title = servers, name, samples, mode, title
+    def __init__(self, server: Server, name: str, samples: int, mode: str, title: str):
+        self.server, self.name, self.samples, self.mode, self.title = server, name, samples, mode, title
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._pid: int | None = os.getpid()
         self.stays, self._held = False, False
@@ -61,33 +62,33 @@ class Lease:
         if not self.mode:
             return True
         holds = os.getpid() == self._pid
+        about, users = (_key(self.server, self.name, of) for of in _RECORDS)
+        commands: list[tuple] = [("HINCRBY", about, name, number) for name, number in counts.items()]
         try:
-            server = self.servers.at(self.name)
-            if holds and self.mode == "active":
-                self.announce("active", keep=True)
-            lease = [("ZADD", self._key("leases"), _now(server) + LEASE, self._holder)] if holds else []
-            added = [("HINCRBY", self._key("counts"), name, number) for name, number in counts.items()]
-            mode, *_ = server.execute(("HGET", self._key("meta"), "mode"), *added, *lease)
-            self.stays = mode == b"offline"  # before any key gets an expiry time
+            if holds:
+                if self.mode == "active":
+                    self.register()
+                commands.append(("ZADD", users, self.server.time() + LEASE, self._holder))
+            last = self.server.execute(*commands, ("ZRANGE", users, -1, -1))[-1]
+            self.stays = last == [_OFFLINE]  # before any key gets an expiry time
             end = ("PERSIST",) if self.stays else ("EXPIRE", 2 * LEFT)
-            server.execute(*((end[0], self._key(of), *end[1:]) for of in _RECORDS))
+            self.server.execute(*((end[0], key, *end[1:]) for key in (about, users)))
         except Unavailable:
             return False
         self._held = holds
         return True
 
-    def announce(self, mode: str, keep: bool = False) -> None:
-        """Register the data set on the servers. keep: do not change an existing mode. Raises Unavailable."""
-        meta = self._key("meta")
-        if not keep:
-            self.stays = mode == "offline"
-        self.servers.at(self.name).execute(
-            ("HSET", meta, "samples", self.samples, "title", self.title),
-            ("HSETNX" if keep else "HSET", meta, "mode", mode),
-            *((("PERSIST", self._key(of)) for of in _RECORDS) if self.stays else ()),
-        )
-        sets = _sets(self.servers)
-        self.servers.at(sets).execute(("SADD", sets, self.name))
+    def register(self, offline: bool = False) -> None:
+        """Register the data set on the server. offline: it stays there. Raises Unavailable."""
+        about, users = (_key(self.server, self.name, of) for of in _RECORDS)
+        commands: list[tuple] = [
+            ("HSET", about, "samples", self.samples, "title", self.title),
+            ("SADD", _names(self.server), self.name),
+        ]
+        if offline:
+            self.stays = True
+            commands += [("ZADD", users, "+inf", _OFFLINE), ("PERSIST", about), ("PERSIST", users)]
+        self.server.execute(*commands)
 
     def release(self) -> None:
         """Release the lease. The last process of an active data set deletes it."""
@@ -95,46 +96,35 @@ class Lease:
             return
         self._held = False
         with contextlib.suppress(Unavailable):
-            self.servers.at(self.name).execute(("ZREM", self._key("leases"), self._holder))
-            _remove_unused(self.servers, self.name)
-
-    def _key(self, of: str) -> str:
-        return _key(self.servers, self.name, of)
+            self.server.execute(("ZREM", _key(self.server, self.name, "leases"), self._holder))
+            _remove_unused(self.server, self.name)
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_pid": None}
 
 
-def sample_key(servers: Servers, name: str, id: int) -> bytes:
-    return f"{servers.address.prefix}:{name}:{{{TAGS[id % GROUPS]}}}:{id}".encode()
+def sample_key(server: Server, name: str, id: int) -> bytes:
+    return _key(server, name, id).encode()
 
 
-def held(servers: Servers) -> list[Held]:
-    """Return the data sets on the servers. Raises Unavailable."""
-    sets = _sets(servers)
-    names = servers.at(sets).execute(("SMEMBERS", sets))[0]
-    return [_held(servers, name.decode()) for name in sorted(names)]
+def held(server: Server) -> list[Held]:
+    """Return the data sets on the server. Raises Unavailable."""
+    names = server.execute(("SMEMBERS", _names(server)))[0]
+    return [_held(server, name.decode()) for name in sorted(names)]
 
 
-def remove(servers: Servers, name: str, log: Callable[[int], object] = lambda samples: None) -> None:
+def remove(server: Server, name: str, log: Callable[[int], object] = lambda samples: None) -> None:
     """Delete a data set: its samples and its records.
 
     log: called with the number of samples deleted since its last call. Raises Unavailable.
     """
-    samples = _held(servers, name).samples
-    for group in range(min(GROUPS, samples)):
-        server, ids = servers.at(TAGS[group]), range(group, samples, GROUPS)
-        for first in range(0, len(ids), _KEYS):
-            keys = [sample_key(servers, name, id) for id in ids[first : first + _KEYS]]
-            server.execute(("UNLINK", *keys))
-            log(len(keys))
-    sets = _sets(servers)
-    servers.at(name).execute(("UNLINK", *(_key(servers, name, of) for of in _RECORDS)))
-    servers.at(sets).execute(("SREM", sets, name))
+    ask(server, name, "UNLINK", np.arange(_held(server, name).samples), log)
+    server.execute(*(("UNLINK", _key(server, name, of)) for of in _RECORDS))
+    server.execute(("SREM", _names(server), name))
 
 
 def ask(
-    servers: Servers,
+    server: Server,
     name: str,
     command: str,
     ids: np.ndarray,
@@ -144,70 +134,51 @@ def ask(
 
     log: called with the number of samples requested since its last call. Raises Unavailable.
     """
-    found = np.full(len(ids), -1, np.int64)
-    for group in range(GROUPS):
-        places = np.flatnonzero(ids % GROUPS == group)
-        if len(places):
-            commands = ((command, sample_key(servers, name, id)) for id in ids[places].tolist())
-            answers = servers.at(TAGS[group]).execute(*commands, errors=True)
-            for place, answer in zip(places, answers, strict=True):
-                if isinstance(answer, int):
-                    found[place] = answer
-                elif not str(answer).startswith("WRONGTYPE"):
-                    raise Unavailable(str(answer))
-            log(len(places))
-    return found
+    answers = np.full(len(ids), -1, np.int64)
+    for first in range(0, len(ids), _KEYS):
+        part = ids[first : first + _KEYS].tolist()
+        commands = ((command, sample_key(server, name, id)) for id in part)
+        for place, answer in enumerate(server.execute(*commands, errors=True), start=first):
+            if isinstance(answer, int):
+                answers[place] = answer
+            elif not str(answer).startswith("WRONGTYPE"):
+                raise Unavailable(str(answer))
+        log(len(part))
+    return answers
 
 
-def sweep(servers: Servers) -> None:
+def sweep(server: Server) -> None:
     """Delete the data sets that killed jobs have left."""
     with contextlib.suppress(Unavailable):
-        for each in held(servers):
-            if not each.leases:
-                _remove_unused(servers, each.name)
+        for each in held(server):
+            if each.mode == "active" and not each.leases:
+                _remove_unused(server, each.name)
 
 
-def _remove_unused(servers: Servers, name: str) -> None:
-    server, leases = servers.at(name), _key(servers, name, "leases")
-    _, number, mode = server.execute(
-        ("ZREMRANGEBYSCORE", leases, "-inf", _now(server)),
-        ("ZCARD", leases),
-        ("HGET", _key(servers, name, "meta"), "mode"),
-        transaction=True,  # the number of leases and the mode at the same moment
+def _remove_unused(server: Server, name: str) -> None:
+    users = _key(server, name, "leases")
+    _, number = server.execute(("ZREMRANGEBYSCORE", users, "-inf", server.time()), ("ZCARD", users))
+    if number == 0:
+        remove(server, name)
+
+
+def _held(server: Server, name: str) -> Held:
+    now = server.time()
+    about, ends = server.execute(
+        ("HGETALL", _key(server, name, "about")),
+        ("ZRANGE", _key(server, name, "leases"), 0, -1, "WITHSCORES"),
     )
-    if number == 0 and mode != b"offline":
-        remove(servers, name)
+    counts = {field.decode(): value.decode() for field, value in about.items()}
+    title, samples = counts.pop("title", ""), int(counts.pop("samples", 0))
+    users = dict(zip(ends[::2], map(float, ends[1::2]), strict=True))
+    mode = "active" if users.pop(_OFFLINE, None) is None else "offline"
+    alive = [(holder.decode(), end - now) for holder, end in users.items() if end > now]
+    return Held(name, title, samples, mode, alive, {field: int(text) for field, text in counts.items()})
 
 
-def _held(servers: Servers, name: str) -> Held:
-    server = servers.at(name)
-    now = _now(server)
-    leases = _key(servers, name, "leases")
-    meta, until, counts = server.execute(
-        ("HGETALL", _key(servers, name, "meta")),
-        ("ZRANGE", leases, 0, -1, "WITHSCORES"),
-        ("HGETALL", _key(servers, name, "counts")),
-    )
-    meta = {field.decode(): value.decode() for field, value in meta.items()}
-    alive = [
-        (holder.decode(), float(end) - now)
-        for holder, end in zip(until[::2], until[1::2], strict=True)
-        if float(end) > now
-    ]
-    numbers = {field.decode(): int(number) for field, number in counts.items()}
-    samples = int(meta.get("samples", 0))
-    return Held(name, meta.get("title", ""), samples, meta.get("mode", ""), alive, numbers)
+def _key(server: Server, name: str, of: str | int) -> str:
+    return f"{server.address.prefix}:{name}:{of}"
 
 
-def _now(server: Server) -> float:
-    """Return the server's time in seconds. The clocks of the nodes may differ."""
-    seconds, microseconds = server.execute(("TIME",))[0]
-    return seconds + microseconds / 1e6
-
-
-def _key(servers: Servers, name: str, of: str) -> str:
-    return f"{servers.address.prefix}:{{{name}}}:{of}"
-
-
-def _sets(servers: Servers) -> str:
-    return f"{servers.address.prefix}:sets"
+def _names(server: Server) -> str:
+    return f"{server.address.prefix}:names"

@@ -18,13 +18,8 @@ from launch.bundle import requirements
 from launch.bundle.cli import pack
 from launch.bundle.code_folder import CodeFolder
 from tests.conftest import ROOT, run, start
-from tests.support.packed import listed, paths, refused, script_folder, tree
+from tests.support.packed import listed, paths, refused, tree
 from tests.support.simulated import simulate
-
-
-@pytest.fixture
-def mine(tmp_path):
-    return script_folder(tmp_path)
 
 
 @pytest.fixture

@@ -7,13 +7,7 @@ import pytest
 from launch import secret_scan
 from launch.bundle.cli import pack
 from tests.conftest import run
-from tests.support.packed import paths, refused, script_folder, tree
-
-
-@pytest.fixture
-def mine(tmp_path):
-    return script_folder(tmp_path)
-
+from tests.support.packed import paths, refused, tree
 
 NAMES, DIGITS = "abcdefghij", "0123456789"
 SECRETS = [  # concatenated, so that a secret scanner does not report this file

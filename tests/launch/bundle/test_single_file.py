@@ -19,15 +19,9 @@ from launch.bundle import single_file
 from launch.bundle.cli import pack
 from launch.profiles import PROFILES
 from tests.conftest import QUICK, environment, finish, records, start
-from tests.support.packed import script_folder
 from tests.support.simulated import rows, simulate
 
 RUN = (*QUICK, "--max_steps=1", "--batch_size=64", "--report_every=1")
-
-
-@pytest.fixture
-def mine(tmp_path):
-    return script_folder(tmp_path)
 
 
 @pytest.fixture

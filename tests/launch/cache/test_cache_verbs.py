@@ -18,17 +18,15 @@ from common.exits import BadInput
 from datasets.folders import image_folder
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, leases, servers
-from datasets.stores.shared.redis import RedisStore
+from datasets.stores.shared import address
 from launch.cache import cli as cache
-from launch.cache import redis as cache_redis
+from launch.cache import server as cache_server
 from tests.conftest import environment, finish, free_port, run, start
 from tests.support import pictures
 from tests.support.redis_server import (
     PASSWORD,
+    Opened,
     RedisServer,
-    cluster,
-    cluster_url,
     files_with,
     needed,
     until,
@@ -53,19 +51,6 @@ def cache_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("index")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def empty(server):
-    server.client().flushall()
-    server.client().config_resetstat()
-    return server
-
-
 @pytest.fixture
 def launch(cache_dir, capsys):
     """A function that runs a verb in this process: (exit code, stdout). launch.said: stderr."""
@@ -88,27 +73,6 @@ def loaded(folder, cache_dir, split="train"):
     return image_folder.load(str(folder), split, str(cache_dir), 0, train.classes)
 
 
-class Opened:
-    """A RedisStore of a URL."""
-
-    def __init__(self, url, index, mode=""):
-        self.servers = servers.Servers(address.parse(url), lambda text: None)
-        self.store = RedisStore(self.servers, index, mode)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.store.close()
-        self.servers.close()
-
-    def key(self, id) -> bytes:
-        return leases.sample_key(self.servers, self.store.name, id)
-
-    def held(self) -> leases.Held:
-        return next(each for each in leases.held(self.servers) if each.name == self.store.name)
-
-
 # both kinds of places
 
 
@@ -116,14 +80,14 @@ class Opened:
 @pytest.mark.parametrize(
     "kind, form", [*(("pack", form) for form in forms.FORMS), *(("redis", form) for form in forms.SIZED)]
 )
-def test_from_preload_to_rm(kind, form, images, cache_dir, empty, launch, tmp_path):
-    to = tmp_path / "packs" if kind == "pack" else empty.url()
+def test_from_preload_to_rm(kind, form, images, cache_dir, empty_redis, launch, tmp_path):
+    to = tmp_path / "packs" if kind == "pack" else empty_redis.url()
     code, printed = launch("preload", to, images, "--form", form)
     assert code == 0 and "train: 40 of 40 samples are stored\n" in printed
     assert "val: 12 of 12 samples are stored\n" in printed
     assert launch("preload", to, images, "--form", form)[0] == 0
     if kind == "redis":
-        assert empty.client().info("commandstats")["cmdstat_set"]["calls"] == 52, (
+        assert empty_redis.client().info("commandstats")["cmdstat_set"]["calls"] == 52, (
             "the second preload sent no samples"
         )
     code, printed = launch("check", to, images, "--form", form)
@@ -134,32 +98,30 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty, launch, tmp_pa
     code, printed = launch("ls", to)
     label = {"encoded": "encoded", "decoded": "decoded256", "jpeg": "jpeg256"}[form]
     assert code == 0
-    assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +0$", printed, re.M)) == 2
+    assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +- +0$", printed, re.M)) == 2
     prints = [loaded(images, cache_dir, split).fingerprint for split in ("train", "val")]
-    for where, expected in (((None,), prints), ((images, "--split", "val"), prints[1:])):
-        found = json.loads(launch("stat", to, *where, "--json")[1])
-        assert sorted(each["fingerprint"] for each in found["sets"]) == sorted(expected)
-        for each in found["sets"]:
-            assert each["there"] == each["samples"] and each["users"] == [] and each["hit_rate"] is None
-        assert found["room"][0]["used"] > 0
-    assert "40 of 40 samples" in launch("stat", to)[1]
+    found = json.loads(launch("ls", to, None, "--json")[1])
+    assert sorted(each["fingerprint"] for each in found["sets"]) == sorted(prints)
+    for each in found["sets"]:
+        assert each["there"] == each["samples"] and each["users"] == [] and each["hit_rate"] is None
+    assert found["room"][0]["used"] > 0
     other = next(each for each in forms.SIZED if each != form)
     code, printed = launch("check", to, images, "--form", other)
     assert code == 1 and len(re.findall("^missing: /", printed, re.M)) == 20 + 12
     assert "missing: and 20 more" in printed and "train: 0 of 40 samples" in printed
     assert launch("rm", to, None, "val" if kind == "pack" else prints[1][:9])[0] == 0
-    assert len(launch("ls", to)[1].splitlines()) == 2
+    assert len(launch("ls", to)[1].splitlines()) == 3
     assert launch("rm", to, None, "--all")[0] == 0
-    assert len(launch("ls", to)[1].splitlines()) == 1
-    assert not list(to.iterdir()) if kind == "pack" else empty.client().dbsize() == 0
+    assert len(launch("ls", to)[1].splitlines()) == 2
+    assert not list(to.iterdir()) if kind == "pack" else empty_redis.client().dbsize() == 0
 
 
 @needed
 @pytest.mark.parametrize("verb", ["preload", "check"])
-def test_servers_hold_no_jpegs(verb, images, empty, launch):
+def test_servers_hold_no_jpegs(verb, images, empty_redis, launch):
     """It is refused before the images are scanned."""
     with pytest.raises(BadInput, match=r"--form jpeg .* expected decoded or encoded here"):
-        launch(verb, empty.url(), images / "missing", "--form", "jpeg")
+        launch(verb, empty_redis.url(), images / "missing", "--form", "jpeg")
 
 
 def test_class_folders_alone_are_divided_as_in_a_job(images, cache_dir, launch, tmp_path):
@@ -218,9 +180,9 @@ def test_a_pack_that_cannot_be_described_hides_no_other(content, images, cache_d
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "meta.json").write_text(content)
     code, printed = launch("ls", tmp_path)
-    assert code == 0 and len(printed.splitlines()) == 3 and re.search(r" 12/12 .* offline ", printed)
+    assert code == 0 and len(printed.splitlines()) == 4 and re.search(r" 12/12 .* offline ", printed)
     assert re.search(rf"^{bad.name} .* damaged ", printed, re.M)
-    assert launch("stat", tmp_path)[0] == launch("stat", tmp_path, images, "--json")[0] == 0
+    assert launch("ls", tmp_path, None, "--json")[0] == 0
     assert launch("check", tmp_path, images, "--split", "train")[0] == 1
     assert launch("rm", tmp_path, None, bad.name)[0] == 0 and not bad.exists()
     assert launch("preload", tmp_path, images)[0] == 0
@@ -240,7 +202,7 @@ def test_a_pack_that_is_used_stays(images, cache_dir, launch, tmp_path):
     for what in ("val", "--all"):
         with pytest.raises(BadInput, match=f"is in use: process {os.getpid()}"):
             launch("rm", tmp_path, None, what)
-    assert f"used by process {os.getpid()}" in launch("stat", tmp_path)[1]
+    assert f"used by process {os.getpid()}\n" in launch("ls", tmp_path)[1]
     assert launch("rm", tmp_path, None, "val", "--force")[0] == 0
     assert np.array_equal(store.image(3), image), "a mapped pack can still be read"
     store.close()
@@ -262,11 +224,11 @@ def meanwhile(strike):
 
 @needed
 @pytest.mark.faults
-def test_a_preload_killed_ten_times(many, cache_dir, empty, launch):
+def test_a_preload_killed_ten_times(many, cache_dir, empty_redis, launch):
     """A preload killed at random moments sends no stored sample again."""
-    words = ("cache", "preload", "--to", empty.url(), "--data_url", many, "--cache_dir", cache_dir)
+    words = ("cache", "preload", "--to", empty_redis.url(), "--data_url", many, "--cache_dir", cache_dir)
     command = ("-m", "launch", *words, "--workers", "1", "--split", "train")
-    client, draw = empty.client(), random.Random(7)
+    client, draw = empty_redis.client(), random.Random(7)
     loaded(many, cache_dir)
     put = 0
     for kill in range(1, 11):
@@ -284,26 +246,8 @@ def test_a_preload_killed_ten_times(many, cache_dir, empty, launch):
     assert put - 3 <= there <= put and "train: 400 of 400 samples are stored" in result.stdout
     sent = client.info("commandstats")["cmdstat_set"]["calls"]
     assert sent == 400, "samples whose answers were lost are also found"
-    assert launch("check", empty.url(), many, "--split", "train")[0] == 0
+    assert launch("check", empty_redis.url(), many, "--split", "train")[0] == 0
     assert {client.ttl(key) for key in client.scan_iter()} == {-1}
-
-
-@needed
-def test_two_nodes_at_a_time(many, cache_dir, empty, launch):
-    """Two nodes store their shares: one by --node, one by its platform's variables."""
-    words = ("cache", "preload", "--to", empty.url(), "--data_url", many, "--cache_dir", cache_dir)
-    platform = {"MA_NUM_HOSTS": "2", "VC_WORKER_HOSTS": "a,b", "VC_TASK_INDEX": "1"}
-    loaded(many, cache_dir, "val")
-    told = start("-m", "launch", *words, "--node", "0", "--nodes", "2")
-    both = told, start("-m", "launch", *words, env=environment(**platform))
-    for number, process in enumerate(both):
-        printed = finish(process).stdout
-        assert f"train: 400 samples, 200 of them by node {number} of 2" in printed
-        assert "train: 200 of 200 samples are stored" in printed
-    assert empty.client().info("commandstats")["cmdstat_set"]["calls"] == 403, "no sample was sent twice"
-    assert launch("check", empty.url(), many)[0] == 0
-    part = launch("check", empty.url(), many, "--node", "1", "--nodes", "3")[1]
-    assert part.startswith("train: 133 of 133 samples")
 
 
 @needed
@@ -327,7 +271,7 @@ def test_a_server_that_begins_anew_meanwhile(many, tmp_path, launch):
 
 @needed
 def test_a_server_that_stays_away(many, tmp_path, launch, monkeypatch):
-    monkeypatch.setattr(cache_redis, "PATIENCE", 0.3)
+    monkeypatch.setattr(cache_server, "PATIENCE", 0.3)
     with RedisServer(tmp_path) as server:
         client = server.client()
 
@@ -344,13 +288,13 @@ def test_a_server_that_stays_away(many, tmp_path, launch, monkeypatch):
 def test_a_full_server(images, tmp_path, launch):
     with RedisServer(tmp_path, "maxmemory 4mb", "maxmemory-policy noeviction") as server:
         code, printed = launch("preload", server.url(), images)
-        assert code == 1 and "stores no more samples" in launch.said and "not all will fit" in launch.said
+        assert code == 1 and "stores no more samples" in launch.said and " GB are free in " in launch.said
         found = re.search(r"train: (\d+) of 40 samples are stored, (\d+) are not", printed)
         taken, left = map(int, found.groups())
         assert 0 < taken < 40 and taken + left == 40
         assert launch("check", server.url(), images)[0] == 1
         assert launch("check", server.url(), images, "--missing_ok")[0] == 0
-        sets = json.loads(launch("stat", server.url(), None, "--json")[1])["sets"]
+        sets = json.loads(launch("ls", server.url(), None, "--json")[1])["sets"]
         assert {each["title"].split("/")[1]: each["there"] for each in sets}["train"] == taken
 
 
@@ -358,8 +302,8 @@ def test_a_full_server(images, tmp_path, launch):
 
 
 @needed
-def test_changed_data_are_another_set(images, cache_dir, tmp_path, empty, launch):
-    root, url = tmp_path / "images", empty.url("", "?form=encoded")
+def test_changed_data_are_another_set(images, cache_dir, tmp_path, empty_redis, launch):
+    root, url = tmp_path / "images", empty_redis.url("", "?form=encoded")
     shutil.copytree(images, root)
     assert launch("preload", url, root)[0] == 0
     old = loaded(root, tmp_path / "old")
@@ -369,10 +313,10 @@ def test_changed_data_are_another_set(images, cache_dir, tmp_path, empty, launch
     victim.write_bytes(content)
     code, printed = launch("check", url, root, "--split", "train")
     assert code == 1 and "0 of 40" in printed, "no old sample is served"
-    empty.client().flushall()
-    shared = cache_redis.Shared(url, print)
+    empty_redis.client().flushall()
+    shared = cache_server.Shared(url, print)
     with pytest.raises(BadInput, match="was changed since it was scanned"):
-        shared.preload(old, "encoded", forms.SHORT_SIDE, 2, np.arange(40))
+        shared.preload(old, "encoded", forms.SHORT_SIDE, 2)
     shared.close()
     with Opened(url, old) as opened:
         assert opened.store.read([11]) == [None], "the old name has no samples of the new data"
@@ -384,10 +328,10 @@ def test_changed_data_are_another_set(images, cache_dir, tmp_path, empty, launch
 
 
 @needed
-def test_what_is_not_as_the_files_say_is_named(images, cache_dir, empty, launch):
-    assert launch("preload", empty.url(), images)[0] == 0
-    index, client = loaded(images, cache_dir), empty.client()
-    with Opened(empty.url(), index) as opened:
+def test_what_is_not_as_the_files_say_is_named(images, cache_dir, empty_redis, launch):
+    assert launch("preload", empty_redis.url(), images)[0] == 0
+    index, client = loaded(images, cache_dir), empty_redis.client()
+    with Opened(empty_redis.url(), index) as opened:
         opened.store.lease.stays = True
         sample = forms.make(FileStore(index), 4, "decoded")
         wrong = np.frombuffer(sample.content, np.uint8).copy()
@@ -399,90 +343,65 @@ def test_what_is_not_as_the_files_say_is_named(images, cache_dir, empty, launch)
         client.set(opened.key(10), bytes(value[:100]))
         client.delete(*(opened.key(id) for id in (11, 20, 21)))
         client.lpush(opened.key(11), "a list")
-    code, printed = launch("check", empty.url(), images)
+    code, printed = launch("check", empty_redis.url(), images)
     assert code == 1 and "train: 34 of 40 samples are stored and equal to the files" in printed
     expected = {"different": [4], "damaged": [9, 10, 11], "missing": [20, 21]}
     named = {kind: re.findall(f"^{kind}: (.*)$", printed, re.M) for kind in expected}
     assert named == {kind: [index.path(id) for id in ids] for kind, ids in expected.items()}
-    found = json.loads(launch("check", empty.url(), images, "--split", "train", "--json")[1])
+    found = json.loads(launch("check", empty_redis.url(), images, "--split", "train", "--json")[1])
     assert {kind: found[0][kind] for kind in named} == named
-    assert launch("check", empty.url(), images, "--missing_ok")[0] == 1, (
+    assert launch("check", empty_redis.url(), images, "--missing_ok")[0] == 1, (
         "a different sample is an error even with --missing_ok"
     )
     client.delete(opened.key(4), opened.key(9))
-    assert launch("preload", empty.url(), images)[0] == 0
+    assert launch("preload", empty_redis.url(), images)[0] == 0
     assert "train: 34 of 40 samples are stored" in launch.said, (
         "values of another length or type do not count"
     )
-    assert launch("check", empty.url(), images)[0] == 0
+    assert launch("check", empty_redis.url(), images)[0] == 0
 
 
 # users of a data set
 
 
 @needed
-def test_what_a_job_uses_stays(images, cache_dir, empty, launch):
-    assert launch("preload", empty.url(), images)[0] == 0
+def test_what_a_job_uses_stays(images, cache_dir, empty_redis, launch):
+    assert launch("preload", empty_redis.url(), images)[0] == 0
     index = loaded(images, cache_dir)
-    with Opened(empty.url(), index, "offline") as job:
+    with Opened(empty_redis.url(), index, "offline") as job:
         until(lambda: job.held().leases)
         job.store.read(range(30))
         for what in (index.fingerprint, "--all"):
             with pytest.raises(
                 BadInput, match=rf"{job.store.name} is in use: .*:{os.getpid()}:.*lease ends in"
             ):
-                launch("rm", empty.url(), None, what)
-        printed = launch("stat", empty.url())[1]
-        assert "40 of 40" in printed, "nothing was deleted"
+                launch("rm", empty_redis.url(), None, what)
+        printed = launch("ls", empty_redis.url())[1]
+        assert "40/40" in printed, "nothing was deleted"
         assert re.search(rf"used by \S+:{os.getpid()}:\w+ \(lease ends in \d+ s\)", printed)
-    assert launch("check", empty.url(), images)[0] == 0, "check does not change the counts of hits"
-    found = json.loads(launch("stat", empty.url(), images, "--split", "train", "--json")[1])["sets"]
-    assert found[0]["counts"]["hits"] == 30 and found[0]["hit_rate"] == 1.0
-    assert "hit rate 100.0% (hits 30" in launch("stat", empty.url())[1]
-    with Opened(empty.url(), index, "offline") as job:
+    assert launch("check", empty_redis.url(), images)[0] == 0, "check does not change the counts of hits"
+    found = json.loads(launch("ls", empty_redis.url(), None, "--json")[1])["sets"]
+    (train,) = [each for each in found if each["fingerprint"] == index.fingerprint]
+    assert train["counts"]["hits"] == 30 and train["hit_rate"] == 1.0
+    assert re.search(r" 100\.0% +0$", launch("ls", empty_redis.url())[1], re.M)
+    with Opened(empty_redis.url(), index, "offline") as job:
         until(lambda: job.held().leases)
-        assert launch("rm", empty.url(), None, "--all", "--force")[0] == 0
+        assert launch("rm", empty_redis.url(), None, "--all", "--force")[0] == 0
         assert job.store.read([0]) == [None]
 
 
 @needed
-def test_what_an_active_job_put_stays_after_a_preload(images, cache_dir, empty, launch):
-    index, client = loaded(images, cache_dir), empty.client()
-    with Opened(empty.url(), index, "active") as job:
+def test_what_an_active_job_put_stays_after_a_preload(images, cache_dir, empty_redis, launch):
+    index, client = loaded(images, cache_dir), empty_redis.client()
+    with Opened(empty_redis.url(), index, "active") as job:
         job.store.put(range(20), [forms.make(FileStore(index), id, "decoded") for id in range(20)])
         assert client.ttl(job.key(3)) > 0
-        assert launch("preload", empty.url(), images)[0] == 0
+        assert launch("preload", empty_redis.url(), images)[0] == 0
         assert {client.ttl(job.key(id)) for id in range(40)} == {-1}
         assert job.held().mode == "offline"
     assert client.info("commandstats")["cmdstat_set"]["calls"] == 52, "the job's samples were not sent again"
-    assert launch("check", empty.url(), images)[0] == 0, "the end of the job did not delete the data set"
-    assert client.ttl(f"bootfile:{{{job.store.name}}}:meta") == -1
-
-
-@needed
-def test_a_cluster(images, tmp_path, launch, monkeypatch):
-    monkeypatch.setattr(cache_redis, "PATIENCE", 0.3)
-    with cluster(tmp_path) as nodes:
-        url = cluster_url(nodes[:2], "/team?form=encoded")
-        assert launch("preload", url, images)[0] == 0 and launch("check", url, images)[0] == 0
-        assert min(node.client().dbsize() for node in nodes) >= 10, "every node stores samples"
-        assert len(json.loads(launch("stat", url, None, "--json")[1])["room"]) == 3
-        nodes[2].kill()
-        for verb in ("preload", "check"):
-            with pytest.raises(BadInput, match=f"127.0.0.1:{nodes[2].port}|no node of the Cluster"):
-                launch(verb, url, images)
-        nodes[2].start()
-        until(lambda: answers(launch, url))
-        assert launch("preload", url, images)[0] == 0 and launch("check", url, images)[0] == 0
-        assert launch("rm", url, None, "--all")[0] == 0
-        assert sum(node.client().dbsize() for node in nodes) == 0
-
-
-def answers(launch, url) -> bool:
-    try:
-        return launch("stat", url)[0] == 0
-    except BadInput:
-        return False
+    assert launch("check", empty_redis.url(), images)[0] == 0, "the job's end deletes nothing"
+    assert client.ttl(f"bootfile:{job.store.name}:about") == -1
 
 
 # arguments and secrets
@@ -494,9 +413,9 @@ def test_without_a_server_it_is_one_line(images, cache_dir, launch):
     result = run("-m", "launch", "cache", "preload", *where, code=2)
     assert result.stdout == "" and result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"error: cache 127.0.0.1:{port}: ") and reason in result.stderr
-    quick = "import sys, launch.cache.redis, launch.cache.cli; sys.exit('torch' in sys.modules)"
+    quick = "import sys, launch.cache.server, launch.cache.cli; sys.exit('torch' in sys.modules)"
     run("-c", quick, fresh=True)  # importing torch takes longer than a server may take to answer
-    for verb, data in (("check", images), ("ls", None), ("stat", None), ("rm", None)):
+    for verb, data in (("check", images), ("ls", None), ("rm", None)):
         with pytest.raises(BadInput, match=reason):
             launch(verb, f"redis://127.0.0.1:{port}", data)
 
@@ -518,7 +437,7 @@ def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypa
             seen += result.stdout, result.stderr
             assert code == 0 or "refuses the user or the password; give the user in --to" in result.stderr
         monkeypatch.setenv(address.PASSWORD, PASSWORD)
-        for verb, *words in (("check", images), ("stat",), ("ls", None, "--json"), ("rm", None, "--all")):
+        for verb, *words in (("check", images), ("ls",), ("ls", None, "--json"), ("rm", None, "--all")):
             code, printed = launch(verb, to[1], *words)
             seen += printed, launch.said
             assert code == 0
@@ -536,25 +455,25 @@ def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypa
 
 @needed
 @pytest.mark.parametrize("words, reason", [
-    (["preload", "--node", "1"], "--node needs --nodes"),
-    (["preload", "--node", "2", "--nodes", "2"], "not in 0..1"),
+    (["preload", "--node", "1", "--nodes", "2"], "--node was removed: run preload on one node"),
+    (["stat"], "cache stat was removed: use cache ls"),
     (["preload", "--short_side", "128"], "--short_side 128"),
     (["preload", "--form", "raw"], "invalid choice"),
     (["preload", "--data_url", "/nothing"], "/nothing does not exist"),
     (["rm"], "name a data set"), (["rm", "x", "--all"], "name a data set"),
     (["rm", "abc"], "matches 0 data sets; stored: nothing"),
 ])  # fmt: skip
-def test_arguments_that_do_not_fit(words, reason, images, cache_dir, empty):
+def test_arguments_that_do_not_fit(words, reason, images, cache_dir, empty_redis):
     if words[0] == "preload":
         words = [words[0], "--data_url", str(images), "--cache_dir", str(cache_dir), *words[1:]]
     with pytest.raises(BadInput, match=re.escape(reason)):
-        cache.main([words[0], "--to", empty.url(), *words[1:]])
-    assert empty.client().dbsize() == 0
+        cache.main([words[0], "--to", empty_redis.url(), *words[1:]])
+    assert empty_redis.client().dbsize() == 0
 
 
-def test_packs_have_no_shares(images, cache_dir, launch, tmp_path):
-    with pytest.raises(BadInput, match="--node and --nodes"):
-        launch("preload", tmp_path, images, "--node", "0", "--nodes", "2")
+def test_places_that_do_not_exist(images, launch, tmp_path):
+    with pytest.raises(BadInput, match="--to names several hosts: name one"):
+        launch("preload", "redis://127.0.0.1:1,127.0.0.1:2", images)
     with pytest.raises(BadInput, match="is not redis://"):
         launch("preload", "redis:/127.0.0.1", images)
     with pytest.raises(BadInput, match="No such file"):
@@ -563,7 +482,7 @@ def test_packs_have_no_shares(images, cache_dir, launch, tmp_path):
 
 def test_help_and_no_verb(capsys):
     assert cache.main(["--help"]) == 0 and "BOOTFILE_CACHE_PASSWORD" in capsys.readouterr().out
-    assert cache.main(["fill"]) == 2 and "preload, check, ls, stat, rm" in capsys.readouterr().err
+    assert cache.main(["fill"]) == 2 and "preload, check, ls, rm" in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
         cache.main(["preload", "--help"])
     assert caught.value.code == 0 and "--short_side" in capsys.readouterr().out

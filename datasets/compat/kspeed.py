@@ -6,12 +6,11 @@ A script for KSpeed changes only its import:
 
     train_set = KSpeedImageFolder(traindir, None, workers, iplist, "admin", "admin", transform)
 
-iplist: hosts, "host[:port]" in a list or in one text with commas (several are nodes of a Cluster of Redis or
-Valkey); a URL, redis:// or rediss://; a folder of packs, "/..."; None or "": a pack in this node's memory or
-on its disk. All return the same bytes as the files. Any failure is a miss: the file is read, and the miss is
-counted. `folder.counts` and `folder.hit_rate` include the process and all its workers.
+iplist: the host of a Redis or Valkey server, "host[:port]", as text or as the only item of a list; its URL,
+redis:// or rediss://; a folder of packs, "/..."; None or "": a pack in this node's memory or on its disk. All
+return the same bytes as the files. Any failure is a miss: the file is read.
 
-user and password: of the servers. A user in the URL and a password in the environment
+user and password: of the server. A user in the URL and a password in the environment
 (BOOTFILE_CACHE_PASSWORD, BOOTFILE_CACHE_PASSWORD_FILE) have priority. If a server refuses the user, the user
 "default" is tried with the same password, so "admin", "admin" also opens a server without users. If only the
 script has the password, it is put into the environment of the process for its workers. It is never in a
@@ -19,9 +18,13 @@ pickle or a message.
 workers: not used, only accepted for compatibility. To read many files in parallel, request a batch.
 """
 
+import bisect
 import io
 import os
+import urllib.parse
+import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -29,9 +32,14 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from common.exits import BadInput
-from datasets.compat.kspeed.by_path import ByPath
-from datasets.folders import images
+from datasets.folders import image_folder, images
+from datasets.folders.listing import SPLITS
 from datasets.sampling.sampler import WholeBatchSampler
+from datasets.stores.shared import address
+from datasets.stores.store import Store
+from datasets.stores.tiers import Stores
+
+_handed_on: list[str | None] = [None]  # the password that this process has put into its environment
 
 
 class KSpeedFolder:
@@ -42,6 +50,7 @@ class KSpeedFolder:
     cache_dir: for the index. All files are read once for it.
     max_bad_images: share of images that may be damaged; their bytes are read from the folder.
     log: called with one line of text.
+    `indexes`: of the splits; empty if they cannot be made for the `reason`.
     Workers may get it by fork or pickle. Raises BadInput if an argument is wrong, or if a server refuses the
     user or the password.
     """
@@ -59,13 +68,28 @@ class KSpeedFolder:
         max_bad_images: float = 1.0,
         log: Callable[[str], None] = print,
     ):
+        self.root, self._given = os.path.abspath(root), os.path.join(os.fspath(root), "")
+        if not os.path.isdir(self.root):
+            raise BadInput(f"{self.root} does not exist or is not a folder")
         place = iplist if isinstance(iplist, str) else ",".join(map(str, iplist or ()))
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
-        self.root, self._given = os.path.abspath(root), os.path.join(os.fspath(root), "")
+        stores = _open_stores(place.strip(), user, password, mode, log)
+        self._finalizer = weakref.finalize(self, _close, stores, os.getpid())
+        self.indexes: list[image_folder.ImageFolderIndex] = []
+        self.reason: BadInput | None = None
+        self._stores: list[Store | None] = []
         try:
-            self.files = ByPath(root, place, user, password, mode, cache, max_bad_images, log)
+            self.indexes = _scan(self.root, cache, max_bad_images)
         except BadInput as error:
-            raise BadInput(str(error).replace("--cache", "iplist")) from None
+            self.reason = error
+            log(f"{error}; the files are read without a cache")
+        for index in self.indexes:
+            image_folder.warn_of_names(index, image_folder.one_line(log))
+            try:
+                self._stores.append(stores.open(index))
+            except BadInput as error:
+                log(f"{error}; the files are read without it")
+                self._stores.append(None)
 
     def getBIN(self, path: str) -> bytes:
         """Return a file's bytes. Raises OSError if it does not exist."""
@@ -81,33 +105,38 @@ class KSpeedFolder:
 
     def getbatch(self, paths: Iterable[str]) -> list[bytes]:
         """Return the bytes of several files, requested together. Raises OSError."""
-        return self.files.read([self._absolute(path) for path in paths])
+        names = [self._absolute(path) for path in paths]
+        contents: dict[str, Any] = {}
+        for index, store in zip(self.indexes, self._stores, strict=True):
+            ids = {name: id for name in names if (id := _find_id(index, name)) is not None}
+            if store and ids:
+                try:
+                    contents |= zip(ids, store.read(np.array([*ids.values()])), strict=True)
+                except BadInput:  # a file has changed since the scan, so all these files are read
+                    continue
+        return [contents[name] if name in contents else Path(name).read_bytes() for name in names]
 
     def size(self, path: str | None = None) -> int:
         """Return the size in bytes of a file, or of all good images. Raises OSError."""
         if path is not None:
-            return self.files.size(self._absolute(path))
-        return sum(int(index.bytes.sum(dtype=np.int64)) for index in self.files.indexes)
+            return os.path.getsize(self._absolute(path))
+        return sum(int(index.bytes.sum(dtype=np.int64)) for index in self.indexes)
 
     def __len__(self) -> int:
         """Return the number of good images."""
-        return sum(map(len, self.files.indexes))
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Numbers of files that were read from the cache (hits), and from the folder: misses, bad (damaged in
-        the cache) and errors. They include this process and its workers, but not other machines."""
-        return self.files.counts
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of hits of the files read so far, 0 to 1."""
-        counts = self.counts
-        return counts["hits"] / max(1, sum(counts.values()))
+        return sum(map(len, self.indexes))
 
     def close(self) -> None:
-        """Release the cache. Without this call the end of the process releases it."""
-        self.files.close()
+        """Release the cache. Without this call the end of the process releases it. Files stay readable."""
+        self._stores = [None] * len(self.indexes)
+        self._finalizer()
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_finalizer"}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._finalizer = weakref.finalize(self, _close, None, 0)
 
     def _absolute(self, path: str) -> str:
         path = os.fspath(path)
@@ -199,9 +228,9 @@ class KSpeedCallable:
             raise BadInput(f"batch_size {batch_size} and num_shards {num_shards} are not both at least 1")
         options["max_bad_images"] = max_bad_images
         self.folder = KSpeedFolder(root, workers, iplist, user, password, **options)
-        if self.folder.files.reason:
-            raise self.folder.files.reason
-        self.index = self.folder.files.indexes[0]
+        if self.folder.reason:
+            raise self.folder.reason
+        self.index = self.folder.indexes[0]
         self.batch_size, self.first_epoch = batch_size, first_epoch
         together = batch_size * num_shards
         self.sampler = WholeBatchSampler(
@@ -246,3 +275,71 @@ class KSpeedCallable:
 
 def _rgb(file: BinaryIO) -> Image.Image:
     return Image.open(file, formats=images.KINDS).convert("RGB")
+
+
+def _scan(root: str, cache: str, max_bad: float) -> list[image_folder.ImageFolderIndex]:
+    """Return the indexes of a folder's splits, or of the folder itself. Raises BadInput."""
+
+    def has(name: str) -> bool:
+        path = os.path.join(root, name)
+        return os.path.isdir(path) or os.path.isfile(f"{path}.txt")
+
+    splits = [split for split, names in SPLITS.items() if any(map(has, names))]
+    if not splits:  # the split's name in its data set, so that the data set's pack is found
+        splits = ["val" if os.path.basename(root) in SPLITS["val"] else "train"]
+    indexes: list[image_folder.ImageFolderIndex] = []
+    for split in splits:
+        classes = indexes[0].classes if indexes else None
+        indexes.append(
+            image_folder.load(root, split, cache, max_bad, classes, lambda text: None, val_share=0)
+        )
+    return indexes
+
+
+def _find_id(index: image_folder.ImageFolderIndex, path: str) -> int | None:
+    """Return the id of a path, None if it is not in the index. An index has its paths in order."""
+    id = bisect.bisect_left(range(len(index)), path, key=index.path)
+    return id if id < len(index) and index.path(id) == path else None
+
+
+def _open_stores(
+    place: str, user: str | None, password: str | None, mode: str, log: Callable[[str], None]
+) -> Stores:
+    """Return the stores of encoded samples in a place of KSpeedFolder. Raises BadInput."""
+    if not place or place.startswith("/"):
+        return Stores(place or None, None, mode, True, log, "encoded")
+    _hand_on(password)
+    url = place if "://" in place else f"redis://{place}"
+    if user and "@" not in url:
+        url = url.replace("://", f"://{urllib.parse.quote(user, safe='')}@", 1)
+    else:
+        user = None
+    try:
+        where = address.parse(url)._replace(form="encoded")
+        try:
+            return Stores(None, where, mode, False, log)
+        except BadInput as error:
+            if not user:
+                raise
+            refused = f"{error}; the users {user} and default were tried"
+        try:
+            stores = Stores(None, where._replace(user="default"), mode, False, log)
+        except BadInput:
+            raise BadInput(refused) from None
+        log(f"cache {where}: it refuses the user, so the user default is used")
+        return stores
+    except BadInput as error:
+        raise BadInput(str(error).replace("--cache", "iplist")) from None
+
+
+def _hand_on(password: str | None) -> None:
+    """Put the password into the environment, which workers inherit. A pickle may be stored on a disk."""
+    known = os.environ.get(address.PASSWORD)
+    if password and not os.environ.get(address.PASSWORD_FILE) and known in (None, "", _handed_on[0]):
+        os.environ[address.PASSWORD] = _handed_on[0] = password
+
+
+def _close(stores: Stores | None, pid: int) -> None:
+    """Close the stores, only in the process that opened them."""
+    if stores and os.getpid() == pid:
+        stores.close()

@@ -19,7 +19,7 @@ from launch.cache.sets import DataSet, Read, Room
 class Packs:
     """A folder of packs. log: called with one line to print."""
 
-    shared, form, forms = False, "decoded", forms.FORMS
+    form, forms = "decoded", forms.FORMS
 
     def __init__(self, folder: str, log: Callable[[str], object]):
         self.folder, self._log = os.path.abspath(folder), log
@@ -27,13 +27,11 @@ class Packs:
     def close(self) -> None:
         pass
 
-    def preload(
-        self, index: ImageFolderIndex, form: str, short_side: int, workers: int, ids: np.ndarray
-    ) -> int:
+    def preload(self, index: ImageFolderIndex, form: str, short_side: int, workers: int) -> int:
         """Make the pack if it is missing, and return the number of samples. Raises BadInput, also if there is
         not enough space."""
         pack.build(index, self._path(index, form, short_side), form, short_side, workers).close()
-        return len(ids)
+        return len(index)
 
     @contextlib.contextmanager
     def reader(self, index: ImageFolderIndex, form: str, short_side: int) -> Iterator[Read]:

@@ -1,0 +1,357 @@
+"""The connection to a shared cache: redis-py, and the handling of failures.
+
+The server is one of Redis or Valkey, or a node of a Cluster: redis-py's cluster client then finds the others.
+A server that fails is not asked any more; a background thread asks it until it answers again. So a job waits
+once for a server that stops answering, not once for each batch.
+"""
+
+import contextlib
+import itertools
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from common.exits import BadInput, import_optional
+from datasets.stores.shared import address as addresses
+
+CONNECT, READ = 1.0, 1.0  # seconds to connect; seconds without a byte
+_SLOWEST = 20e6  # bytes/s: reading the files is faster than that
+_REQUEST = 800_000  # bytes requested at a time: larger answers are slower
+_TICK = 0.5  # seconds between two rounds of the background thread
+_PAUSE = 0.5  # seconds before a server is tried again
+_WORTH = 200  # after a failure of c seconds, a server that worked for less than 200 c is not used for 200 c
+_FULL, _LONGEST_FULL = 15.0, 240.0  # seconds before the next try to put into a full server
+_USED = 0.9  # share of the memory that is filled if the server would evict
+_LOOK = 64 << 20  # bytes put between two checks of the memory
+
+
+class Unavailable(Exception):
+    """The server cannot be asked now or refuses a command. The message contains the reason."""
+
+
+class _Limited:
+    """A socket that raises TimeoutError after the thread's deadline. redis-py limits only single calls."""
+
+    thread = threading.local()
+
+    def __init__(self, socket: Any):
+        self._socket = socket
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def recv_into(self, *arguments) -> int:
+        if time.monotonic() > self.thread.end:
+            raise TimeoutError("too slow")
+        return self._socket.recv_into(*arguments)
+
+
+class Server:
+    """The server of an Address. Threads may share it; after a fork or pickling it opens new connections.
+
+    log: called with one line of text, only in the process that created this object.
+    `down`: the reason why the server is not asked, or None.
+    `full_pause`: seconds of the last pause of puts; 0 if the server was never full.
+    Raises BadInput if the user or the password is wrong. Any other error is logged, and the server is tried
+    again in the background.
+    """
+
+    down: str | None
+    full_pause: float
+    _full_until: float
+    _unlooked: int
+    _is_refused: bool
+    _thread: threading.Thread | None
+    _functions: list[Callable[[], None]]
+    _awake: threading.Event
+    _lock: Any  # threading.RLock is a function before Python 3.13
+    _connecting: Any
+
+    def __init__(self, address: addresses.Address, log: Callable[[str], None] = print):
+        lines: list[str] = []
+        self._open(address, lines.append, os.getpid())
+        try:
+            self._call(self._probe, any_error=True)
+        except Unavailable as error:
+            if self._is_refused:
+                raise BadInput(
+                    f"cache {address}: {error}; give the user in --cache redis://USER@..., and the password "
+                    f"in {addresses.PASSWORD} or {addresses.PASSWORD_FILE}"
+                ) from None
+        self._log = log
+        for line in lines:
+            log(line)
+
+    def mget(self, keys: list[bytes], sizes: np.ndarray) -> list[bytes | None]:
+        """Return the values of keys, None for each missing one.
+
+        sizes: of the values in bytes, int64 [n], to limit the time. Raises Unavailable.
+        """
+        cuts = [0, *np.flatnonzero(np.diff(np.cumsum(sizes) // _REQUEST)) + 1, len(keys)]
+
+        def read(client: Any) -> list[bytes | None]:
+            values = []
+            for first, last in itertools.pairwise(cuts):
+                values += _get_values(client, keys[first:last])
+            return values
+
+        return self._call(read, int(sizes.sum()), any_error=True) if keys else []
+
+    def execute(self, *commands: tuple, errors: bool = False) -> list:
+        """Return redis-py's answers to some hundred commands at most.
+
+        errors: return a redis.ResponseError in the place of an answer, instead of raising Unavailable.
+        Raises Unavailable.
+        """
+
+        def talk(client: Any) -> list:
+            pipeline = client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            return pipeline.execute(raise_on_error=not errors)
+
+        return self._call(talk)
+
+    def time(self) -> float:
+        """Return the server's time in seconds. The clocks of the nodes may differ. Raises Unavailable."""
+        seconds, microseconds = self._call(lambda client: client.time())
+        return seconds + microseconds / 1e6
+
+    def memory(self) -> dict:
+        """Return `used_memory` and `maxmemory` (bytes), `maxmemory_policy` and more; {} if the server refuses
+        the command. Of a Cluster they are those of one node. Raises Unavailable."""
+        try:
+            answer = self._call(lambda client: client.info("memory"))
+        except Unavailable:
+            if self.down is not None:
+                raise
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
+    def is_full(self) -> bool:
+        """Return whether the server was full a short time ago."""
+        return time.monotonic() < self._full_until
+
+    def has_room(self, size: int) -> bool:
+        """Return whether `size` more bytes fit without evicting other keys. Raises Unavailable."""
+        self._unlooked -= size
+        if self._unlooked < 0:
+            known = self.memory()
+            evicts = known.get("maxmemory_policy", "noeviction") != "noeviction"
+            if evicts and 0 < _USED * known.get("maxmemory", 0) < known.get("used_memory", 0):
+                self.pause_puts("it is nearly full, and would evict other keys")
+                return False
+            self._unlooked = _LOOK
+        return True
+
+    def pause_puts(self, reason: object) -> None:
+        """Let is_full() return True for a while. Samples are still read."""
+        if not self.full_pause:
+            self.log(
+                f"cache {self.address} stores no more samples: {reason}; the others come from the next tier"
+            )
+        self.full_pause = min(max(_FULL, 2 * self.full_pause), _LONGEST_FULL)
+        self._full_until, self._unlooked = time.monotonic() + self.full_pause, 0
+
+    def log(self, text: str) -> None:
+        if os.getpid() == self._owner:  # otherwise each of the DataLoader's workers would log it
+            self._log(text)
+
+    def each_tick(self, function: Callable[[], None]) -> None:
+        """Call function() in the background twice a second, and once more in close().
+
+        Call this first in a forked process: each process has its own background thread and connections.
+        """
+        if os.getpid() != self._pid:
+            self._renew()
+        self._functions.append(function)
+        self.wake()
+
+    def wake(self) -> None:
+        """Start the next round of the background thread now."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="cache", daemon=True)
+                self._thread.start()
+        self._awake.set()
+
+    def close(self) -> None:
+        """Stop the background thread and close the connections."""
+        self._closing = True
+        if self._thread and self._thread is not threading.current_thread():  # that may collect garbage
+            self._awake.set()
+            self._thread.join(10)
+        self._disconnect()
+        self._renew()
+
+    def __getstate__(self) -> dict:
+        return {"address": self.address}
+
+    def __setstate__(self, state: dict) -> None:
+        self._open(state["address"], print, 0)
+
+    def _open(self, address: addresses.Address, log: Callable[[str], None], owner: int) -> None:
+        load_redis()  # here, because the import takes as long as a server's time-out
+        self.address, self._log, self._owner = address, log, owner
+        self._password = addresses.password()
+        self.down, self._is_refused = None, False
+        self._well_since, self._retry_at = -1e9, 0.0
+        self.full_pause, self._full_until, self._unlooked = 0.0, 0.0, 0
+        self._renew()
+
+    def _renew(self) -> None:
+        """Forget the thread, the locks and the connections: a forked process may not use those of its
+        parent."""
+        self._pid, self._closing = os.getpid(), False
+        self._client: Any = None
+        self._thread, self._functions = None, []
+        self._lock, self._connecting, self._awake = threading.RLock(), threading.RLock(), threading.Event()
+
+    def _call(self, talk: Callable, size: int = 0, any_error: bool = False) -> Any:
+        """Return talk(client). size: bytes of the answers. any_error: a refused command is also a failure of
+        the server. Raises Unavailable."""
+        if self.down is not None:
+            raise Unavailable(self.down)
+        begin = time.monotonic()
+        try:
+            return self._talk(talk, size)
+        except Exception as error:  # an answer that is not in Redis' protocol may raise any exception
+            if _is_about_one_command(error) and not any_error:
+                raise Unavailable(_text(error)) from None
+            raise Unavailable(self._fail(error, time.monotonic() - begin)) from None
+
+    def _talk(self, talk: Callable, size: int = 0) -> Any:
+        _Limited.thread.end = time.monotonic() + CONNECT + READ + size / _SLOWEST
+        with self._connecting:
+            if self._client is None:
+                self._client = self._connect()
+            client = self._client
+        return talk(client)
+
+    def _connect(self) -> Any:
+        """Return a redis.Redis, or a redis.RedisCluster if the server is a node of a Cluster."""
+        redis, address = load_redis(), self.address
+        options = {
+            "host": address.host, "port": address.port, "username": address.user, "password": self._password,
+            "socket_connect_timeout": CONNECT, "socket_timeout": READ, "socket_keepalive": True,
+            "protocol": 2, "redis_connect_func": _limit,
+            "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),  # the background thread tries again
+        }  # fmt: skip
+        if address.tls:
+            options |= {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
+        client = redis.Redis(db=address.database, **options)
+        is_cluster = False
+        with contextlib.suppress(redis.ResponseError):  # the user has no right to ask
+            is_cluster = client.info("cluster").get("cluster_enabled") == 1
+        if is_cluster:
+            client.close()
+            return redis.RedisCluster(require_full_coverage=False, **options)
+        return client
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _probe(self, client: Any) -> None:
+        _get_values(client, [f"{self.address.prefix}:0".encode()])  # a key that the user may read
+
+    def _fail(self, error: Exception, cost: float = 0.0) -> str:
+        """Mark the server as down, and return the reason. cost: seconds that a job has waited; 0 in the
+        background."""
+        with self._lock:
+            now, first = time.monotonic(), self.down is None
+            if cost and not first:
+                return str(self.down)
+            often = now - self._well_since < _WORTH * cost
+            self._retry_at = now + (_WORTH * cost if often else _PAUSE)
+            self._is_refused = _is_about_the_password(error)
+            slow = f"the answer came more slowly than {_SLOWEST / 1e6:.0f} MB/s"
+            self.down = reason = slow if now > _Limited.thread.end else _text(error)
+        self._disconnect()  # other connections may be broken too, or receive a late answer
+        if first:
+            text = "samples come from the next tier until it answers again"
+            self.log(f"cache {self.address}: {reason}; {text}")
+        return reason
+
+    def _try_again(self) -> None:
+        """Ask a server that is down, if its pause is over."""
+        if self.down is None or time.monotonic() < self._retry_at:
+            return
+        try:
+            self._talk(self._probe)
+        except Exception as error:
+            self._fail(error)
+            return
+        self.down, self._well_since = None, time.monotonic()
+        self.log(f"cache {self.address}: it answers again")
+
+    def _work(self) -> None:
+        while not self._closing:
+            self._awake.wait(_TICK)
+            self._awake.clear()
+            self._tick()
+        self._tick()
+
+    def _tick(self) -> None:
+        try:
+            self._try_again()
+            for function in list(self._functions):
+                function()
+        except Exception as error:  # an error here must not end the training or the thread
+            self.log(f"cache {self.address}: {_text(error)}")
+
+
+def _limit(connection: Any) -> None:
+    """Wrap the socket of a new redis-py connection in _Limited, then log in."""
+    connection._sock = _Limited(connection._sock)
+    connection.on_connect()
+
+
+def _get_values(client: Any, keys: list[bytes]) -> list[bytes | None]:
+    """Return the answer to MGET. Raises ConnectionError if it is not a list of values."""
+    values = getattr(client, "mget_nonatomic", client.mget)(keys)  # a Cluster has the keys in many slots
+    if (
+        not isinstance(values, list)
+        or len(values) != len(keys)
+        or not all(value is None or isinstance(value, bytes) for value in values)
+    ):
+        raise ConnectionError(f"this is not an answer of Redis: {len(keys)} values were requested")
+    return values
+
+
+def load_redis() -> ModuleType:
+    """Return redis-py. Raises BadInput that names the command to install it."""
+    return import_optional("redis", "a shared cache needs redis-py", "'redis[hiredis]'")
+
+
+def _is_about_one_command(error: Exception) -> bool:
+    """Return whether other commands may still work."""
+    errors = load_redis().exceptions
+    return isinstance(error, errors.ResponseError) and not isinstance(error, errors.ClusterDownError)
+
+
+def _is_about_the_password(error: Exception) -> bool:
+    # "Invalid Username" is redis-py's own text for an answer to AUTH that is not from Redis
+    return isinstance(error, load_redis().AuthenticationError) and "Invalid Username" not in str(error)
+
+
+def _text(error: Exception) -> str:
+    """Return the error as one line. A password in the server's text is replaced."""
+    if _is_about_the_password(error):
+        return "it refuses the user or the password"
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ssl.SSLError) or "certificate" in text.lower():
+        text = f"its certificate is not trusted: {text}"
+    elif isinstance(error, (TypeError, AttributeError, ValueError, LookupError)):
+        text = f"this is not an answer of Redis: {text}"
+    secret = None
+    with contextlib.suppress(BadInput):
+        secret = addresses.password()
+    return (text.replace(secret, "***") if secret else text)[:300]

@@ -1,0 +1,226 @@
+"""A store in Redis or Valkey that all nodes share: a server, a Cluster, or a cloud's managed service.
+
+A sample is a string. Its key has the data set's fingerprint, the form and the id, so changed data never get
+old samples. The value begins with its size and a CRC-32 of key, size and content. A value that does not match
+is a miss and is counted as bad.
+"""
+
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from datasets.folders.image_folder import ImageFolderIndex
+from datasets.stores import forms
+from datasets.stores.forms import Sample
+from datasets.stores.shared import leases
+from datasets.stores.shared.connection import Server, Unavailable
+
+_HEADER = struct.Struct("<4sIIQI")  # magic, height, width, bytes, crc32
+_MAGIC = b"BFS\1"
+_PUT = 16  # samples that are sent before their answers are read
+_WAITING = 64 << 20  # bytes of samples that wait to be put; further samples are put in the next epoch
+_BEAT = 5.0  # seconds between two heartbeats, which also send the counts
+COUNTED = ("hits", "misses", "bad", "errors", "put")
+
+
+class RedisStore:
+    """The samples of a data set on the server. Threads may share it; it can be pickled and survives a fork.
+
+    index: an image_folder.ImageFolderIndex.
+    mode: "active" puts missing samples, and the last job that closes deletes the data set; "offline" reads a
+        preloaded data set, which stays; "" neither puts nor holds a lease (for tools).
+    form: of the samples, one of forms.SIZED (None: the form of the address).
+    `counts`: hits, misses, bad, errors and put of this process so far.
+    """
+
+    def __init__(self, server: Server, index: ImageFolderIndex, mode: str = "", form: str | None = None):
+        self.server, self.index, self.mode = server, index, mode
+        self._owner: int | None = os.getpid()
+        self.form = form or server.address.form
+        self.name = f"{index.fingerprint}:{forms.label(self.form)}"
+        title = f"{os.path.basename(index.root)}/{index.split}"
+        self.lease = leases.Lease(server, self.name, len(index), mode, title)
+        self._renew()
+        if mode:
+            self._start()
+
+    def read(self, ids: ArrayLike) -> list[bytes | np.ndarray | None]:
+        """Return the samples: the files' bytes, or uint8 [height, width, 3]; None for each miss.
+
+        ids: int64 [n]. A sample that the server fails to send is a miss.
+        """
+        self._start()
+        ids = np.asarray(ids, dtype=np.int64)
+        sizes = forms.sizes(self.index, ids, self.form)[2]
+        numbers = ids.tolist()
+        try:
+            values = self.server.mget([self._key(id) for id in numbers], sizes)
+        except Unavailable:
+            self._count(errors=len(ids))
+            return [None] * len(ids)
+        samples = [
+            None if value is None else self._content(id, value)
+            for id, value in zip(numbers, values, strict=True)
+        ]
+        missing, lost = values.count(None), sum(sample is None for sample in samples)
+        self._count(hits=len(ids) - lost, misses=missing, bad=lost - missing)
+        return samples
+
+    def is_empty(self) -> bool:
+        """Return whether none of up to 100 samples is stored. False if the server cannot be asked now."""
+        try:
+            return not self.lengths(range(0, len(self.index), -(-len(self.index) // 100))).any()
+        except Unavailable:
+            return False
+
+    def put(self, ids: Iterable[int], samples: list[Sample]) -> int:
+        """Put the samples. Return how many were stored. A server that is full or down stores no more."""
+        self._start()
+        entries = [(int(id), sample) for id, sample in zip(ids, samples, strict=True)]
+        taken = 0
+        for first in range(0, len(entries), _PUT):
+            part = entries[first : first + _PUT]
+            commands = [
+                ("SET", self._key(id), self._value(id, sample), *self._expiry(id)) for id, sample in part
+            ]
+            try:
+                if self.server.is_full() or not self.server.has_room(sum(len(each[2]) for each in commands)):
+                    break
+                answers = self.server.execute(*commands, errors=True)
+            except Unavailable:
+                self._count(errors=len(part))
+                break
+            taken += answers.count(True)
+            if refused := [answer for answer in answers if isinstance(answer, Exception)]:
+                self.server.pause_puts(refused[0])
+                break
+        self._count(put=taken)
+        return taken
+
+    def wants(self, id: int) -> bool:
+        """Return whether to call put_later(): in active mode, if the queue and the server have room."""
+        has_room = self._waiting_bytes <= _WAITING and not self.server.is_full()
+        return self.mode == "active" and has_room and self.server.down is None
+
+    def put_later(self, id: int, sample: Sample) -> None:
+        """Put one sample in the background."""
+        with self._lock:
+            self._waiting.append((id, sample))
+            self._waiting_bytes += len(sample.content)
+            several = len(self._waiting) >= _PUT
+        if several:
+            self.server.wake()
+
+    def lengths(self, ids: ArrayLike, log: Callable[[int], object] = lambda count: None) -> np.ndarray:
+        """Return the sizes of the values in bytes, int64 [n]; 0: not stored; -1: a value of another type.
+
+        log: called with the number of samples requested since its last call. Raises Unavailable.
+        """
+        return leases.ask(self.server, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log)
+
+    def whole_lengths(self, ids: ArrayLike) -> np.ndarray:
+        """Return the lengths() of undamaged values, int64 [n]."""
+        return forms.sizes(self.index, np.asarray(ids, dtype=np.int64), self.form)[2] + _HEADER.size
+
+    def keep(self, ids: ArrayLike) -> None:
+        """Remove the expiry time of samples that an active job has put. Raises Unavailable."""
+        leases.ask(self.server, self.name, "PERSIST", np.asarray(ids, dtype=np.int64))
+
+    def close(self) -> None:
+        """Release the lease. The last release of an active data set deletes the data set."""
+        if os.getpid() != self._pid:  # the lock may have been held at the fork
+            self._renew()
+        with self._ticks:
+            self._beat(last=True)
+            self._closed = True
+            self.lease.release()
+
+    def __getstate__(self) -> dict:
+        kept = ("server", "index", "mode", "form", "name", "lease")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._owner = None
+        self._renew()
+
+    def _renew(self) -> None:
+        self._pid = os.getpid()
+        # a thread that holds them may collect garbage, and so close this store
+        self._lock, self._ticks = threading.RLock(), threading.RLock()
+        self._closed = False
+        self.counts, self._sent = dict.fromkeys(COUNTED, 0), dict.fromkeys(COUNTED, 0)
+        self._waiting: list[tuple[int, Sample]] = []
+        self._waiting_bytes, self._beat_at = 0, 0.0
+        self._ticking, self._swept = False, os.getpid() != self._owner
+
+    def _start(self) -> None:
+        """Register _tick() with the background thread, also in a forked process."""
+        if os.getpid() != self._pid:
+            self._renew()
+        if not self._ticking:
+            self._ticking = True
+            self.server.each_tick(self._tick)
+
+    def _content(self, id: int, value: bytes) -> bytes | np.ndarray | None:
+        """Return the sample in a value, None if the value is damaged."""
+        height, width, size = forms.size(self.index, id, self.form)
+        if len(value) != _HEADER.size + size:
+            return None
+        content = memoryview(value)[_HEADER.size :]
+        checksum = zlib.crc32(content, self._seed(id, height, width, size))
+        if value[: _HEADER.size] != _HEADER.pack(_MAGIC, height, width, size, checksum):
+            return None
+        return Sample(height, width, content).value(self.form)
+
+    def _key(self, id: int) -> bytes:
+        return leases.sample_key(self.server, self.name, int(id))
+
+    def _value(self, id: int, sample: Sample) -> bytes:
+        height, width, content = sample.height, sample.width, np.frombuffer(sample.content, np.uint8).data
+        checksum = zlib.crc32(content, self._seed(id, height, width, len(content)))
+        return _HEADER.pack(_MAGIC, height, width, len(content), checksum) + content
+
+    def _seed(self, id: int, height: int, width: int, size: int) -> int:
+        return zlib.crc32(self._key(id) + struct.pack("<IIQ", height, width, size))
+
+    def _expiry(self, id: int) -> tuple:
+        """Return the expiry option of SET: an active data set expires even if no job is left to delete it."""
+        seconds = leases.LEFT - id * 7919 % (leases.LEFT // 4)  # samples expire at different times
+        return () if self.lease.stays else ("EX", seconds)
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            for name, number in counts.items():
+                self.counts[name] += number
+
+    def _tick(self) -> None:
+        """Run in the background until close(). A later heartbeat would write to a deleted data set."""
+        with self._ticks:
+            if not self._closed:
+                self._beat()
+
+    def _beat(self, last: bool = False) -> None:
+        """Put the waiting samples, and send counts and a heartbeat every _BEAT seconds."""
+        while self._waiting:
+            with self._lock:
+                part, self._waiting = self._waiting[: 4 * _PUT], self._waiting[4 * _PUT :]
+                self._waiting_bytes -= sum(len(sample.content) for _, sample in part)
+            self.put(*zip(*part, strict=True))
+        if not last and time.monotonic() < self._beat_at:
+            return
+        self._beat_at = time.monotonic() + _BEAT
+        with self._lock:
+            counts = dict(self.counts)
+        changed = {name: number - self._sent[name] for name, number in counts.items()}
+        if self.lease.beat({name: number for name, number in changed.items() if number}):
+            self._sent = counts
+            if not self._swept and self.mode:
+                leases.sweep(self.server)
+                self._swept = True

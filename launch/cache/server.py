@@ -1,0 +1,193 @@
+"""Store, read, list and delete data sets on the server of a shared cache.
+
+All state is on the server. A preload that was killed, or whose server has lost its data, stores only the
+missing samples. SET is atomic, so the length of a value shows whether the sample is stored; `check` compares
+bytes.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from tqdm import tqdm
+
+from common.exits import BadInput
+from datasets.folders.image_folder import ImageFolderIndex
+from datasets.folders.listing import progress
+from datasets.stores import forms
+from datasets.stores.files import FileStore
+from datasets.stores.shared import address, leases
+from datasets.stores.shared.connection import Server, Unavailable
+from datasets.stores.shared.redis_store import RedisStore
+from launch.cache.check import DAMAGED, MISSING
+from launch.cache.sets import DataSet, Read, Room
+
+_ROUNDS = 5  # attempts to send missing samples, also if the server is lost repeatedly
+PATIENCE = 30.0  # seconds to wait for a lost server: a managed one fails over
+_PART = 32  # samples that a thread makes and sends at a time
+
+
+class Shared:
+    """The server of a URL. log: called with one line to print.
+
+    Raises BadInput if the server does not answer at the start, later Unavailable.
+    """
+
+    forms = forms.SIZED  # the size of a value shows whether it is complete
+
+    def __init__(self, url: str, log: Callable[[str], None]):
+        self._log, self._opened = log, False
+        try:
+            self.server = Server(address.parse(url), self._log_later)
+        except BadInput as error:
+            raise BadInput(str(error).replace("--cache", "--to")) from None
+        self.form = self.server.address.form
+        if reason := self.server.down:
+            self.close()
+            raise BadInput(f"cache {self.server.address}: {reason}")
+        self._opened = True
+
+    def close(self) -> None:
+        self.server.close()
+
+    def preload(self, index: ImageFolderIndex, form: str, short_side: int, workers: int) -> int:
+        """Store the missing samples permanently. Return the number of stored samples: fewer than all if the
+        server is full. Raises BadInput if a file was changed since the scan."""
+        _check_short_side(short_side)
+        store = RedisStore(self.server, index, "", form)
+        try:
+            self._warn_of_other_contents(store)
+            missing = self._missing(store)
+            self._log(
+                f"{index.split}: {len(index) - len(missing)} of {len(index)} samples are stored already"
+            )
+            self._warn_of_room(int(store.whole_lengths(missing).sum()))
+            # Without a terminal, print a line every 10 s, so that a long preload does not look like a hang.
+            with tqdm(
+                total=len(index), initial=len(index) - len(missing), desc=f"preloading {index.split}",
+                unit="image", mininterval=10 * (not os.isatty(2)) or 0.1,
+            ) as bar:  # fmt: skip
+                for _ in range(_ROUNDS):
+                    if not len(missing) or self.server.full_pause:
+                        break
+                    self._send(store, missing, workers, bar)
+                    missing = self._missing(store)
+                    bar.n = len(index) - len(missing)
+            return len(index) - len(missing)
+        finally:
+            store.close()
+
+    @contextlib.contextmanager
+    def reader(self, index: ImageFolderIndex, form: str, short_side: int) -> Iterator[Read]:
+        """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
+        _check_short_side(short_side)
+        store = RedisStore(self.server, index, "", form)
+
+        def read(ids: np.ndarray) -> list[bytes | np.ndarray | str | None]:
+            samples: list[bytes | np.ndarray | str | None] = [*store.read(ids)]
+            lost = [place for place, sample in enumerate(samples) if sample is None]
+            again = store.read(ids[lost])  # the server may have been lost during the first request
+            for place, sample, length in zip(lost, again, store.lengths(ids[lost]), strict=True):
+                samples[place] = (DAMAGED if length else MISSING) if sample is None else sample
+            return samples
+
+        try:
+            yield read
+        finally:
+            store.close()
+
+    def sets(self, counted: bool = True) -> list[DataSet]:
+        """Return the data sets. counted: count the stored samples."""
+        described = []
+        for each in leases.held(self.server):
+            fingerprint, _, label = each.name.partition(":")
+            there = size = None
+            if counted:
+                with progress(each.samples, f"counting {each.name}") as bar:
+                    ids = np.arange(each.samples)
+                    lengths = leases.ask(self.server, each.name, "STRLEN", ids, bar.update)
+                there, size = int((lengths > 0).sum()), int(lengths.clip(0).sum())
+            known = (each.name, fingerprint, each.title, label, each.samples, there, size, each.mode)
+            described.append(DataSet(*known, each.leases, each.counts))
+        return described
+
+    def remove(self, each: DataSet) -> None:
+        with progress(each.samples, f"removing {each.name}") as bar:
+            leases.remove(self.server, each.name, bar.update)
+
+    def rooms(self) -> list[Room]:
+        """Return the memory of the server, if it reports it. Of a Cluster it is that of one node."""
+        if not (known := self.server.memory()):
+            return []
+        limit, policy = known.get("maxmemory") or None, known.get("maxmemory_policy", "")
+        note = policy if policy == "noeviction" or not limit else f"{policy}: set it to noeviction"
+        return [Room(str(self.server.address), known.get("used_memory", 0), limit, note)]
+
+    def _log_later(self, text: str) -> None:
+        if self._opened:  # failures at the start are reported as errors
+            self._log(text)
+
+    def _warn_of_other_contents(self, store: RedisStore) -> None:
+        title, label = store.lease.title, store.name.partition(":")[2]
+        for each in leases.held(self.server):
+            if each.title == title and each.name.endswith(f":{label}") and each.name != store.name:
+                self._log(f"{title} is also stored with other contents: `rm {each.name}` deletes them")
+
+    def _warn_of_room(self, needed: int) -> None:
+        for room in self.rooms():
+            if room.limit and needed > (free := max(0, room.limit - room.used)):
+                self._log(
+                    f"{needed / 1e9:.3f} GB are to be sent, {free / 1e9:.3f} GB are free in {room.name}"
+                )
+
+    def _missing(self, store: RedisStore) -> np.ndarray:
+        """Return the ids of samples that are missing or have the wrong length. Make the other samples
+        permanent. Repeat the requests if the server was lost and came back. Raises Unavailable."""
+        ids = np.arange(len(store.index))
+        while True:
+            try:
+                store.lease.register(offline=True)  # each time: a restarted server has lost it
+                store.keep(ids)
+                with progress(len(ids), "counting stored samples") as bar:
+                    return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
+            except Unavailable:
+                if not self._wait_until_up():
+                    raise
+
+    def _send(self, store: RedisStore, ids: np.ndarray, workers: int, bar: tqdm) -> None:
+        """Make and store samples once, until the server is full."""
+        files = FileStore(store.index, verified=True)
+
+        def send(part: np.ndarray) -> int:
+            self._wait_until_up()
+            if self.server.full_pause:
+                return 0
+            return store.put(part, [forms.make(files, id, store.form) for id in part.tolist()])
+
+        pool = ThreadPoolExecutor(workers, "preload")
+        try:
+            for taken in pool.map(send, np.split(ids, range(_PART, len(ids), _PART))):
+                bar.update(taken)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _wait_until_up(self) -> bool:
+        """Wait until the server answers, and return whether it did not. Raises Unavailable after PATIENCE."""
+        until, waited = time.monotonic() + PATIENCE, False
+        self.server.wake()
+        while (reason := self.server.down) is not None:
+            if time.monotonic() > until:
+                raise Unavailable(f"{self.server.address}: {reason}")
+            waited = True
+            time.sleep(0.1)
+        return waited
+
+
+def _check_short_side(short_side: int) -> None:
+    if short_side != forms.SHORT_SIDE:
+        raise BadInput(
+            f"--short_side {short_side}: a shared cache has {forms.SHORT_SIDE}, packs may have others"
+        )
