@@ -1,7 +1,6 @@
 """How the tests start a job: as its users do, in a process of its own."""
 
 import contextlib
-import functools
 import gc
 import importlib.metadata
 import json
@@ -20,7 +19,7 @@ import pytest
 
 from common.exits import BadInput
 from launch.simulate.network import Network
-from tests.support.preloaded import Preloaded, Server
+from tests.support import forkserver
 
 if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN
@@ -36,7 +35,7 @@ QUIET = {  # nothing that this machine's environment says of ranks, proxies or t
 }  # fmt: skip
 
 
-# A job that is forked after the import of torch 2.1 aborts at its end; 2.14 was tested.
+# A program that is forked after the import of torch 2.1 aborts at its end; 2.14 was tested.
 CAN_FORK = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) >= (2, 6)
 LONG = (
     "test_ray_loader.py", "test_documents.py", "test_imagenet.py", "test_start.py", "test_mirror.py",
@@ -56,26 +55,14 @@ def environment(**extra: str) -> dict[str, str]:
     return kept | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"} | extra
 
 
-@functools.cache
-def _server() -> Server:
-    return Server.start(environment())
+USUAL = environment()  # without what tests change later
 
 
-def start(*command, fresh: bool = False, **options) -> subprocess.Popen:
-    """Start `python *command` in the repository's root; options: those of Popen.
-
-    If the options allow it, it is forked from a process that has imported torch. This saves seconds.
-    fresh: start a new Python, for a test of imports or of the time or memory of a start.
-    """
-    words, options = [str(word) for word in command], _with_defaults(options)
-    if fresh or not CAN_FORK:
-        return subprocess.Popen([sys.executable, *words], **options)
-    return Preloaded(_server(), words, **options)
-
-
-def _with_defaults(options: dict) -> dict:
+def start(*command, **options) -> subprocess.Popen:
+    """Start `python *command` in the repository's root, a new Python. options: those of Popen."""
     defaults = {"cwd": ROOT, "env": environment(), "stderr": subprocess.PIPE}
-    return defaults | options | {"stdout": subprocess.PIPE, "text": True}
+    options = defaults | options | {"stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, command)], **options)
 
 
 def finish(
@@ -90,14 +77,34 @@ def finish(
         with contextlib.suppress(subprocess.TimeoutExpired):
             output, errors = process.communicate(timeout=10)
         pytest.fail(f"no end within {timeout} s: {process.args}\n{output}\n{errors}")
-    result = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-    assert code in (None, result.returncode), f"exit code {result.returncode}\n{output}\n{errors}"
+    return check(subprocess.CompletedProcess(process.args, process.returncode, output, errors), code)
+
+
+def check(result: subprocess.CompletedProcess, code: int | None) -> subprocess.CompletedProcess:
+    """Check the exit code (None: any), and return the result."""
+    assert code in (None, result.returncode), (
+        f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
+    )
     return result
 
 
-def run(*command, code: int | None = 0, timeout: float = LONGEST, **options) -> subprocess.CompletedProcess:
-    """Run `python *command` to its end, as start() and finish() do."""
-    return finish(start(*command, **options), code, timeout)
+def run(
+    *command, code: int | None = 0, timeout: float = LONGEST, fresh: bool = False, **options
+) -> subprocess.CompletedProcess:
+    """Run `python *command` to its end, in the repository's root, and check the exit code (None: any).
+
+    A program without options but cwd and env is forked from a process that has imported torch, which saves
+    seconds. fresh: start a new Python, for a test of imports or of the time or memory of a start.
+    """
+    words = [str(word) for word in command]
+    env, cwd = options.get("env") or environment(), options.get("cwd", ROOT)
+    is_plain = CAN_FORK and not fresh and not options.keys() - {"env", "cwd"}
+    if not (is_plain and forkserver.can_fork(words, env, USUAL)):
+        return finish(start(*words, **options), code, timeout)
+    try:
+        return check(forkserver.run(words, cwd, env, USUAL, timeout), code)
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"no end within {timeout} s: {words}\n{error.stdout}\n{error.stderr}")
 
 
 def wait_until(condition: Callable[[], object], job: subprocess.Popen, timeout: float = LONGEST) -> None:

@@ -208,7 +208,7 @@ def test_no_share_of_the_peak_exceeds_one():
 
 
 def test_ctrl_c_ends_the_jobs(tmp_path):
-    bench = start(*BENCH, *QUICK, env=environment(TMPDIR=str(tmp_path)), fresh=True)  # living() reads
+    bench = start(*BENCH, *QUICK, env=environment(TMPDIR=str(tmp_path)))
     said = []
     while not said or not said[-1].startswith("train.py: starting"):  # the seed loop is stopped by now
         said.append(bench.stderr.readline())

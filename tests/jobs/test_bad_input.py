@@ -241,5 +241,5 @@ def test_too_few_open_files_for_two_processes(tmp_path):
         "jobs/train_ddp.py",
         *QUICK,
     ]
-    result = run("-c", *command, "--processes_per_node=2", f"--output_dir={tmp_path}", code=2, fresh=True)
+    result = run("-c", *command, "--processes_per_node=2", f"--output_dir={tmp_path}", code=2)
     assert result.stderr.startswith("error: the limit of 16 open files") and not list(tmp_path.iterdir())

@@ -10,14 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from tests.support import ray_forks
-
 _NODES = """
 import sys
 from ray.cluster_utils import Cluster
 more = dict(object_store_memory=200 << 20)
-if sys.argv[2:]:
-    more["setup_worker_path"] = sys.argv[2]
 cluster, nodes = Cluster(initialize_head=True, head_node_args=dict(
     num_cpus=int(sys.argv[1]), include_dashboard=False, **more)), {}
 print(cluster.address, flush=True)
@@ -34,21 +30,16 @@ cluster.shutdown()
 
 
 class RayNodes:
-    """A head and more nodes. address: of the head. environment: the variables that a driver needs.
+    """A head and more nodes. address: of the head. environment: the variables that a driver needs."""
 
-    forked: whether workers are forked from a process that has imported Ray and torch.
-    """
-
-    def __init__(self, cpus: int, *more: int, forked: bool = False):
+    def __init__(self, cpus: int, *more: int):
         self.folder = tempfile.mkdtemp(prefix="rn-")
         self.environment = {
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32, "RAY_TMPDIR": self.folder,
         }  # fmt: skip
-        forks = ray_forks.start(self.folder, self.environment) if forked else {}
-        script = [ray_forks.__file__] if forked else []
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _NODES, str(cpus), *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=os.environ | self.environment | forks,
+            [sys.executable, "-c", _NODES, str(cpus)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=os.environ | self.environment,
             start_new_session=True,
         )  # fmt: skip
         self.address = self._process.stdout.readline().strip()

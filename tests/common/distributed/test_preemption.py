@@ -213,7 +213,7 @@ def test_nohup_keeps_a_job_running(tmp_path, processes):
     command = ["jobs/train_ddp.py", *DIGITS, "--max_steps=12", f"--processes_per_node={processes}"]
     job = start(
         "-c", f"{ignore}[sys.executable, *sys.argv[1:]])", *command, f"--output_dir={tmp_path}",
-        start_new_session=True, fresh=True,
+        start_new_session=True,
     )  # fmt: skip
     for line in job.stdout:
         if line.startswith("epoch=1 step=2 "):

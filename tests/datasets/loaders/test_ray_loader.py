@@ -30,8 +30,7 @@ from datasets.loaders.ray.wire import pack, unpack
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
-from tests.conftest import CAN_FORK, ROOT, environment
-from tests.support.preloaded import Server, fork_children
+from tests.conftest import ROOT, environment
 from tests.support.ray_data_sets import Broken, Count, Draws, Noisy, Squares
 from tests.support.ray_nodes import RayNodes, wait_until
 
@@ -40,18 +39,11 @@ ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Return two nodes. The pools of this process fork their drivers, which saves the import of torch."""
-    nodes = RayNodes(2, 3, forked=CAN_FORK)
+    """Return two nodes."""
+    nodes = RayNodes(2, 3)
     kept = {name: os.environ.get(name) for name in nodes.environment}
     os.environ.update(nodes.environment)
-    real = subprocess.Popen._execute_child
-    server = Server.start(dict(os.environ), "ray") if CAN_FORK else None
-    if server:
-        fork_children(server)
     yield nodes
-    subprocess.Popen._execute_child = real
-    if server:
-        server.close()
     for name, value in kept.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
     nodes.close()
