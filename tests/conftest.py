@@ -29,6 +29,8 @@ if (
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of starts would compile the same modules
 sys.dont_write_bytecode = False
+# Several tests share the cores: threads that wait for each other at every operation would make all slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # each process would start a pool of processes
 QUIET = {  # nothing that this machine's environment says of ranks, proxies or threads may reach a job
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
@@ -46,15 +48,14 @@ LONG = (
 )  # fmt: skip
 QUICK = ("--dataset=digits", "--width=8")  # train.py with 176,258 parameters instead of 11 million
 LONGEST = 400  # seconds of a job that takes 10 alone: a limit only ends a test that hangs
-# Several tests share two cores: threads that wait for each other at every operation would make all slow.
-THREADS = {"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {}
 
 
 def environment(**extra: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in QUIET} | THREADS
+    kept = {name: value for name, value in os.environ.items() if name not in QUIET}
     return kept | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"} | extra
 
 
+NOT_QUICK = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind", "socket.connect"}
 USUAL = environment()  # without what tests change later
 
 
@@ -143,6 +144,24 @@ def processes_of(job: subprocess.Popen) -> list[int]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="skip tests that start a process or open a socket")
+
+
+def pytest_configure(config):
+    if config.getoption("quick"):
+        sys.addaudithook(_skip_if_not_quick)
+
+
+def _skip_if_not_quick(event: str, arguments: tuple) -> None:
+    """Skip the running test when it starts its first process or opens its first socket.
+
+    Python calls this function with the events of docs.python.org/3/library/audit_events.
+    """
+    if event in NOT_QUICK and not os.environ.get("PYTEST_CURRENT_TEST", "(teardown)").endswith("(teardown)"):
+        pytest.skip(f"--quick: {event}")
 
 
 def pytest_collection_modifyitems(items):
