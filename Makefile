@@ -1,5 +1,6 @@
 # make train    set up, then train a ResNet-18 on real digits (about a minute)
 # make test     set up, then run the tests
+# make quick    the tests that start no process and open no socket, for use while you edit
 # make demo     data and code to an object store, a job of two nodes, killed, restarted, and its report
 # make faults   the long fault runs
 # make compat   the quick tests with the oldest versions that are supported, on Python 3.10 and 3.11
@@ -21,6 +22,10 @@ demo: setup
 
 test: setup packages
 	@$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults"
+
+# A test is skipped when it starts its first process or opens its first socket: see tests/conftest.py.
+quick: setup
+	@$(RUN) -m pytest --quick -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults"
 
 faults: setup packages
 	@$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m faults
@@ -104,4 +109,4 @@ clean:
 	rm -rf $(VENV) $(COMPAT) .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: train demo test faults compat gpu benchmark benchmark-gpu lint setup packages clean
+.PHONY: train demo test quick faults compat gpu benchmark benchmark-gpu lint setup packages clean

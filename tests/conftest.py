@@ -1,7 +1,6 @@
 """How the tests start a job: as its users do, in a process of its own."""
 
 import contextlib
-import functools
 import gc
 import importlib.metadata
 import json
@@ -20,7 +19,7 @@ import pytest
 
 from common.exits import BadInput
 from launch.simulate.network import Network
-from tests.support.preloaded import Preloaded, Server
+from tests.support import forkserver
 
 # A signal that is ignored in the background of a shell, or by nohup, would be ignored by every job too.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -30,13 +29,15 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of starts would compile the same modules
 sys.dont_write_bytecode = False
+# Several tests share the cores: threads that wait for each other at every operation would make all slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # each process would start a pool of processes
 QUIET = {  # nothing that this machine's environment says of ranks, proxies or threads may reach a job
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
 }  # fmt: skip
 
 
-# A job that is forked after the import of torch 2.1 aborts at its end; 2.14 was tested.
+# A program that is forked after the import of torch 2.1 aborts at its end; 2.14 was tested.
 CAN_FORK = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) >= (2, 6)
 LONG = (
     "test_ray_loader.py", "test_documents.py", "test_imagenet.py", "test_start.py", "test_mirror.py",
@@ -46,35 +47,22 @@ LONG = (
 )  # fmt: skip
 QUICK = ("--dataset=digits", "--width=8")  # train.py with 176,258 parameters instead of 11 million
 LONGEST = 400  # seconds of a job that takes 10 alone: a limit only ends a test that hangs
-# Several tests share two cores: threads that wait for each other at every operation would make all slow.
-THREADS = {"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {}
 
 
 def environment(**extra: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in QUIET} | THREADS
+    kept = {name: value for name, value in os.environ.items() if name not in QUIET}
     return kept | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"} | extra
 
 
-@functools.cache
-def _server() -> Server:
-    return Server.start(environment())
+NOT_QUICK = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind", "socket.connect"}
+USUAL = environment()  # without what tests change later
 
 
-def start(*command, fresh: bool = False, **options) -> subprocess.Popen:
-    """Start `python *command` in the repository's root; options: those of Popen.
-
-    If the options allow it, it is forked from a process that has imported torch. This saves seconds.
-    fresh: start a new Python, for a test of imports or of the time or memory of a start.
-    """
-    words, options = [str(word) for word in command], _with_defaults(options)
-    if fresh or not CAN_FORK:
-        return subprocess.Popen([sys.executable, *words], **options)
-    return Preloaded(_server(), words, **options)
-
-
-def _with_defaults(options: dict) -> dict:
+def start(*command, **options) -> subprocess.Popen:
+    """Start `python *command` in the repository's root, a new Python. options: those of Popen."""
     defaults = {"cwd": ROOT, "env": environment(), "stderr": subprocess.PIPE}
-    return defaults | options | {"stdout": subprocess.PIPE, "text": True}
+    options = defaults | options | {"stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, command)], **options)
 
 
 def finish(
@@ -89,14 +77,34 @@ def finish(
         with contextlib.suppress(subprocess.TimeoutExpired):
             output, errors = process.communicate(timeout=10)
         pytest.fail(f"no end within {timeout} s: {process.args}\n{output}\n{errors}")
-    result = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-    assert code in (None, result.returncode), f"exit code {result.returncode}\n{output}\n{errors}"
+    return check(subprocess.CompletedProcess(process.args, process.returncode, output, errors), code)
+
+
+def check(result: subprocess.CompletedProcess, code: int | None) -> subprocess.CompletedProcess:
+    """Check the exit code (None: any), and return the result."""
+    assert code in (None, result.returncode), (
+        f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
+    )
     return result
 
 
-def run(*command, code: int | None = 0, timeout: float = LONGEST, **options) -> subprocess.CompletedProcess:
-    """Run `python *command` to its end, as start() and finish() do."""
-    return finish(start(*command, **options), code, timeout)
+def run(
+    *command, code: int | None = 0, timeout: float = LONGEST, fresh: bool = False, **options
+) -> subprocess.CompletedProcess:
+    """Run `python *command` to its end, in the repository's root, and check the exit code (None: any).
+
+    A program without options but cwd and env is forked from a process that has imported torch, which saves
+    seconds. fresh: start a new Python, for a test of imports or of the time or memory of a start.
+    """
+    words = [str(word) for word in command]
+    env, cwd = options.get("env") or environment(), options.get("cwd", ROOT)
+    is_plain = CAN_FORK and not fresh and not options.keys() - {"env", "cwd"}
+    if not (is_plain and forkserver.can_fork(words, env, USUAL)):
+        return finish(start(*words, **options), code, timeout)
+    try:
+        return check(forkserver.run(words, cwd, env, USUAL, timeout), code)
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"no end within {timeout} s: {words}\n{error.stdout}\n{error.stderr}")
 
 
 def wait_until(condition: Callable[[], object], job: subprocess.Popen, timeout: float = LONGEST) -> None:
@@ -135,6 +143,24 @@ def processes_of(job: subprocess.Popen) -> list[int]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="skip tests that start a process or open a socket")
+
+
+def pytest_configure(config):
+    if config.getoption("quick"):
+        sys.addaudithook(_skip_if_not_quick)
+
+
+def _skip_if_not_quick(event: str, arguments: tuple) -> None:
+    """Skip the running test when it starts its first process or opens its first socket.
+
+    Python calls this function with the events of docs.python.org/3/library/audit_events.
+    """
+    if event in NOT_QUICK and not os.environ.get("PYTEST_CURRENT_TEST", "(teardown)").endswith("(teardown)"):
+        pytest.skip(f"--quick: {event}")
 
 
 def pytest_collection_modifyitems(items):

@@ -43,7 +43,7 @@ def test_train(tmp_path):
 
 def test_ctrl_c_ends_the_jobs(tmp_path):
     jobs = ("--jobs=seed loop,train.py",)
-    bench = start(*TRAIN, *jobs, env=environment(TMPDIR=str(tmp_path)), fresh=True)  # living() reads names
+    bench = start(*TRAIN, *jobs, env=environment(TMPDIR=str(tmp_path)))  # living() reads names
     lines = [bench.stderr.readline()]
     while lines[-1] and not lines[-1].startswith("train.py: starting"):
         lines.append(bench.stderr.readline())

@@ -620,6 +620,5 @@ def test_torch_is_not_imported():
     run(
         "-c",
         f"import sys, {modules}; sys.exit('torch' in sys.modules)",
-        fresh=True,
         env=environment(PYTHONPATH=str(ROOT)),
     )

@@ -69,7 +69,6 @@ def test_memory_does_not_grow(backend, form, tmp_path):
 
     lines = run(
         "-c", SCRIPT.format(root=str(ROOT)), folder, tmp_path / "cache", backend, form, timeout=300,
-        fresh=True,  # the pages of a forked process are shared with others, which come and go
     ).stdout.splitlines()  # fmt: skip
     used, left = [int(line) for line in lines if line.isdigit()], lines[-1]
     assert left == "left 0 0" and len(used) == EPOCHS

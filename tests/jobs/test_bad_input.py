@@ -7,8 +7,6 @@ import pytest
 
 from tests.conftest import QUICK, environment, free_port, run, start
 
-JOBS = ["train.py", "train_dp.py", "train_ddp.py", "train_amp.py"]
-
 
 def _refused(output_dir, *command, **options):
     result = run(*command, "--output_dir", output_dir, code=2, **options)
@@ -16,12 +14,6 @@ def _refused(output_dir, *command, **options):
     assert line.startswith("error: ")
     assert not output_dir.exists()
     return line
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_data_url_that_does_not_exist(job, tmp_path):
-    line = _refused(tmp_path / "out", f"jobs/{job}", "--data_url", tmp_path / "nowhere")
-    assert f"data_url {tmp_path / 'nowhere'} does not exist" in line
 
 
 @pytest.mark.parametrize(
@@ -66,15 +58,6 @@ def test_a_batch_of_one_that_batchnorm_cannot_take(tmp_path):
     [
         (["--batch_size=100", "--processes_per_node=3"], "batch size 100 is not divisible by 3 processes"),
         (["--rank=2", "--world_size=2", "--init_method=tcp://127.0.0.1:1"], "--rank 2 is not in 0..1"),
-        (["--rank=-1", "--world_size=2", "--init_method=tcp://127.0.0.1:1"], "--rank -1 is not in 0..1"),
-        (["--rank=0", "--world_size=0"], "--world_size 0 is not at least 1"),
-        (["--world_size=2", "--init_method=tcp://127.0.0.1:1"], "--world_size 2 without --rank"),
-        (["--rank=0", "--world_size=2"], "without --init_method"),
-        (
-            ["--rank=0", "--world_size=2", "--init_method=tcp://127.0.0.1"],
-            "tcp://127.0.0.1 is not tcp://host:port",
-        ),
-        (["--rank=0", "--world_size=2", "--init_method=tcp://h:70000"], "port in 1..65535"),
         (["--rank=zero"], "zero"),
         (["--processes_per_node=0"], "'0' is not a whole number"),
         (["--processes_per_node=2", "--enable_gpu=true"], "--enable_gpu=true, but torch"),
@@ -86,12 +69,12 @@ def test_arguments_of_distributed_jobs(arguments, message, tmp_path):
 
 def test_batch_that_two_nodes_do_not_divide(tmp_path):
     port = free_port()
-    command = [
+    command = (
         "jobs/train_ddp.py",
         "--dataset=digits",
         "--batch_size=31",
         f"--init_method=tcp://127.0.0.1:{port}",
-    ]
+    )
     first = start(*command, "--rank=0", "--world_size=2", "--output_dir", tmp_path / "out")
     line = _refused(tmp_path / "out", *command, "--rank=1", "--world_size=2")
     assert "batch size 31 is not divisible by 2 processes" in line
@@ -101,14 +84,7 @@ def test_batch_that_two_nodes_do_not_divide(tmp_path):
 
 def _batch_files(folder, content):
     folder.mkdir()
-    for name in (
-        "data_batch_1",
-        "data_batch_2",
-        "data_batch_3",
-        "data_batch_4",
-        "data_batch_5",
-        "test_batch",
-    ):
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         (folder / name).write_bytes(content)
 
 
@@ -120,19 +96,14 @@ class _Hostile:
         return open, (self.path, "w")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_hostile_and_truncated_batches(processes, tmp_path):
+def test_hostile_and_truncated_batches(tmp_path):
     for name, content in (
         ("hostile", pickle.dumps(_Hostile(str(tmp_path / "executed")))),
         ("cut", b"\x80\x02}q\x00"),
     ):
         _batch_files(tmp_path / name, content)
         line = _refused(
-            tmp_path / "out",
-            "jobs/train_ddp.py",
-            f"--processes_per_node={processes}",
-            "--data_url",
-            tmp_path / name,
+            tmp_path / "out", "jobs/train_ddp.py", "--processes_per_node=2", "--data_url", tmp_path / name
         )
         assert f"data_batch_1 is not the official file (truncated or changed): {len(content)} bytes" in line
     assert not (tmp_path / "executed").exists()
@@ -161,14 +132,10 @@ def test_no_data_and_no_network_names_the_three_ways(tmp_path):
     assert list((tmp_path / "data").iterdir()) == []
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_output_folder_that_cannot_be_written(job, tmp_path):
+def test_output_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    paths = [tmp_path / "file" / "below"]
-    if job == "train.py":
-        paths += [tmp_path / "file", "/proc/nowhere", tmp_path / ("x" * 300)]
-    for path in paths:
-        result = run(f"jobs/{job}", "--dataset=digits", "--train_url", path, code=2, timeout=60)
+    for path in (tmp_path / "file" / "below", tmp_path / "file", "/proc/nowhere", tmp_path / ("x" * 300)):
+        result = run("jobs/train.py", "--dataset=digits", "--train_url", path, code=2, timeout=60)
         assert (
             f"output_dir {path} cannot be written" in result.stderr and len(result.stderr.splitlines()) == 1
         )
@@ -241,5 +208,5 @@ def test_too_few_open_files_for_two_processes(tmp_path):
         "jobs/train_ddp.py",
         *QUICK,
     ]
-    result = run("-c", *command, "--processes_per_node=2", f"--output_dir={tmp_path}", code=2, fresh=True)
+    result = run("-c", *command, "--processes_per_node=2", f"--output_dir={tmp_path}", code=2)
     assert result.stderr.startswith("error: the limit of 16 open files") and not list(tmp_path.iterdir())

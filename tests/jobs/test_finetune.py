@@ -35,7 +35,6 @@ def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data
     arguments = (
         *JOB, f"--data_url={data}", f"--weights={tmp_path / 'ten.pth'}", "--freeze", "--optimizer=adamw",
         "--lr=1e-9", "--clip_grad=0.5", "--accumulate=2", "--early_stopping=3", "--epochs=9",
-        "--processes_per_node=2",
     )  # fmt: skip
     printed = run(*arguments, f"--output_dir={tmp_path / 'whole'}").stdout
     assert "different shape: fc.weight [10, 512] in the file, [3, 512] in the model" in printed

@@ -1,14 +1,14 @@
-"""In the jobs, gradients are views of the buckets, and --gradient_compression sends them as bfloat16."""
+"""What DistributedDataParallel sends in the jobs: gradients in buckets, also as bfloat16, and no buffers."""
 
 import re
 import textwrap
 
 import pytest
 
-from tests.conftest import records, run
+from tests.conftest import QUICK, records, run
 
 # Runs a job. Before every optimizer step it prints the number of gradients, the number of their storages, and
-# whether each gradient is exact in bfloat16.
+# whether each gradient is exact in bfloat16. BatchNorm's statistics must not be sent before a forward pass.
 WATCHED = textwrap.dedent("""
     import runpy, sys
     import torch
@@ -20,6 +20,10 @@ WATCHED = textwrap.dedent("""
         rounded = all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in gradients)
         sys.stdout.write(f"gradients={len(gradients)} pieces={len(pieces)} bfloat16={rounded}\\n")
 
+    def refuse(*_):
+        raise AssertionError("buffers were sent before a forward pass")
+
+    torch.nn.parallel.DistributedDataParallel._sync_buffers = refuse
     register_optimizer_step_pre_hook(look)
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
@@ -35,8 +39,9 @@ def watched(tmp_path, *job) -> tuple[set, list[float]]:
     """Return ({(gradients, storages, "True" or "False") of every step of every process}, losses)."""
     script = tmp_path / "watched.py"
     script.write_text(WATCHED)
-    printed = run(script, *job, *SMALL, f"--output_dir={tmp_path / 'output'}").stdout
-    seen = re.findall(r"^gradients=(\d+) pieces=(\d+) bfloat16=(\w+)$", printed, re.MULTILINE)
+    printed = run(script, *job, *SMALL, f"--output_dir={tmp_path / 'output'}")
+    assert "FutureWarning" not in printed.stderr and "2 processes" in printed.stdout
+    seen = re.findall(r"^gradients=(\d+) pieces=(\d+) bfloat16=(\w+)$", printed.stdout, re.MULTILINE)
     losses = [line["loss"] for line in records(tmp_path / "output") if "loss" in line]
     assert len(seen) == 2 * len(losses)
     return {(int(gradients), int(pieces), rounded) for gradients, pieces, rounded in seen}, losses
@@ -59,6 +64,11 @@ def test_bfloat16_is_sent_and_training_is_nearly_the_same(tmp_path):
     assert len(plain) == 6 and plain[0] == compressed[0] and plain[2:] != compressed[2:]
     assert compressed == pytest.approx(plain, abs=0.02)
     assert max(plain) - min(plain) > 0.15
+
+
+def test_train_ddp(tmp_path):
+    seen, losses = watched(tmp_path, "jobs/train_ddp.py", *QUICK, "--max_steps=2")
+    assert in_buckets(seen) and len(losses) == 2
 
 
 def test_parts_of_a_batch_are_sent_once(tmp_path):

@@ -57,7 +57,7 @@ def test_times_receipt_and_contact_sheet(alone):
         assert sheet.size == (8 * 258 + 2, 3 * 258 + 2)
 
 
-@pytest.mark.parametrize("job, processes", [("loader.py", 3), ("loader_dali.py", 1), ("loader_dali.py", 3)])
+@pytest.mark.parametrize("job, processes", [("loader.py", 3), ("loader_dali.py", 1)])
 def test_the_same_receipt_in_any_number_of_processes_from_both_jobs(job, processes, alone, data, tmp_path):
     if job == "loader_dali.py" and MISSING:
         pytest.skip(MISSING)

@@ -305,8 +305,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("backend", "number"), [("pytorch", signal.SIGINT), *((backend, signal.SIGKILL) for backend in BACKENDS)]
+)
 def test_workers_end_with_the_process(backend, number, folder, tmp_path):
     """This holds on Ctrl-C and on SIGKILL."""
     script = tmp_path / "script.py"
