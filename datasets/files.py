@@ -12,8 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from common.exits import BadInput
-from common.files import ROOT, is_url, locked, open_atomic
+from common.ground.exits import BadInput
+from common.ground.files import ROOT, is_url, locked, open_atomic
 
 _TIMEOUT = 20  # seconds without a byte
 _BLOCK = 1 << 20

@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable
 
 from common.distributed import barrier
-from common.exits import BadInput
-from common.files import locked, sync_folder
-from common.heartbeat import Heartbeat
+from common.ground.exits import BadInput
+from common.ground.files import locked, sync_folder
+from common.ground.heartbeat import Heartbeat
 from common.object_store import parallel
 from common.object_store.paths import SCRATCH, check_keys, scratch_folder
 from common.object_store.store import Object, ObjectStore

@@ -25,22 +25,24 @@ import sys
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
-from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+from common.distributed.entry import (
+    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+)
 
 # isort: split
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 
-from common import arguments, evaluation, metrics, models
-from common.arguments import FLAG, boolean, positive_int
 from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
+from common.compute import averaging, compilation, models, optimizers, precision
+from common.console import arguments
+from common.console.arguments import FLAG, boolean, positive_int
 from common.distributed import gradients, process_group, ranks
-from common.exits import BadInput
-from common.optimization import averaging, optimizers
-from common.performance import compilation, precision
-from datasets.loaders import image_folders, measure, published
+from common.ground.exits import BadInput
+from common.run import evaluation, metrics
+from datasets.loaders import aliases, image_folders, measure
 from datasets.sampling import effects, sampler
 
 WARM_UP_BATCHES = 10  # of --prof
@@ -85,9 +87,9 @@ def parse_args() -> argparse.Namespace:
     add("--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)")
     help = "10s, 50 (steps) or 1epoch (default: 10s)"
     add("-p", "--report_every", "--print_freq", type=arguments.interval, default="10s", help=help)
-    published.add_arguments(parser)
+    aliases.add_arguments(parser)
     process_group.add_arguments(parser)
-    parser.checks += [published.merge, optimizers.find_defaults, check]
+    parser.checks += [aliases.merge, optimizers.find_defaults, check]
     return parser.parse_args()
 
 

@@ -17,17 +17,21 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
-from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+from common.distributed.entry import (
+    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+)
 
 # isort: split
 import torch
 import torchvision
 
-from common import arguments, exits, metrics
-from common.arguments import positive_int
 from common.checkpoint import resume
+from common.console import arguments
+from common.console.arguments import positive_int
 from common.distributed import barrier, process_group, ranks
-from common.job import JobParser
+from common.ground import exits
+from common.run import metrics
+from common.run.job import JobParser
 from datasets.folders import paired_images, random_pairs
 from datasets.loaders import backends
 from datasets.loaders.loader import Loader

@@ -13,15 +13,18 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
-from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+from common.distributed.entry import (
+    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+)
 
 # isort: split
 import torch
 
-from common import evaluation, metrics, models
-from common.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
+from common.compute import models
+from common.console.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
 from common.distributed import devices
+from common.run import evaluation, metrics
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
@@ -125,7 +128,7 @@ def main() -> None:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         log.info("warning: this GPU has no units for bfloat16 (before Ampere): use jobs/train_amp.py")
     if args.compile if args.compile is not None else device.type == "cuda":
-        from common.performance.compilation import compile_module
+        from common.compute.compilation import compile_module
 
         with log.timed("compilation"), torch.autocast(device.type, dtype=torch.bfloat16):
             forward = compile_module(model, train_loader.example(args.batch_size), log.info)

@@ -13,15 +13,18 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
-from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+from common.distributed.entry import (
+    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+)
 
 # isort: split
 import torch
 
-from common import evaluation, metrics, models
-from common.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
+from common.compute import models
+from common.console.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
 from common.distributed import devices
+from common.run import evaluation, metrics
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler

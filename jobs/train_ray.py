@@ -12,15 +12,18 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
-from common.entry import entry  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+from common.distributed.entry import (
+    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+)
 
 # isort: split
 import torch
 
-from common import evaluation, metrics, models
-from common.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
+from common.compute import models
+from common.console.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
 from common.distributed import devices
+from common.run import evaluation, metrics
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
@@ -46,7 +49,7 @@ def main() -> None:
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
     ### 新增 (new) 1/2, the loader of train.py by default, else actors of Ray, here or on a cluster ###
-    from common import exits
+    from common.ground import exits
     from datasets.loaders import backends
     from datasets.loaders.ray import engine as ray_engine
     from datasets.loaders.ray import pool as ray_pool

@@ -5,8 +5,9 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before another `common`
-from common import __version__, exits
-from common.entry import entry
+from common import __version__
+from common.distributed.entry import entry
+from common.ground import exits
 
 VERBS = {  # verb: (module of this package with main(arguments) -> exit code, what it does)
     "new": ("new.cli", "write a project of your own: a job, a test, a job.toml"),

@@ -21,8 +21,9 @@ from collections.abc import Iterable
 import psutil
 import torch
 
-from common import arguments, models
-from common.exits import BadInput, import_optional
+from common.compute import models
+from common.console import arguments
+from common.ground.exits import BadInput, import_optional
 from datasets.folders import image_folder
 from datasets.loaders import backends, measure
 from datasets.sampling.augment import random_resized_crop

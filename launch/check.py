@@ -14,12 +14,12 @@ import time
 
 import torch
 
-from common.arguments import Parser, boolean, names, positive_int
-from common.exits import printable
-from common.files import ROOT
-from common.output import folder_of
-from common.preflight import node
-from common.topology import resolve
+from common.console.arguments import Parser, boolean, names, positive_int
+from common.ground.exits import printable
+from common.ground.files import ROOT
+from common.platform import node
+from common.platform.topology import resolve
+from common.run.output import folder_of
 
 
 def main(arguments: list[str]) -> int:

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 
 _HEAD = 4096  # bytes of a file in which the mark is searched
 

@@ -2,7 +2,7 @@
 
 import signal
 
-from common.exits import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
+from common.ground.exits import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
 
 NEVER_FIRED = 3  # exit code of the simulation: every node ended with 0, but a fault never fired
 TIME_LIMIT = 124

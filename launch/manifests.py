@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from common.checkpoint import output_list
-from common.exits import BadInput
-from common.files import sha256_file
+from common.ground.exits import BadInput
+from common.ground.files import sha256_file
 from common.object_store.errors import of_the_disk, shown
 from common.object_store.paths import check_keys, is_partial
 

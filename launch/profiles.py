@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 
 MODELARTS_JOB = "modelarts-job-simulated"  # the real name contains the job's id
 

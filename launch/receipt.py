@@ -13,10 +13,10 @@ import os
 import numpy as np
 import torch
 
-from common import starts
-from common.arguments import Parser
 from common.checkpoint import digest, files
-from common.exits import printable
+from common.console.arguments import Parser
+from common.ground.exits import printable
+from common.run import starts
 from datasets.sampling import receipt
 
 

@@ -13,8 +13,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.exits import BadInput, import_optional
-from common.files import ROOT, write_atomic
+from common.ground.exits import BadInput, import_optional
+from common.ground.files import ROOT, write_atomic
 
 if TYPE_CHECKING:
     import pydantic

@@ -7,7 +7,7 @@ and parameters in clear text to every user who can view the job.
 import os
 import re
 
-from common.exits import BadInput, mask
+from common.ground.exits import BadInput, mask
 
 _FORMATS = {  # formats that only such keys have
     "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d",

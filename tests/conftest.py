@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from launch.simulate.network import Network
 from tests.support import forkserver
 

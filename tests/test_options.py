@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from common import exits
+from common.ground import exits
 from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
 # between processes that Bootfile starts itself: no user sets them

@@ -14,18 +14,19 @@ from typing import Any
 
 import torch
 
-from common import exits, output
-from common.arguments import boolean, interval, positive_float, positive_int
 from common.checkpoint import digest, resume
 from common.checkpoint.files import write_weights
 from common.checkpoint.nonfinite import Guard, SkippedSteps, Verdict
 from common.checkpoint.optimizer_steps import OptimizerSteps
 from common.checkpoint.saver import Saver, find_infinite
 from common.checkpoint.state import RunState
+from common.console.arguments import boolean, interval, positive_float, positive_int
 from common.distributed import preemption, ranks
-from common.exits import BadInput
-from common.job import JobParser
-from common.metrics import Log
+from common.ground import exits
+from common.ground.exits import BadInput
+from common.run import output
+from common.run.job import JobParser
+from common.run.metrics import Log
 
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error
 
@@ -320,13 +321,13 @@ class Checkpointer:
         return state, None
 
     def _load_weights(self, path: str, complete: bool = False) -> None:
-        from common.checkpoint import published, weights  # only a run with --weights or --evaluate needs it
+        from common.checkpoint import pretrained, weights  # only a run with --weights or --evaluate needs it
 
         arch = getattr(self.args, "arch", None)
         self.log.info(weights.load(path, self.model, complete, arch))
         if "ema" in self._state.objects:  # the average begins at, or consists of, these weights
             self._state.objects["ema"].module.load_state_dict(self.model.state_dict())
-        if arch and published.is_name(arch, path):
+        if arch and pretrained.is_name(arch, path):
             return
         if line := weights.compare_class_names(path, self._class_names):
             self.log.info(line)
@@ -471,7 +472,7 @@ def _add_arguments(parser: JobParser) -> None:
 def check(args: argparse.Namespace) -> dict[str, str]:
     """Return the default of --resume. Raises BadInput for options that contradict each other."""
     if args.tracker:
-        from common.reporting import trackers  # only a run with --tracker needs it
+        from common.run import trackers  # only a run with --tracker needs it
 
         trackers.check(args.tracker)
     wanted = args.resume or ("auto" if args.output_dir else "never")

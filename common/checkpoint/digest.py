@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from common.exits import BadInput
-from common.files import opener, read_file, write_atomic
+from common.ground.exits import BadInput
+from common.ground.files import opener, read_file, write_atomic
 
 FILE = "state.jsonl"  # in a run's output folder
 _MOST = 2**30  # bytes of FILE

@@ -25,8 +25,8 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
-from common.exits import BadInput
-from common.files import open_atomic, opener, sha256_file, sweep, sync_folder, write_atomic
+from common.ground.exits import BadInput
+from common.ground.files import open_atomic, opener, sha256_file, sweep, sync_folder, write_atomic
 
 LATEST = "latest"
 _NAME = re.compile(r"step_(\d+)\.pt")

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from common.object_store.errors import shown
 from common.object_store.store import ObjectStore
 

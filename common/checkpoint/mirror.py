@@ -20,7 +20,6 @@ import re
 import shutil
 import threading
 
-from common import exits
 from common.checkpoint import files as checkpoint
 from common.checkpoint import output_list
 from common.checkpoint import restore as restoring
@@ -29,11 +28,12 @@ from common.checkpoint.output_list import File
 from common.checkpoint.restore import CHECKPOINTS, HISTORY
 from common.checkpoint.saver import describe
 from common.distributed import barrier, ranks
-from common.exits import BadInput, print_line
-from common.files import sha256_file
-from common.heartbeat import Heartbeat
+from common.ground import exits
+from common.ground.exits import BadInput, print_line
+from common.ground.files import sha256_file
+from common.ground.heartbeat import Heartbeat
 from common.object_store.store import ObjectStore, StoreError
-from common.output import WEIGHTS, Output
+from common.run.output import WEIGHTS, Output
 
 _EVERY = 30.0  # seconds between uploads
 _TRIES = 2  # for the last upload

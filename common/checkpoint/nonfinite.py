@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common import exits
 from common.distributed import ranks
-from common.exits import BadInput
+from common.ground import exits
+from common.ground.exits import BadInput
 
 _foreach_copy_ = getattr(torch, "_foreach_copy_", None)  # not in torch 2.1
 

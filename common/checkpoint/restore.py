@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from common.checkpoint import files as checkpoint
 from common.checkpoint import output_list
 from common.checkpoint.output_list import File
-from common.exits import BadInput
-from common.files import write_atomic
-from common.heartbeat import Heartbeat
+from common.ground.exits import BadInput
+from common.ground.files import write_atomic
+from common.ground.heartbeat import Heartbeat
 from common.object_store.errors import shown
 from common.object_store.store import MISSING, ObjectStore, StoreError
-from common.output import WEIGHTS
+from common.run.output import WEIGHTS
 
 CHECKPOINTS = "checkpoints"
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the job truncates the first three

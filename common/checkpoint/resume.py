@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from common import arguments, output, starts
 from common.checkpoint import files as checkpoint
+from common.console import arguments
 from common.distributed import ranks
-from common.exits import BadInput
+from common.ground.exits import BadInput
+from common.run import output, starts
 
 _KINDS = {
     "step": int, "run": str, "identity": dict, "objects": dict, "schedule": dict,

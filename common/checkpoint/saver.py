@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from common.checkpoint import digest, files
-from common.exits import BadInput
-from common.files import sweep, write_atomic
+from common.ground.exits import BadInput
+from common.ground.files import sweep, write_atomic
 
 
 class Saver:

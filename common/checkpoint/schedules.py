@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from common.checkpoint.files import Refused
-from common.exits import BadInput
+from common.ground.exits import BadInput
 
 _TORCH = "torch.optim.lr_scheduler"
 _OF_THE_STEP = {

@@ -9,11 +9,11 @@ from typing import Any
 import numpy
 import torch
 
-from common import arguments
 from common.checkpoint import digest, files, resume
 from common.checkpoint.optimizer_steps import find_optimizers
 from common.checkpoint.schedules import ScheduleState, plain
-from common.exits import BadInput
+from common.console import arguments
+from common.ground.exits import BadInput
 
 # options that change the trained weights: a checkpoint of another value is refused
 IDENTITY = (

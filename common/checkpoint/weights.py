@@ -14,13 +14,13 @@ import zipfile
 
 import torch
 
-from common import output
 from common.checkpoint import files as checkpoint
-from common.checkpoint import published
+from common.checkpoint import pretrained
 from common.distributed import ranks
-from common.exits import BadInput, printable
-from common.files import opener
-from common.metrics import CLASSES
+from common.ground.exits import BadInput, printable
+from common.ground.files import opener
+from common.run import output
+from common.run.metrics import CLASSES
 
 _SHOWN = 3  # tensors named in a line
 _MOST = 50_000  # tensors of a file; torch loads them in 4 s
@@ -31,7 +31,7 @@ _COUNTERS = "num_batches_tracked"  # of BatchNorm; files of old versions of torc
 def load(path: str, model: torch.nn.Module, complete: bool = False, arch: str | None = None) -> str:
     """Load the weights of a file on every rank; rank 0 reads it. Return one line about the loaded tensors.
 
-    path: the file; if `arch` is given, also the name of published weights of this network (published.py).
+    path: the file; if `arch` is given, also the name of published weights of this network (pretrained.py).
     model: the model that gets the weights.
     complete: every tensor of the model must be in the file. Otherwise tensors that are missing or have
         another shape, such as those of a head for other classes, keep their values.
@@ -41,7 +41,7 @@ def load(path: str, model: torch.nn.Module, complete: bool = False, arch: str | 
     tensors, error = {}, None
     if ranks.is_first():
         try:
-            tensors = published.read(arch, path) if arch and published.is_name(arch, path) else read(path)
+            tensors = pretrained.read(arch, path) if arch and pretrained.is_name(arch, path) else read(path)
         except BadInput as refusal:
             error = str(refusal)
     tensors, error = ranks.broadcast_object((tensors, error))
@@ -57,12 +57,12 @@ def file_of(args: argparse.Namespace) -> str | None:
     a checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
     """
     arch = getattr(args, "arch", None)
-    if arch and args.weights and published.is_name(arch, args.weights):
-        published.check(arch, args.weights)
+    if arch and args.weights and pretrained.is_name(arch, args.weights):
+        pretrained.check(arch, args.weights)
         error = None
         if ranks.is_first() and not (args.output.url or output.checkpoints(args.output.folder)):
             try:
-                published.read(arch, args.weights)
+                pretrained.read(arch, args.weights)
             except BadInput as refusal:
                 error = str(refusal)
         if error := ranks.broadcast_object(error):

@@ -12,8 +12,8 @@ import time
 import torch
 
 from common.distributed import ranks
-from common.exits import BadInput, NoRendezvous
-from common.heartbeat import Heartbeat
+from common.ground.exits import BadInput, NoRendezvous
+from common.ground.heartbeat import Heartbeat
 
 _POLL, _LOOK_EVERY, _LONGEST, _LINGER = 0.2, 2.0, 6 * 3600, 3.0  # seconds
 

@@ -8,9 +8,9 @@ import warnings
 
 import torch
 
-from common.exits import BadInput
-from common.platforms import count_in
-from common.topology import Topology, is_distributed, promised_gpus, resolve
+from common.ground.exits import BadInput
+from common.platform.platforms import count_in
+from common.platform.topology import Topology, is_distributed, promised_gpus, resolve
 
 
 def select(args: argparse.Namespace) -> torch.device:

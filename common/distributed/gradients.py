@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from common.exits import BadInput
-from common.performance.compilation import backward_without_trace
+from common.compute.compilation import backward_without_trace
+from common.ground.exits import BadInput
 
 
 def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind: str) -> None:

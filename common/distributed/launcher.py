@@ -10,11 +10,11 @@ from types import FrameType
 
 import torch
 
-from common import exits
 from common.distributed import preemption
-from common.exits import ERROR_PIPE
-from common.platforms import STARTED_BY, available_cores
-from common.topology import Topology
+from common.ground import exits
+from common.ground.exits import ERROR_PIPE
+from common.platform.platforms import STARTED_BY, available_cores
+from common.platform.topology import Topology
 
 STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children if their parent holds the store
 # seconds from SIGTERM to SIGKILL after another process has failed: enough to finish a save in flight

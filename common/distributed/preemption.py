@@ -15,7 +15,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from common.exits import INTERRUPTED, leave, say_error
+from common.ground.exits import INTERRUPTED, leave, say_error
 
 if TYPE_CHECKING:  # a job imports this module before torch
     import torch

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from common import exits, interfaces, platforms
-from common.arguments import positive_float, positive_int
+from common.console.arguments import positive_float, positive_int
 from common.distributed import devices, launcher, rendezvous
-from common.preflight import node
-from common.topology import Topology
+from common.ground import exits
+from common.platform import interfaces, node, platforms
+from common.platform.topology import Topology
 
 _TEARDOWN = 3.0  # seconds
 _GRACE = 5.0  # seconds from a signal to the end of the processes of a job that saves nothing

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 
 T = TypeVar("T")
 

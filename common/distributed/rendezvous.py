@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 import torch
 
 from common.distributed.launcher import STORE_HOLDER
-from common.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, print_line, say_error
-from common.heartbeat import Heartbeat
-from common.platforms import is_first_on_node
-from common.topology import Topology
+from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, print_line, say_error
+from common.ground.heartbeat import Heartbeat
+from common.platform.platforms import is_first_on_node
+from common.platform.topology import Topology
 
 _POLL = 0.1  # seconds
 _HEARTBEAT = 10.0  # seconds between lines while waiting: a silent job looks like one that hangs

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from common.exits import BadInput, import_optional
+from common.ground.exits import BadInput, import_optional
 from common.object_store.errors import Damaged, shown
 from common.object_store.location import NEEDS_HTTPS, USE_HTTPS, Endpoint, is_clear_text
 

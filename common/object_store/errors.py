@@ -3,7 +3,7 @@
 import errno
 import os
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 
 MISSING = ("404", "NoSuchKey", "NotFound")  # reasons of a StoreError: no such object
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY"

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from common.object_store.errors import shown
 
 USE_HTTPS = "S3_USE_HTTPS"

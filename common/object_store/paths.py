@@ -6,8 +6,8 @@ import re
 import tempfile
 from collections.abc import Iterable
 
-from common.exits import BadInput
-from common.files import PARTIAL
+from common.ground.exits import BadInput
+from common.ground.files import PARTIAL
 from common.object_store.errors import of_the_disk, shown
 from common.object_store.location import find_endpoint, parse
 

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from common.exits import BadInput
-from common.files import is_url, md5_file, open_atomic, sha256_file
+from common.ground.exits import BadInput
+from common.ground.files import is_url, md5_file, open_atomic, sha256_file
 from common.object_store.client import check_answer, connect
 from common.object_store.errors import MISSING, Damaged, StoreError, explain, of_the_disk, shown
 from common.object_store.location import find_endpoint, parse

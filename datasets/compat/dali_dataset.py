@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders import image_folder, listing
 from datasets.loaders import backends
 from datasets.loaders import loader as loaders

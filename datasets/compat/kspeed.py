@@ -31,7 +31,7 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders import image_folder, images
 from datasets.folders.listing import SPLITS
 from datasets.sampling.sampler import WholeBatchSampler

@@ -19,8 +19,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from common.exits import BadInput, printable
-from common.files import locked, make_folder_atomic
+from common.ground.exits import BadInput, printable
+from common.ground.files import locked, make_folder_atomic
 from datasets import files
 from datasets.folders import images
 from datasets.folders.listing import FILES_PER_TASK, SHOWN, VAL_SHARE, Listing, Log, look, map_files, progress

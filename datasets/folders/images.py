@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from common.exits import import_optional
+from common.ground.exits import import_optional
 
 simplejpeg = import_optional("simplejpeg", "images need simplejpeg")
 

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders import images
 
 _Task = TypeVar("_Task")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets import files
 from datasets.folders import images
 from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing

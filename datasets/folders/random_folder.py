@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from common.files import locked, make_folder_atomic
+from common.ground.files import locked, make_folder_atomic
 
 CLASSES, TRAIN, VAL = 10, 64, 16  # TRAIN, VAL: images per class
 _SIZES = ((320, 240), (240, 320), (300, 300))

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from common import platforms
-from common.exits import BadInput
-from common.platforms import available_cores
+from common.ground.exits import BadInput
+from common.platform import platforms
+from common.platform.platforms import available_cores
 from datasets.loaders.engines.dali import Dali, missing
 from datasets.loaders.engines.processes import Processes
 from datasets.loaders.engines.synthetic import Synthetic

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from common import exits, models
-from common.arguments import boolean, positive_int
 from common.checkpoint import weights
+from common.compute import models
+from common.console.arguments import boolean, positive_int
 from common.distributed import barrier, ranks
-from common.exits import BadInput
-from common.files import PARTIAL
-from common.job import JobParser, check_folder
-from common.metrics import Log
+from common.ground import exits
+from common.ground.exits import BadInput
+from common.ground.files import PARTIAL
+from common.run.job import JobParser, check_folder
+from common.run.metrics import Log
 from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure
 from datasets.loaders.engines.synthetic import SyntheticIndex

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.sampling import generators
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import Batch, Plan

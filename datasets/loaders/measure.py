@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from common.distributed import ranks
-from common.exits import BadInput, MissingPackage
-from common.metrics import Log
+from common.ground.exits import BadInput, MissingPackage
+from common.run.metrics import Log
 from datasets.loaders import backends
 from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import Batch, Plan

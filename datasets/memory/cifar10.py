@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.files import check_md5, download, local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_images
 

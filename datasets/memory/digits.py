@@ -6,7 +6,7 @@ Repository, 1998.
 
 import torch
 
-from common.exits import import_optional
+from common.ground.exits import import_optional
 from datasets.memory.image_set import ImageSet, generate_images
 
 SIDE, MEAN, STD = 8, (0.3047,), (0.3756,)  # pixels; of pixels / 255

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.files import local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_images
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.arguments import FLAG, non_negative_float
-from common.exits import BadInput
+from common.console.arguments import FLAG, non_negative_float
+from common.ground.exits import BadInput
 from datasets.sampling.philox import Operation, below, draw, uniform
 
 ONE = 2**16  # factors and shares are multiples of 1 / ONE

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from common.distributed import ranks
-from common.exits import BadInput
-from common.files import opener, read_file
+from common.ground.exits import BadInput
+from common.ground.files import opener, read_file
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.sampling.philox import Operation, philox4x32
 
 _Sampler = TypeVar("_Sampler", bound="BatchSampler")

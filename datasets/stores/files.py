@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.stores.store import Store
 
 

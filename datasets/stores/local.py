@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.exits import BadInput, import_optional
+from common.ground.exits import BadInput, import_optional
 from datasets.stores import forms, pack, pack_lease
 from datasets.stores.store import Store
 

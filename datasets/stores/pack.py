@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from common.exits import BadInput, import_optional
-from common.files import locked, open_atomic, opener, sweep, write_atomic
-from common.platforms import available_cores
+from common.ground.exits import BadInput, import_optional
+from common.ground.files import locked, open_atomic, opener, sweep, write_atomic
+from common.platform.platforms import available_cores
 from datasets.stores import forms, pack_lease
 from datasets.stores.files import FileStore
 from datasets.stores.forms import FORMS, QUALITY, SHORT_SIDE, Sample

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from common.files import locked
+from common.ground.files import locked
 
 _STAYS = "stays"
 

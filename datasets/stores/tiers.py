@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore, is_scanned
 from datasets.stores.store import Store, Threads

@@ -27,8 +27,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.arguments import Parser
-from common.exits import BadInput
+from common.console.arguments import Parser
+from common.ground.exits import BadInput
 from launch import manifests, secret_scan
 from launch.bundle import limits, requirements, single_file, snapshot
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder, Skipped

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from launch import manifests
 from launch.bundle import ignore, limits
 
@@ -229,4 +229,6 @@ def _slashes(path: str) -> str:
 
 def _is_repository(folder: str) -> bool:
     """Return whether a folder is a Bootfile repository. Other projects also have `common` and `datasets`."""
-    return all(os.path.exists(os.path.join(folder, part)) for part in ("common/entry.py", "datasets"))
+    return all(
+        os.path.exists(os.path.join(folder, part)) for part in ("common/distributed/entry.py", "datasets")
+    )

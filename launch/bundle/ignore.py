@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from common.exits import BadInput
-from common.files import opener
+from common.ground.exits import BadInput
+from common.ground.files import opener
 
 FILE = ".jobignore"  # in the code folder, in gitignore's syntax: `!pattern` includes again
 _BUILT_IN = (".*", "__pycache__/", "*.py[co]", "*.egg-info/", "tests/", "node_modules/", "venv/", "*.log")

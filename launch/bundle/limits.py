@@ -5,7 +5,7 @@ import os
 import re
 from collections import Counter
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from launch.explain import human_size
 
 ENTRIES, SIZE, DEPTH = 1000, 5 * 10**9, 32  # files and folders; bytes; components of a path

@@ -3,7 +3,7 @@
 import os
 import re
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from launch.bundle.code_folder import REQUIREMENTS
 
 # The platform's image has these, for its driver and GPUs. torchaudio needs one version of torch.

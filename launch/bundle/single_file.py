@@ -8,8 +8,8 @@ import os
 import textwrap
 import zipfile
 
-from common.exits import BadInput
-from common.files import write_atomic
+from common.ground.exits import BadInput
+from common.ground.files import write_atomic
 from launch import manifests
 from launch.bundle.snapshot import Content
 
@@ -42,7 +42,7 @@ def holds_bootfile(path: str) -> bool:
     """Return whether a script is a single file with a job of Bootfile, which takes that job's options."""
     with open(path, "rb") as file:
         header = itertools.takewhile(lambda line: line.startswith(b"#"), file)
-        return any(line.startswith(b"#     common/entry.py  ") for line in header)
+        return any(line.startswith(b"#     common/distributed/entry.py  ") for line in header)
 
 
 def _body(manifest: dict, contents: list[Content]) -> str:

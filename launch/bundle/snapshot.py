@@ -6,8 +6,8 @@ import shutil
 import subprocess
 from typing import NamedTuple
 
-from common.exits import BadInput
-from common.files import PARTIAL, locked, make_folder_atomic
+from common.ground.exits import BadInput
+from common.ground.files import PARTIAL, locked, make_folder_atomic
 from launch import manifests
 
 

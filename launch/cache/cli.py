@@ -22,9 +22,9 @@ import sys
 
 from tqdm import tqdm
 
-from common import arguments
-from common.exits import BAD_INPUT, BadInput
-from common.platforms import available_cores
+from common.console import arguments
+from common.ground.exits import BAD_INPUT, BadInput
+from common.platform.platforms import available_cores
 from datasets.folders import image_folder, listing
 from datasets.stores import forms
 from datasets.stores.shared import address

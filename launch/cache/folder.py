@@ -9,7 +9,7 @@ from typing import IO
 
 import numpy as np
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.stores import forms, pack, pack_lease
 from launch.cache.check import DAMAGED, MISSING

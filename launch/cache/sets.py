@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 
 Read = Callable[[np.ndarray], list]  # ids -> samples, as Place.reader() describes them

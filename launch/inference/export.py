@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from common.arguments import FLAG, Parser
-from common.exits import BadInput, import_optional
-from common.files import write_atomic
+from common.console.arguments import FLAG, Parser
+from common.ground.exits import BadInput, import_optional
+from common.ground.files import write_atomic
 from launch.inference import trained
 from launch.inference.trained import Trained
 

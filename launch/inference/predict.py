@@ -24,11 +24,11 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from common.arguments import FLAG, Parser, boolean, positive_int
+from common.compute import precision
+from common.console.arguments import FLAG, Parser, boolean, positive_int
 from common.distributed import devices
-from common.exits import BadInput, printable
-from common.files import open_atomic, opener
-from common.performance import precision
+from common.ground.exits import BadInput, printable
+from common.ground.files import open_atomic, opener
 from datasets.files import local_folder
 from datasets.folders import images, listing
 from datasets.folders.resize import fit

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from common import models, starts
-from common.arguments import Parser, boolean, positive_int
 from common.checkpoint import weights
-from common.exits import BadInput
+from common.compute import models
+from common.console.arguments import Parser, boolean, positive_int
+from common.ground.exits import BadInput
+from common.run import starts
 from datasets.loaders.loader import MEAN, STD
 from datasets.memory import image_set
 

@@ -21,8 +21,8 @@ import re
 import shlex
 import shutil
 
-from common.arguments import Parser
-from common.exits import BadInput
+from common.console.arguments import Parser
+from common.ground.exits import BadInput
 from launch.new import blocks
 
 _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # links resolved

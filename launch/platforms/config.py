@@ -8,10 +8,10 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from common import platforms
-from common.config import read_toml
-from common.exits import BadInput, import_optional
+from common.console.config import read_toml
+from common.ground.exits import BadInput, import_optional
 from common.object_store import store as object_store
+from common.platform import platforms
 from launch import secret_scan
 
 if TYPE_CHECKING:

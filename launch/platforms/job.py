@@ -3,8 +3,8 @@
 import datetime
 from typing import Any, NamedTuple
 
-from common.arguments import Parser
-from common.exits import BadInput
+from common.console.arguments import Parser
+from common.ground.exits import BadInput
 from launch import records
 from launch.explain import explain_exit_code
 from launch.platforms import service as modelarts

@@ -13,8 +13,8 @@ read; 130 interrupted: the job continues.
 import sys
 import time
 
-from common.arguments import positive_float
-from common.exits import has_reader, printable
+from common.console.arguments import positive_float
+from common.ground.exits import has_reader, printable
 from launch.platforms.job import FAILED, OVER, Job, make_parser, refuse_removed
 from launch.platforms.service import Preview, ServiceError
 

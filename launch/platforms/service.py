@@ -16,7 +16,7 @@ import sys
 import urllib.parse
 from typing import Any, NamedTuple
 
-from common.exits import BadInput, import_optional
+from common.ground.exits import BadInput, import_optional
 
 _PACKAGE = "huaweicloudsdkmodelarts"
 _KEYS = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN")

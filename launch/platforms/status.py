@@ -8,8 +8,8 @@ MODELARTS_ENDPOINT) and HUAWEICLOUD_SDK_PROJECT_ID. Exit codes: 0 shown, 2 bad i
 
 import json
 
-from common.arguments import positive_int
-from common.exits import BadInput, printable
+from common.console.arguments import positive_int
+from common.ground.exits import BadInput, printable
 from launch.platforms.job import ENDED, Job, make_parser
 
 

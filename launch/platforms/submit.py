@@ -22,9 +22,9 @@ import json
 import os
 import shlex
 
-from common.arguments import Parser
-from common.exits import BadInput
-from common.files import ROOT
+from common.console.arguments import Parser
+from common.ground.exits import BadInput
+from common.ground.files import ROOT
 from common.object_store import store as object_store
 from launch import confirm, manifests, records
 from launch.platforms import request, templates

@@ -2,8 +2,9 @@
 
 templates/ has one file for each platform, as its tool reads it. `$name` is a key of [platform.NAME] in
 job.toml, or one of the values that render() adds. A line that begins with `?` is left out if a value is
-missing. launch/profiles.py lists the variables that each platform then sets, and common/topology.py reads
-them. The files follow the vendors' documents; none was sent to a live service.
+missing. launch/profiles.py lists the variables that each platform then sets, and
+common/platform/topology.py reads them. The files follow the vendors' documents; none was sent to a live
+service.
 """
 
 import json
@@ -12,7 +13,7 @@ import shlex
 import string
 from typing import Any
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from common.object_store import store as object_store
 from launch.platforms.config import JobConfig
 from launch.platforms.request import make_outputs

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from common.exits import import_optional
+from common.ground.exits import import_optional
 from launch.report import tables
 from launch.report.runs import SPLIT, Run
 

@@ -5,8 +5,8 @@ import math
 import os
 from typing import Any, NamedTuple
 
-from common.files import opener
-from common.metrics import CONFUSION
+from common.ground.files import opener
+from common.run.metrics import CONFUSION
 from launch.report.runs import Run
 from launch.report.tables import NONE, format_percent
 

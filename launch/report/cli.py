@@ -12,9 +12,9 @@ import os
 import re
 import time
 
-from common.arguments import Parser
-from common.exits import BadInput, import_optional
-from common.files import write_atomic
+from common.console.arguments import Parser
+from common.ground.exits import BadInput, import_optional
+from common.ground.files import write_atomic
 from launch import confirm
 from launch.report import charts, classes, tables
 from launch.report import runs as report_runs

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common import starts
 from common.checkpoint import files as checkpoint
-from common.exits import BadInput
-from common.files import opener
+from common.ground.exits import BadInput
+from common.ground.files import opener
+from common.run import starts
 
 METRICS = "metrics.jsonl"
 _MOST_FIGURES = 40  # names in one run

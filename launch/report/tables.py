@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.sampling import receipt
 from launch.receipt import compare
 from launch.report.runs import SPLIT, Run

@@ -36,9 +36,9 @@ import signal
 import tempfile
 from typing import NoReturn
 
-from common import config
-from common.arguments import Parser, positive_float
-from common.exits import BadInput
+from common.console import config
+from common.console.arguments import Parser, positive_float
+from common.ground.exits import BadInput
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults

@@ -8,9 +8,9 @@ import socket
 import subprocess
 import sys
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from common.object_store.paths import SCRATCH
-from common.platforms import available_cores
+from common.platform.platforms import available_cores
 from launch.bundle import single_file
 from launch.profiles import make_starts
 from launch.simulate.network import Network

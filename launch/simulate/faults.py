@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 
 # kind -> (required keys, optional keys). A kind with a step waits for that step.
 KINDS = {

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 
 _NAME = "bootfile-{pid}-{part}"
 

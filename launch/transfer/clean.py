@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from common.arguments import Parser, non_negative_float, positive_int
+from common.console.arguments import Parser, non_negative_float, positive_int
 from common.object_store.errors import shown
 from common.object_store.store import ObjectStore, parse
 from launch import confirm, manifests

@@ -23,10 +23,10 @@ import sys
 import time
 from functools import partial
 
-from common.arguments import Parser
 from common.checkpoint import output_list
-from common.exits import BadInput
-from common.files import md5_file, sha256_file, sweep
+from common.console.arguments import Parser
+from common.ground.exits import BadInput
+from common.ground.files import md5_file, sha256_file, sweep
 from common.object_store.errors import of_the_disk, shown
 from common.object_store.paths import check_keys, local_path, make_folder_of
 from common.object_store.store import Object, ObjectStore, parse

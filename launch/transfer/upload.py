@@ -17,8 +17,8 @@ import sys
 import time
 from functools import partial
 
-from common.arguments import Parser
-from common.exits import BadInput, printable
+from common.console.arguments import Parser
+from common.ground.exits import BadInput, printable
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys
 from common.object_store.store import Object, ObjectStore, parse

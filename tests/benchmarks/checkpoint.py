@@ -15,9 +15,9 @@ import time
 
 import torch
 
-from common import models
 from common.checkpoint import files as checkpoint
 from common.checkpoint.saver import BackgroundWriter, size_of
+from common.compute import models
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip

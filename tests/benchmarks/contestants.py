@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from common.exits import BadInput
-from common.files import ROOT
-from common.platforms import available_cores
+from common.ground.exits import BadInput
+from common.ground.files import ROOT
+from common.platform.platforms import available_cores
 from tests.benchmarks import generated
 
 BASELINE = "seed loop"  # ratios are to this contestant

@@ -24,7 +24,7 @@ import time
 
 import boto3
 
-from common.arguments import Parser
+from common.console.arguments import Parser
 from datasets import staging
 from launch.transfer import fetch, upload
 from tests.benchmarks import rounds as machine

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy
 import torch
 
-from common import arguments
+from common.console import arguments
 
 
 def make_parser(description: str | None, rounds: int | None = None) -> arguments.Parser:

@@ -43,7 +43,7 @@ Sources of the numbers:
 import math
 from typing import NamedTuple
 
-from common import arguments
+from common.console import arguments
 
 RESNET18_MB = (9.461800, 26.494976, 8.739072)
 FORMATS = {"float32": 1.0, "bf16": 0.5}  # --gradient_compression -> bytes per byte of float32

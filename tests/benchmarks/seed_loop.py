@@ -23,7 +23,9 @@ import torch
 from sklearn.metrics import accuracy_score
 from torch.utils.data import DataLoader, TensorDataset
 
-from common import arguments, metrics, models, starts
+from common.compute import models
+from common.console import arguments
+from common.run import metrics, starts
 from datasets.memory import image_set
 
 _BATCH_PER_GPU = 128

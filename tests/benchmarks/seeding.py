@@ -14,7 +14,7 @@ import time
 import torch
 from sklearn.datasets import load_diabetes
 
-from common import models
+from common.compute import models
 from datasets.loaders.engines import map_style, memory
 from datasets.loaders.loader import Loader
 from datasets.memory import digits

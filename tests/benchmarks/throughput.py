@@ -17,10 +17,11 @@ import sys
 
 import torch
 
-from common import arguments, models
-from common.entry import entry
-from common.exits import BadInput
-from common.files import ROOT
+from common.compute import models
+from common.console import arguments
+from common.distributed.entry import entry
+from common.ground.exits import BadInput
+from common.ground.files import ROOT
 from datasets.loaders import backends, measure
 from launch.bench import log
 from tests.benchmarks import generated

@@ -27,11 +27,13 @@ import sys
 import tempfile
 import time
 
-from common import arguments, exits, starts
+from common.console import arguments
 from common.distributed import preemption
-from common.entry import entry
-from common.exits import BadInput
-from common.files import ROOT, write_atomic
+from common.distributed.entry import entry
+from common.ground import exits
+from common.ground.exits import BadInput
+from common.ground.files import ROOT, write_atomic
+from common.run import starts
 from launch.bench import log
 from tests.benchmarks import rounds
 from tests.benchmarks.contestants import BASELINE

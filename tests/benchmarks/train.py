@@ -24,9 +24,10 @@ from typing import NoReturn
 
 import torch
 
-from common import arguments, starts
-from common.entry import entry
-from common.exits import BadInput
+from common.console import arguments
+from common.distributed.entry import entry
+from common.ground.exits import BadInput
+from common.run import starts
 from launch.bench import log
 from tests.benchmarks import contestants as jobs
 from tests.benchmarks import turns

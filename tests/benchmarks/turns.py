@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 
 _POLL = 0.02  # seconds
 _END = 5.0  # seconds until killed processes have ended
@@ -28,7 +28,7 @@ class Runner:
     """A job in its own process group, which runs in turns until close().
 
     name: for messages
-    command: the job with its arguments; it writes `output_dir`/metrics.jsonl as common/metrics.py does
+    command: the job with its arguments; it writes `output_dir`/metrics.jsonl as common/run/metrics.py does
     env: variables in addition to this process's own
     cwd: default: this process's
     """

@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
-from common import arguments, exits, platforms, topology
-from common.arguments import FLAG, NAMELESS, Parser, names
-from common.exits import BadInput, printable
-from common.job import JobParser
+from common.console import arguments
+from common.console.arguments import FLAG, NAMELESS, Parser, names
+from common.ground import exits
+from common.ground.exits import BadInput, printable
+from common.platform import platforms, topology
+from common.run.job import JobParser
 
 INJECTED = ["--init_method=tcp://127.0.0.1:6666", "--rank=0", "--world_size=1"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import files
 from common.checkpoint import files as checkpoint
+from common.ground import files
 from datasets.folders import image_folder, random_folder
 from tests.support import pictures
 
@@ -75,7 +75,7 @@ def test_sweep_removes_temporary_files_that_nobody_writes(tmp_path):
 
 _HOLDER = """
 import sys
-from common import files
+from common.ground import files
 with files.locked(sys.argv[1], shared=sys.argv[2] == "shared"):
     print("locked", flush=True)
     sys.stdin.read()

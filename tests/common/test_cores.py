@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from common.platforms import available_cores
+from common.platform.platforms import available_cores
 from launch.simulate import cli, commands
 from tests.conftest import environment, run
 

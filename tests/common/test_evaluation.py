@@ -6,8 +6,8 @@ from sklearn import metrics as reference
 from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
-from common.evaluation import R2, ConfusionMatrix, Metrics, absolute_error, batch_sums, evaluate, top
-from common.exits import BadInput
+from common.ground.exits import BadInput
+from common.run.evaluation import R2, ConfusionMatrix, Metrics, absolute_error, batch_sums, evaluate, top
 from datasets.sampling.sampler import SequentialBatchSampler
 
 cross_entropy = nn.functional.cross_entropy

@@ -3,8 +3,8 @@
 import re
 import sys
 
-from common import exits, heartbeat
-from common.heartbeat import Heartbeat
+from common.ground import exits, heartbeat
+from common.ground.heartbeat import Heartbeat
 
 
 def test_a_line_is_logged_when_it_is_due(monkeypatch):

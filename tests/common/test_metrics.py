@@ -8,9 +8,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common import starts
 from common.distributed import ranks
-from common.output import Output
+from common.run import starts
+from common.run.output import Output
 from launch.report import cli as report
 from launch.report import runs as report_data
 from tests.conftest import records
@@ -63,7 +63,7 @@ def _reported(log, loader, seconds_of_a_step, steps, clock):
 )
 def test_reports_are_due_by_time_and_by_steps(tmp_path, monkeypatch, every, expected):
     clock = [1e9]
-    monkeypatch.setattr("common.metrics.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("common.run.metrics.time.monotonic", lambda: clock[0])
     log, loader = log_of(tmp_path, every), StubLoader(12)
     log.start(loader, 0, 16)
     loader.commit = lambda *_: None

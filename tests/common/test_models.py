@@ -3,8 +3,8 @@ import contextlib
 import pytest
 import torch
 
-from common.exits import BadInput
-from common.models import check, classifier, resnet18
+from common.compute.models import check, classifier, resnet18
+from common.ground.exits import BadInput
 
 
 def test_parameters_of_the_seed():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from common.object_store.client import connect
 from common.object_store.location import find_endpoint
 from datasets.loaders.engines.dali import Dali

@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from common import output
 from common.checkpoint import resume
-from common.exits import BadInput
+from common.ground.exits import BadInput
+from common.run import output
 from tests.conftest import ROOT, environment
 
 # holds a folder; its forked child lives longer
 HOLDER = """
 import os, sys
-from common import output
+from common.run import output
 from common.checkpoint import resume
 output.Output(sys.argv[1]).hold()
 reader, writer = os.pipe()

@@ -3,8 +3,9 @@
 import json
 import sys
 
-from common import arguments, starts
-from common.job import JobParser
+from common.console import arguments
+from common.run import starts
+from common.run.job import JobParser
 
 
 def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):

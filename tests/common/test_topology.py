@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from common.exits import BadInput
-from common.platforms import STARTED_BY, hostlist
-from common.topology import Topology, promised_gpus, resolve
+from common.ground.exits import BadInput
+from common.platform.platforms import STARTED_BY, hostlist
+from common.platform.topology import Topology, promised_gpus, resolve
 from launch.profiles import PROFILES, Folders, make_starts
 from tests.conftest import ROOT, environment, finish, free_port, run, start
 
@@ -249,7 +249,7 @@ def test_profiles_of_launchers(name, tmp_path):
     job = tmp_path / "job.py"
     job.write_text(
         "import argparse, os, sys\n"
-        "from common.topology import resolve\n"
+        "from common.platform.topology import resolve\n"
         "args = argparse.Namespace(init_method='tcp://h:1', processes_per_node=8)\n"
         "topology = resolve(args, os.environ)\n"
         "line = [f'rank={topology.rank} local_rank={topology.local_rank} {topology} {sys.argv[1:]}']\n"
@@ -616,7 +616,7 @@ def test_a_broken_launcher_is_named(env, changed, args, message):
 
 
 def test_torch_is_not_imported():
-    modules = "common.topology, launch.profiles"
+    modules = "common.platform.topology, launch.profiles"
     run(
         "-c",
         f"import sys, {modules}; sys.exit('torch' in sys.modules)",

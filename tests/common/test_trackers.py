@@ -4,8 +4,8 @@ import mlflow
 import pytest
 import torch
 
-from common.exits import BadInput
-from common.reporting import trackers
+from common.ground.exits import BadInput
+from common.run import trackers
 from tests.support.checkpointers import StubLoader, log_of
 
 

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import trustme
 
-from common.exits import BadInput
-from common.files import ROOT
+from common.ground.exits import BadInput
+from common.ground.files import ROOT
 from datasets.files import download, local_folder
 
 CONTENT = bytes(range(256)) * 20_000

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from common.exits import BadInput
-from common.files import locked
+from common.ground.exits import BadInput
+from common.ground.files import locked
 from common.object_store.paths import SCRATCH, scratch_folder
 from datasets import staging
 from tests.conftest import environment, finish, free_port, start
@@ -22,9 +22,9 @@ STAGE = "import sys; from datasets import staging; print('at', staging.stage(sys
 # as above, in a process group of two; logs what it waits for
 STAGE_TOGETHER = """
 import datetime, sys, time, torch
-from common import heartbeat
+from common.ground import heartbeat
 from common.distributed import barrier
-from common.entry import entry
+from common.distributed.entry import entry
 from datasets import staging
 heartbeat.EVERY = 0.5
 rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

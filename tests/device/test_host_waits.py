@@ -6,8 +6,8 @@ The steps are those of the jobs; tests/support/fake_gpu.py describes the substit
 import pytest
 import torch
 
-from common import evaluation
-from common.performance import compilation
+from common.compute import compilation
+from common.run import evaluation
 from datasets.loaders import pixels
 from tests.support import fake_gpu
 

@@ -39,17 +39,17 @@ REFUSED = {
 LONGEST = 120.0  # seconds: limit for a command with any fault
 STAGE = """
 import sys
-from common.entry import entry
+from common.distributed.entry import entry
 from datasets import staging
 entry(lambda: print("staged at", staging.stage(sys.argv[1])))()
 """
 CHECKPOINTS = """
 import os, sys, torch
-from common import exits
+from common.ground import exits
 from common.checkpoint import files as checkpoint, mirror
-from common.files import write_atomic
-from common.entry import entry
-from common.output import Output
+from common.ground.files import write_atomic
+from common.distributed.entry import entry
+from common.run.output import Output
 folder, url = sys.argv[1:]
 
 def main():

@@ -18,14 +18,14 @@ import signal
 import sys
 import tempfile
 
-from common.entry import entry
+from common.distributed.entry import entry
 
 # isort: split
 import torch
 
-from common import arguments
-from common.exits import BadInput
-from common.files import ROOT
+from common.console import arguments
+from common.ground.exits import BadInput
+from common.ground.files import ROOT
 from tests.gpu import checks, figures, report
 from tests.gpu.lab import Setting, Stage, run_stages
 

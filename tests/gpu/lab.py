@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-from common.files import ROOT
+from common.ground.files import ROOT
 
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 _POLL = 0.05  # seconds

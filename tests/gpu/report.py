@@ -8,9 +8,9 @@ import subprocess
 
 import torch
 
-from common import starts
-from common.files import ROOT, write_atomic
-from common.platforms import available_cores
+from common.ground.files import ROOT, write_atomic
+from common.platform.platforms import available_cores
+from common.run import starts
 
 JSON, TABLE = "gpu.json", "gpu.md"
 

@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from common.checkpoint.checkpointer import Checkpointer
-from common.files import ROOT
+from common.ground.files import ROOT
 
 
 class Watch:

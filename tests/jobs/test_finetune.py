@@ -7,10 +7,9 @@ import signal
 import pytest
 import torch
 
-from common import models
-from common.checkpoint import published
-from common.exits import BadInput
-from common.optimization import optimizers
+from common.checkpoint import pretrained
+from common.compute import models, optimizers
+from common.ground.exits import BadInput
 from datasets.folders import random_folder
 from tests.conftest import finish, records, run, start
 
@@ -87,20 +86,20 @@ def test_published_weights_come_from_the_cache_or_are_refused(tmp_path, monkeypa
     (cache / "new.pth").rename(cache / f"resnet18-{digest}.pth")
     entry = type("Weights", (), {"url": f"http://127.0.0.1:9/resnet18-{digest}.pth"})
     members = type("Members", (dict,), {"__members__": {"IMAGENET1K_V1": entry}})
-    monkeypatch.setattr(published, "_weights_of", lambda arch: members(DEFAULT=entry, IMAGENET1K_V1=entry))
-    assert torch.equal(published.read("resnet18", "DEFAULT")["fc.bias"], network.fc.bias)
-    assert published.is_name("resnet18", "DEFAULT") and not published.is_name(None, "DEFAULT")
-    assert not published.is_name("resnet18", "best.pth")
-    published.check("resnet18", "IMAGENET1K_V1")
+    monkeypatch.setattr(pretrained, "_weights_of", lambda arch: members(DEFAULT=entry, IMAGENET1K_V1=entry))
+    assert torch.equal(pretrained.read("resnet18", "DEFAULT")["fc.bias"], network.fc.bias)
+    assert pretrained.is_name("resnet18", "DEFAULT") and not pretrained.is_name(None, "DEFAULT")
+    assert not pretrained.is_name("resnet18", "best.pth")
+    pretrained.check("resnet18", "IMAGENET1K_V1")
     with pytest.raises(BadInput, match="--weights NONE: no such file; resnet18 has DEFAULT, IMAGENET"):
-        published.check("resnet18", "NONE")
+        pretrained.check("resnet18", "NONE")
     with open(cache / f"resnet18-{digest}.pth", "ab") as file:
         file.write(b"x")
     with pytest.raises(BadInput, match="is damaged: its sha256 does not begin with"):
-        published.read("resnet18", "DEFAULT")
+        pretrained.read("resnet18", "DEFAULT")
     (cache / f"resnet18-{digest}.pth").unlink()
     with pytest.raises(BadInput, match="is not in the cache and cannot be downloaded"):
-        published.read("resnet18", "DEFAULT")
+        pretrained.read("resnet18", "DEFAULT")
 
 
 def test_networks_of_timm():

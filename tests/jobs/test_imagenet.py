@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from common import exits
-from common.exits import BadInput
+from common.ground import exits
+from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling import receipt

@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common.models import resnet18
+from common.compute.models import resnet18
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import digits
 from datasets.sampling.sampler import SequentialBatchSampler

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from common.arguments import Interval
+from common.console.arguments import Interval
 from common.distributed import devices, process_group
-from common.exits import BadInput
+from common.ground.exits import BadInput
 
 # NVIDIA's ConvNets in KSpeed's documentation: a backend by name, and the folder as a positional argument
 NVIDIA = (

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from common.exits import LOST_CONTACT
+from common.ground.exits import LOST_CONTACT
 from tests.conftest import QUICK, environment, finish, records, run, start
 from tests.support.ray_nodes import RayNodes, processes, wait_until
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from common.models import resnet18
+from common.compute.models import resnet18
 from tests.conftest import QUICK, ROOT, environment, records, run
 
 JOB = (*QUICK, "--epochs=1", "--batch_size=240")

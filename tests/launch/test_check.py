@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.exits import BadInput
-from common.output import Output, folder_of
-from common.preflight import node
-from common.topology import resolve
+from common.ground.exits import BadInput
+from common.platform import node
+from common.platform.topology import resolve
+from common.run.output import Output, folder_of
 from tests.conftest import ROOT, environment, free_port, run, start
 
 NAMES = [

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import torch
 
-from common.arguments import Interval, interval
 from common.checkpoint.checkpointer import Checkpointer
-from common.metrics import Log
-from common.output import Output
+from common.console.arguments import Interval, interval
+from common.run.metrics import Log
+from common.run.output import Output
 from datasets.sampling.receipt import Receipt
 
 DEFAULTS = {

@@ -23,9 +23,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from common import exits, metrics, models, output, starts
 from common.checkpoint.checkpointer import Checkpointer
+from common.compute import models
 from common.distributed import process_group
+from common.ground import exits
+from common.run import metrics, output, starts
 from datasets.loaders import image_folders
 from datasets.loaders.engines import memory
 from tests.conftest import ROOT

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from launch.bundle.cli import pack
 
 SELF_CONTAINED = """

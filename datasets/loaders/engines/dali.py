@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.exits import BadInput, import_optional
+from common.ground.exits import BadInput, import_optional
 from datasets.loaders.engines.reader import Reader
 from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan

@@ -13,8 +13,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from common.exits import BadInput
-from common.metrics import check_map_style, class_names_of
+from common.ground.exits import BadInput
+from common.run.metrics import check_map_style, class_names_of
 from datasets.fingerprint import fingerprint, hash_rows, hash_value
 from datasets.loaders.engines.workers import Workers
 from datasets.loaders.loader import Copy, Loader

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.exits import import_optional
+from common.ground.exits import import_optional
 from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip

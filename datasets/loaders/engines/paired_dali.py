@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.loaders.engines.dali import NVJPEG, Dali, load_dali, missing
 from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders.boxes import scaled
 from datasets.loaders.engines.workers import Workers
 from datasets.loaders.loader import Images

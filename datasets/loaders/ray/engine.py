@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import fit
 from datasets.loaders.engines.map_style import Fetcher, MapStyle, build_loader

@@ -1,7 +1,8 @@
 """Connect this process to Ray, and run functions on a pool of actors, with the results in order.
 
 Ray restarts an actor whose process or node is lost, and runs its tasks again. If the head is lost, the job
-ends with exit code 5 (common/exits.py), and the next start resumes it. A process has one connection to Ray.
+ends with exit code 5 (common/ground/exits.py), and the next start resumes it. A process has one connection
+to Ray.
 """
 
 import contextlib
@@ -17,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.exits import LOST_CONTACT, BadInput, import_optional, print_line
-from common.files import ROOT
+from common.ground.exits import LOST_CONTACT, BadInput, import_optional, print_line
+from common.ground.files import ROOT
 from datasets.loaders.ray import worker
 
 RAY = '"ray>=2.52"'  # the requirement for pip; 2.52 is the first version with tokens

@@ -14,7 +14,7 @@ import re
 import urllib.parse
 from typing import NamedTuple
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.stores.forms import SIZED
 
 PASSWORD, PASSWORD_FILE, CA = "BOOTFILE_CACHE_PASSWORD", "BOOTFILE_CACHE_PASSWORD_FILE", "BOOTFILE_CACHE_CA"

@@ -15,7 +15,7 @@ import torch
 
 from common.checkpoint import files as checkpoint
 from common.checkpoint.files import Refused
-from common.files import sweep, write_atomic
+from common.ground.files import sweep, write_atomic
 from tests.conftest import ROOT, environment
 
 

@@ -20,11 +20,11 @@ from common.checkpoint import files as checkpoint
 from common.checkpoint import lease as url_lease
 from common.checkpoint import mirror
 from common.checkpoint import restore as restoring
-from common.exits import BadInput
-from common.files import write_atomic
-from common.job import JobParser
+from common.ground.exits import BadInput
+from common.ground.files import write_atomic
 from common.object_store.store import ObjectStore, StoreError
-from common.output import Output
+from common.run.job import JobParser
+from common.run.output import Output
 from tests.conftest import environment, finish, start
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
@@ -35,8 +35,8 @@ import os, sys, time, torch
 from common.checkpoint import files as checkpoint
 from common.checkpoint import mirror
 from common.checkpoint import lease as url_lease
-from common.files import write_atomic
-from common.output import Output
+from common.ground.files import write_atomic
+from common.run.output import Output
 folder, url = sys.argv[1:]
 os.makedirs(folder, exist_ok=True)
 one = mirror.Mirror(Output(folder, url))

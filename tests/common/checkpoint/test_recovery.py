@@ -6,11 +6,11 @@ import os
 import pytest
 import torch
 
-from common.arguments import Interval, interval
 from common.checkpoint import files as checkpoint
 from common.checkpoint import nonfinite, resume
-from common.evaluation import Metrics, absolute_error
-from common.exits import BadInput
+from common.console.arguments import Interval, interval
+from common.ground.exits import BadInput
+from common.run.evaluation import Metrics, absolute_error
 from tests.support.checkpointers import make
 
 _FUSED = "fused" in torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from common.arguments import Interval
 from common.checkpoint.schedules import ScheduleState, plain
-from common.exits import BadInput
+from common.console.arguments import Interval
+from common.ground.exits import BadInput
 from tests.support.checkpointers import make
 
 STEPS = 40

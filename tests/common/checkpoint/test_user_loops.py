@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from common.arguments import Interval
 from common.checkpoint import digest
 from common.checkpoint.checkpointer import Checkpointer
-from common.exits import BadInput
-from common.metrics import Log
-from common.output import Output
+from common.console.arguments import Interval
+from common.ground.exits import BadInput
+from common.run.metrics import Log
+from common.run.output import Output
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import BatchSampler
 from tests.conftest import records

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from common import starts
 from common.checkpoint import files as checkpoint
 from common.checkpoint import weights
-from common.exits import BadInput
-from common.metrics import CLASSES
-from common.models import resnet18
+from common.compute.models import resnet18
+from common.ground.exits import BadInput
+from common.run import starts
+from common.run.metrics import CLASSES
 
 
 def _model(classes: int = 4) -> nn.Module:

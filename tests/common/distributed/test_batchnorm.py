@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.distributed import batchnorm
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from tests.conftest import ROOT, free_port, run
 
 WORKER = textwrap.dedent("""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.distributed.devices import find_topology, open_gpu, select
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from tests.conftest import QUICK, ROOT, finish, free_port, run, start
 
 GPUS = 4

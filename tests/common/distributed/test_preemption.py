@@ -56,7 +56,7 @@ def test_an_interrupt_during_set_up_is_one_line(stuck):
     job = textwrap.dedent(f"""
         import sys, threading, time
         sys.path.insert(0, {str(ROOT)!r})
-        from common.entry import entry
+        from common.distributed.entry import entry
         @entry
         def main():
             lock = threading.Lock()
@@ -74,7 +74,7 @@ def test_an_interrupt_during_set_up_is_one_line(stuck):
 def test_ctrl_c_while_torch_is_loaded_is_one_line():
     job = start("-X", "importtime", "jobs/train.py", *QUICK)
     for line in job.stderr:
-        if line.endswith(" common.entry\n"):
+        if line.endswith(" common.distributed.entry\n"):
             break
     job.send_signal(signal.SIGINT)
     errors = [line for line in finish(job, 130).stderr.splitlines() if not line.startswith("import time:")]

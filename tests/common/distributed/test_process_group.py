@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import exits
 from common.distributed import process_group
+from common.ground import exits
 from tests.conftest import ROOT, finish, processes_of, run, start, wait_until
 
 # A process sees one GPU: its own, or one for all. The UUID shows it; before torch 2.4, CUDA_VISIBLE_DEVICES.
@@ -88,7 +88,7 @@ ENDS = textwrap.dedent(f"""
     import os, sys
     sys.path.insert(0, {str(ROOT)!r})
     from common.distributed import launcher
-    from common.topology import Topology
+    from common.platform.topology import Topology
     if "RANK" not in os.environ:
         sys.exit(launcher.start(Topology(0, 1, 2, None, None, None, "node", "plain"), 1.0))
     with open(sys.argv[1] + os.environ["RANK"]) as fifo:

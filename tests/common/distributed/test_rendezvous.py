@@ -13,7 +13,7 @@ import time
 import pytest
 
 from common.distributed import rendezvous
-from common.topology import Topology
+from common.platform.topology import Topology
 from launch.simulate.network import Network
 from tests.conftest import QUICK, ROOT, environment, finish, free_port, processes_of, run, start
 

@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from common.object_store import client as object_store_client
 from common.object_store import paths as object_store_paths
 from common.object_store import store as object_store
@@ -531,7 +531,7 @@ def test_boto3_is_imported_when_it_is_needed_and_named_when_it_is_missing(server
         "import sys; from common.object_store.store import ObjectStore\n"
         "assert not {'boto3', 'botocore', 'torch'} & set(sys.modules)\n"
         "sys.modules['boto3'] = None\n"
-        "from common.entry import entry\n"
+        "from common.distributed.entry import entry\n"
         "entry(lambda: ObjectStore('s3://bucket').read('x'))()"
     )
     result = run("-c", script, code=2, env=environment(**server.environment))

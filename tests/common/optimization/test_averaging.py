@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.checkpoint.nonfinite import Guard
-from common.optimization.averaging import MovingAverage
+from common.compute.averaging import MovingAverage
 
 
 def _train(skipped, **options):

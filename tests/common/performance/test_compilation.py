@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from common.compute.compilation import backward_without_trace, compile_module
 from common.distributed.gradients import settle_buckets
-from common.performance.compilation import backward_without_trace, compile_module
 
 
 class _NoGradient(torch.autograd.Function):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.loaders import backends
 from tests.conftest import ROOT, free_port, run

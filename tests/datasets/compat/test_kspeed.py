@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.compat import kspeed
 from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder
 from datasets.loaders import backends

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders import image_folder, images, listing
 from datasets.folders.image_folder import fraction, load, open_index
 from tests.conftest import ROOT, environment

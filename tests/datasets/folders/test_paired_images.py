@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders import images, paired_images, random_pairs
 from datasets.loaders import backends
 from datasets.loaders.engines.paired_dali import PairedDali

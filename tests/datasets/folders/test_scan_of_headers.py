@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders import image_folder, images
 from datasets.loaders import backends
 from datasets.sampling.augment import center_crop

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders import boxes, image_folder
 from datasets.loaders import backends, measure
 from datasets.loaders.engines.synthetic import SyntheticIndex

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.transforms import v2
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.loaders.engines.map_style import Fetcher, draw_seeds, map_style_loader
 from datasets.sampling import generators
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler

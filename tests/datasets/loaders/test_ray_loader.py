@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.compat.dpex import DpexDataLoader, RayDataLoader
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.memory import cifar10
 
 N = 20  # images a file

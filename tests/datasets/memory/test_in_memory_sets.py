@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.memory import cifar10, digits, fashion_mnist
 from datasets.memory.image_set import ImageSet
 

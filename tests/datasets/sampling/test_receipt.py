@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from common import starts
-from common.exits import BadInput
+from common.ground.exits import BadInput
+from common.run import starts
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory.digits import load
 from datasets.sampling import receipt

@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler, permute
 
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, JpegImagePlugin
 from sklearn.datasets import load_sample_images
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.loaders.ray.engine import FolderCutter

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from launch import manifests
 from launch.bundle import requirements
 from launch.bundle.cli import pack
@@ -28,7 +28,7 @@ def repository(tmp_path):
     files = {
         "common/__init__.py": "", "datasets/__init__.py": "", "README.md": "read me", "tests/test_job.py": "",
         "jobs/job.py": "import json\nfrom common import a\n", "jobs/other.py": "", "jobs/settings.json": "{}",
-        "common/a.py": "A = 1\n", "common/entry.py": "", "common/tests/test_a.py": "",
+        "common/a.py": "A = 1\n", "common/distributed/entry.py": "", "common/tests/test_a.py": "",
         "common/__pycache__/a.pyc": "x", "common/README.md": "read me", "jobs/options.md": "read me",
         "requirements.txt": "torch>=2.1\nnumpy\n", "output_dir/best.pth": "x", ".env": "PASSWORD=hunter22",
     }  # fmt: skip
@@ -104,8 +104,8 @@ def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
 def test_what_a_job_needs_is_kept(repository, tmp_path):
     code = CodeFolder(str(repository / "jobs/job.py"))
     assert [file.path for file in code.files] == [
-        "common/__init__.py", "common/a.py", "common/entry.py", "datasets/__init__.py", "jobs/job.py",
-        "jobs/settings.json",
+        "common/__init__.py", "common/a.py", "common/distributed/entry.py", "datasets/__init__.py",
+        "jobs/job.py", "jobs/settings.json",
     ]  # fmt: skip
     skipped = {item.path: item.rule for item in code.skipped}
     assert skipped["common/__pycache__/"] == "__pycache__/" and skipped["common/tests/"] == "tests/"
@@ -320,7 +320,7 @@ def test_bad_input(mine, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="cannot be written: Not a directory"):
         pack(job, str(tmp_path / "file" / "to"))
-    tree(tmp_path / "broken", {"common/entry.py": "", "datasets/x.py": "", "jobs/job.py": "def"})
+    tree(tmp_path / "broken", {"common/distributed/entry.py": "", "datasets/x.py": "", "jobs/job.py": "def"})
     assert "job.py cannot be read as Python" in refused(str(tmp_path / "broken/jobs/job.py"), to)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from launch.inference import export
 from launch.inference.trained import load
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from common import starts
-from common.exits import BadInput
+from common.ground.exits import BadInput
+from common.run import starts
 from datasets.memory import digits as digit_set
 from launch.inference import predict
 from launch.inference.trained import load

@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from common import exits
-from common.exits import BadInput
+from common.ground import exits
+from common.ground.exits import BadInput
 from launch import records as job_records
 from launch.platforms import config as job_config
 from launch.platforms import request as job_request

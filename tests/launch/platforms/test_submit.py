@@ -13,8 +13,8 @@ import pytest
 import yaml
 from botocore.validate import ParamValidator
 
-from common import topology
-from common.exits import BadInput
+from common.ground.exits import BadInput
+from common.platform import topology
 from launch.platforms import config as job_config
 from launch.platforms import request as job_request
 from launch.platforms import submit, templates

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from launch.report import charts
 from launch.report import cli as report
 from launch.report import runs as report_runs

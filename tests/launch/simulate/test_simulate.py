@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 from launch.explain import explain_exit_code
 from launch.simulate import faults
 from launch.simulate.network import Network

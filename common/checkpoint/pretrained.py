@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from common.exits import BadInput
-from common.files import sha256_file
-from common.models import TIMM, import_timm
+from common.compute.models import TIMM, import_timm
+from common.ground.exits import BadInput
+from common.ground.files import sha256_file
 
 DEFAULT = "DEFAULT"
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from common.exits import MissingPackage, import_optional
+from common.ground.exits import MissingPackage, import_optional
 
 _TAG = "bootfile.run"  # the tag of an MLflow run with our run id, which a checkpoint stores
 # short time-outs: the training waits for each request

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from common.exits import BadInput
+from common.ground.exits import BadInput
 
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
-from common.exits import SECRET, BadInput, mask
-from common.platforms import parse_number
+from common.ground.exits import SECRET, BadInput, mask
+from common.platform.platforms import parse_number
 
 BATCH_SIZE_HELP = (
     "samples of one optimizer step over all processes, so a run is the same on any number of nodes; when you "

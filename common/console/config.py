@@ -12,8 +12,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from common.exits import BadInput, import_optional
-from common.files import read_file
+from common.ground.exits import BadInput, import_optional
+from common.ground.files import read_file
 
 
 def read_toml(path: str) -> dict[str, Any]:

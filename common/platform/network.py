@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from common import interfaces
-from common.topology import Topology
+from common.platform import interfaces
+from common.platform.topology import Topology
 
 SECONDS = 3.0  # for resolving names and reaching the master together
 

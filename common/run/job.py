@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from common import config, platforms
-from common.arguments import FLAG, REMOVED, Parser, names, plain, remind, settings
+from common.console import config
+from common.console.arguments import FLAG, REMOVED, Parser, names, plain, remind, settings
 from common.distributed import devices
-from common.exits import BadInput, import_optional, print_line
-from common.files import ROOT
-from common.output import check_writable, open_output
+from common.ground.exits import BadInput, import_optional, print_line
+from common.ground.files import ROOT
+from common.platform import platforms
+from common.run.output import check_writable, open_output
 
 
 class JobParser(Parser):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from common.arguments import FLAG
-from common.exits import BadInput
+from common.console.arguments import FLAG
+from common.ground.exits import BadInput
 from datasets.loaders.backends import SPELLINGS
 
 

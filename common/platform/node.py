@@ -29,9 +29,9 @@ from dataclasses import dataclass
 
 import torch
 
-from common.exits import BadInput, print_line
-from common.preflight import network
-from common.topology import Topology, is_distributed, promised_gpus
+from common.ground.exits import BadInput, print_line
+from common.platform import network
+from common.platform.topology import Topology, is_distributed, promised_gpus
 
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batches through /dev/shm
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, because the old one is kept while the new one is written

@@ -11,9 +11,9 @@ import signal
 import sys
 from collections.abc import Callable
 
-from common import exits
 from common.distributed import preemption
-from common.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error
+from common.ground import exits
+from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error
 
 exits.protect_output()  # at once: the imports of a job open files
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm

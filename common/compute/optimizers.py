@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from common.arguments import FLAG, non_negative_float, positive_float
-from common.models import FUSED
+from common.compute.models import FUSED
+from common.console.arguments import FLAG, non_negative_float, positive_float
 
 _DEFAULTS = {"sgd": {"lr": 0.256, "weight_decay": 1 / 32768}, "adamw": {"lr": 1e-3, "weight_decay": 0.05}}
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from common.exits import print_line
+from common.ground.exits import print_line
 
 EVERY = 30.0  # seconds
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.arguments import positive_int
-from common.exits import BadInput, import_optional
+from common.console.arguments import positive_int
+from common.ground.exits import BadInput, import_optional
 
 # torch.optim.SGD(..., **FUSED[device.type]): on a GPU one kernel updates all weights, and the host does not
 # wait for the device to check whether a step is finite. SGD has it since torch 2.3.

@@ -26,11 +26,12 @@ from typing import Any
 import numpy
 import torch
 
-from common import __version__, arguments
+from common import __version__
+from common.console import arguments
 from common.distributed import ranks
-from common.files import opener
-from common.output import writes_nothing
-from common.platforms import available_cores, count_in
+from common.ground.files import opener
+from common.platform.platforms import available_cores, count_in
+from common.run.output import writes_nothing
 
 FILE = "starts.jsonl"  # in a run's output folder
 _OBJECTS = ("settings", "environment")

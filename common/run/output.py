@@ -22,10 +22,10 @@ import sys
 import tempfile
 import time
 
-from common import exits
-from common.exits import BadInput, print_line
-from common.files import ROOT, is_at, is_url, opener
-from common.platforms import STARTED_BY
+from common.ground import exits
+from common.ground.exits import BadInput, print_line
+from common.ground.files import ROOT, is_at, is_url, opener
+from common.platform.platforms import STARTED_BY
 
 PARENT = os.path.join(ROOT, "output_dir")
 LATEST, LOCK, CHECKPOINTS = "latest", ".lock", "checkpoints"

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common import platforms
-from common.exits import BadInput
-from common.platforms import STARTED_BY, Claim, whole
+from common.ground.exits import BadInput
+from common.platform import platforms
+from common.platform.platforms import STARTED_BY, Claim, whole
 
 # Variables with the number of GPUs that a platform promises. PET_NPROC_PER_NODE is not one of them: on a node
 # without GPUs, Kubeflow sets it to the number of CPUs.

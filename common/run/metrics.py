@@ -1,6 +1,6 @@
 """Report a run: log lines, metrics.jsonl, TensorBoard events, a progress bar, and a table of the time.
 
-starts.jsonl is written by common/starts.py.
+starts.jsonl is written by common/run/starts.py.
 """
 
 import argparse
@@ -17,12 +17,14 @@ from typing import Any, TextIO
 import torch
 from tqdm import tqdm
 
-from common import arguments, exits, starts
+from common.console import arguments
 from common.distributed import ranks
-from common.evaluation import Metrics
-from common.exits import BadInput, MissingPackage, import_optional, printable
-from common.files import opener, write_atomic
-from common.output import writes_nothing
+from common.ground import exits
+from common.ground.exits import BadInput, MissingPackage, import_optional, printable
+from common.ground.files import opener, write_atomic
+from common.run import starts
+from common.run.evaluation import Metrics
+from common.run.output import writes_nothing
 
 CLASSES = "classes.json"  # in a run's output folder: the names of the classes, in the order of the labels
 CONFUSION = "confusion.json"  # in the same folder: the last evaluation per class, and the confusion matrix
@@ -334,7 +336,7 @@ class Log:
     def _open_tracker(self) -> None:
         name = getattr(self.args, "tracker", None)
         if name:
-            from common.reporting import trackers  # only a run with --tracker needs it
+            from common.run import trackers  # only a run with --tracker needs it
 
             title = os.path.basename(str(self.output).rstrip("/"))
             with self._reported():

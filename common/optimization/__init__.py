@@ -1,1 +1,0 @@
-"""Optimizers by name, clipped gradients, and averaged weights."""

@@ -1,1 +1,0 @@
-"""Make a job faster: compilation and mixed precision."""

@@ -1,1 +1,0 @@
-"""Check a node before work starts."""

@@ -1,1 +1,0 @@
-"""Send the figures of a run to trackers."""
