@@ -22,6 +22,7 @@ class Store:
     form = "encoded"
     short_side = SHORT_SIDE
     is_remote = False
+    decodes_boxes = False  # whether crop() may decode less than the image
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples: bytes of a file or a JPEG, or read-only pixels uint8 [height, width, 3].
@@ -50,12 +51,16 @@ class Store:
         box: boxes.Box,
         scratch: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Return the pixels of a box of a sample, uint8 [height, width, 3].
+        """Return the pixels of a box of a sample, uint8 [height, width, 3]. Decode only the box if possible.
 
         content, scratch: as for decode(). planned, box: as in boxes.cut_out(). The pixels are valid until the
-        next call in this thread. Raises BadInput if the content cannot be decoded.
+        next call in this thread. Raises BadInput if the image is decoded as a whole and that fails.
         """
         if not isinstance(content, np.ndarray):
+            if self.decodes_boxes and self._is_plain(id):
+                pixels = boxes.decode(content, planned, box)
+                if pixels is not None:
+                    return pixels
             content = self.decode(id, content, scratch)
         return boxes.cut_out(content, planned, box)
 

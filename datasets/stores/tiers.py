@@ -29,6 +29,7 @@ class Tiers(Store):
 
     def __init__(self, cache: "RedisStore", files: FileStore):
         self.cache, self.files, self.index, self.form = cache, files, files.index, cache.form
+        self.decodes_boxes = self.form == "encoded"
         self._readers, self._warned = Threads(_READERS, "misses"), False
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:

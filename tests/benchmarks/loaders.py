@@ -32,7 +32,7 @@ Notes on the rows:
   printed). It always resizes by averaging over areas. Its raw images ("ffcv-raw-short") have 256 pixels on
   the shorter side, as those of our pack.
 - "decoding" reads and decodes the files, and does nothing else: no loader that decodes whole images can be
-  faster.
+  faster. "threads" decodes the boxes of the crops if nvImageCodec is installed.
 - DALI's own reader returns its buffers without a copy.
 - In all rows, threads of OpenMP that wait sleep soon (GOMP_SPINCOUNT=1000), as in Bootfile's jobs.
 - An epoch of 512 images is short, so the start of an epoch has more weight than with ImageNet. --images 4096
@@ -90,7 +90,7 @@ INSTALL = {  # module -> command that installs it
 THREADS = {"OMP_NUM_THREADS": str(WORKERS), "GOMP_SPINCOUNT": "1000"}  # the environment of all rows
 VERSIONS = (
     "torch", "numpy", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "pyarrow",
-    "nvidia-dali-cuda120", "ffcv", "numba", "webdataset", "mosaicml-streaming",
+    "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "ffcv", "numba", "webdataset", "mosaicml-streaming",
     "litdata",
 )  # fmt: skip
 

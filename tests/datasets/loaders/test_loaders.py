@@ -31,6 +31,7 @@ from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.conftest import ROOT, finish, start
+from tests.datasets.folders.test_boxes import needs_nvimgcodec
 
 CPU = torch.device("cpu")
 SIZES = [(320, 240), (201, 333), (64, 48), (500, 90), (97, 400), (224, 224), (31, 31), (333, 335)]
@@ -159,6 +160,25 @@ def test_pixels_are_those_of_pillow(backend, form, index, packs):
             worst_ratio = min(worst_ratio, 10 * np.log10(255**2 / max(1e-9, (difference**2).mean())))
     worst_mean = max(means)
     assert worst_mean < 2 and worst_ratio >= 30, (worst_mean, worst_ratio)
+
+
+@needs_nvimgcodec
+@pytest.mark.parametrize("form", ["files", "encoded", "jpeg"])
+def test_boxes_that_are_decoded_alone_have_the_same_bits(form, index, packs, monkeypatch):
+    found, decode = [], boxes.decode
+
+    def counted(*arguments):
+        found.append(decode(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(boxes, "decode", counted)
+    with backends.build("threads", packs[form], plan_of(index), CPU, 2) as loader:
+        alone, _ = epoch_of(loader)
+    assert sum(each is not None for each in found) > 20  # of 40 images; the others are small or not plain
+    monkeypatch.setattr(boxes, "decode", lambda *_: None)
+    with backends.build("threads", packs[form], plan_of(index), CPU, 2) as loader:
+        whole, _ = epoch_of(loader)
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(alone, whole, strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
