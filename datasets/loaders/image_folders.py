@@ -176,7 +176,7 @@ def open_loaders(
         rates: dict[str, float] = {}
         if ranks.is_first():
             rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
-        backend = ranks.broadcast_object(max(rates, key=lambda name: rates[name], default=None))
+        backend = ranks.broadcast_object(max(rates, key=lambda name: rates[name], default=""))
         log.info(f"data_backend auto: {backend} of {measure.text(rates)}")
     train_loader = backends.build(backend, train_store, train_plan, device, args.workers, args.antialias)
     val_loader = backends.build(backend, val_store, val_plan, device, args.workers, args.antialias)

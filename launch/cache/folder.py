@@ -108,7 +108,7 @@ def _data_set(path: str, meta: dict) -> DataSet:
         return DataSet(name, "", split, "?", 0, 0, sum(sizes), "damaged", users, {})
     form = forms.label(meta["form"], meta["short_side"])
     mode = "damaged" if pack.damage(path, meta) else "offline" if meta["whole"] else "unfinished"
-    there = meta["count"] if mode == "offline" else min(meta["count"], len(sizes) * pack.TOGETHER)
+    there = meta["count"] if mode == "offline" else min(meta["count"], len(sizes) * pack.SAMPLES_PER_FILE)
     return DataSet(name, meta["fingerprint"], split, form, meta["count"], there, sum(sizes), mode, users, {})
 
 

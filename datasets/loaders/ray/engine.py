@@ -33,7 +33,7 @@ class RayWorkers:
     """Actors that load batches, with the methods of engines/workers.py. The arguments are those of Pool."""
 
     def __init__(self, count: int, cpus: float, address: str):
-        self.count, self._options = count, {"head_address": address, "cpus_per_worker": cpus}
+        self.count, self._cpus, self._address = count, cpus, address
         self._keys: Iterable = ()
         self._loader: RayDataLoader | None = None
 
@@ -54,7 +54,8 @@ class RayWorkers:
                 collate_fn=collate_fn,
                 persistent_workers=True,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
-                **self._options,
+                head_address=self._address,
+                cpus_per_worker=self._cpus,
             )
         return iter(self._loader)
 
