@@ -13,7 +13,7 @@ from datasets.loaders.engines.dali import Dali
 from datasets.loaders.ray import wire
 from datasets.memory import digits
 from datasets.stores import pack
-from datasets.stores.shared import servers
+from datasets.stores.shared import connection
 from launch import bench
 from launch.platforms import service as modelarts
 
@@ -45,7 +45,7 @@ def broken(monkeypatch):
 
 USES = {
     "pyarrow": (lambda: pack._mapped("x"), "pyarrow"),
-    "redis": (servers.load_redis, r"'redis\[hiredis\]'"),
+    "redis": (connection.load_redis, r"'redis\[hiredis\]'"),
     "sklearn": (lambda: digits.load(".", False), "scikit-learn"),
     "boto3": (lambda: connect("s3", find_endpoint("s3"), 1, 1.0), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
