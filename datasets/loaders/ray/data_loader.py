@@ -81,8 +81,7 @@ class RayDataLoader(DataLoader):
     def _iterate(self) -> Iterator[Any]:
         """Yield the batches of an epoch in order, while prefetch_factor tasks of each worker run or wait."""
         keys = iter(self.batch_sampler if self.batch_sampler is not None else self.sampler)
-        pool = self._pool or Pool(self.num_workers, self.head_address, self.cpus_per_worker)
-        self._pool = pool
+        pool = self._pool = self._pool or Pool(self.num_workers, self.head_address, self.cpus_per_worker)
         if not (self.persistent_workers and self._served):
             # drawn at the same place as in torch's DataLoader, so shuffling is the same
             seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator).item()

@@ -33,7 +33,7 @@ class RayWorkers:
     """Actors that load batches, with the methods of engines/workers.py. The arguments are those of Pool."""
 
     def __init__(self, count: int, cpus: float, address: str):
-        self.count, self._cpus, self._address = count, cpus, address
+        self.count, self.cpus, self.address = count, cpus, address
         self._keys: Iterable = ()
         self._loader: RayDataLoader | None = None
 
@@ -49,13 +49,13 @@ class RayWorkers:
             self._loader = RayDataLoader(
                 dataset,
                 True,
+                self.address,
                 batch_sampler=self,
                 num_workers=self.count,
                 collate_fn=collate_fn,
                 persistent_workers=True,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
-                head_address=self._address,
-                cpus_per_worker=self._cpus,
+                cpus_per_worker=self.cpus,
             )
         return iter(self._loader)
 

@@ -106,7 +106,7 @@ DIGITS = (*QUICK, "--batch_size=240", "--report_every=1")
 def test_ctrl_c_of_a_job(tmp_path, processes, moment):
     """A checkpoint is saved in training and in evaluation. A terminal signals the whole process group."""
     slow = (
-        "import runpy, sys, time; sys.path.insert(0, '.'); from common import evaluation\n"
+        "import runpy, sys, time; sys.path.insert(0, '.'); from common.run import evaluation\n"
         "original = evaluation.evaluate\n"
         "def evaluate(*given, **more):\n"
         "    print('evaluating', flush=True)\n"
@@ -158,7 +158,7 @@ def test_workers_of_a_dataloader_survive_it():
 def test_one_process_is_signalled_while_all_evaluate(tmp_path):
     """Processes do not communicate while they evaluate, but all stop soon."""
     slow = (
-        "import runpy, sys, time; sys.path.insert(0, '.'); from common import models\n"
+        "import runpy, sys, time; sys.path.insert(0, '.'); from common.compute import models\n"
         "original = models._ResNet.forward\n"
         "def forward(self, images):\n"
         "    if not self.training:\n"
