@@ -54,6 +54,7 @@ def environment(**extra: str) -> dict[str, str]:
     return kept | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"} | extra
 
 
+# audit events at which --quick skips a test
 NOT_QUICK = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind", "socket.connect"}
 USUAL = environment()  # without what tests change later
 

@@ -5,6 +5,7 @@ environment, folder and output. Tests of signals, process groups or imports star
 """
 
 import atexit
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -100,12 +101,13 @@ def _run_program(
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
+        if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     threading._shutdown()
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the program may have closed it
+            stream.flush()
     os._exit(code)
