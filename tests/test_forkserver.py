@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+import sklearn.datasets  # noqa: F401  # as other tests do: it sets environment variables
+import torch  # noqa: F401
 
 from tests.conftest import CAN_FORK, USUAL, environment
 from tests.support import forkserver

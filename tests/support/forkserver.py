@@ -27,6 +27,11 @@ _PACKAGES = [
 ]  # fmt: skip
 # Beginnings of the names of variables that Python, torch or OpenMP read when they start.
 _READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_", "OMP", "GOMP", "MKL", "KMP", "TORCH", "CUDA")
+# Of these, what scikit-learn, OpenCV and torch set in the process of the tests when they are imported.
+_SET_BY_IMPORTS = (
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "LD_LIBRARY_PATH", "TORCHELASTIC_", "TORCH_NCCL_",
+    "TORCHINDUCTOR_CACHE_DIR",
+)  # fmt: skip
 
 
 def can_fork(words: list[str], env: dict[str, str], usual: dict[str, str]) -> bool:
@@ -36,7 +41,9 @@ def can_fork(words: list[str], env: dict[str, str], usual: dict[str, str]) -> bo
     """
     is_program = words[0] == "-m" or words[0].endswith(".py")
     changed = {name for name, _ in env.items() ^ usual.items()}
-    return is_program and not any(name.startswith(_READ_AT_START) for name in changed)
+    return is_program and not any(
+        name.startswith(_READ_AT_START) and not name.startswith(_SET_BY_IMPORTS) for name in changed
+    )
 
 
 def run(
@@ -50,10 +57,10 @@ def run(
 
     usual: as for can_fork().
     """
+    path = _path_of_a_new_python()
     _ensure_server(usual)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / "stdout", Path(folder) / "stderr"]
-        path = _path_of_a_new_python()
         process = _CONTEXT.Process(target=_run_program, args=(words, cwd, env, path, files))
         process.start()
         process.join(timeout)
