@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that holds jobs/ and common/
+ROOT = os.path.abspath(f"{__file__}/../../..")  # the folder that holds jobs/ and common/
 PARTIAL = ".partial-"  # the names of temporary files and folders begin with this
 _BLOCK = 2**20  # bytes
 

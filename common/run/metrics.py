@@ -153,7 +153,8 @@ class Log:
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
         if getattr(self.args, "prof", None):
-            running.tolist()  # wait for the device
+            if running.is_cuda:
+                torch.cuda.synchronize()  # for the clock only: the steps between wait for nothing
             self._profiled.append(time.monotonic())
             return
         self._trains = True

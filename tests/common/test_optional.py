@@ -47,7 +47,7 @@ USES = {
     "pyarrow": (lambda: pack._mapped("x"), "pyarrow"),
     "redis": (connection.load_redis, r"'redis\[hiredis\]'"),
     "sklearn": (lambda: digits.load(".", False), "scikit-learn"),
-    "boto3": (lambda: connect("s3", find_endpoint("s3"), 1, 1.0), "boto3"),
+    "boto3": (lambda: connect("s3", find_endpoint("s3"), 1, 1.0, 1), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
     "ray": (lambda: pool.connect("auto", 1), r'"ray>=2\.52"'),
     "matplotlib": (lambda: bench.plot([], "", "", "x.png"), "matplotlib"),

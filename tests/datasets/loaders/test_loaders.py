@@ -326,7 +326,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("backend", "number"), [("pytorch", signal.SIGINT), *((backend, signal.SIGKILL) for backend in BACKENDS)]
+    ("backend", "number"),
+    [
+        ("pytorch", signal.SIGINT),
+        ("pytorch", signal.SIGKILL),
+        ("threads", signal.SIGKILL),
+        pytest.param("dali", signal.SIGKILL, marks=BACKENDS[-1].marks),
+    ],
 )
 def test_workers_end_with_the_process(backend, number, folder, tmp_path):
     """This holds on Ctrl-C and on SIGKILL."""
