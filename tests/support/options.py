@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
-    "cache": ("preload", "check", "ls", "stat", "rm"),
+    "cache": ("preload", "check", "ls", "rm"),
     "bench": ("loaders",),
 }
 TABLE = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end of options -->)", re.DOTALL)
