@@ -6,6 +6,7 @@ to Ray.
 """
 
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -121,11 +122,28 @@ class Pool:
         return [self._ray.put(function)]  # in a list: the actor gets the reference
 
     def submit(self, number: int, function: list, task: tuple) -> Any:
-        """Start a task on the actor of this number, after its earlier tasks. Return a reference to the
-        result."""
-        return self._actors[number].run.remote(function, task)
+        """Start a task on the actor of this number, after its earlier tasks. Return what take() needs."""
+        start = functools.partial(self._actors[number].run.remote, function, task)
+        return start(), start
 
-    def take(self, reference: Any, timeout: float = 0.0) -> Any:
+    def take(self, submitted: Any, timeout: float = 0.0) -> Any:
+        """Wait for the result of a task that was submitted, and return it. The task starts again if its actor
+        is being replaced and Ray cannot reach it yet.
+
+        Raises as _take() does, and ClusterLost if the actor was not replaced within 60 s.
+        """
+        (reference, start), begin = submitted, time.monotonic()
+        while True:
+            try:
+                return self._take(reference, timeout)
+            except self._ray.exceptions.ActorUnavailableError as error:
+                self._check()
+                if time.monotonic() - begin > _REPLACED:
+                    raise ClusterLost(f"a worker of the Ray cluster is lost: {_line(error)}") from error
+                time.sleep(0.2)
+                reference = start()
+
+    def _take(self, reference: Any, timeout: float) -> Any:
         """Wait for a result and return it.
 
         Raises the function's exception, ClusterLost, and RuntimeError after `timeout` seconds (0: never), or
@@ -146,6 +164,8 @@ class Pool:
         except errors.RayTaskError as error:
             if isinstance(error.cause, BadInput):
                 raise error.cause from None
+            raise
+        except errors.ActorUnavailableError:
             raise
         except errors.RayActorError as error:
             self._check()
