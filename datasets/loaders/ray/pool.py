@@ -27,6 +27,7 @@ RAY = '"ray>=2.52"'  # the requirement for pip; 2.52 is the first version with t
 HELP = "Ray cluster: auto (default: RAY_ADDRESS, or that of this machine, or only this process), or HOST:PORT"
 
 _RETRIES = 2  # a task fails after it was lost with three actors
+_PAUSES = (1.0, 2.0, 4.0)  # seconds before a task starts again whose actor Ray cannot reach yet
 _CHECKED = 2.0  # seconds between two checks of the head
 _REACHED = 10.0  # seconds for the head to accept a connection
 _STARTED = 120.0  # seconds for the actors to get CPUs of a cluster
@@ -130,20 +131,19 @@ class Pool:
         """Wait for the result of a task that was submitted, and return it. The task starts again if its actor
         is being replaced and Ray cannot reach it yet.
 
-        Raises as _take() does, and ClusterLost if the actor was not replaced within 60 s.
+        Raises as _take() does.
         """
-        (reference, start), begin = submitted, time.monotonic()
-        while True:
+        reference, start = submitted
+        for pause in _PAUSES:
             try:
                 return self._take(reference, timeout)
-            except self._ray.exceptions.ActorUnavailableError as error:
+            except self._ray.exceptions.ActorUnavailableError:
                 self._check()
-                if time.monotonic() - begin > _REPLACED:
-                    raise ClusterLost(f"a worker of the Ray cluster is lost: {_line(error)}") from error
-                time.sleep(0.2)
+                time.sleep(pause)
                 reference = start()
+        return self._take(reference, timeout, is_last=True)
 
-    def _take(self, reference: Any, timeout: float) -> Any:
+    def _take(self, reference: Any, timeout: float, is_last: bool = False) -> Any:
         """Wait for a result and return it.
 
         Raises the function's exception, ClusterLost, and RuntimeError after `timeout` seconds (0: never), or
@@ -165,10 +165,10 @@ class Pool:
             if isinstance(error.cause, BadInput):
                 raise error.cause from None
             raise
-        except errors.ActorUnavailableError:
-            raise
         except errors.RayActorError as error:
             self._check()
+            if isinstance(error, errors.ActorUnavailableError) and not is_last:
+                raise
             raise RuntimeError(f"a batch has ended {_RETRIES + 1} Ray workers: {_line(error)}") from error
         except (OSError, errors.RayError) as error:
             raise ClusterLost(f"the connection to the Ray cluster is lost: {_line(error)}") from error
