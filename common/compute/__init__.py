@@ -1,0 +1,1 @@
+"""Networks, optimizers, precision and compilation."""

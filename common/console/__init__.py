@@ -1,0 +1,1 @@
+"""Parse command lines and settings files."""

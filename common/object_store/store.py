@@ -121,7 +121,7 @@ class ObjectStore:
         return self._read(key)[0]
 
     def read_version(self, key: str) -> tuple[bytes, str | None]:
-        """Return the bytes of an object, and its ETag for replace(): None if there is no object."""
+        """Return (bytes, ETag) of an object, as replace() needs it; (b"", None) if there is no object."""
         try:
             content, entry = self._read(key)
             return content, entry.etag

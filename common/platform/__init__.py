@@ -1,0 +1,1 @@
+"""Read what the platform and this node offer."""

@@ -1,0 +1,1 @@
+"""A run: its arguments, its folder, its reports and metrics."""

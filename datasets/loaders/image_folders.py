@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import functools
 import os
-import tempfile
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from common.console.arguments import boolean, positive_int
 from common.distributed import barrier, ranks
 from common.ground import exits
 from common.ground.exits import BadInput
-from common.ground.files import PARTIAL
 from common.run.job import JobParser, check_folder
 from common.run.metrics import Log
 from datasets.folders import image_folder, listing, random_folder
@@ -94,7 +92,7 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     """
     backend = _backend(args, device)
     for name in ("pack", "cache_dir"):
-        _check_writable(f"--{name}", getattr(args, name))
+        check_folder(f"--{name}", getattr(args, name))
     if args.pack_form != "decoded" and not args.pack and (args.cache or backend not in backends.CACHED):
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
     if backend == "ray":
@@ -192,19 +190,6 @@ def open_loaders(
 def _backend(args: argparse.Namespace, device: torch.device) -> str:
     """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here."""
     return args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
-
-
-def _check_writable(option: str, path: str | None) -> None:
-    """Raise BadInput unless a folder can be made at the path. Permissions do not tell it below /proc."""
-    check_folder(option, path)
-    if path:
-        parent = os.path.abspath(path)
-        while not os.path.isdir(parent):
-            parent = os.path.dirname(parent)
-        try:
-            os.rmdir(tempfile.mkdtemp(prefix=PARTIAL, dir=parent))
-        except OSError as error:
-            raise BadInput(f"{option} {path} cannot be written: {parent}: {error.strerror}") from error
 
 
 def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> int:

@@ -22,7 +22,7 @@ _PACKAGE = "huaweicloudsdkmodelarts"
 _KEYS = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN")
 DOMAIN = "myhuaweicloud.com"
 _HOST = re.compile(r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?")
-_RETRIES = 8  # of a repeatable request, by the SDK: within about 5 seconds
+_RETRIES = 8  # times that the SDK repeats a request, within about 5 seconds
 _TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
 _HINTS = {
     401: "check HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, this machine's clock, and the region",

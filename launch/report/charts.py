@@ -19,12 +19,12 @@ matplotlib = import_optional("matplotlib", "the charts need matplotlib")
 figure_module = import_optional("matplotlib.figure", "the charts need matplotlib", "matplotlib")
 ticker = import_optional("matplotlib.ticker", "the charts need matplotlib", "matplotlib")
 
-DASHES = ((), (7, 3), (2.5, 2.5), (10, 3, 2.5, 3), (14, 4), (5, 2, 1.5, 2, 1.5, 2))  # of the curves, in units
+DASHES = ((), (7, 3), (2.5, 2.5), (10, 3, 2.5, 3), (14, 4), (5, 2, 1.5, 2, 1.5, 2))  # dashes, in units
 _COLOURS = ("text", "soft", "axis", "grid", "panel", *(f"c{n}" for n in range(len(DASHES))), "p0", "p1", "p2")
 _WIDTH, _HEIGHT = 380, 240  # units; the page scales them
 _GREATEST = 1e100  # greater values are gaps, like infinity
 _LOG_FROM = 300  # an axis is logarithmic from this ratio of greatest to least value
-_MOST_POINTS = 400  # of a curve of training; more become intervals
+_MOST_POINTS = 400  # points of a curve of training; more become intervals
 _INTERVALS = 120
 _MOST_DOTS = 60
 _MOST_BARS = 40
@@ -76,7 +76,7 @@ class _Chart:
 
     def __init__(self, title: str, about: str):
         self.label = f"{title}. {about}"
-        self.tooltips: list[str] = []  # of the elements whose id ends with their index
+        self.tooltips: list[str] = []  # one for each element, by the index at the end of its id
         self.values: list[np.ndarray] = []  # finite values of the curves
         inches = _WIDTH / 72, _HEIGHT / 72
         self.figure = figure_module.Figure(inches, layout="constrained", facecolor="none")

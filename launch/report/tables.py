@@ -12,7 +12,7 @@ from launch.receipt import compare
 from launch.report.runs import SPLIT, Run
 
 NONE = "–"
-_MOST_ROWS = 200  # of a table; all tables of one kind have ten times as many
+_MOST_ROWS = 200  # rows of a table; all tables of one kind have ten times as many
 _USUAL = ("val_loss", "val_acc")
 _SAME = ("output_dir",)  # differs for every run
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -63,7 +63,9 @@ def connect(address: str, workers: int) -> Any:
     if "ray" not in sys.modules:  # Ray reads its settings when it is imported
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else `uv run` copies the folder
         if address:
-            os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of 30 s each, for example a wrong token
+            os.environ.setdefault(
+                "RAY_NUM_REDIS_GET_RETRIES", "1"
+            )  # each takes 30 s, for example with a wrong token
         else:
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # listen on 127.0.0.1 only
             os.environ.setdefault("RAY_AUTH_MODE", "token")

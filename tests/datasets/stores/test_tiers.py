@@ -239,7 +239,7 @@ def test_where_a_pack_has_no_room_the_cache_is_used(empty_redis, index, tmp_path
 
 @needed
 @pytest.mark.parametrize("mode", ["offline", "active"])
-def test_a_set_that_nobody_put_is_named(mode, empty_redis, index):
+def test_a_set_that_is_not_stored_is_named(mode, empty_redis, index):
     said = []
     stores = Stores(None, empty_redis.url(), mode, False, said.append)
     stores.open(index)

@@ -236,7 +236,7 @@ def test_outputs_come_with_the_newest_checkpoint_by_number(server, url, tmp_path
 def test_outputs_that_are_not_as_listed(server, url, tmp_path):
     files = outputs([1])
     marker = listed(files | {"gone.pth": b"gone"})
-    put(server, url, files | marker | {"metrics.jsonl": b'{"step": 3}\n'})  # of a job that is running
+    put(server, url, files | marker | {"metrics.jsonl": b'{"step": 3}\n'})  # files of a job that is running
     damaged = {"Body": b"damaged", "Metadata": {"sha256": "0" * 64}}
     server.client().put_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/damaged", **damaged)
     said = launch(
@@ -298,7 +298,7 @@ def test_a_fetch_that_was_killed_goes_on(server, url, tmp_path):
     assert not (back / "big").exists()
     for name, content in contents(back).items():
         assert name.startswith(".partial-") or content == files[name]
-    folder_of(back, {".partial-0123456789abcdef": b"of an object that is no longer there"})
+    folder_of(back, {".partial-0123456789abcdef": b"part of a deleted object"})
     with FaultProxy(server.port) as proxy:
         said = launch(server, "fetch", url, "--to", back, **proxy.environment)
     assert contents(back) == files
