@@ -30,6 +30,12 @@ def forked(folder, words, timeout=60.0, **variables):
     return forkserver.run(words, folder, env, USUAL, timeout)
 
 
+@pytest.fixture(autouse=True)
+def _ray_was_open(monkeypatch):
+    """ray.init() of an earlier test leaves this variable in the process."""
+    monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb._driver_set_trace")
+
+
 @pytest.mark.parametrize("words", [["show.py", "--one", "two"], ["-m", "show", "one"]])
 def test_a_program_sees_what_a_new_python_shows(words, tmp_path):
     (tmp_path / "show.py").write_text(SHOW)
