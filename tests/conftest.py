@@ -60,11 +60,18 @@ NOT_QUICK = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind", "so
 USUAL = environment()  # without what tests change later
 
 
-def start(*command, **options) -> subprocess.Popen:
-    """Start `python *command` in the repository's root, a new Python. options: those of Popen."""
-    defaults = {"cwd": ROOT, "env": environment(), "stderr": subprocess.PIPE}
-    options = defaults | options | {"stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *map(str, command)], **options)
+def start(*command, fresh: bool = False, **options) -> subprocess.Popen | forkserver.Forked:
+    """Start `python *command` in the repository's root. options: those of Popen.
+
+    It is forked from a process that has imported torch, which saves seconds, if the fork server can do what
+    the options ask for. fresh: start a new Python, for a test of imports, of the time or memory of a start,
+    or of what /proc shows of the process.
+    """
+    words = [str(word) for word in command]
+    options = {"cwd": ROOT, "env": environment(), "stderr": subprocess.PIPE} | options
+    if CAN_FORK and not fresh and forkserver.can_fork(words, options, USUAL):
+        return forkserver.start(words, options, USUAL)
+    return subprocess.Popen([sys.executable, *words], **options, stdout=subprocess.PIPE, text=True)
 
 
 def finish(
@@ -79,34 +86,13 @@ def finish(
         with contextlib.suppress(subprocess.TimeoutExpired):
             output, errors = process.communicate(timeout=10)
         pytest.fail(f"no end within {timeout} s: {process.args}\n{output}\n{errors}")
-    return check(subprocess.CompletedProcess(process.args, process.returncode, output, errors), code)
+    assert code in (None, process.returncode), f"exit code {process.returncode}\n{output}\n{errors}"
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def check(result: subprocess.CompletedProcess, code: int | None) -> subprocess.CompletedProcess:
-    """Check the exit code (None: any), and return the result."""
-    assert code in (None, result.returncode), (
-        f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
-    )
-    return result
-
-
-def run(
-    *command, code: int | None = 0, timeout: float = LONGEST, fresh: bool = False, **options
-) -> subprocess.CompletedProcess:
-    """Run `python *command` to its end, in the repository's root, and check the exit code (None: any).
-
-    A program without options but cwd and env is forked from a process that has imported torch, which saves
-    seconds. fresh: start a new Python, for a test of imports or of the time or memory of a start.
-    """
-    words = [str(word) for word in command]
-    env, cwd = options.get("env") or environment(), options.get("cwd", ROOT)
-    is_plain = CAN_FORK and not fresh and not options.keys() - {"env", "cwd"}
-    if not (is_plain and forkserver.can_fork(words, env, USUAL)):
-        return finish(start(*words, **options), code, timeout)
-    try:
-        return check(forkserver.run(words, cwd, env, USUAL, timeout), code)
-    except subprocess.TimeoutExpired as error:
-        pytest.fail(f"no end within {timeout} s: {words}\n{error.stdout}\n{error.stderr}")
+def run(*command, code: int | None = 0, timeout: float = LONGEST, **options) -> subprocess.CompletedProcess:
+    """Run `python *command` to its end, as start() does, and check the exit code (None: any)."""
+    return finish(start(*command, **options), code, timeout)
 
 
 def wait_until(condition: Callable[[], object], job: subprocess.Popen, timeout: float = LONGEST) -> None:

@@ -149,7 +149,8 @@ def test_its_server_dies_and_no_secret_is_left(data, tmp_path):
     with with_user(tmp_path) as server:
         out, env = tmp_path / "out", environment(**{address.PASSWORD: PASSWORD})
         where = f"--cache={server.url('bootfile')}"
-        running = start(*job(data, out, "--data_backend=kspeed", where, "--save_every=2"), env=env)
+        command = job(data, out, "--data_backend=kspeed", where, "--save_every=2")
+        running = start(*command, env=env, fresh=True)
         shown = Path(f"/proc/{running.pid}/cmdline").read_text()
         printed = trained(running, server.kill)
         assert printed.count("; samples come from the next tier") == 1 and delivered(out) == data[2]
