@@ -95,13 +95,41 @@ def run(*command, code: int | None = 0, timeout: float = LONGEST, **options) -> 
     return finish(start(*command, **options), code, timeout)
 
 
-def wait_until(condition: Callable[[], object], job: subprocess.Popen, timeout: float = LONGEST) -> None:
-    """Wait for something that a running job does, for example a file that it writes."""
+def run_ranks(*command, ranks: int = 2, code: int = 0, **options) -> list[subprocess.CompletedProcess]:
+    """Run a job on several ranks to its end, and return their results.
+
+    The ranks are forked, with the variables that launchers set: a job that starts its own ranks would start a
+    new Python for each. Tests of the launchers themselves use run().
+    """
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
+    jobs = [
+        start(*command, env=environment(**shared, RANK=str(rank), LOCAL_RANK=str(rank)), **options)
+        for rank in range(ranks)
+    ]
+    return [finish(job, code) for job in jobs]
+
+
+def wait_until(
+    condition: Callable[[], object], job: subprocess.Popen | None = None, timeout: float = LONGEST
+) -> None:
+    """Wait for something, for example a file that a job writes. Fail if the job ends."""
     deadline = time.monotonic() + timeout
     while not condition():
-        assert job.poll() is None, f"the job ended with {job.returncode}"
+        assert job is None or job.poll() is None, f"the job ended with {job.returncode}"
         assert time.monotonic() < deadline, f"nothing within {timeout} s"
-        time.sleep(0.01)
+        time.sleep(0.02)
+
+
+def wait_for_port(port: int, server: subprocess.Popen) -> None:
+    """Wait until a server on this machine accepts connections."""
+
+    def is_open() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return True
+        return False
+
+    wait_until(is_open, server, 60)
 
 
 def is_stopped(process: subprocess.Popen) -> bool:
