@@ -47,7 +47,7 @@ gpu: setup
 benchmark-gpu: setup
 	@$(RUN) -m tests.benchmarks.train
 	@$(RUN) -m tests.benchmarks.train --arch resnet50
-	@$(RUN) -m tests.benchmarks.blocks --blocks 1,3,6,8,9 --compile true --images 51200
+	@$(RUN) -m tests.benchmarks.blocks --blocks 1,3,6,8,9 --compile true
 	@$(if $(DATA),$(RUN) -m tests.benchmarks.time_to_accuracy --dataset fashion_mnist --seeds 3 --data_url $(DATA))
 	@$(RUN) jobs/imagenet.py --custom_data true --max_steps 1 --batch_size 64 --training_only --cache_dir output_dir/index
 	@$(RUN) -m launch bench loaders --data_url output_dir/index/generated --pack output_dir/packs

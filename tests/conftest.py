@@ -60,11 +60,18 @@ NOT_QUICK = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind", "so
 USUAL = environment()  # without what tests change later
 
 
-def start(*command, **options) -> subprocess.Popen:
-    """Start `python *command` in the repository's root, a new Python. options: those of Popen."""
-    defaults = {"cwd": ROOT, "env": environment(), "stderr": subprocess.PIPE}
-    options = defaults | options | {"stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *map(str, command)], **options)
+def start(*command, fresh: bool = False, **options) -> subprocess.Popen | forkserver.Forked:
+    """Start `python *command` in the repository's root. options: those of Popen.
+
+    It is forked from a process that has imported torch, which saves seconds, if the fork server can do what
+    the options ask for. fresh: start a new Python, for a test of imports, of the time or memory of a start,
+    or of what /proc shows of the process.
+    """
+    words = [str(word) for word in command]
+    options = {"cwd": ROOT, "env": environment(), "stderr": subprocess.PIPE} | options
+    if CAN_FORK and not fresh and forkserver.can_fork(words, options, USUAL):
+        return forkserver.start(words, options, USUAL)
+    return subprocess.Popen([sys.executable, *words], **options, stdout=subprocess.PIPE, text=True)
 
 
 def finish(
@@ -79,43 +86,50 @@ def finish(
         with contextlib.suppress(subprocess.TimeoutExpired):
             output, errors = process.communicate(timeout=10)
         pytest.fail(f"no end within {timeout} s: {process.args}\n{output}\n{errors}")
-    return check(subprocess.CompletedProcess(process.args, process.returncode, output, errors), code)
+    assert code in (None, process.returncode), f"exit code {process.returncode}\n{output}\n{errors}"
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def check(result: subprocess.CompletedProcess, code: int | None) -> subprocess.CompletedProcess:
-    """Check the exit code (None: any), and return the result."""
-    assert code in (None, result.returncode), (
-        f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
-    )
-    return result
+def run(*command, code: int | None = 0, timeout: float = LONGEST, **options) -> subprocess.CompletedProcess:
+    """Run `python *command` to its end, as start() does, and check the exit code (None: any)."""
+    return finish(start(*command, **options), code, timeout)
 
 
-def run(
-    *command, code: int | None = 0, timeout: float = LONGEST, fresh: bool = False, **options
-) -> subprocess.CompletedProcess:
-    """Run `python *command` to its end, in the repository's root, and check the exit code (None: any).
+def run_ranks(*command, ranks: int = 2, code: int = 0, **options) -> list[subprocess.CompletedProcess]:
+    """Run a job on several ranks to its end, and return their results.
 
-    A program without options but cwd and env is forked from a process that has imported torch, which saves
-    seconds. fresh: start a new Python, for a test of imports or of the time or memory of a start.
+    The ranks are forked, with the variables that launchers set: a job that starts its own ranks would start a
+    new Python for each. Tests of the launchers themselves use run().
     """
-    words = [str(word) for word in command]
-    env, cwd = options.get("env") or environment(), options.get("cwd", ROOT)
-    is_plain = CAN_FORK and not fresh and not options.keys() - {"env", "cwd"}
-    if not (is_plain and forkserver.can_fork(words, env, USUAL)):
-        return finish(start(*words, **options), code, timeout)
-    try:
-        return check(forkserver.run(words, cwd, env, USUAL, timeout), code)
-    except subprocess.TimeoutExpired as error:
-        pytest.fail(f"no end within {timeout} s: {words}\n{error.stdout}\n{error.stderr}")
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
+    jobs = [
+        start(*command, env=environment(**shared, RANK=str(rank), LOCAL_RANK=str(rank)), **options)
+        for rank in range(ranks)
+    ]
+    return [finish(job, code) for job in jobs]
 
 
-def wait_until(condition: Callable[[], object], job: subprocess.Popen, timeout: float = LONGEST) -> None:
-    """Wait for something that a running job does, for example a file that it writes."""
+def wait_until(
+    condition: Callable[[], object], job: subprocess.Popen | None = None, timeout: float = LONGEST
+) -> None:
+    """Wait for something, for example a file that a job writes. Fail if the job ends."""
     deadline = time.monotonic() + timeout
     while not condition():
-        assert job.poll() is None, f"the job ended with {job.returncode}"
+        assert job is None or job.poll() is None, f"the job ended with {job.returncode}"
         assert time.monotonic() < deadline, f"nothing within {timeout} s"
-        time.sleep(0.01)
+        time.sleep(0.02)
+
+
+def wait_for_port(port: int, server: subprocess.Popen) -> None:
+    """Wait until a server on this machine accepts connections."""
+
+    def is_open() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return True
+        return False
+
+    wait_until(is_open, server, 60)
 
 
 def is_stopped(process: subprocess.Popen) -> bool:

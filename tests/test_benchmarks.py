@@ -1,10 +1,7 @@
-"""The measuring programs start and print their tables, and end the jobs that they start."""
+"""The measuring programs start, print their tables, and delete the outputs of the jobs."""
 
 import json
-import signal
-import time
 
-import psutil
 import pytest
 import torch
 
@@ -12,9 +9,8 @@ from datasets.folders import random_folder
 from datasets.loaders import backends
 from datasets.memory import cifar10
 from tests.benchmarks import generated
-from tests.conftest import environment, finish, run, start
+from tests.conftest import environment, run
 
-BATCH_SIZE = ("-m", "tests.benchmarks.batch_size")
 TRAIN = ("-m", "tests.benchmarks.train", "--rounds=1", "--report_every=1", "--batch_size=8", "--timeout=100")
 TIME = ("-m", "tests.benchmarks.time_to_accuracy")
 
@@ -24,36 +20,13 @@ def folder(tmp_path_factory):
     return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
 
 
-def living(mark) -> list[psutil.Process]:
-    """Return the processes with `mark` in their command line, without zombies."""
-    processes = psutil.process_iter(["cmdline", "status"])
-    named = [each for each in processes if str(mark) in " ".join(each.info["cmdline"] or ())]
-    return [each for each in named if each.info["status"] != psutil.STATUS_ZOMBIE]
-
-
 def test_train(tmp_path):
     jobs = ("--jobs=seed loop,train.py", "--json")
-    result = run(*TRAIN, *jobs, env=environment(TMPDIR=str(tmp_path)), timeout=300)
-    measured = json.loads(result.stdout)
+    measured = json.loads(run(*TRAIN, *jobs, env=environment(TMPDIR=str(tmp_path)), timeout=300).stdout)
     assert [row["name"] for row in measured["rows"]] == ["seed loop", "train.py"]
     for row in measured["rows"]:
         assert row["images_per_s"][0] > 0 and 0 <= row["waiting"] < 1 and row["start_s"] > 0
-    assert not list(tmp_path.glob("bootfile-*"))
-
-
-def test_ctrl_c_ends_the_jobs(tmp_path):
-    jobs = ("--jobs=seed loop,train.py",)
-    bench = start(*TRAIN, *jobs, env=environment(TMPDIR=str(tmp_path)))  # living() reads names
-    lines = [bench.stderr.readline()]
-    while lines[-1] and not lines[-1].startswith("train.py: starting"):
-        lines.append(bench.stderr.readline())
-    assert lines[-1], "".join(lines)
-    bench.send_signal(signal.SIGINT)
-    finish(bench, code=130)
-    deadline = time.monotonic() + 60
-    while living(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not living(tmp_path) and not list(tmp_path.glob("bootfile-*"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -67,10 +40,10 @@ def test_bad_input(arguments, message):
 
 def test_time_to_accuracy(tmp_path):
     stored, jobs = tmp_path / "runs.json", "--jobs=seed loop,train.py"
-    printed = run(*TIME, jobs, "--seeds=1", "--limit=60", "--target=0.05", f"--json={stored}").stdout
+    printed = run(*TIME, jobs, "--seeds=1", "--limit=20", "--target=0.05", f"--json={stored}").stdout
     loop, train = json.loads(stored.read_text())["runs"]
     assert loop["seconds_to_target"] == loop["curve"][0][0] and len(loop["curve"]) == 1  # ends at the target
-    assert all(0 < seconds <= 60 and 0 < accuracy <= 1 for seconds, accuracy in train["curve"])
+    assert all(0 < seconds <= 20 and 0 < accuracy <= 1 for seconds, accuracy in train["curve"])
     rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in printed.splitlines()}
     assert rows["seed loop"][1] == "1 of 1" and rows["seed loop"][5] == "1.00x |"
     assert rows["train.py"][1] == "1 of 1"
@@ -90,7 +63,7 @@ def test_throughput(folder, tmp_path):
 
 def test_scaling_model():
     printed = run("-m", "tests.benchmarks.scaling_model", "--step_ms=10", "--batch_size=128").stdout
-    assert "10 ms, 100 steps/s, 12,800 images/s" in printed and "3.0x, 19%" in printed
+    assert "10 ms, 100 steps/s, 12,800 images/s" in printed
     rows = [line.split() for line in printed.splitlines() if line.endswith("%") and "bf16" in line]
     assert {row[0] for row in rows} == {"8", "2x8", "16x8"}
 
@@ -106,13 +79,10 @@ def test_generated_images_of_cifar_10_are_read(tmp_path):
     assert train.labels.bincount().tolist() == [5000] * 10
 
 
-def test_a_batch_size_without_a_gpu_needs_a_limit(folder, tmp_path):
+def test_a_batch_size_needs_a_gpu():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    command = (*BATCH_SIZE, f"--data_url={folder}", f"--cache_dir={tmp_path}")
-    assert "no GPU found: --memory GB" in run(*command, code=2).stderr
-    failed = run(*command, "--memory=4", "--backends=pytorch", "--image_size=9", "--arch=alexnet", code=2)
-    assert "pytorch with 16 samples failed: " in failed.stderr and "--image_size 9" in failed.stderr
+    assert "no GPU found" in run("-m", "tests.benchmarks.batch_size", code=2).stderr
 
 
 def test_the_job_s_prof_names_the_article(folder, tmp_path):

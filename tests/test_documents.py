@@ -204,15 +204,6 @@ def test_the_diff_of_the_readme(name):
     assert read_blocks(TEXT[name], "diff") == [diff(variant, base) + "\n"]
 
 
-@pytest.mark.parametrize("name", TEXT)
-def test_number_of_blocks(name):
-    for job, blocks in re.findall(
-        r"\]\((?:jobs/)?(\w+\.py)\) \|[^|]*\| (\d*) ?\|$", TEXT[name], re.MULTILINE
-    ):
-        marks = (ROOT / "jobs" / job).read_text(encoding="utf-8").count(" ### ") / 2
-        assert marks == int(blocks or 0), job
-
-
 def test_the_translation_has_the_same_commands():
     assert find_commands(READMES[0]) == find_commands(READMES[1])
     assert TEXT[READMES[0]].count("\n## ") == TEXT[READMES[1]].count("\n## ")
@@ -234,11 +225,6 @@ def test_measured_figures_have_a_date_and_a_command(name):
         title = section.splitlines()[0]
         assert re.search(r"20\d\d-\d\d-\d\d", section), f"{title}: no date"
         assert re.search(r"(?:python |make |\.py |--)", section), f"{title}: no command"
-
-
-def test_readmes_have_measured_figures():
-    for name in READMES:
-        assert len(find_measured(TEXT[name])) == 1
 
 
 @pytest.mark.parametrize("name", [name for name in TEXT if not name.endswith(("CHANGELOG.md", "options.md"))])

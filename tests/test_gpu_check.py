@@ -60,7 +60,7 @@ def test_a_stage_that_fails_is_a_row_and_the_rest_continues(setting, tmp_path):
 
 
 def test_a_check_that_has_no_time_left_fails(tmp_path):
-    arguments = ("--device=cpu", "--stages=receipts,resident", "--minutes=0.01", f"--output_dir={tmp_path}")
+    arguments = ("--device=cpu", "--stages=restart,resident", "--minutes=0.01", f"--output_dir={tmp_path}")
     printed = run("-m", "tests.gpu", *arguments, code=1).stdout
     assert printed.count("| failed | skipped: no time is left | | **no** |") == 2
 
@@ -72,5 +72,5 @@ def test_a_rehearsal_on_the_cpu(tmp_path):
     resident, saved = json.loads((tmp_path / report.JSON).read_text())["stages"]
     assert not resident["failed"] and not saved["failed"]
     figures = {row["figure"]: row for row in resident["rows"] + saved["rows"]}
-    assert len(figures) == 4 and all(row["value"] > 0 for row in figures.values())
+    assert len(figures) == 5 and all(row["value"] > 0 for row in figures.values())
     assert figures["resident_loader"]["aim"] == 2 and figures["resident_loader"]["met"] is None

@@ -34,13 +34,6 @@ def test_every_job_and_verb_has_its_options_in_a_table(parsers):
     assert len(rows) > 15 and all(cell.strip() for row in rows for cell in row.split("|")[1:-1])
 
 
-def test_an_option_that_changes_changes_its_table(parsers):
-    table = render("jobs/train_ddp.py without jobs/train.py", parsers)
-    assert "--processes_per_node" in table and "--epochs" not in table
-    text = f"<!-- options: jobs/train.py -->\nNOW\n<!-- end of options -->\n{table}"
-    assert "--epochs" in rewrite(text, parsers) and "NOW" not in rewrite(text, parsers)
-
-
 def test_environment_variables_are_all_in_the_table():
     code = [path for room in ("common", "datasets", "launch", "jobs") for path in (ROOT / room).rglob("*.py")]
     used = {name for path in code for name in re.findall(r"BOOTFILE_(\w+)", path.read_text(encoding="utf-8"))}

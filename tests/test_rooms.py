@@ -7,13 +7,11 @@ Imports inside functions also count.
 
 import ast
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.conftest import ROOT, run
+
 ALLOWED = {
     "common": {"common"},
     "datasets": {"datasets", "common"},
@@ -136,9 +134,7 @@ def test_a_job_of_one_process_imports_only_what_it_uses(tmp_path):
         "runpy.run_path('jobs/train.py', run_name='__main__')\n"
         "print('imported:', *sys.modules)\n"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    ).stdout
+    printed = run("-c", code, fresh=True).stdout
     imported = re.search("^imported: (.*)$", printed, re.MULTILINE).group(1).split()
     files = [name for name in imported if name in SOURCES]  # without packages, whose __init__.py is empty
     assert "common.distributed.entry" in files
@@ -146,9 +142,7 @@ def test_a_job_of_one_process_imports_only_what_it_uses(tmp_path):
     assert not [name for name in files if unused.search(name)]
 
 
-# The checks themselves, on small made-up graphs
-
-SMALL = {
+SMALL = {  # made-up modules and their texts
     "common.files": "import os\n",
     "common.a.__init__": "",
     "common.a.x": "from common import files\nfrom common.a import y\n",
@@ -159,43 +153,11 @@ SMALL = {
     "launch.go": "from jobs import train\nfrom datasets import d\n",
     "jobs.train": "import torch\nfrom datasets.d import other\n",
 }
-SMALL_GRAPH = {
-    "common.files": set(),
-    "common.a.__init__": set(),
-    "common.a.x": {"common.files", "common.a.y"},
-    "common.a.y": {"common.files", "common.b.__init__"},
-    "common.b.__init__": set(),
-    "common.b.z": {"common.a.x"},
-    "datasets.d": {"common.a.x", "launch.go"},
-    "launch.go": {"jobs.train", "datasets.d"},
-    "jobs.train": {"datasets.d"},
-}
 
 
-def test_imports_are_found():
-    assert find_imports(SMALL) == SMALL_GRAPH
-
-
-def test_upward_imports_are_found():
-    found = find_upward(SMALL_GRAPH, ALLOWED)
-    assert found == {"datasets.d -> launch.go", "launch.go -> jobs.train"}
-    assert not find_upward({"launch.go": {"datasets.d", "common.files"}, "common.a": {"common.b"}}, ALLOWED)
-
-
-@pytest.mark.parametrize(
-    "graph, cycles",
-    [
-        ({"a": {"b"}, "b": {"c"}, "c": set()}, set()),
-        ({"a": {"b"}, "b": {"a"}}, {"a b"}),
-        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"f"}, "f": {"e"}}, {"a b c", "e f"}),
-    ],
-)
-def test_cycles_are_found(graph, cycles):
-    assert find_cycles(graph) == cycles
-
-
-def test_cycles_of_rooms_are_found_where_files_have_none():
-    assert find_cycles(SMALL_GRAPH) == {"datasets.d jobs.train launch.go"}
-    assert find_room_cycles(SMALL_GRAPH) == {"common.a common.b"}
-    deep = {"p.q.r.x": {"p.q.y"}, "p.q.y": {"p.q.s.z"}, "p.q.s.z": {"p.q.r.w"}, "p.q.r.w": set()}
-    assert not find_cycles(deep) and find_room_cycles(deep) == {"p.q.r p.q.s p.q.y"}
+def test_the_checks_can_fail():
+    graph = find_imports(SMALL)
+    assert graph["common.a.y"] == {"common.files", "common.b.__init__"}, "also inside a function"
+    assert find_upward(graph, ALLOWED) == {"datasets.d -> launch.go", "launch.go -> jobs.train"}
+    assert find_cycles(graph) == {"datasets.d jobs.train launch.go"}
+    assert find_room_cycles(graph) == {"common.a common.b"}, "the files of these rooms have no cycle"

@@ -9,54 +9,43 @@ of a step. The last row is train.py.
 """
 
 import argparse
-import contextlib
-import functools
 import os
 import sys
 import tempfile
 
 import torch
 
-from tests.benchmarks import generated, turns
+from tests.benchmarks import generated, jobs
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
-from tests.benchmarks.turns import Runner
 from tests.support.marks import ROOT, without_block
 
 JOB = "train_fast.py"
-_START, _TURN = 900, 600  # seconds
+_TIMEOUT = 900  # seconds
 _GPU = torch.cuda.is_available()
-_REPORT = 50 if _GPU else 2  # steps between reports: a report waits for the device and writes files
 
 
 def main():
     options = _parsed()
-    with conditions(), tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        jobs = {}
+    with conditions(), tempfile.TemporaryDirectory() as folder:
+        measure = {}
         for name, text, extra in _texts(options.blocks):
-            place = os.path.join(folder, name)
-            jobs[name] = stack.enter_context(_runner(name, text, place, [*extra, *_arguments(options)]))
-            jobs[name].turn(images=1, timeout=_START)
-            print(f"{name} has started", file=sys.stderr, flush=True)
-        measure = {name: functools.partial(_rate, job, options.images) for name, job in jobs.items()}
+            command = [sys.executable, _write(os.path.join(folder, name), text)]
+            command += [*extra, *_arguments(options)]
+            measure[name] = lambda command=command: jobs.measure(command, _TIMEOUT)["images_per_s"]
         rates = take_turns(measure, options.rounds)
         print("| job | images/s | whole job / this job |\n|---|---|---|")
         for name, own in rates.items():
             print(f"| {name} | {spread(own, '.1f')} | {spread(divide(rates['whole'], own), '.2f', 'x')} |")
 
 
-def _rate(job: Runner, images: int) -> float:
-    return turns.rate(job.turn(images=images, timeout=_TURN))
-
-
 def _parsed() -> argparse.Namespace:
     parser = make_parser(__doc__, 5)
-    parser.add_argument("--blocks", default="1,3,6,9", help="default: 1,3,6,9")
-    parser.add_argument(
-        "--dataset", default="cifar10", help="generate images of its shape (default: cifar10)"
-    )
-    parser.add_argument("--batch_size", type=int, help="of all jobs (default: that of the job)")
-    parser.add_argument("--images", type=int, default=1024, help="at least, in a turn (default: 1024)")
-    parser.add_argument("--compile", default="false", help="default: false")
+    add = parser.add_argument
+    add("--blocks", default="1,3,6,9", help="default: 1,3,6,9")
+    add("--dataset", default="cifar10", help="generate images of its shape (default: cifar10)")
+    add("--batch_size", type=int, help="of all jobs (default: that of the job)")
+    add("--report_every", type=int, default=100 if _GPU else 4, help="steps of a turn (default: %(default)s)")
+    add("--compile", default="false", help="default: false")
     options = parser.parse_args()
     options.blocks = [int(block) for block in options.blocks.split(",") if block]
     return options
@@ -75,12 +64,9 @@ def _texts(blocks: list[int]):
 
 def _arguments(options: argparse.Namespace) -> list[str]:
     found = [
-        f"--dataset={options.dataset}",
-        "--epochs=100000",
-        f"--report_every={_REPORT}",
-        "--save_every=1000000000",
-        "--epoch_weights=false",
-    ]
+        f"--dataset={options.dataset}", "--epochs=100000", f"--report_every={options.report_every}",
+        "--save_every=1000000000", "--epoch_weights=false",
+    ]  # fmt: skip
     if options.dataset == "cifar10" and _GPU:  # 50,000 images: epochs that are longer than a turn
         found += [f"--data_url={generated.cifar_folder(os.path.join(ROOT, 'output_dir', 'index'))}"]
     else:
@@ -89,16 +75,15 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     return [*found, f"--compile={options.compile}"]  # jobs without this option print a line and ignore it
 
 
-def _runner(name: str, text: str, folder: str, extra: list[str]) -> Runner:
-    """Return a Runner of the job, written to a folder with links to its imports."""
+def _write(folder: str, text: str) -> str:
+    """Write the job to a folder with links to its imports, and return its path."""
     os.makedirs(os.path.join(folder, "jobs"))
     for package in ("common", "datasets"):
         os.symlink(ROOT / package, os.path.join(folder, package))
     path = os.path.join(folder, "jobs", JOB)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
-    command = [sys.executable, path, *extra, f"--output_dir={folder}/output"]
-    return Runner(name, command, f"{folder}/output")
+    return path
 
 
 if __name__ == "__main__":

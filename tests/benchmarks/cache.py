@@ -1,4 +1,4 @@
-"""Measure caches of samples: reads compared with redis-py, loaders with and without a cache, a dead server.
+"""Measure caches of samples: loaders with and without a cache, and with a dead server.
 
     python -m tests.benchmarks.cache [--images 512] [--rounds 5] [--workers 2]
 
@@ -6,24 +6,16 @@ The images are 500x375 JPEG files of about 100 KB in the page cache. A real redi
 cores, over TCP on the loopback. In a round all contestants run one after the other. The output has the
 medians over the rounds, and the medians of the ratios within the rounds.
 
-- reads: values of about 100 KB in random order, by one thread. "GET" is redis-py with hiredis, one value per
-  call, without or with a CRC-32 of it; "MGET" is redis-py with 8 values per call; "read" is
-  datasets/stores/shared/redis_store.py in batches of 64, with its checksums; "loopback" receives the same
-  number of bytes from a process that only sends, the upper limit of a server; "pack" copies each value from a
-  mapped pack, "memcpy" from memory.
-- loaders: epochs of batches of 64, decoded, cropped to 224 pixels and normalised, on the CPU. "single GETs"
-  is the engine `threads` (or `pytorch`) with JPEG values, each fetched by one GET.
+- loaders: epochs of batches of 64, decoded, cropped to 224 pixels and normalised, on the CPU.
 - synthetic compute: after each batch the process sleeps for 20 ms instead of a device's work.
 - dead server: `kspeed` with a server that refuses connections, or that was stopped (SIGSTOP) and times out.
 """
 
 import contextlib
 import os
-import socket
 import tempfile
 import time
 import types
-import zlib
 
 import numpy as np
 import redis
@@ -38,7 +30,6 @@ from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, connection
 from datasets.stores.shared.redis_store import RedisStore
-from datasets.stores.store import Store
 from datasets.stores.tiers import Tiers
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 from tests.support.redis_server import RedisServer
@@ -59,100 +50,12 @@ def write_images(folder: str, count: int) -> None:
             image.save(os.path.join(folder, split, "class", f"{each:05}.jpg"), quality=90)
 
 
-class Singles(Store):
-    """A store that fetches each JPEG value by one GET, like a plain client of a cache."""
-
-    def __init__(self, index, port: int):
-        self.index, self.port, self._client, self._pid = index, port, None, None
-
-    def read(self, ids) -> list[bytes]:
-        if self._pid != os.getpid():
-            self._client, self._pid = redis.Redis(port=self.port, protocol=2), os.getpid()
-        return [self._client.get(f"single:{id}") for id in ids]
-
-
 def show(title: str, unit: str, found: dict[str, list[float]], ratios: list[tuple[str, str, str]]) -> None:
     print(f"\n{title}")
     for name, figures in found.items():
         print(f"  {name:34} {spread(figures, '.0f', ' ' + unit)}")
     for one, other, target in ratios:
         print(f"  {one} / {other}: {spread(divide(found[one], found[other]), '.2f', 'x')}; target {target}")
-
-
-def reads(index, packed, store: RedisStore, port: int, count: int) -> None:
-    draw, client = np.random.default_rng(0), redis.Redis(port=port, protocol=2)
-    largest = int(index.bytes.max())
-    target = np.empty(largest, np.uint8)
-    whole = np.concatenate([packed.sample(id).content for id in range(len(index))])
-    offsets = np.concatenate([[0], np.cumsum(np.asarray(index.bytes))]).tolist()
-
-    def rate(read, together: int, seconds: float = 0.4):
-        def turn() -> float:
-            done, begin = 0, time.perf_counter()
-            while time.perf_counter() - begin < seconds:
-                order = draw.permutation(len(index))
-                for first in range(0, len(order), together):
-                    read(order[first : first + together].tolist())
-                done += len(order)
-            return done / (time.perf_counter() - begin)
-
-        return turn
-
-    def from_pack(ids):
-        for id in ids:
-            content = packed.sample(id).content
-            target[: len(content)] = content
-
-    def from_memory(ids):
-        for id in ids:
-            content = whole[offsets[id] : offsets[id + 1]]
-            target[: len(content)] = content
-
-    def by_get(ids):
-        for id in ids:
-            client.get(f"single:{id}")
-
-    def by_get_checked(ids):
-        for id in ids:
-            zlib.crc32(client.get(f"single:{id}"))
-
-    contestants = {
-        "memcpy": rate(from_memory, BATCH),
-        "pack, copied": rate(from_pack, BATCH),
-        "loopback": loopback(int(index.bytes.mean())),
-        "GET": rate(by_get, BATCH),
-        "GET, CRC-32": rate(by_get_checked, BATCH),
-        "MGET of redis-py": rate(lambda ids: client.mget([f"single:{id}" for id in ids]), 8),
-        "read": rate(lambda ids: store.read(np.array(ids)), BATCH),
-    }
-    show(
-        f"reads of {index.bytes.mean() / 1e3:.0f} KB", "values/s", take_turns(contestants, count),
-        [("pack, copied", "memcpy", ">= 0.95x"), ("pack, copied", "GET", ">= 20x"), ("read", "GET", "-"),
-         ("read", "loopback", "-"), ("read", "MGET of redis-py", "-"), ("read", "GET, CRC-32", "-")],
-    )  # fmt: skip
-
-
-def loopback(size: int, seconds: float = 0.4):
-    """Return the values/s that a socket receives from a process that only sends."""
-
-    def turn() -> float:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            child = os.fork()
-            if not child:
-                with contextlib.suppress(OSError), socket.create_connection(listening.getsockname()) as out:
-                    while True:
-                        out.sendall(bytes(size))
-                os._exit(0)
-            near, _ = listening.accept()
-            memory, came, begin = bytearray(1 << 18), 0, time.perf_counter()
-            while time.perf_counter() - begin < seconds:
-                came += near.recv_into(memory)
-            elapsed = time.perf_counter() - begin
-            near.close()
-            os.waitpid(child, 0)
-            return came / size / elapsed
-
-    return turn
 
 
 def main(arguments=None) -> None:
@@ -181,12 +84,8 @@ def main(arguments=None) -> None:
             store = tiers["redis", form].cache
             store.lease.register(offline=True)
             store.put(range(len(index)), [packs[form].sample(id) for id in range(len(index))])
-        singles = redis.Redis(port=server.port, protocol=2)
-        for id in range(len(index)):
-            singles.set(f"single:{id}", files.content(id))
-        version = f"redis-py {redis.__version__}, redis-server {singles.info()['redis_version']}"
+        version = f"redis-py {redis.__version__}, redis-server {server.client().info()['redis_version']}"
         print(f"{len(index)} images, {args.rounds} rounds, {args.workers} workers, {version}")
-        reads(index, packs["encoded"], tiers["redis", "encoded"].cache, server.port, args.rounds)
 
         def loader_of(backend, store):
             plan = Plan(index, BatchSampler(len(index), BATCH, 0), random_resized_crop)
@@ -209,18 +108,6 @@ def main(arguments=None) -> None:
 
             return turn
 
-        by_get = Singles(index, server.port)
-        found = take_turns(
-            {
-                "threads, single GETs of JPEG": epoch("threads", by_get),
-                "pytorch, single GETs of JPEG": epoch("pytorch", by_get),
-                "kspeed, local, decoded": epoch("kspeed", packs["decoded"]),
-            },
-            args.rounds,
-        )
-        local = "kspeed, local, decoded"
-        show("end to end", "images/s", found, [(local, "threads, single GETs of JPEG", ">= 10x"),
-                                               (local, "pytorch, single GETs of JPEG", "-")])  # fmt: skip
         here = {
             "pytorch, files": ("pytorch", files), "threads, files": ("threads", files),
             "kspeed, local, decoded": ("kspeed", packs["decoded"]),

@@ -39,7 +39,6 @@ FIGURES = [  # row, reference, the article's figure
     ("dali, 1 worker", "dali", "workers: one per virtual core"),
     ("dali, 4 workers", "dali", "workers: one per virtual core"),
     ("dali, plain", "dali", "without triangular interpolation it is faster"),
-    ("own reader, read_ahead", "own reader", "read_ahead makes it 40 % slower"),
     ("val, 60 of 480", "val, 64 of 480", "a validation batch that divides the set is faster"),
 ]
 
@@ -47,26 +46,6 @@ FIGURES = [  # row, reference, the article's figure
 def forever(iterable):
     while True:
         yield from iterable
-
-
-def own_reader(folder: str, read_ahead: bool):
-    """DALI's file reader and random crops, as in the article."""
-    from nvidia.dali import Pipeline, fn, types
-    from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
-
-    pipeline = Pipeline(BATCH, WORKERS, device_id=None, seed=1)
-    with pipeline:
-        encoded, labels = fn.readers.file(
-            file_root=folder, random_shuffle=True, read_ahead=read_ahead, name="reader"
-        )
-        images = fn.decoders.image_random_crop(encoded, device="cpu", output_type=types.RGB)
-        images = fn.resize(images, size=(SIDE, SIDE), interp_type=types.INTERP_TRIANGULAR)
-        pipeline.set_outputs(fn.flip(images, horizontal=fn.random.coin_flip()), labels)
-    pipeline.build()
-    iterator = DALIClassificationIterator(
-        pipeline, reader_name="reader", last_batch_policy=LastBatchPolicy.DROP, auto_reset=True
-    )
-    return ((batch[0]["data"], batch[0]["label"]) for batch in forever(iterator))
 
 
 def rows(root: str) -> dict:
@@ -84,7 +63,7 @@ def rows(root: str) -> dict:
         return forever(backends.build("dali", FileStore(index), plan, CPU, WORKERS))
 
     return {
-        "stock": forever(data_loader(ImageFolder(f"{root}/train", transforms()), shuffle=True)),
+        "stock": forever(data_loader(ImageFolder(f"{root}/train", transforms()))),
         "torchvision": training(),
         "dali": training(use_dali=True),
         "threads": training(backend="threads"),
@@ -94,8 +73,6 @@ def rows(root: str) -> dict:
         "dali, 1 worker": training(use_dali=True, workers=1),
         "dali, 4 workers": training(use_dali=True, workers=4),
         "dali, plain": training(use_dali=True, antialias=False),
-        "own reader": own_reader(f"{root}/train", False),
-        "own reader, read_ahead": own_reader(f"{root}/train", True),
         "val, 64 of 480": validation(64),
         "val, 60 of 480": validation(60),
     }

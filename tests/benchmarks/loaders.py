@@ -1,4 +1,4 @@
-"""Measure the images/s of our loaders, torchvision, DALI, FFCV and others, on the same images.
+"""Measure the images/s of our loaders, torchvision, DALI and FFCV, on the same images.
 
     python -m tests.benchmarks.loaders                              all rows; about ten minutes on two cores
     python -m tests.benchmarks.loaders --images 128 --rounds 1 --only torchvision,threads     a short trial
@@ -7,11 +7,11 @@
 
 A row whose package is not installed is omitted, and the reason is printed. To install all packages:
 
-    pip install nvidia-dali-cuda120 webdataset mosaicml-streaming litdata
+    pip install nvidia-dali-cuda120
     apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ && pip install ffcv
 
-Some packages need another version of NumPy. Install them in a virtual environment of their own, together with
-torch, torchvision, psutil and tqdm, and name its interpreter with --python.
+If FFCV needs another version of NumPy, install it in a virtual environment of its own, together with torch,
+torchvision, psutil and tqdm, and name its interpreter with --python.
 
 The work: JPEGs cut from scikit-learn's two photographs, RandomResizedCrop(224), mirrored with a probability
 of 1/2, shuffled, in batches of 64 on the CPU, by two threads or worker processes on two cores. float32
@@ -22,7 +22,7 @@ The method: each row runs in a process of its own. It first reads one epoch, and
 the rounds begin. In each round the rows take turns. A turn is as many whole epochs as take at least a second,
 and then a pause until the threads of the row are idle. Batches that a row prepared during the turns of others
 are dropped before its clock starts. A ratio compares two rows in the same round. The output has the median
-and the range of the ratios over the rounds, and the CPU time that other processes used.
+and the range of the ratios over the rounds.
 
 Notes on the rows:
 
@@ -72,26 +72,16 @@ SIZES = {44: (400, 325), 116: (500, 375)}  # about the kilobytes of a JPEG -> it
 TOLERANCE = 0.05  # of those kilobytes
 CLASSES = 10
 SIDE, BATCH, WORKERS = 224, 64, 2
-SHARDS = 8  # number of files of a sharded data set
 SECONDS = 1.0  # least length of a turn
-MEMORY_SHARE, MEMORY_BATCH = (
-    32,
-    128,
-)  # of sets in memory: images for each of --images
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
-CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 INSTALL = {  # module -> command that installs it
     "nvidia": "pip install nvidia-dali-cuda120",
     "ffcv": "apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ && pip install ffcv",
-    "webdataset": "pip install webdataset",
-    "streaming": "pip install mosaicml-streaming",
-    "litdata": "pip install litdata",
 }
 THREADS = {"OMP_NUM_THREADS": str(WORKERS), "GOMP_SPINCOUNT": "1000"}  # the environment of all rows
 VERSIONS = (
     "torch", "numpy", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "pyarrow",
-    "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "ffcv", "numba", "webdataset", "mosaicml-streaming",
-    "litdata",
+    "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "ffcv", "numba",
 )  # fmt: skip
 
 
@@ -189,43 +179,38 @@ class Row:
         return [samples[place] for place in np.random.default_rng(0).permutation(len(samples))]
 
 
-def transforms(to_float=None):
-    """Return the transforms of a DataLoader's worker. to_float: converts an image to a float tensor (default:
-    ToTensor, for images of Pillow)."""
+def transforms():
+    """Return the transforms of a DataLoader's worker."""
     from torchvision import transforms
 
     return transforms.Compose(
         [
             transforms.RandomResizedCrop(SIDE, antialias=True),
             transforms.RandomHorizontalFlip(),
-            to_float or transforms.ToTensor(),
+            transforms.ToTensor(),
             transforms.Normalize(MEAN, STD),
         ]
     )
 
 
-def data_loader(dataset, batch: int = BATCH, kind=torch.utils.data.DataLoader, **options):
-    return kind(
-        dataset, batch_size=batch, num_workers=WORKERS, persistent_workers=True, drop_last=True, **options
+def data_loader(dataset, batch: int = BATCH):
+    return torch.utils.data.DataLoader(
+        dataset, batch_size=batch, num_workers=WORKERS, persistent_workers=True, drop_last=True, shuffle=True
     )
 
 
-class Loader(Row):
-    """A row with a DataLoader in self.loader. The first part of a batch has the images."""
-
-    def batches(self):
-        for batch in self.loader:
-            yield batch[0]
-
-
-class Torchvision(Loader):
+class Torchvision(Row):
     """PyTorch's ImageNet example: Pillow, and torchvision's transforms in worker processes."""
 
     def __init__(self, *data):
         from torchvision.datasets import ImageFolder
 
         super().__init__(*data)
-        self.loader = data_loader(ImageFolder(self.images, transforms()), shuffle=True)
+        self.loader = data_loader(ImageFolder(self.images, transforms()))
+
+    def batches(self):
+        for images, _ in self.loader:
+            yield images
 
 
 class Ours(Row):
@@ -366,152 +351,6 @@ class FFCV(Row):
             yield images
 
 
-class WebDataset(Loader):
-    """webdataset: tar files of the same JPEGs, Pillow, torchvision's transforms."""
-
-    def __init__(self, *data):
-        import webdataset
-
-        super().__init__(*data)
-        paths = [os.path.join(self.folder, f"{number}.tar") for number in range(SHARDS)]
-        samples = self.labelled()
-        for number, path in enumerate(paths):
-            with webdataset.TarWriter(path) as writer:
-                for image, label in samples[number::SHARDS]:
-                    key = os.path.splitext(os.path.basename(image))[0]
-                    with open(image, "rb") as file:
-                        writer.write({"__key__": key, "jpg": file.read(), "cls": label})
-        dataset = webdataset.WebDataset(paths, shardshuffle=SHARDS).shuffle(1000)
-        self.loader = data_loader(dataset.decode("pil").to_tuple("jpg", "cls").map_tuple(transforms()))
-
-
-class Streaming(Loader):
-    """mosaicml-streaming: MDS shards of the same JPEGs, Pillow, torchvision's transforms."""
-
-    def __init__(self, *data):
-        import streaming
-
-        super().__init__(*data)
-        path = os.path.join(self.folder, "mds")
-        with streaming.MDSWriter(out=path, columns={"image": "jpeg", "label": "int"}) as writer:
-            for image, label in self.labelled():
-                with Image.open(image) as opened:  # the bytes of its file are copied
-                    writer.write({"image": opened, "label": label})
-        collate = partial(_transformed, transforms())
-        dataset = streaming.StreamingDataset(local=path, shuffle=True, batch_size=BATCH)
-        self.loader = data_loader(dataset, kind=streaming.StreamingDataLoader, collate_fn=collate)
-
-
-def _transformed(transform, samples: list[dict]) -> tuple[torch.Tensor, torch.Tensor]:
-    images = torch.stack([transform(sample["image"].convert("RGB")) for sample in samples])
-    return images, torch.tensor([int(sample["label"]) for sample in samples])
-
-
-class LitData(Loader):
-    """litdata: chunks of the same JPEGs, which it decodes to tensors, torchvision's transforms of tensors."""
-
-    def __init__(self, *data):
-        super().__init__(*data)
-        for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER", "LITDATA_CACHE_DIR"):
-            os.environ[name] = os.path.join(self.folder, name.lower())  # litdata empties these folders
-        import litdata
-        from torchvision.transforms import ConvertImageDtype
-
-        path = os.path.join(self.folder, "litdata")
-        litdata.optimize(
-            _opened, self.labelled(), output_dir=path, chunk_size=self.count // SHARDS, num_workers=1
-        )
-        transform = transforms(ConvertImageDtype(torch.float32))
-        dataset = litdata.StreamingDataset(
-            path, shuffle=True, drop_last=True, transform=partial(_first_transformed, transform)
-        )
-        self.loader = data_loader(dataset, kind=litdata.StreamingDataLoader)
-
-
-def _opened(sample: tuple[str, int]) -> tuple[Image.Image, int]:
-    return Image.open(sample[0]), sample[1]
-
-
-def _first_transformed(transform, sample):
-    return transform(sample[0]), sample[1]
-
-
-class Memory(Row):
-    """A set of CIFAR's shape, padded, cropped and mirrored by our loader."""
-
-    def __init__(self, folder: str, count: int):
-        from datasets.loaders.engines.memory import make_loader
-        from datasets.memory.image_set import ImageSet
-        from datasets.sampling.sampler import BatchSampler
-
-        super().__init__(folder, MEMORY_SHARE * count)
-        images = torch.from_numpy(_cifar_shaped(self.count)).permute(0, 3, 1, 2).contiguous()
-        labels = torch.arange(self.count) % CLASSES
-        data = ImageSet(images, labels, CLASSES, CIFAR_MEAN, CIFAR_STD, padding=4, flip=True, source="random")
-        order = BatchSampler(self.count, MEMORY_BATCH, 0)
-        self.loader = make_loader(data, order, torch.device("cpu"), augment=True)
-        self.epoch = 0
-
-    def batches(self):
-        self.loader.seek(self.epoch * len(self.loader))
-        self.epoch += 1
-        for images, _ in self.loader:
-            yield images
-
-
-class MemoryTorchvision(Loader):
-    """The same arrays as images of Pillow, as in torchvision.datasets.CIFAR10, in worker processes."""
-
-    def __init__(self, folder: str, count: int):
-        from torchvision import transforms
-
-        super().__init__(folder, MEMORY_SHARE * count)
-        steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
-        steps += [transforms.ToTensor(), transforms.Normalize(CIFAR_MEAN, CIFAR_STD)]
-        dataset = _Arrays(_cifar_shaped(self.count), transforms.Compose(steps))
-        self.loader = data_loader(dataset, MEMORY_BATCH, shuffle=True)
-
-
-class _Arrays(torch.utils.data.Dataset):
-    def __init__(self, images: np.ndarray, transform):
-        self.images, self.transform = images, transform
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, id: int) -> tuple[torch.Tensor, int]:
-        return self.transform(Image.fromarray(self.images[id])), id % CLASSES
-
-
-def _cifar_shaped(count: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), np.uint8)
-
-
-class Device(Row):
-    """The last stage alone: it converts a batch of uint8 images to normalised float32. ours: ToDevice, with a
-    batch as the engines return it; else ToTensor and Normalize for each image of Pillow, then a stack."""
-
-    def __init__(self, folder: str, count: int, ours: bool):
-        from torchvision import transforms
-
-        from datasets.loaders.loader import ToDevice
-
-        super().__init__(folder, BATCH)
-        pixels = np.random.default_rng(0).integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
-        self.images = (
-            torch.from_numpy(pixels).permute(0, 3, 1, 2) if ours else list(map(Image.fromarray, pixels))
-        )
-        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-        self.to_device, self.labels = ToDevice(torch.device("cpu"), MEAN, STD), torch.zeros(BATCH)
-        self.ours = ours
-
-    def batches(self):
-        if self.ours:
-            yield self.to_device(self.images, self.labels)[0]
-        else:
-            yield torch.stack([self.transform(image) for image in self.images])
-
-
 READER = "DALI CPU, its own reader"
 OURS = "ours: threads, from"
 ROWS = {  # name -> (label in the table, constructor)
@@ -544,17 +383,7 @@ ROWS = {  # name -> (label in the table, constructor)
         "FFCV, raw, shorter side 256, uint8",
         partial(FFCV, mode="raw", resolution=None, uint8=True),
     ),
-    "webdataset": ("webdataset, tar files", WebDataset),
-    "streaming": ("mosaicml-streaming, MDS shards", Streaming),
-    "litdata": ("litdata, chunks", LitData),
 }
-WITHOUT_FILES = {
-    "memory-torchvision": ("CIFAR shapes: torchvision, DataLoader", MemoryTorchvision),
-    "memory": ("CIFAR shapes: ours, in memory", Memory),
-    "device-torchvision": ("last stage: ToTensor and Normalize", partial(Device, ours=False)),
-    "device": ("last stage: ours", partial(Device, ours=True)),
-}
-ALL = ROWS | WITHOUT_FILES
 
 
 class Figure(NamedTuple):
@@ -581,8 +410,6 @@ FIGURES = [
     Figure("decoded pack, 2 threads / 1, uint8", "pack-uint8", "pack-uint8-one", 1.7),
     Figure("decoded pack, 2 threads / 1, float32", "pack", "pack-one", 1.7),
     Figure("DALI CPU through our plan / its own reader", "dali", "dali-reader", 1.0),
-    Figure("in-memory set / torchvision", "memory", "memory-torchvision", 25),
-    Figure("device stage / ToTensor and Normalize", "device", "device-torchvision", 4.0),
 ]
 
 
@@ -598,7 +425,7 @@ def work(name: str, folder: str, count: int) -> None:
         print(json.dumps(answer), file=channel, flush=True)
 
     try:
-        row = ALL[name][1](folder, count)
+        row = ROWS[name][1](folder, count)
         kinds = [describe_batch(images) for images in row.batches()]
         delivered = sum(number for number, _ in kinds)
         if delivered != row.count:
@@ -626,7 +453,7 @@ def describe_batch(images: torch.Tensor) -> tuple[int, str]:
     shape, values = tuple(images.shape[1:]), images.float()
     mean, std = float(values.mean()), float(values.std())
     if images.dtype == torch.float32:
-        good = shape in {(3, SIDE, SIDE), (3, 32, 32)} and abs(mean) < 1.5 and 0.3 < std < 3
+        good = shape == (3, SIDE, SIDE) and abs(mean) < 1.5 and 0.3 < std < 3
     else:
         good = images.dtype == torch.uint8 and shape in {(3, SIDE, SIDE), (SIDE, SIDE, 3)}
         good = good and 30 < mean < 225 and std > 20
@@ -650,13 +477,13 @@ def versions() -> dict[str, str]:
 
 
 class Process:
-    """The process of a row. `answer`: its description, or {"skipped": reason}."""
+    """The process of a row of a program. `answer`: its description, or {"skipped": reason}."""
 
-    def __init__(self, name: str, folder: str, options: argparse.Namespace):
+    def __init__(self, program: str, name: str, folder: str, options: argparse.Namespace):
         self.name, self.log = name, os.path.join(folder, f"{name}.log")
         temporary = os.path.join(folder, "tmp")
         os.makedirs(temporary, exist_ok=True)
-        command = [options.python.get(name, sys.executable), "-m", "tests.benchmarks.loaders"]
+        command = [options.python.get(name, sys.executable), "-m", program]
         command += [f"--row={name}", f"--folder={folder}", f"--images={options.images}"]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
@@ -672,19 +499,17 @@ class Process:
             self.close()
             raise
 
-    def measure(self) -> tuple[float, float]:
-        """Return (seconds per image, cores used by others) of one turn, and wait until the row is idle."""
-        busy, own = machine_seconds(), self._cpu_seconds()
+    def measure(self) -> float:
+        """Return the seconds per image of one turn, and wait until the row is idle."""
         with contextlib.suppress(BrokenPipeError):  # _receive() knows why
             self.process.stdin.write("\n")
             self.process.stdin.flush()
         answer = self._receive()
-        others = machine_seconds() - busy - (self._cpu_seconds() - own)
         before = None
         while before is None or self._cpu_seconds() - before > 0.02:
             before = self._cpu_seconds()
             time.sleep(0.1)
-        return answer["seconds"] / answer["images"], max(0.0, others / answer["seconds"])
+        return answer["seconds"] / answer["images"]
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -718,35 +543,31 @@ class Process:
         return total
 
 
-def machine_seconds() -> float:
-    """Return the CPU seconds of all processes, and of other virtual machines on this hardware."""
-    times = psutil.cpu_times()
-    return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+def measure(program: str, title: str, names: list[str], folder: str, options: argparse.Namespace) -> dict:
+    """Start the rows of a program, and let them take turns.
 
-
-def measure(title: str, names: list[str], folder: str, options: argparse.Namespace) -> dict:
-    """Return row -> {"delivers", "seconds", "others"} or {"skipped": reason}. seconds: per image, one figure
-    for each round. others: cores used by other processes, one figure for each round."""
+    Return row -> {"delivers", "seconds"} or {"skipped": reason}. seconds: per image, one figure for each
+    round.
+    """
     rows, processes = {}, []
     try:
         bar = tqdm(names, desc=f"{title}: preparing", unit="row", leave=False)
         for name in bar:
             bar.set_postfix_str(name)
-            process = Process(name, folder, options)
+            process = Process(program, name, folder, options)
             processes.append(process)
-            rows[name] = process.answer | {"seconds": [], "others": []}
+            rows[name] = process.answer | {"seconds": []}
         for name, row in rows.items():
             if "skipped" in row:
                 print(f"{title}: {name} is omitted: {row['skipped']}", flush=True)
-            elif row["reads"]:
+            elif row.get("reads"):
                 print(f"{title}: {name} reads {row['reads'] / 1000:.1f} KB an image", flush=True)
         working = [process for process in processes if "skipped" not in process.answer]
         for number in range(options.rounds if working else 0):
             rates = []
             for process in working:
-                seconds, others = process.measure()
+                seconds = process.measure()
                 rows[process.name]["seconds"].append(seconds)
-                rows[process.name]["others"].append(others)
                 rates.append(f"{process.name} {1 / seconds:.0f}")
             round_of = f"round {number + 1} of {options.rounds}"
             print(f"{title}, {round_of}, images/s: {', '.join(rates)}", flush=True)
@@ -771,50 +592,35 @@ def text(values: list[float]) -> str:
 def print_figures(found: dict[int, dict]) -> list[dict]:
     """Print and return the table of figures, targets, and whether they were met."""
     shown = []
+    print("\n| figure (ratio in one round) | images | median (range) | n | target | |\n" + 6 * "|---" + "|")
     for figure in FIGURES:
         for kilobytes, rows in found.items():
             values, target = ratios(rows, figure.row, figure.reference), figure.target
             if values:
-                median = statistics.median(values)
-                verdict = "-" if target is None else "met" if median >= target else "missed"
-                shown.append(
-                    {
-                        "figure": figure.text, "kilobytes": kilobytes, "ratios": values, "target": target,
-                        "verdict": verdict,
-                    }
-                )  # fmt: skip
-    if shown:
-        print(
-            "\n| figure (ratio in one round) | images | median (range) | n | target | |\n" + 6 * "|---" + "|"
-        )
-    for row in shown:
-        images = f"{row['kilobytes']} KB" if row["kilobytes"] else "-"
-        target = "-" if row["target"] is None else f">= {row['target']:g}x"
-        cells = row["figure"], images, text(row["ratios"]), str(len(row["ratios"])), target, row["verdict"]
-        print(f"| {' | '.join(cells)} |")
+                verdict = (
+                    "-" if target is None else "met" if statistics.median(values) >= target else "missed"
+                )
+                images, aim = f"{kilobytes} KB", f">= {target}x" if target else "-"
+                print(f"| {figure.text} | {images} | {text(values)} | {len(values)} | {aim} | {verdict} |")
+                row = {"figure": figure.text, "kilobytes": kilobytes, "ratios": values, "target": target}
+                shown.append(row | {"verdict": verdict})
     return shown
 
 
 def print_rows(found: dict[int, dict]) -> None:
     """Print the README's table: each row, and its speed relative to torchvision's."""
-    sizes = [size for size in found if size and any(row["seconds"] for row in found[size].values())]
+    sizes = [size for size in found if any(row["seconds"] for row in found[size].values())]
     heads = [head for kilobytes in sizes for head in (f"{kilobytes} KB: images/s", "to torchvision")]
     if sizes:
         print(f"\n| loader | delivers | {' | '.join(heads)} |\n{'|---' * (2 + len(heads))}|")
     for name in ROWS:
         rows = [found[kilobytes].get(name, {}) for kilobytes in sizes]
         if any(row.get("seconds") for row in rows):
-            cells = [ALL[name][0], next(row["delivers"] for row in rows if row.get("seconds"))]
+            cells = [ROWS[name][0], next(row["delivers"] for row in rows if row.get("seconds"))]
             for kilobytes, row in zip(sizes, rows, strict=True):
                 cells.append(rate(row))
                 cells.append(text(ratios(found[kilobytes], name, "torchvision")))
             print(f"| {' | '.join(cells)} |")
-    others = {name: row for name, row in found.get(0, {}).items() if row["seconds"]}
-    if others:
-        print("\n| without files | delivers | images/s | to torchvision |\n|---|---|---|---|")
-    for name, row in others.items():
-        ratio = text(ratios(others, name, f"{name.partition('-')[0]}-torchvision"))
-        print(f"| {ALL[name][0]} | {row['delivers']} | {rate(row)} | {ratio} |")
 
 
 def rate(row: dict) -> str:
@@ -822,25 +628,12 @@ def rate(row: dict) -> str:
 
 
 def print_versions(found: dict[int, dict]) -> None:
-    """Print the versions of the packages. If rows used different versions, the rows are named."""
-    having = {}
-    for rows in found.values():
-        for name, row in rows.items():
-            for package, version in row.get("versions", {}).items():
-                having.setdefault(package, {}).setdefault(version, {})[name] = None
-    texts = []
-    for package, by_version in having.items():
-        common = max(by_version, key=lambda version: len(by_version[version]))
-        for version, names in by_version.items():
-            texts.append(f"{package} {version}" + ("" if version == common else f" ({', '.join(names)})"))
-    print(f"\nversions: {', '.join(texts)}")
-
-
-def print_disturbance(found: dict[int, dict]) -> None:
-    others = [(cores, name) for rows in found.values() for name in rows for cores in rows[name]["others"]]
-    if others:
-        mean, (most, name) = statistics.mean(cores for cores, _ in others), max(others)
-        print(f"other processes used {mean:.2f} cores on average, at most {most:.2f} in a turn ({name})")
+    """Print the versions of the packages, and the rows that used them."""
+    rows = {name: row for by_name in found.values() for name, row in by_name.items() if "versions" in row}
+    for versions in {json.dumps(row["versions"]): row["versions"] for row in rows.values()}.values():
+        names = [name for name, row in rows.items() if row["versions"] == versions]
+        texts = [f"{package} {version}" for package, version in versions.items()]
+        print(f"\nversions of {', '.join(names)}: {', '.join(texts)}")
 
 
 def parse_args() -> argparse.Namespace:
@@ -851,7 +644,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--data_url", metavar="DIR", help="use JPEGs of DIR/train/<class>/ instead")
     parser.add_argument("--images", type=int, default=512, help="images of an epoch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--only", metavar="NAME,NAME", help=f"rows (default: all): {', '.join(ALL)}")
+    parser.add_argument("--only", metavar="NAME,NAME", help=f"rows (default: all): {', '.join(ROWS)}")
     parser.add_argument(
         "--python",
         action="append",
@@ -863,7 +656,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--row", help=argparse.SUPPRESS)  # this is the process of a row
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    known = list(ALL)
+    known = list(ROWS)
     options.sizes = [int(size) for size in options.sizes.split(",")]
     if options.data_url:
         options.sizes = [round(mean_kilobytes([*pathlib.Path(options.data_url, "train").glob("*/*")]))]
@@ -874,15 +667,20 @@ def parse_args() -> argparse.Namespace:
         parser.error(f"--only {', '.join(unknown)}: expected some of {', '.join(known)}")
     if options.images % (BATCH * WORKERS):
         parser.error(f"--images {options.images} is not divisible by {BATCH * WORKERS}")
+    options.python = parse_pythons(parser, options.python, known)
+    return options
+
+
+def parse_pythons(parser: argparse.ArgumentParser, given: list[str], known: list[str]) -> dict[str, str]:
+    """Return row -> interpreter. given: texts NAME=PATH, each for the rows NAME and NAME-*."""
     pythons = {}
-    for argument in options.python:
+    for argument in given:
         prefix, _, path = argument.partition("=")
         names = [name for name in known if name == prefix or name.startswith(f"{prefix}-")]
         if not names or not os.access(path, os.X_OK):
             parser.error(f"--python {argument}: no row {prefix} or no interpreter {path}")
         pythons |= dict.fromkeys(names, os.path.abspath(path))
-    options.python = pythons
-    return options
+    return pythons
 
 
 def main():
@@ -899,24 +697,19 @@ def main():
     print(f"{begun['date']}, {begun['machine']}", flush=True)
     found, images = {}, {}
     with tempfile.TemporaryDirectory() as temporary:
-        for kilobytes in [*options.sizes, 0]:
-            names = [name for name in (ROWS if kilobytes else WITHOUT_FILES) if name in options.only]
-            if not names:
-                continue
-            title, folder = f"{kilobytes} KB" if kilobytes else "without files", f"{temporary}/{kilobytes}"
-            os.makedirs(folder)
-            if kilobytes and options.data_url:
+        names = [name for name in ROWS if name in options.only]
+        for kilobytes in options.sizes:
+            title, folder = f"{kilobytes} KB", f"{temporary}/{kilobytes}"
+            if options.data_url:
                 images[kilobytes] = link_images(f"{folder}/images", options.data_url, options.images)
-            elif kilobytes:
+            else:
                 size = SIZES[kilobytes]
                 images[kilobytes] = write_images(f"{folder}/images", size, kilobytes, options.images)
-            if kilobytes:
-                print(f"{title}: {images[kilobytes]}", flush=True)
-            found[kilobytes] = measure(title, names, folder, options)
+            print(f"{title}: {images[kilobytes]}", flush=True)
+            found[kilobytes] = measure("tests.benchmarks.loaders", title, names, folder, options)
     figures = print_figures(found)
     print_rows(found)
     print_versions(found)
-    print_disturbance(found)
     begun["load_average"].append(os.getloadavg()[0])
     print("load average {:.2f} at the beginning, {:.2f} at the end".format(*begun["load_average"]))
     if options.json:

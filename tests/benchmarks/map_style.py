@@ -1,8 +1,6 @@
-"""Compare map_style_loader with torch's DataLoader (time) and torchdata's StatefulDataLoader (restarts).
+"""Measure the time of an epoch of map_style_loader, compared with torch's DataLoader.
 
-The second comparison: are the tensors equal after a restart, and with other numbers of workers?
-
-python -m tests.benchmarks.map_style [--rounds 5] [--workers 0]
+python -m tests.benchmarks.map_style [--rounds 5]
 """
 
 import io
@@ -15,14 +13,12 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.transforms import v2
 
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 
-BATCH, STOP = 16, 7  # number of steps before the restart
 CPU = torch.device("cpu")
 
 
@@ -55,61 +51,6 @@ class Rows(Dataset):
 
     def __getitem__(self, id):
         return self.inputs[id], self.targets[id]
-
-
-def ours(dataset, start, workers):
-    """Return digests of the batches of one epoch from step `start`."""
-    sampler = BatchSampler(len(dataset), BATCH, seed=0, epochs=1)
-    with map_style_loader(dataset, sampler, CPU, workers=workers) as loader:
-        return [_digest(batch) for _ in loader.epochs_from(start) for batch in loader]
-
-
-def stateful(dataset, stop, workers, state=None):
-    """Return (digests of the batches until step `stop`, state_dict() at that step)."""
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
-    loader = StatefulDataLoader(dataset, BATCH, shuffle=True, num_workers=workers, drop_last=True)
-    if state is not None:
-        loader.load_state_dict(state)
-    found = []
-    for batch in loader:
-        found.append(_digest(batch))
-        if len(found) == stop:
-            break
-    return found, loader.state_dict()
-
-
-def _digest(batch):
-    return hash(batch[0].numpy().tobytes()), tuple(batch[1].tolist())
-
-
-def compare(dataset):
-    """Print for each number of workers whether a restart after STOP steps gives the same tensors.
-
-    Each start of StatefulDataLoader has the same seeds, like a script that is started again.
-    """
-    print("\nequal to the uninterrupted run | map_style_loader | StatefulDataLoader\n---|---|---")
-    whole = ours(dataset, 0, 0)
-    for workers in (0, 1, 4):
-        mine = ours(dataset, STOP, workers) == whole[STOP:]
-        theirs, _ = stateful(dataset, None, workers)
-        begun, state = stateful(dataset, STOP, workers)
-        rest, _ = stateful(dataset, None, workers, state)
-        same = begun + rest == theirs
-        ids = [each[1] for each in begun + rest] == [each[1] for each in theirs]
-        print(f"restart after step {STOP}, {workers} workers: ids | yes | {_yes(ids)}")
-        print(
-            f"restart after step {STOP}, {workers} workers: tensors | {_yes(mine)} | {_yes(same)}", flush=True
-        )
-    first, _ = stateful(dataset, None, 0)
-    others = [stateful(dataset, None, workers)[0] == first for workers in (1, 4)]
-    own = [ours(dataset, 0, workers) == whole for workers in (1, 4)]
-    print(f"0, 1 and 4 workers: tensors | {_yes(all(own))} | {_yes(all(others))}", flush=True)
-
-
-def _yes(value):
-    return "yes" if value else "no"
 
 
 def time_ratio(dataset, batch, workers, rounds):
@@ -157,7 +98,6 @@ def main():
             time_ratio(photographs, 32, workers, options.rounds)
             for dataset in (rows, table):
                 time_ratio(dataset, 128, workers, options.rounds)
-        compare(Photographs(320))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Measure the images/s of an in-memory data set on the device, cropped, mirrored and normalised.
 
-The images are gathered on the host or, on a GPU, from its own memory.
+The images are gathered on the host or, on a GPU, from its own memory. "torchvision" is DataLoader with 2
+workers and the transforms of torchvision on images of Pillow.
 
 python -m tests.benchmarks.resident [--batch_size 512] [--rounds 5]
 """
@@ -9,14 +10,18 @@ import functools
 import time
 
 import torch
+from PIL import Image
+from torchvision import transforms
 
 from datasets.loaders.engines.memory import make_loader
 from datasets.loaders.engines.resident import resident_loader
+from datasets.loaders.loader import Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import BatchSampler
+from tests.benchmarks.loaders import data_loader
 from tests.benchmarks.rounds import conditions, make_parser, spread, take_turns
 
-_COUNT = 50_000  # as CIFAR-10
+_COUNT, _COUNT_TORCHVISION = 50_000, 4096  # the first as CIFAR-10
 
 
 def main():
@@ -31,20 +36,41 @@ def main():
         kind.__name__: kind(data, BatchSampler(_COUNT, options.batch_size, 0), device, augment=True)
         for kind in (make_loader, resident_loader)
     }
+    transform = transforms.Compose([
+        transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
+        transforms.Normalize(data.mean, data.std),
+    ])  # fmt: skip
+    pixels = images[:_COUNT_TORCHVISION].permute(0, 2, 3, 1).numpy()
+    torchvision = [(Image.fromarray(image), int(label)) for image, label in zip(pixels, labels, strict=False)]
+    loaders["torchvision"] = data_loader(_Transformed(torchvision, transform), options.batch_size)
     with conditions():
         epochs = {name: functools.partial(_rate, each) for name, each in loaders.items()}
         for name, rates in take_turns(epochs, options.rounds).items():
             print(f"{name}: {spread([rate / 1e6 for rate in rates], '.3f', ' million images/s')} on {device}")
 
 
+class _Transformed(torch.utils.data.Dataset):
+    def __init__(self, samples, transform):
+        self.samples, self.transform = samples, transform
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, id):
+        image, label = self.samples[id]
+        return self.transform(image), label
+
+
 def _rate(loader) -> float:
-    loader.seek(0)
+    if isinstance(loader, Loader):
+        loader.seek(0)
     count, begin = 0, time.perf_counter()
     for images, _ in loader:
         count += len(images)
     if images.is_cuda:
         torch.cuda.synchronize()
-    loader.receipt.take()
+    if isinstance(loader, Loader):
+        loader.receipt.take()
     return count / (time.perf_counter() - begin)
 
 

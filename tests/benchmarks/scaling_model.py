@@ -122,47 +122,6 @@ def waiting_ms(
     return last + late + step.batchnorms * batchnorm_ms(nodes, gpus, network)
 
 
-class Sample(NamedTuple):
-    """Possible explanations of the published sample's times, each alone. Seconds are those of an epoch."""
-
-    speed_up: float
-    efficiency: float
-    fixed_s: float  # on every process, for any number of processes
-    waiting_ms: float  # for communication, in each step
-    ring_gbs: float  # speed of a network that needs this time for float32 gradients
-    by_node_s: float  # on one GPU, for work that only a second node makes faster
-    per_gpu: float  # speed-up of each GPU, if only one GPU of every node computes
-    validation_s: float  # of the epoch on one GPU, estimated by the products
-
-
-def sample(
-    minutes: tuple[float, float] = (60, 20), epochs: int = 100, images: int = 50_000, batch: int = 128
-) -> Sample:
-    """Return the explanations.
-
-    minutes: on one GPU, and on 2 nodes of 8, as the sample's page reports them for CIFAR-10. With t1 and t16
-    seconds per epoch, the parts solve
-
-        t16 = (t1 - fixed) / 16 + fixed,    t16 = (t1 - by_node) / 16 + by_node / 2
-
-    One GPU processes every image; each of 16 GPUs processes only complete batches of `batch` (drop_last).
-    """
-    one, many = (60 * each / epochs for each in minutes)
-    steps_one, steps_many = math.ceil(images / batch), images // 16 // batch
-    waiting = many / steps_many - one / steps_one
-    validated = 10_000 / 3  # a forward pass has a third of the products of a training step
-    return Sample(
-        speed_up=one / many,
-        efficiency=one / many / 16,
-        fixed_s=(many - one / 16) / (1 - 1 / 16),
-        waiting_ms=1000 * waiting,
-        ring_gbs=2 * 15 / 16 * sum(RESNET18_MB) / 1000 / waiting,
-        by_node_s=(many - one / 16) / (1 / 2 - 1 / 16),
-        per_gpu=one / many / 2,
-        validation_s=one * validated / (images + validated),
-    )
-
-
 def main():
     parser = arguments.Parser(__doc__)
     parser.prog = "python -m tests.benchmarks.scaling_model"
@@ -197,7 +156,6 @@ def main():
     print(f"{1:>7}{'':>33}{0:>9.2f}{one:>9.4g}{one * args.batch_size:>12,.0f}{1:>12.1%}{1:>12.1%}")
     for nodes in args.nodes:
         _rows(step, args, nodes)
-    print(_explained(sample()))
 
 
 def _rows(step: Step, args, nodes: int) -> None:
@@ -216,19 +174,6 @@ def _rows(step: Step, args, nodes: int) -> None:
                     f"{rate * nodes * gpus * args.batch_size:>12,.0f}"
                     f"{step.ms / (step.ms + waits):>12.1%}{step.ms / (step.ms + most):>12.1%}"
                 )
-
-
-def _explained(found: Sample) -> str:
-    return f"""
-The published sample, ResNet-18 on CIFAR-10, 100 epochs: 60 minutes on one GPU, 20 on 16 in 2 nodes,
-{found.speed_up:.1f}x, {found.efficiency:.0%}. Any one of these alone would explain it:
-- {found.fixed_s:.1f} s of each epoch (of 36 on one GPU, of 12 on 16) are constant: loading, validating,
-  saving. Validating all 10,000 images on every process is {found.validation_s:.2f} s of them, by products;
-- each step waits {found.waiting_ms:.0f} ms for sums that nothing hides: a ring at {found.ring_gbs:.2f} GB/s;
-- {found.by_node_s:.1f} of the 36 s on one GPU are work that only a second node speeds up: one process per
-  node reads the data;
-- only one GPU of every node computes, as the printed script does in today's torch (one process a node, no
-  device_ids): two GPUs, each {found.per_gpu:.1f} times as fast with 1,024 images a step as with 128."""
 
 
 if __name__ == "__main__":

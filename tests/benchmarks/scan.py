@@ -16,11 +16,8 @@ The contestants run in turns. The files are in the page cache; --cold drops it b
 """
 
 import argparse
-import datetime
 import io
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,12 +27,14 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
+from common.run import starts
 from datasets.folders import image_folder
-from tests.benchmarks.rounds import describe, divide, make_parser, spread
+from tests.benchmarks import jobs
+from tests.benchmarks.rounds import conditions, divide, make_parser, spread
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SIZES = {3: 20_000, 110: 1000}  # kilobytes of a file -> files of the first table
 POOL = 64  # different images
+TIMEOUT = 3600  # seconds of a start
 THREADS = 16  # as the scan has for files that it waits for
 BLOCK = 4096  # bytes of a disk's block
 JOB = (
@@ -148,19 +147,11 @@ def measure_starts(folder: str, options: argparse.Namespace) -> dict:
 
 def start(*arguments: str) -> dict:
     """Run the job. Return the seconds to the report of its first step, and the laps that it reports."""
-    with tempfile.TemporaryDirectory() as output, open(f"{output}/errors", "w+") as errors:
-        command = [sys.executable, *JOB, *arguments, f"--output_dir={output}/run"]
-        begin, seconds = time.perf_counter(), None
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as job:
-            for line in job.stdout:
-                if line.startswith("epoch=1 step=1 "):
-                    seconds = seconds or time.perf_counter() - begin
-        if job.returncode or seconds is None:
-            errors.seek(0)
-            raise SystemExit(f"{' '.join(command)}: exit code {job.returncode}\n{errors.read()[-2000:]}")
-        with open(f"{output}/run/starts.jsonl") as file:
-            laps = json.loads(file.readline())["laps"]
-    return {"seconds": seconds, "laps": laps}
+    with tempfile.TemporaryDirectory() as output:
+        command = [sys.executable, *JOB, *arguments, f"--output_dir={output}"]
+        began = jobs.run(command, lambda: bool(jobs.read_metrics(output)), TIMEOUT)
+        first, begun = jobs.read_metrics(output)[0], starts.read(output)[-1]
+        return {"seconds": first["time"] - began, "laps": begun["laps"]}
 
 
 def drop(cold: bool) -> None:
@@ -177,33 +168,27 @@ def main():
     parser.add_argument("--kilobytes", type=float, default=2, help="of a file (default: %(default)s)")
     parser.add_argument("--folder", help="for the files, which are deleted (default: the temporary folder)")
     parser.add_argument("--cold", action="store_true", help="drop the page cache before each turn")
-    parser.add_argument("--json", metavar="FILE", help="also write everything there")
     options = parser.parse_args()
-    begun = {"date": str(datetime.date.today()), "machine": describe(), "load_average": [os.getloadavg()[0]]}
-    print(f"{begun['date']}, {begun['machine']}, {options.rounds} rounds", flush=True)
-    found: dict = {"scans": {}, "starts": {}}
+    with conditions():
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
     for kilobytes, files in SIZES.items():
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             write(folder, files, min(files, 100), kilobytes)
             print(f"{files} files of {kilobytes} KB", flush=True)
-            found["scans"][kilobytes] = measure_scans(folder, files, options)
-            print_scans(found["scans"][kilobytes])
+            print_scans(measure_scans(folder, files, options))
     if options.files:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             write(folder, options.files, min(options.files, options.classes), options.kilobytes)
             print(
                 f"{options.files} files of {options.kilobytes:g} KB: seconds to the first batch", flush=True
             )
-            found["starts"] = measure_starts(folder, options)
-            for name, rows in found["starts"].items():
+            for name, rows in measure_starts(folder, options).items():
                 lap = spread([row["laps"].get("data loading", 0) for row in rows], ".1f")
                 seconds = spread([row["seconds"] for row in rows], ".1f")
                 print(f"  {name:<18}{seconds:>24} s, of them for the data {lap} s", flush=True)
-    begun["load_average"].append(os.getloadavg()[0])
-    print("load average {:.2f} at the beginning, {:.2f} at the end".format(*begun["load_average"]))
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(begun | vars(options) | found, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -14,32 +14,26 @@ of the runs did not reach it. --json also writes the runs: job, seed, options, s
 to the target (null: not reached), curve ([seconds of training, test accuracy] of each evaluation).
 """
 
-import contextlib
-import functools
 import json
 import math
 import os
 import shlex
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 from common.console import arguments
-from common.distributed import preemption
 from common.distributed.entry import entry
-from common.ground import exits
 from common.ground.exits import BadInput
-from common.ground.files import ROOT, write_atomic
+from common.ground.files import write_atomic
 from common.run import starts
 from launch.bench import log
-from tests.benchmarks import rounds
-from tests.benchmarks.contestants import BASELINE
+from tests.benchmarks import jobs, rounds
+from tests.benchmarks.train import BASELINE
 
 _SETUP = 600.0  # seconds that a job may take until its first step
-_POLL = 0.25  # seconds
 _SMALL = "--epochs 12 --batch_size 128 --lr 0.1"
 _FASHION = "--epochs 5 --batch_size 128 --lr 0.1"
 _CIFAR = "--epochs 30 --batch_size 128 --lr 0.1"
@@ -76,16 +70,16 @@ def main() -> None:
     args = parser.parse_args()
     target, limit, recipe = RECIPES[args.dataset]
     target, limit = args.target or target, args.limit or limit
-    jobs = args.jobs.split(",") if args.jobs else list(recipe)
+    names = args.jobs.split(",") if args.jobs else list(recipe)
     if target > 1:
         raise BadInput(f"--target {target:g} is not an accuracy: 0.98 is 98 %")
-    if unknown := [job for job in jobs if job not in recipe]:
+    if unknown := [job for job in names if job not in recipe]:
         raise BadInput(f"--jobs: unknown job {unknown[0]!r}, expected some of {', '.join(recipe)}")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     runs: list[dict] = []
     with rounds.conditions():
         for seed in range(args.seeds):
-            for job in jobs:
+            for job in names:
                 options = f"--dataset {args.dataset} {recipe[job]} --seed={seed}"
                 if args.data_url:
                     options += f" --data_url {shlex.quote(os.path.abspath(args.data_url))}"
@@ -95,7 +89,7 @@ def main() -> None:
                 log(f"seed {seed}, {job}: {target:g} in {reached or f'> {limit:g}'} s")
                 if args.json:
                     write_atomic(args.json, json.dumps({"target": target, "limit": limit, "runs": runs}))
-        print_table(runs, jobs, target, limit)
+        print_table(runs, names, target, limit)
 
 
 def run(job: str, options: list[str], target: float, limit: float, keep_compiled: bool) -> dict:
@@ -108,49 +102,34 @@ def run(job: str, options: list[str], target: float, limit: float, keep_compiled
         output, env = os.path.join(folder, "output"), dict(os.environ)
         if not keep_compiled:
             env |= {f"{name}_CACHE_DIR": f"{folder}/{name}" for name in ("TORCHINDUCTOR", "TRITON")}
+
+        def read() -> dict:
+            begun = starts.read(output)
+            begin = begun[-1]["time"] if begun else math.nan
+            points = [line for line in jobs.read_metrics(output) if "val_acc" in line]
+            curve = [(round(line["time"] - begin, 3), line["val_acc"]) for line in points]
+            return {
+                "begin": begin, "compilation": begun[-1]["laps"].get("compilation", 0.0) if begun else 0.0,
+                "seconds_to_target": next((after for after, accuracy in curve if accuracy >= target), None),
+                "curve": [point for point in curve if point[0] <= limit],
+            }  # fmt: skip
+
+        def is_done() -> bool:
+            now = read()
+            reached = job == BASELINE and now["seconds_to_target"]
+            return bool(reached) or time.time() > now["begin"] + limit
+
         command = [sys.executable, *program, *options, f"--output_dir={output}"]
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
-        )  # fmt: skip
-        try:
-            code, started = None, time.time()
-            while True:
-                code = process.poll()
-                begin, laps, curve = _read(output, limit)
-                reached = next((seconds for seconds, accuracy in curve if accuracy >= target), None)
-                if code not in (None, 0, exits.DIVERGED):
-                    raise BadInput(f"exit code {code}: {shlex.join(command)}")
-                is_late = time.time() > (begin + limit if begin else started + _SETUP)
-                if code is not None or is_late or (job == BASELINE and reached):
-                    break
-                time.sleep(_POLL)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return {"compilation": laps.get("compilation", 0.0), "seconds_to_target": reached, "curve": curve}
+        jobs.run(command, is_done, _SETUP + limit, env)
+        return read()
 
 
-def _read(output: str, limit: float) -> tuple[float, dict, list]:
-    """Return (time at which training began, or 0, laps before it, curve up to the limit)."""
-    begun = starts.read(output)
-    if not begun:
-        return 0.0, {}, []
-    begin, curve = begun[-1]["time"], []
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(output, "metrics.jsonl")) as file:
-        for line in file:
-            if line.endswith("\n") and "val_acc" in (report := json.loads(line)):
-                curve.append([round(report["time"] - begin, 3), report["val_acc"]])
-    return begin, begun[-1]["laps"], [point for point in curve if point[0] <= limit]
-
-
-def print_table(runs: list[dict], jobs: list[str], target: float, limit: float) -> None:
+def print_table(runs: list[dict], names: list[str], target: float, limit: float) -> None:
     """Print a row for each job: medians over the seeds, and the ratio to the first job's median."""
     print(f"| contestant | reached | s to {target:g} | s of compiling | final accuracy | times the first |")
     print("|---|---|---|---|---|---|")
     first = math.nan
-    for job in jobs:
+    for job in names:
         own = [each for each in runs if each["job"] == job]
         times = [each["seconds_to_target"] or math.inf for each in own]
         final = [each["curve"][-1][1] for each in own if each["curve"]]

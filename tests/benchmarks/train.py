@@ -4,39 +4,35 @@
     python -m tests.benchmarks.train --arch resnet50 [--data_url IMAGENET]
 
 resnet18: CIFAR-10 (generated without --data_url) with a loop after ModelArts' published sample, train.py and
-its variants. resnet50: jobs/imagenet.py with images in memory, and with JPEG files. Every contestant is
-started once. Then all take turns, while the others are stopped. Loading, compiling (without a cache) and
-warming up come before the first round. Ratios are to the first contestant in the same round.
+its variants. resnet50: jobs/imagenet.py with images in memory, and with JPEG files. In each round every
+contestant is started once, and its third report counts. Ratios are to the first contestant in the same round.
 
 Waiting: the share of the time in which the loop had no batch. Memory: the maximum of one process, on a GPU as
-allocated by torch. Compiling: as the job reports, else the extra time of its first report. Start: from the
-start of the process to its first report.
+allocated by torch. Compiling: as the job reports it, in the first round, which has an empty cache. Start:
+from the start of the process to its first report.
 """
 
 import argparse
-import contextlib
 import json
 import os
-import signal
+import statistics
 import sys
 import tempfile
-from typing import NoReturn
 
 import torch
 
 from common.console import arguments
 from common.distributed.entry import entry
 from common.ground.exits import BadInput
-from common.run import starts
+from common.ground.files import ROOT
 from launch.bench import log
-from tests.benchmarks import contestants as jobs
-from tests.benchmarks import turns
-from tests.benchmarks.contestants import ROOT, Contestant
+from tests.benchmarks import generated, jobs
 from tests.benchmarks.rounds import describe, divide, make_parser, spread
-from tests.benchmarks.turns import Runner
 
-_INTERRUPTED = 128 + signal.SIGINT
-_MONITORING = "TORCH_NCCL_ENABLE_MONITORING"  # it would report a stopped process as hanging
+BASELINE = "seed loop"  # ratios are to this contestant
+_ENDLESS = ("--epochs", "10000", "--seed", "0")
+# Saves are not timed.
+_JOB = (*_ENDLESS, "--resume", "never", "--save_every", "1000000000", "--epoch_weights", "false")
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -46,21 +42,16 @@ def main() -> None:
     args = _parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
     _complete(args, device)
-    contestants, left_out = jobs.choose(args, device)
-    for name, reason in left_out.items():
-        log(f"{name} is skipped: {reason}")
-    machine = describe()  # with the load before the jobs run
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        rows = _measure(args, contestants)
-    except KeyboardInterrupt:
-        log("interrupted: the jobs were ended")
-        sys.exit(_INTERRUPTED)
+    contestants = (_small if args.arch == "resnet18" else _large)(args, device)
+    for name in args.jobs or ():
+        if name not in contestants:
+            raise BadInput(f"--jobs: {name!r} is not one of {', '.join(contestants)} (--arch {args.arch})")
     found = {
-        "machine": machine, "arch": args.arch, "image_size": args.image_size, "batch_size": args.batch_size,
-        "rounds": args.rounds, "report_every": args.report_every, "left_out": left_out, "rows": rows,
+        "machine": describe(), "arch": args.arch, "image_size": args.image_size,
+        "batch_size": args.batch_size, "rounds": args.rounds, "report_every": args.report_every,
+        "rows": _measure(args, {name: contestants[name] for name in args.jobs or contestants}),
     }  # fmt: skip
-    print(json.dumps(found, indent=2) if args.json else format_table(found))
+    print(json.dumps(found, indent=2) if args.json else _table(found))
 
 
 def _parse_args() -> argparse.Namespace:
@@ -69,22 +60,15 @@ def _parse_args() -> argparse.Namespace:
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     add("--json", action="store_true", help="print JSON")
     add("--arch", choices=["resnet18", "resnet50"], default="resnet18", help="default: resnet18")
-    add("--jobs", type=_names, help="contestants, separated by commas; ratios are to the first")
+    add("--jobs", type=lambda names: names.split(","), help="contestants, separated by commas (default: all)")
     add("--data_url", metavar="DIR", help="CIFAR-10, or a folder with train/<class>/* (default: generated)")
     add("--batch_size", type=count, help="default: 128; resnet50: 32, on a GPU 256")
-    add("--report_every", type=count, help="steps of a turn (default: 2, on a GPU 50)")
+    add("--report_every", type=count, help="steps of a report (default: 2, on a GPU 50)")
     add("--image_size", type=count, help="for resnet50 (default: 224)")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     add("--compile", type=arguments.boolean, help="also run compiled networks (default: on a GPU)")
     add("--timeout", type=arguments.positive_float, default=1800, help="seconds of a turn (default: 1800)")
     return parser.parse_args()
-
-
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if len(set(names)) < len(names) or "" in names:
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty or a repeated name")
-    return names
 
 
 def _complete(args: argparse.Namespace, device: torch.device) -> None:
@@ -99,65 +83,77 @@ def _complete(args: argparse.Namespace, device: torch.device) -> None:
     args.report_every = args.report_every or (50 if gpu else 2)
 
 
-def _leave(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)  # through the context managers that end the jobs
+def _small(args: argparse.Namespace, device: torch.device) -> dict[str, list[str]]:
+    """Return the commands of the contestants for CIFAR-10."""
+    data = ["--custom_data", "true"]  # 5,000 images: on a GPU an epoch of them is shorter than a report
+    if args.data_url or device.type == "cuda":
+        data = ["--data_url", os.path.abspath(args.data_url or generated.cifar_folder(args.cache_dir))]
+    shared = [*_shared(args, device), *data, "--dataset", "cifar10"]
+
+    def job(name: str, *extra: str) -> list[str]:
+        return [sys.executable, os.path.join(ROOT, "jobs", name), *_JOB, *shared, *extra]
+
+    compiled = [] if args.compile is None else ["--compile", str(args.compile).lower()]
+    several = ["--processes_per_node", "2"] if device.type == "cpu" else []
+    return {
+        BASELINE: [sys.executable, "-m", "tests.benchmarks.seed_loop", *_ENDLESS, *shared],
+        "train.py": job("train.py"),
+        "train_amp.py": job("train_amp.py"),
+        "train_fast.py": job("train_fast.py", *compiled),
+        "train_ddp.py": job("train_ddp.py", *several),
+    }
 
 
-def _measure(args: argparse.Namespace, contestants: dict[str, Contestant]) -> list[dict]:
+def _large(args: argparse.Namespace, device: torch.device) -> dict[str, list[str]]:
+    """Return the commands of the contestants for ImageNet."""
+    job = [sys.executable, os.path.join(ROOT, "jobs", "imagenet.py"), *_JOB, *_shared(args, device)]
+    job += ["--arch", args.arch, "--image_size", str(args.image_size), "--training_only"]
+    job += ["--cache_dir", os.path.abspath(args.cache_dir)]
+    synthetic, plain = [*job, "--data_backend", "synthetic"], ["--compile", "false", "--amp"]
+    folder = args.data_url or generated.image_folder(args.cache_dir)  # several steps an epoch
+    data = ["--data_url", os.path.abspath(folder), "--data_backend", "threads"]
+    commands = {"float32": [*synthetic, *plain, "false"], "mixed": [*synthetic, *plain, "true"]}
+    if device.type == "cuda" if args.compile is None else args.compile:
+        commands["mixed compiled"] = [*synthetic, "--compile", "true", "--amp", "true"]
+    return commands | {"mixed from JPEG": [*job, *data, *plain, "true"]}
+
+
+def _shared(args: argparse.Namespace, device: torch.device) -> list[str]:
+    return [
+        "--batch_size", str(args.batch_size), "--report_every", str(args.report_every),
+        "--enable_gpu", str(device.type == "cuda").lower(),
+    ]  # fmt: skip
+
+
+def _measure(args: argparse.Namespace, contestants: dict[str, list[str]]) -> list[dict]:
     """Return a row for each contestant. The lists in it have one figure for each round."""
-    images = args.report_every * args.batch_size
-    with contextlib.ExitStack() as stack:
-        kept = tempfile.TemporaryDirectory(prefix="bootfile-bench-", ignore_cleanup_errors=True)
-        folder = stack.enter_context(kept)
-        rows: list[dict] = []
-        reports: dict[str, list[dict]] = {}
-        runners: list[Runner] = []
-        for number, (name, contestant) in enumerate(contestants.items()):
-            output = os.path.join(folder, str(number))
-            command = [*contestant.command, "--output_dir", output]
-            # New folders: the caches of earlier runs are not used.
-            env = {_MONITORING: "0"} | {each: os.path.join(output, each.lower()) for each in _CACHES}
-            runner = stack.enter_context(Runner(name, command, output, env, ROOT))
-            rows.append({"name": name, "images_per_s": []})
-            reports[name] = []
-            runners.append(runner)
-            log(f"{name}: starting")
-            warm = runner.turn(images, args.timeout)
-            rows[-1] |= _start(runner, contestant, warm)
-            log(f"{name}: first report after {rows[-1]['start_s']:.1f} s")
+    turns: dict[str, list[dict]] = {name: [] for name in contestants}
+    with tempfile.TemporaryDirectory() as folder:
+        env = os.environ | {name: os.path.join(folder, name) for name in _CACHES}
         for number in range(args.rounds):
-            pairs = list(zip(rows, runners, strict=True))
-            for row, runner in pairs[:: -1 if number % 2 else 1]:  # every other round reversed, against drift
-                turn = runner.turn(images, args.timeout)
-                row["images_per_s"].append(turns.rate(turn))
-                reports[row["name"]] += turn
-                log(f"round {number + 1} of {args.rounds}: {row['name']} {turns.rate(turn):.1f} images/s")
-    for row in rows:
-        own = reports[row["name"]]
-        row["ratio"] = divide(row["images_per_s"], rows[0]["images_per_s"])
-        row["waiting"] = sum(report["data_time"] for report in own) / turns.seconds(own)
-        row["memory_mb"] = max(report["memory_mb"] for report in own)
+            for name in list(contestants)[:: -1 if number % 2 else 1]:  # every other round reversed
+                turns[name].append(jobs.measure(contestants[name], args.timeout, env))
+                rate = turns[name][-1]["images_per_s"]
+                log(f"round {number + 1} of {args.rounds}: {name} {rate:.1f} images/s")
+    rows: list[dict] = []
+    for name, own in turns.items():
+        rates = [turn["images_per_s"] for turn in own]
+        rows.append({
+            "name": name, "images_per_s": rates,
+            "ratio": divide(rates, rows[0]["images_per_s"] if rows else rates),
+            "waiting": statistics.mean(turn["waiting"] for turn in own),
+            "memory_mb": max(turn["memory_mb"] for turn in own),
+            "start_s": statistics.median(turn["start_s"] for turn in own),
+            "compile_s": own[0]["compile_s"],
+        })  # fmt: skip
     return rows
 
 
-def _start(runner: Runner, contestant: Contestant, warm: list[dict]) -> dict:
-    """Return the seconds of the start of a contestant, and those of compiling in it."""
-    start = {}
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(runner.output_dir, starts.FILE)) as file:
-        start = json.loads(file.readline())
-    compiling = start.get("laps", {}).get("compilation")
-    first = runner.first
-    if contestant.compiled and compiling is None:
-        compiling = turns.seconds([first]) * (1 - turns.rate([first]) / turns.rate(warm))
-    return {"start_s": first["time"] - runner.started, "compile_s": compiling}
-
-
-def format_table(found: dict) -> str:
-    """Return the table. found: the object that `--json` prints."""
+def _table(found: dict) -> str:
     lines = [
         f"\n{found['machine']}",
         f"{found['arch']}, {found['image_size']} pixels, batches of {found['batch_size']}; medians of "
-        f"{found['rounds']} rounds of {found['report_every']} steps (range)",
+        f"{found['rounds']} rounds, the third report of {found['report_every']} steps (range)",
         f"{'':<16}{'images/s':>27}{'ratio':>22}{'waiting':>9}{'MB':>8}{'compiling':>11}{'start':>8}",
     ]
     for row in found["rows"]:

@@ -77,43 +77,15 @@ def test_a_gpu_without_bfloat16_is_named(monkeypatch, tmp_path, capsys):
     assert "bfloat16 (" not in capsys.readouterr().out
 
 
-def _new_tensor(loss, logits, labels):
-    correct = (logits.argmax(dim=1) == labels).sum()
-    return torch.stack([loss.detach().double(), correct.double(), loss.double().new_tensor(len(labels))])
-
-
 def _item(loss, logits, labels):
     return torch.full((3,), loss.item(), dtype=torch.float64, device=loss.device)
 
 
-def _mask(loss, logits, labels):
-    right = labels[logits.argmax(dim=1) == labels]
-    return torch.full((3,), len(right), dtype=torch.float64, device=loss.device)
-
-
-def _unpinned(loss, logits, labels):
-    return torch.zeros(3, dtype=torch.float64).to(loss.device, non_blocking=True)
-
-
-def _nonzero(loss, logits, labels):
-    return torch.zeros(3, dtype=torch.float64, device=loss.device) + (labels == 0).nonzero().sum()
-
-
-@pytest.mark.parametrize("fault", [_new_tensor, _item, _unpinned])
-def test_a_wait_in_the_sums_is_found(fault, monkeypatch, tmp_path):
-    monkeypatch.setattr(evaluation, "batch_sums", fault)
+def test_a_wait_in_the_sums_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(evaluation, "batch_sums", _item)
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, "train.py", "--dataset=digits")
     found = _waits(recorder)
-    assert len(found) == 2 and all(f"in {fault.__name__}" in each for each in found)
-
-
-@pytest.mark.parametrize("fault", [_mask, _nonzero])
-def test_a_size_that_the_device_must_tell_is_found(fault, monkeypatch):
-    with fake_gpu.fake_gpu(monkeypatch) as recorder:
-        loss, labels = torch.zeros((), device="cuda"), torch.zeros(8, dtype=torch.int64, device="cuda")
-        with pytest.raises(Exception, match=r"[Dd]ata.dependent|DynamicOutputShape|nonzero"):
-            fault(loss, torch.zeros(8, 10, device="cuda"), labels)
-    assert len(recorder.waits) == 1
+    assert len(found) == 2 and all("in _item" in each for each in found)
 
 
 def test_a_wait_in_the_loader_is_found(monkeypatch, tmp_path):

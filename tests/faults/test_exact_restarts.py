@@ -17,11 +17,7 @@ import torch
 
 from common.checkpoint import digest
 from common.checkpoint import files as checkpoint
-from datasets.memory import digits
 from datasets.sampling import receipt
-from datasets.sampling.augment import crop_flip
-from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import BatchSampler
 from tests.conftest import finish, processes_of, run, start
 
 pytestmark = pytest.mark.faults
@@ -63,34 +59,18 @@ def _same(output: Path, whole: Path) -> None:
     assert len(both) > EPOCHS and all(states[0][step] == states[1][step] for step in both)
 
 
-def _planned(folder) -> bytes:
-    """Return the receipt of the sampler, computed without a job: every sample at most once per epoch."""
-    folder.mkdir()
-    data, _ = digits.load(None, False)
-    chain, step = Receipt(), 0
-    for epoch in range(1, EPOCHS + 1):
-        order = BatchSampler(len(data), BATCH, 0)
-        order.seek((epoch - 1) * len(order))
-        seen = [int(each) for ids in order for each in ids]
-        assert len(seen) == len(set(seen)) == len(data) // BATCH * BATCH
-        for ids in order:
-            chain.add(ids, data.labels[ids].numpy(), crop_flip(data, ids, 0, epoch))
-        step += len(order)
-        chain.commit(step, len(order), str(folder))
-    return (folder / receipt.FILE).read_bytes()
-
-
-def test_the_data_is_that_of_the_plan(whole, tmp_path):
-    assert (whole[1] / receipt.FILE).read_bytes() == _planned(tmp_path / "plan")
-
-
-def _wait_for_steps(job: subprocess.Popen) -> list[str]:
+def _read_until(job, pattern: str) -> list[str]:
+    """Return the lines of a job up to the first that matches, or all."""
     lines = []
     for line in job.stdout:
         lines.append(line)
-        if " step=" in line or "resumed from" in line:
+        if re.search(pattern, line):
             break
     return lines
+
+
+def _reported_steps(lines: list[str]) -> list[int]:
+    return [int(found[1]) for line in lines if (found := re.match(r"epoch=\d+ step=(\d+) loss", line))]
 
 
 def _during_a_save(folder: Path, bound: float) -> None:
@@ -113,7 +93,7 @@ def test_random_sigkills(whole, tmp_path, capsys):
         folder = output / "checkpoints"
         while True:
             job = start(*_command(processes, output), stderr=subprocess.STDOUT)
-            lines = _wait_for_steps(job)
+            lines = _read_until(job, r" step=|resumed from")
             kind = draw.choice(["one rank", "all ranks", "during a save"])
             if kind == "during a save":
                 _during_a_save(folder, seconds)
@@ -132,10 +112,7 @@ def test_random_sigkills(whole, tmp_path, capsys):
             paths = checkpoint.list_newest_first(str(folder))
             for path in paths:
                 checkpoint.read(path)  # an unreadable checkpoint would raise Refused
-            steps = [
-                int(found[1]) for line in lines if (found := re.match(r"epoch=\d+ step=(\d+) loss", line))
-            ]
-            if steps:
+            if steps := _reported_steps(lines):
                 newest = checkpoint.read(paths[0])["step"] if paths else 0
                 begun = steps[-1] // SAVE_EVERY * SAVE_EVERY  # step of the last save that was due
                 assert newest >= begun - SAVE_EVERY, f"{kind}: step {steps[-1]}, the newest is {newest}"
@@ -165,11 +142,7 @@ def test_random_sigterms(whole, tmp_path, capsys):
                 "first step": r"^data train=", "last step": r" step=41 ", "epoch boundary": r" step=(14|28) ",
                 "evaluation": r" step=(14|28|42) ", "random": r" step=|resumed",
             }  # fmt: skip
-            lines = []
-            for line in job.stdout:
-                lines.append(line)
-                if re.search(patterns[moment], line):
-                    break
+            lines = _read_until(job, patterns[moment])
             if moment == "random":
                 time.sleep(draw.uniform(0, min(seconds, 3)))
             elif moment == "evaluation":
@@ -191,9 +164,7 @@ def test_random_sigterms(whole, tmp_path, capsys):
             if said:
                 slowest = max(slowest, time.monotonic() - begin)
                 assert result.returncode == 143 and said[1] == said[2], text
-                steps = [
-                    int(found[1]) for line in lines if (found := re.match(r"epoch=\d+ step=(\d+) loss", line))
-                ]
+                steps = _reported_steps(lines)
                 assert not steps or int(said[1]) == steps[-1], text
             else:  # no checkpoint is saved before training begins, nor after its end
                 assert " step=" not in text or "test_accuracy=" in text, text

@@ -21,7 +21,6 @@ EPOCHS = 20
 HERE = [name for name, reason in backends.reasons(torch.device("cpu")).items() if not reason]
 SCRIPT = """
 import sys
-sys.path.insert(0, {root!r})
 from tests.faults.test_loader_soak import soak
 soak(*sys.argv[1:])
 """
@@ -65,11 +64,8 @@ def soak(folder: str, cache: str, backend: str, form: str) -> None:
 @pytest.mark.parametrize("backend", HERE)
 def test_memory_does_not_grow(backend, form, tmp_path):
     folder = random_folder.make(str(tmp_path / "images"))
-    from tests.conftest import ROOT
-
-    lines = run(
-        "-c", SCRIPT.format(root=str(ROOT)), folder, tmp_path / "cache", backend, form, timeout=300,
-    ).stdout.splitlines()  # fmt: skip
+    words = (folder, tmp_path / "cache", backend, form)
+    lines = run("-c", SCRIPT, *words, timeout=300, fresh=True).stdout.splitlines()
     used, left = [int(line) for line in lines if line.isdigit()], lines[-1]
     assert left == "left 0 0" and len(used) == EPOCHS
     # DALI's buffers grow with the largest image so far: by 0.2-0.6 % in the second half, when measured

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from launch import manifests
-from tests.conftest import ROOT, environment, run, start
+from tests.conftest import environment, run, start
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 
@@ -132,7 +132,7 @@ class Case:
         """Start the command. limit: maximum size of a file in bytes."""
         variables = self.server.environment | more
         variables |= {"BOOTFILE_SCRATCH": str(self.here), "BOOTFILE_STORE_TIMEOUT": "1"}
-        job = start(*self.command(bucket), env=environment(**variables) | {"PYTHONPATH": str(ROOT)})
+        job = start(*self.command(bucket), env=environment(**variables))
         if limit:
             resource.prlimit(job.pid, resource.RLIMIT_FSIZE, (limit, limit))
         return job

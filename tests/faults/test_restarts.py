@@ -21,12 +21,12 @@ def test_a_killed_rank_is_restarted(attempt, tmp_path):
     port = free_port()
     command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
     command += [f"--master-port={port}", *JOB, f"--output_dir={tmp_path}"]
-    with start(*command, stderr=subprocess.STDOUT) as process:
-        killed, lines = False, []
-        for line in process.stdout:
-            lines.append(line)
-            if not killed and f" step={1 + attempt % 8} " in line:
-                os.kill(processes_of(process)[attempt % 2], signal.SIGKILL)
-                killed = True
-        assert process.wait(120) == 0, "".join(lines[-30:])
+    process = start(*command, stderr=subprocess.STDOUT)
+    killed, lines = False, []
+    for line in process.stdout:
+        lines.append(line)
+        if not killed and f" step={1 + attempt % 8} " in line:
+            os.kill(processes_of(process)[attempt % 2], signal.SIGKILL)
+            killed = True
+    assert process.wait(120) == 0, "".join(lines[-30:])
     assert killed and sum("test_accuracy=" in line for line in lines) == 1

@@ -3,10 +3,10 @@
     python -m tests.gpu [--data_url FOLDER] [--stages tests,waits]
     python -m tests.gpu --device cpu                     a rehearsal: every command, tiny, on the CPU
 
-The first stages test correctness: GPU tests, compiled against plain, SIGTERM and resume, receipts of the
-CPU and the GPU. The others measure where the host waits, and figures with their targets. It takes at most 8
-minutes, 4 more for CIFAR-10 to 94 % (needs --data_url), and 2 more for several GPUs. If a stage fails, its
-row has the reason, and the rest continues. gpu.json, gpu.md (a table) and logs/ are in --output_dir.
+The first stages test correctness: GPU tests, compiled against plain, SIGTERM and resume. The others measure
+where the host waits, and figures with their targets. It takes at most 8 minutes, 4 more for CIFAR-10 to 94 %
+(needs --data_url), and 2 more for several GPUs. If a stage fails, its row has the reason, and the rest
+continues. gpu.json, gpu.md (a table) and logs/ are in --output_dir.
 
 Exit code: 0; 1 if a stage of correctness failed; 2 without a GPU.
 """

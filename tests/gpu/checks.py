@@ -84,26 +84,6 @@ def compare_restart(run: Run) -> None:
     run.check("receipts are equal", read_receipt(outputs["whole"]) == read_receipt(outputs["cut"]))
 
 
-def compare_receipts(run: Run) -> None:
-    """Compare the receipts of a run on the CPU and a run on the GPU."""
-    steps = "6" if run.is_small else "40"
-    digits = ["jobs/train.py", *_DIGITS, *_NO_SAVES, "--batch_size", "64", "--max_steps", steps]
-    folder = ["jobs/imagenet.py", "--custom_data", "true", "--cache_dir", run.folder("index"), *_NO_SAVES]
-    folder += ["--arch", "resnet18", "--image_size", "64", "--batch_size", "32", "--max_steps", "6"]
-    folder += ["--data_backend", "threads", "--workers", "2", "--report_every", "1", "--training_only"]
-    devices = {"cpu": "false", "gpu": "false" if run.is_small else "true"}
-    for name, job in {"train.py": digits, "imagenet.py": folder}.items():
-        outputs = {device: run.folder(f"{name}-{device}") for device in devices}
-        processes = [
-            run.start(f"{name}-{device}", *job, "--enable_gpu", enable, "--output_dir", outputs[device])
-            for device, enable in devices.items()
-        ]
-        for process in processes:
-            run.finish(process)
-        first, second = (read_receipt(output) for output in outputs.values())
-        run.check(f"receipts of {name} on CPU and GPU are equal", len(first) > 0 and first == second)
-
-
 def read_receipt(output: str) -> bytes:
     """Return the receipt of a run."""
     return Path(output, receipt.FILE).read_bytes()
@@ -131,5 +111,4 @@ STAGES = [
     Stage("tests", 150, run_tests, is_check=True, is_beside=True),
     Stage("compiled", 150, compare_compiled, is_check=True, is_beside=True),
     Stage("restart", 150, compare_restart, is_check=True, is_beside=True),
-    Stage("receipts", 150, compare_receipts, is_check=True, is_beside=True),
 ]

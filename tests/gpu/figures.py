@@ -7,7 +7,7 @@ import re
 import statistics
 from pathlib import Path
 
-from tests.benchmarks import generated, turns
+from tests.benchmarks import generated, jobs
 from tests.gpu.checks import read_receipt
 from tests.gpu.lab import Failed, Run, Stage
 
@@ -20,11 +20,11 @@ _RATE = re.compile(r"prof: ([\d.]+) images/s")
 
 def compile_ahead(run: Run) -> None:
     """Compile the networks of all stages, so that later stages find the code in the compiler's cache."""
-    jobs = [_fast(run, 512, "--max_steps", "2"), _fast(run, 128, "--max_steps", "2")]
-    jobs += [[*_resnet50(run), "--compile", _compile(run), "--prof", "1"]]
+    commands = [_fast(run, 512, "--max_steps", "2"), _fast(run, 128, "--max_steps", "2")]
+    commands += [[*_resnet50(run), "--compile", _compile(run), "--prof", "1"]]
     processes = [
         run.start(str(number), *job, "--output_dir", run.folder(str(number)))
-        for number, job in enumerate(jobs)
+        for number, job in enumerate(commands)
     ]
     for process in processes:
         run.finish(process)
@@ -35,11 +35,11 @@ def watch_jobs(run: Run) -> None:
     steps, most = ("1,2,3", "4") if run.is_small else ("10,40,60", "70")
     small = [*_cifar(run), "--batch_size", "8" if run.is_small else "128", *_QUIET]
     small += ["--report_every", _FOREVER]
-    jobs = {name: [f"jobs/{name}", *small] for name in ("train.py", "train_amp.py")}
-    jobs["train_fast.py"] = [*_fast(run, 128), "--report_every", _FOREVER]
-    jobs["imagenet.py"] = [*_resnet50(run), "--compile", _compile(run), "--training_only", *_QUIET]
-    jobs["imagenet.py"] += ["--report_every", _FOREVER]
-    for name, job in jobs.items():
+    commands = {name: [f"jobs/{name}", *small] for name in ("train.py", "train_amp.py")}
+    commands["train_fast.py"] = [*_fast(run, 128), "--report_every", _FOREVER]
+    commands["imagenet.py"] = [*_resnet50(run), "--compile", _compile(run), "--training_only", *_QUIET]
+    commands["imagenet.py"] += ["--report_every", _FOREVER]
+    for name, job in commands.items():
         output = run.folder(name)
         text = run.call(
             name, "-m", "tests.gpu.watch", steps, *job, "--max_steps", most, "--output_dir", output
@@ -59,8 +59,8 @@ def measure_resnet18(run: Run) -> None:
     options = ["--rounds", "2", "--batch_size", "128", "--cache_dir", _cache(run)]
     if run.is_small:
         options = ["--rounds", "1", "--batch_size", "8", "--report_every", "1", "--compile", "false"]
-    jobs = "seed loop,train.py,train_amp.py,train_fast.py"
-    text = run.call("bench", "-m", "tests.benchmarks.train", *options, "--jobs", jobs, "--json")
+    names = "seed loop,train.py,train_amp.py,train_fast.py"
+    text = run.call("bench", "-m", "tests.benchmarks.train", *options, "--jobs", names, "--json")
     found, _ = json.JSONDecoder().raw_decode(
         text, text.index("\n{") + 1
     )  # the log lines are printed before the JSON
@@ -77,7 +77,7 @@ def measure_resnet18(run: Run) -> None:
     run.call("512", *job, "--output_dir", output)
     lines = map(json.loads, Path(output, "metrics.jsonl").read_text().splitlines())
     reports = [line for line in lines if "loss" in line]
-    run.note("train_fast.py, batches of 512", turns.rate(reports[2:]), "images/s", 40_000)
+    run.note("train_fast.py, batches of 512", jobs.rate(reports[2:]), "images/s", 40_000)
 
 
 def _aim(name: str, aim: float) -> float | None:

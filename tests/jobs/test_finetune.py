@@ -38,7 +38,7 @@ def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data
     printed = run(*arguments, f"--output_dir={tmp_path / 'whole'}").stdout
     assert "different shape: fc.weight [10, 512] in the file, [3, 512] in the model" in printed
     assert "stopped early: 3 epochs without a better score" in printed
-    killed = start(*arguments, f"--output_dir={tmp_path / 'killed'}", stderr=None)
+    killed = start(*arguments, f"--output_dir={tmp_path / 'killed'}")
     for line in killed.stdout:
         if line.startswith("epoch=3 step=7 "):
             killed.send_signal(signal.SIGTERM)

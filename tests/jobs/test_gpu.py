@@ -49,15 +49,18 @@ def _receipt(output_dir):
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory):
-    return _losses(tmp_path_factory.mktemp("cpu"), "train.py", gpu=False)
+    """Return (losses, receipt) of train.py on the CPU."""
+    output = tmp_path_factory.mktemp("cpu")
+    return _losses(output, "train.py", gpu=False), _receipt(output)
 
 
 @pytest.mark.parametrize(
     "job, tolerance", [("train.py", 1e-3), ("train_ddp.py", 1e-3), ("train_amp.py", 2e-2)]
 )
-def test_first_loss_is_that_of_the_cpu(job, tolerance, on_cpu, tmp_path):
+def test_data_and_first_loss_are_those_of_the_cpu(job, tolerance, on_cpu, tmp_path):
     losses = _losses(tmp_path, job)
-    assert losses[0] == pytest.approx(on_cpu[0], rel=tolerance) and len(losses) == 3
+    assert losses[0] == pytest.approx(on_cpu[0][0], rel=tolerance) and len(losses) == 3
+    assert _receipt(tmp_path) == on_cpu[1]
     weights = torch.load(tmp_path / "epoch_1.pth", weights_only=True)
     assert {tensor.device.type for tensor in weights.values()} == {"cpu"}
 
@@ -69,7 +72,7 @@ def test_data_parallel_runs(tmp_path):
 def test_two_processes_share_a_gpu_over_gloo(on_cpu, tmp_path):
     processes = 2 * torch.cuda.device_count()
     losses = _losses(tmp_path, "train_ddp.py", f"--processes_per_node={processes}")
-    assert losses[0] == pytest.approx(on_cpu[0], rel=1e-3)
+    assert losses[0] == pytest.approx(on_cpu[0][0], rel=1e-3)
 
 
 @pytest.mark.parametrize("job", ["train.py", "train_amp.py", "train_fast.py"])

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from tests.conftest import QUICK, records, run
+from tests.conftest import QUICK, records, run_ranks
 
 # Runs a job. Before every optimizer step it prints the number of gradients, the number of their storages, and
 # whether each gradient is exact in bfloat16. BatchNorm's statistics must not be sent before a forward pass.
@@ -32,16 +32,17 @@ IMAGENET = (
     "jobs/imagenet.py", "--custom_data=true", "--arch=resnet18", "--image_size=32", "--data_backend=threads",
     "--training_only",
 )  # fmt: skip
-SMALL = ("--batch_size=64", "--report_every=1", "--processes_per_node=2")
+SMALL = ("--batch_size=64", "--report_every=1")
 
 
 def watched(tmp_path, *job) -> tuple[set, list[float]]:
     """Return ({(gradients, storages, "True" or "False") of every step of every process}, losses)."""
     script = tmp_path / "watched.py"
     script.write_text(WATCHED)
-    printed = run(script, *job, *SMALL, f"--output_dir={tmp_path / 'output'}")
-    assert "FutureWarning" not in printed.stderr and "2 processes" in printed.stdout
-    seen = re.findall(r"^gradients=(\d+) pieces=(\d+) bfloat16=(\w+)$", printed.stdout, re.MULTILINE)
+    results = run_ranks(script, *job, *SMALL, f"--output_dir={tmp_path / 'output'}")
+    printed = "".join(result.stdout for result in results)
+    assert "FutureWarning" not in results[0].stderr and "2 processes" in printed
+    seen = re.findall(r"^gradients=(\d+) pieces=(\d+) bfloat16=(\w+)$", printed, re.MULTILINE)
     losses = [line["loss"] for line in records(tmp_path / "output") if "loss" in line]
     assert len(seen) == 2 * len(losses)
     return {(int(gradients), int(pieces), rounded) for gradients, pieces, rounded in seen}, losses

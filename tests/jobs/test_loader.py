@@ -11,7 +11,7 @@ from PIL import Image
 from datasets.folders import paired_images, random_pairs
 from datasets.loaders import backends
 from datasets.sampling import receipt
-from tests.conftest import environment, free_port, records, run
+from tests.conftest import environment, records, run, run_ranks
 
 MISSING = backends.reasons(torch.device("cpu"))["dali"]
 DALI = pytest.param("loader_dali.py", marks=pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}"))
@@ -61,22 +61,11 @@ def test_times_receipt_and_contact_sheet(alone):
 def test_the_same_receipt_in_any_number_of_processes_from_both_jobs(job, processes, alone, data, tmp_path):
     if job == "loader_dali.py" and MISSING:
         pytest.skip(MISSING)
-    printed = run(
-        f"jobs/{job}", *data, f"--epochs={EPOCHS}", f"--processes_per_node={processes}",
-        f"--result_dir={tmp_path}",
-    ).stdout  # fmt: skip
+    command = (f"jobs/{job}", *data, f"--epochs={EPOCHS}", f"--result_dir={tmp_path}")
+    printed = run_ranks(*command, ranks=processes)[0].stdout
     assert len(reported(printed)) == EPOCHS * STEPS, "only rank 0 reports"
     assert (tmp_path / receipt.FILE).read_bytes() == (alone[1] / receipt.FILE).read_bytes()
     assert [line["pairs"] for line in records(tmp_path)] == [PAIRS, PAIRS]
-
-
-@pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
-def test_torchrun(alone, data, tmp_path):
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
-    printed = run(*launcher, "jobs/loader_dali.py", *data, f"--epochs={EPOCHS}", f"--result_dir={tmp_path}")
-    assert "level=process nodes=1 processes_per_node=2" in printed.stdout
-    assert reported(printed.stdout)[:3] == [(1, 6), (2, 6), (3, 1)], "rank 0's part"
-    assert (tmp_path / receipt.FILE).read_bytes() == (alone[1] / receipt.FILE).read_bytes()
 
 
 def test_without_data_the_test_split_resized(tmp_path):

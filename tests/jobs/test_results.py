@@ -15,16 +15,13 @@ from common.compute.models import resnet18
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import digits
 from datasets.sampling.sampler import SequentialBatchSampler
-from tests.conftest import QUICK, free_port, records, run, start
+from tests.conftest import QUICK, records, run, run_ranks, start
 
 
 def test_accuracy_is_that_of_scikit_learn(tmp_path):
     """359 test samples are not divisible by 3 processes, and each sample counts once."""
-    run(
-        "-m", "torch.distributed.run", "--nproc-per-node=3", f"--master-port={free_port()}",
-        "jobs/train_ddp.py", *QUICK, "--batch_size=66", "--max_steps=4", "--lr=0.02",
-        "--output_dir", tmp_path,
-    )  # fmt: skip
+    options = ("--batch_size=66", "--max_steps=4", "--lr=0.02", f"--output_dir={tmp_path}")
+    run_ranks("jobs/train_ddp.py", *QUICK, *options, ranks=3)
     model = resnet18(channels=1, width=8)
     model.load_state_dict(torch.load(tmp_path / "epoch_1.pth", weights_only=True))
     model.eval()

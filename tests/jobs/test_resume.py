@@ -13,11 +13,12 @@ import torch
 from common.checkpoint import files as checkpoint
 from datasets.memory import digits
 from datasets.sampling import receipt
-from tests.conftest import QUICK, ROOT, finish, processes_of, records, run, start
+from tests.conftest import QUICK, ROOT, finish, processes_of, records, run, run_ranks, start
 
 # 5 steps an epoch, 3 epochs
 DATA = (*QUICK, "--batch_size=240", "--epochs=3", "--report_every=1", "--save_every=2")
-TWO = ("jobs/train_ddp.py", "--processes_per_node=2", *DATA)
+DDP = ("jobs/train_ddp.py", *DATA)
+TWO = (*DDP, "--processes_per_node=2")
 ONE = ("jobs/train.py", *DATA)
 
 
@@ -49,18 +50,18 @@ def wait_for(process: subprocess.Popen, pattern: str) -> list[str]:
 def whole(tmp_path_factory):
     """Return the folders of train.py and of train_ddp.py with two processes, both never interrupted."""
     outputs = [tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")]
-    for job, output in zip((ONE, TWO), outputs, strict=True):
-        run(*job, f"--output_dir={output}")
+    run(*ONE, f"--output_dir={outputs[0]}")
+    run_ranks(*DDP, f"--output_dir={outputs[1]}")
     return outputs
 
 
 @pytest.mark.faults  # half a minute
 def test_three_processes_add_in_the_same_order_after_a_restart(tmp_path):
     """With three processes or more, the rounding depends on the order in which gradients are added."""
-    three = ("jobs/train_ddp.py", "--processes_per_node=3", *DATA, "--max_steps=4")
-    run(*three, f"--output_dir={tmp_path / 'whole'}")
+    three = (*DDP, "--max_steps=4")
+    run_ranks(*three, f"--output_dir={tmp_path / 'whole'}", ranks=3)
     middle = tmp_path / "whole" / "checkpoints" / "step_2.pt"
-    run(*three, f"--output_dir={tmp_path / 'resumed'}", f"--resume={middle}")
+    run_ranks(*three, f"--output_dir={tmp_path / 'resumed'}", f"--resume={middle}", ranks=3)
     last = (weights(tmp_path / folder, "epoch_1.pth") for folder in ("whole", "resumed"))
     assert same_weights(*last)
 
@@ -89,7 +90,7 @@ def test_sigterm_costs_no_step(whole, tmp_path):
     last = int(re.search(said, output)[1])
     assert "SIGTERM: stopping at the next step, within 25 s" in output and 6 <= last < 15
 
-    resumed = run(*TWO, f"--output_dir={tmp_path}").stdout
+    resumed = run_ranks(*DDP, f"--output_dir={tmp_path}")[0].stdout
     assert f"step_{last}.pt: epoch {-(-last // 5)}, step {last} of 15\n" in resumed
     assert figures(tmp_path) == figures(whole[1])
     assert same_weights(weights(tmp_path), weights(whole[1]))
@@ -106,7 +107,7 @@ def test_sigkill_costs_at_most_an_interval(whole, tmp_path):
     paths = checkpoint.list_newest_first(str(tmp_path / "checkpoints"))
     assert checkpoint.read(paths[0])["step"] >= 6  # step 8 may have been in flight
 
-    run(*TWO, f"--output_dir={tmp_path}")
+    run_ranks(*DDP, f"--output_dir={tmp_path}")
     assert figures(tmp_path) == figures(whole[1])
     assert same_weights(weights(tmp_path), weights(whole[1]))
     compared = run("-m", "launch", "receipt", tmp_path, whole[0]).stdout
@@ -118,7 +119,7 @@ def test_a_checkpoint_of_any_job_resumes_in_any_job(whole, tmp_path):
     """train_dp.py, then two processes, then mixed precision. A run that has ended trains no step again."""
     output = f"--output_dir={tmp_path}"
     run("jobs/train_dp.py", *DATA, output, "--max_steps=4")
-    assert "step 4 of 7\n" in run(*TWO, output, "--max_steps=7").stdout
+    assert "step 4 of 7\n" in run_ranks(*DDP, output, "--max_steps=7")[0].stdout
     assert "step 7 of 15\n" in run("jobs/train_amp.py", *DATA, output).stdout
     assert (tmp_path / receipt.FILE).read_bytes() == (whole[0] / receipt.FILE).read_bytes()
     before = figures(tmp_path)
@@ -132,9 +133,7 @@ def test_a_checkpoint_of_any_job_resumes_in_any_job(whole, tmp_path):
 def test_a_batch_may_be_counted_by_process(tmp_path):
     """--batch_size_per_gpu 16 with 2 processes is --batch_size 32, and one process can resume it."""
     common = (*QUICK, "--lr=0.01", f"--output_dir={tmp_path}", "--save_every=2")
-    first = run(
-        "jobs/train_ddp.py", *common, "--processes_per_node=2", "--batch_size_per_gpu=16", "--max_steps=2"
-    )
+    first, _ = run_ranks("jobs/train_ddp.py", *common, "--batch_size_per_gpu=16", "--max_steps=2")
     assert "global batch 32 = 2 processes x 16;" in first.stdout
     second = run("jobs/train.py", *common, "--batch_size=32", "--max_steps=4").stdout
     assert "step_2.pt: epoch 1, step 2 of 4" in second and "global batch 32 = 1 process x 32;" in second
@@ -278,7 +277,7 @@ def test_one_bad_step_is_skipped_on_every_process(tmp_path):
         "loader.ToDevice.end = poisoned\n"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    output = run("-c", poison, *TWO, f"--output_dir={tmp_path}", "--max_steps=5").stdout
+    output = run_ranks("-c", poison, *DDP, f"--output_dir={tmp_path}", "--max_steps=5")[0].stdout
     assert output.count("skipped a step: ") == 1 and "1 in a row, 1 in all" in output
     lines = [line for line in figures(tmp_path) if "loss" in line]
     assert lines[2]["loss"] != lines[2]["loss"]  # no step was taken: nothing to report

@@ -119,10 +119,3 @@ def test_contradictions(line, said, parse):
 @pytest.mark.parametrize("words", ["--foo bar", "--foo='a b' --x -1"])
 def test_the_value_of_an_unknown_option_is_not_the_folder(words, parse):
     assert parse(f"imagenet --num_gpus=8 {words}").data_url is None
-
-
-def test_options_in_help(parse, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["jobs/imagenet.py", "--help"])
-    with pytest.raises(SystemExit):
-        importlib.import_module("jobs.imagenet").parse_args()
-    assert "--ignore_unknown" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 from datasets.sampling import receipt
 from launch.new.blocks import combine
 from launch.receipt import compare_states
-from tests.conftest import ROOT, finish, processes_of, records, run, start
+from tests.conftest import ROOT, finish, processes_of, records, run, run_ranks, start
 from tests.jobs.test_resume import figures, same_weights, wait_for, weights
 
 OPTIONS = ("--epochs=3", "--batch_size=48", "--lr=0.01", "--report_every=1", "--save_every=4")
@@ -69,44 +69,6 @@ TEXT = (
     criterion = torch.nn.CrossEntropyLoss()
     """,
 )
-IMAGES = (
-    """
-    import functools
-
-    from sklearn.datasets import load_digits
-    from torchvision.transforms import v2
-
-    from datasets.loaders.engines.map_style import map_style_loader
-
-    # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
-    class Digits(torch.utils.data.Dataset):
-        def __init__(self, first, last):
-            self.digits = load_digits()
-            self.first, self.count = first, last - first
-            self.transform = v2.Compose([v2.RandomCrop(8, padding=1), v2.RandomErasing(p=0.5)])
-
-        def __len__(self):
-            return self.count
-
-        def __getitem__(self, id):
-            pixels = torch.from_numpy(self.digits.images[self.first + id]).float() / 16
-            return self.transform(pixels[None]), int(self.digits.target[self.first + id])
-
-    train_set, test_set = Digits(0, 200), Digits(200, 260)
-    make_loader = functools.partial(map_style_loader, workers=2)
-    """,
-    """
-    # -
-    # - model = models.resnet18(train_set.channels, train_set.classes, args.width)
-    convolution = torch.nn.Conv2d(1, 8, 3)
-    model = torch.nn.Sequential(convolution, torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten())
-    model.append(torch.nn.Dropout(0.1)).append(torch.nn.Linear(288, 10))
-    """,
-    """
-    # - criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    """,
-)
 
 
 def write_job(folder: Path, blocks: tuple | None, distributed: bool) -> Path:
@@ -135,8 +97,6 @@ CASES = [
     pytest.param(TEXT, 1, id="text-1", marks=pytest.mark.faults),
     pytest.param(TEXT, 2, id="text-2"),
     pytest.param(TEXT, 4, id="text-4", marks=pytest.mark.faults),
-    pytest.param(IMAGES, 1, id="images-1", marks=pytest.mark.faults),
-    pytest.param(IMAGES, 2, id="images-2", marks=pytest.mark.faults),
 ]
 
 
@@ -147,12 +107,12 @@ def test_a_job_of_ones_own_continues_exactly(blocks, ranks, tmp_path):
     shared = (f"--processes_per_node={ranks}",) if ranks > 1 else ()
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run(job, *OPTIONS, *shared, f"--output_dir={whole}")
+    run_ranks(job, *OPTIONS, f"--output_dir={whole}", ranks=ranks)
     process = start(job, *OPTIONS, *shared, f"--output_dir={killed}")
     wait_for(process, r"^epoch=2 step=\d+ loss")
     os.kill(processes_of(process)[-1] if ranks > 1 else process.pid, signal.SIGKILL)
     finish(process, None)
-    printed = run(job, *OPTIONS, *shared, f"--output_dir={killed}").stdout
+    printed = run_ranks(job, *OPTIONS, f"--output_dir={killed}", ranks=ranks)[0].stdout
     assert re.search(r"resumed from .* step \d+ of \d+", printed)
 
     assert figures(killed) == figures(whole)
@@ -179,7 +139,7 @@ def test_a_sharded_optimizer_is_refused_before_the_first_step(tmp_path):
     )
     text = re.sub(r"optimizer = torch.optim.SGD\(.*\)", f"optimizer = {sharded}", text)
     job.write_text(text.replace("import torch\n", "import torch\nimport torch.distributed.optim\n", 1))
-    refused = run(job, *OPTIONS, "--processes_per_node=2", f"--output_dir={tmp_path / 'output'}", code=2)
+    refused, _ = run_ranks(job, *OPTIONS, f"--output_dir={tmp_path / 'output'}", code=2)
     assert "a checkpoint cannot be saved: " in refused.stderr and "step=1" not in refused.stdout
 
 

@@ -8,8 +8,8 @@ import tempfile
 import pytest
 
 from common.ground.exits import LOST_CONTACT
-from tests.conftest import QUICK, environment, finish, records, run, start
-from tests.support.ray_nodes import RayNodes, processes, wait_until
+from tests.conftest import QUICK, environment, finish, records, run, start, wait_until
+from tests.support.ray_nodes import RayNodes, processes
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"')
 
@@ -31,7 +31,7 @@ def alone():
     folder = tempfile.mkdtemp(prefix="tr-")
     kept = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
     yield kept | {"RAY_TMPDIR": folder}
-    wait_until(lambda: not processes(folder), 200)  # Ray's agents need a minute if the job was killed
+    wait_until(lambda: not processes(folder), timeout=200)  # Ray's agents need a minute if the job was killed
     shutil.rmtree(folder)
 
 
@@ -53,7 +53,7 @@ def test_the_receipt_of_train_py_with_ray_on_this_machine(tmp_path, alone):
 def test_a_killed_job_takes_its_ray_along(tmp_path, alone):
     job = start(*JOB, "--workers=1", "--epochs=500", "--output_dir", tmp_path, env=alone)
     try:
-        wait_until(lambda: processes(alone["RAY_TMPDIR"], "ray::Worker"), 200)
+        wait_until(lambda: processes(alone["RAY_TMPDIR"], "ray::Worker"), timeout=200)
     finally:
         job.send_signal(signal.SIGKILL)
         finish(job, code=-signal.SIGKILL)
@@ -69,7 +69,7 @@ def test_a_lost_head_ends_the_job_which_resumes_exactly(tmp_path, alone, cluster
     env = environment(**cluster.environment)
     job = start(*JOB, *options, *cluster_options, env=env)
     try:
-        wait_until(lambda: (folder / "metrics.jsonl").exists() and losses(folder), 200)
+        wait_until(lambda: (folder / "metrics.jsonl").exists() and losses(folder), timeout=200)
         (worker,) = cluster.workers()
         job.send_signal(signal.SIGSTOP)  # it does not end before the kills
         worker.kill()

@@ -1,17 +1,15 @@
 """best.pth of a run can be evaluated, trained from and loaded in a script; wrong files are refused."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from common.compute.models import resnet18
-from tests.conftest import QUICK, ROOT, environment, records, run
+from tests.conftest import QUICK, ROOT, records, run, run_ranks
 
 JOB = (*QUICK, "--epochs=1", "--batch_size=240")
-TWO = ("jobs/train_ddp.py", "--processes_per_node=2", *QUICK)
+TWO = ("jobs/train_ddp.py", *QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +26,10 @@ def trained(tmp_path_factory):
 def test_evaluation_gives_the_figures_of_the_training(trained, tmp_path):
     """This holds in two processes and with another batch size and seed, and nothing is written."""
     output = tmp_path / "output"
-    printed = run(
+    printed = run_ranks(
         *TWO, "--evaluate", f"--weights={trained / 'ddp.pth'}", "--batch_size=64", "--seed=5", "--epochs=9",
         f"--output_dir={output}",
-    ).stdout  # fmt: skip
+    )[0].stdout  # fmt: skip
     loss, accuracy = re.search(r"\nval_loss=(\S+) val_acc=(\S+) val_count=359\n", printed).groups()
     said = records(trained)[-1]
     assert float(loss) == pytest.approx(said["val_loss"], rel=1e-4)
@@ -61,9 +59,9 @@ def test_a_file_that_no_process_can_load(trained, tmp_path):
     """The job prints one line and exits with code 2, and no process waits for another."""
     (tmp_path / "page.pth").write_text("<html>404</html>")
     output = ("--output_dir", tmp_path / "out")
-    result = run(*TWO, f"--weights={tmp_path / 'page.pth'}", *output, code=2)
-    line, = result.stderr.splitlines()  # fmt: skip
-    assert line.startswith("error: weights ") and "it is an HTML or XML page" in line
+    for result in run_ranks(*TWO, f"--weights={tmp_path / 'page.pth'}", *output, code=2):
+        line, = result.stderr.splitlines()  # fmt: skip
+        assert line.startswith("error: weights ") and "it is an HTML or XML page" in line
     result = run("jobs/train.py", *JOB, f"--resume={trained / 'best.pth'}", *output, code=2)
     line, = result.stderr.splitlines()  # fmt: skip
     assert line.endswith(f"--weights {trained / 'best.pth'}")
@@ -74,13 +72,4 @@ def test_the_script_of_the_readme(trained):
     text = (ROOT / "jobs" / "README.md").read_text(encoding="utf-8")
     script, = re.findall(r"```python\n((?:(?!```).)*OUT/classes\.json.*?)```", text, re.DOTALL)  # fmt: skip
     script = script.replace("OUT/", f"{trained}/").replace("resnet18(", "resnet18(width=8, ")
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stderr
-    assert re.fullmatch(r"\d", result.stdout.strip())
+    assert re.fullmatch(r"\d", run("-c", script).stdout.strip())

@@ -12,7 +12,6 @@ import http.client
 import random
 import socket
 import struct
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -193,11 +192,3 @@ def _flipped(content: bytes, place: float) -> bytes:
     bit = int(place * len(content) * 8)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
-
-
-if (
-    __name__ == "__main__"
-):  # python -m tests.support.fault_proxy PORT DELAY: a separate process for benchmarks
-    slow = FaultProxy(int(sys.argv[1]), delay=float(sys.argv[2]))
-    print(slow.port, flush=True)
-    sys.stdin.read()

@@ -19,7 +19,7 @@ import time
 import urllib.parse
 import urllib.request
 
-from tests.conftest import ROOT, environment, free_port
+from tests.conftest import ROOT, environment, free_port, wait_for_port
 from tests.support.modelarts_body import Wrong, check_job, check_model
 
 PROJECT, ACCESS_KEY, SECRET_KEY = "0123456789abcdef", "TESTING-ACCESS-KEY", "testing-secret-key"
@@ -38,15 +38,8 @@ class ModelArtsService:
             cwd=ROOT,
             env=environment(),
         )
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return self
-            except OSError:
-                assert self._process.poll() is None, f"it ended with {self._process.returncode}"
-                assert time.monotonic() < deadline, "it does not listen"
-                time.sleep(0.05)
+        wait_for_port(self.port, self._process)
+        return self
 
     def __exit__(self, *_):
         self._process.kill()

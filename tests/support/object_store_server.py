@@ -1,14 +1,11 @@
 """An object store for tests: moto's HTTP server, a process on a free port of 127.0.0.1."""
 
-import contextlib
 import functools
 import os
-import socket
 import subprocess
 import sys
-import time
 
-from tests.conftest import environment, free_port
+from tests.conftest import environment, free_port, wait_for_port
 
 CREDENTIALS = {  # moto accepts all
     "AWS_ACCESS_KEY_ID": "testing",
@@ -47,13 +44,7 @@ class ObjectStoreServer:
             stderr=subprocess.DEVNULL,
         )
         self.environment = CREDENTIALS | {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{self.port}"}
-        deadline = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                break
-            assert self.process.poll() is None, f"moto ended with {self.process.returncode}"
-            assert time.monotonic() < deadline, "moto does not listen"
-            time.sleep(0.05)
+        wait_for_port(self.port, self.process)
         for bucket in buckets:
             self.create(bucket)
 

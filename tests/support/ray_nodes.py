@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -97,10 +96,3 @@ def processes(folder: str, name: str = "") -> list[psutil.Process]:
         if is_ours and process.pid != os.getpid() and Path(title.split()[0]).name.startswith(name):
             result.append(process)
     return result
-
-
-def wait_until(true, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not become true"
-        time.sleep(0.1)

@@ -4,9 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from datasets.stores.files import FileStore
 from datasets.stores.shared import address, connection, leases
 from datasets.stores.shared.redis_store import RedisStore
 from datasets.stores.tiers import Tiers
-from tests.conftest import free_port
+from tests.conftest import free_port, wait_for_port, wait_until
 
 PROGRAM = shutil.which("redis-server")
 needed = pytest.mark.skipif(
@@ -66,18 +64,9 @@ class RedisServer:
 
     def start(self) -> None:
         assert self.process is None or self.process.poll() is not None, "it runs already"
-        self.process = subprocess.Popen(
-            [PROGRAM, str(self.folder / "redis.conf")],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return
-            assert self.process.poll() is None, f"redis-server ended with {self.process.returncode}"
-            time.sleep(0.02)
-        raise AssertionError("redis-server does not listen")
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen([PROGRAM, str(self.folder / "redis.conf")], **quiet)
+        wait_for_port(self.port, self.process)
 
     def kill(self) -> None:
         """Kill the server. Its data are lost, because it has no file."""
@@ -123,10 +112,7 @@ def cluster(folder, *options: str):
             first, last = number * 16384 // 3, (number + 1) * 16384 // 3 - 1
             node.client().execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
             nodes[0].client().execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, node.bus)
-        deadline = time.monotonic() + 30
-        while not all(whole(node) for node in nodes):
-            assert time.monotonic() < deadline, "the Cluster does not become complete"
-            time.sleep(0.05)
+        wait_until(lambda: all(whole(node) for node in nodes), timeout=30)
         yield nodes
 
 
@@ -177,10 +163,7 @@ class Opened:
 
 def until(condition, seconds: float = 30.0) -> None:
     """Wait until the condition is true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)
+    wait_until(condition, timeout=seconds)
 
 
 def files_with(text: str, folder) -> list[str]:

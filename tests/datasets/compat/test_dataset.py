@@ -371,8 +371,8 @@ dataset.close()
 
 
 def _memory_of_epochs(folder, cache, dali, **options) -> list[tuple[int, int]]:
-    lines = run("-c", SOAK.format(root=str(ROOT)), folder, cache, dali, **options).stdout.splitlines()
-    return [tuple(map(int, line.split())) for line in lines if line[0].isdigit()]
+    printed = run("-c", SOAK.format(root=str(ROOT)), folder, cache, dali, fresh=True, **options).stdout
+    return [tuple(map(int, line.split())) for line in printed.splitlines() if line[0].isdigit()]
 
 
 @pytest.mark.parametrize(

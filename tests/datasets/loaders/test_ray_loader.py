@@ -27,9 +27,9 @@ from datasets.loaders.ray.pool import connect
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
-from tests.conftest import ROOT, environment
+from tests.conftest import ROOT, environment, wait_until
 from tests.support.ray_data_sets import Draws, Noisy, Squares
-from tests.support.ray_nodes import processes, wait_until
+from tests.support.ray_nodes import processes
 
 if not importlib.util.find_spec("ray"):  # its import would read the environment
     pytest.skip('Ray is not installed: pip install "ray>=2.52"', allow_module_level=True)

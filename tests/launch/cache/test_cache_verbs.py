@@ -431,7 +431,7 @@ def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypa
         secret.write_text(PASSWORD + "\n")
         right, wrong = {address.PASSWORD_FILE: str(secret)}, {address.PASSWORD: f"not {PASSWORD}"}
         for words, env, code in ((("preload", *to, *data), right, 0), (("ls", *to), wrong, 2)):
-            process = start("-m", "launch", "cache", *words, env=environment(**env))
+            process = start("-m", "launch", "cache", *words, env=environment(**env), fresh=True)
             seen.append(Path(f"/proc/{process.pid}/cmdline").read_text())
             result = finish(process, code)
             seen += result.stdout, result.stderr

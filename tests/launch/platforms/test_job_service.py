@@ -467,7 +467,7 @@ def test_stop_asks_and_says_what_is_stopped(user, server, monkeypatch):
 def test_a_reader_that_leaves_is_no_error(user, server):
     job_id = user.job()
     server.test(job=job_id, phase="Running", log={"worker-0": "x" * 100_000 + "\nsecond\n" * 20_000})
-    process = user.start("logs", job_id)
+    process = user.start("logs", job_id, fresh=True)
     assert process.stdout.readline()
     process.stdout.close()
     with contextlib.suppress(ValueError):
