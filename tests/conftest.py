@@ -32,9 +32,9 @@ sys.dont_write_bytecode = False
 # Several tests share the cores: threads that wait for each other at every operation would make all slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # each process would start a pool of processes
-QUIET = {  # what this machine says of ranks and paths, and what Ray sets in the process that opens it
+QUIET = {  # what this machine says of ranks and paths, and what Ray and jobs set in the process of the tests
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
-    "PYTHONBREAKPOINT",
+    "PYTHONBREAKPOINT", "GOMP_SPINCOUNT",
 }  # fmt: skip
 
 

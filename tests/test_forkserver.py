@@ -31,9 +31,10 @@ def forked(folder, words, timeout=60.0, **variables):
 
 
 @pytest.fixture(autouse=True)
-def _ray_was_open(monkeypatch):
-    """ray.init() of an earlier test leaves this variable in the process."""
+def _set_by_earlier_tests(monkeypatch):
+    """ray.init() and the import of a job leave these variables in the process."""
     monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb._driver_set_trace")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
 
 
 @pytest.mark.parametrize("words", [["show.py", "--one", "two"], ["-m", "show", "one"]])
