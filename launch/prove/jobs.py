@@ -77,7 +77,7 @@ class OwnJob(Job):
         for name in ("--output_dir", "--train_url", "--resume"):
             if get_option(self.options, name) is not None:
                 raise BadInput(f"{name} is chosen for each run: leave it out")
-        shown = subprocess.run(self.command(("--help",)), capture_output=True, text=True)
+        shown = subprocess.run([sys.executable, self.script, "--help"], capture_output=True, text=True)
         self._known = set(_OPTION.findall(shown.stdout))
         if not {"--output_dir", "--save_every", "--report_every", "--max_steps"} <= self._known:
             raise BadInput(
