@@ -5,6 +5,7 @@ import signal
 from common.ground.exits import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
 
 NEVER_FIRED = 3  # exit code of the simulation: every node ended with 0, but a fault never fired
+DIFFERS, UNVERIFIED = 20, 21  # exit codes of `prove`
 TIME_LIMIT = 124
 
 _CODES = {
@@ -15,6 +16,8 @@ _CODES = {
     LOST_CONTACT: "contact with another process was lost: look at the node that failed first",
     NOT_SAVED: "the last results could not be written: the log names them and the reason",
     DIVERGED: "training diverged: too many steps in a row without a finite loss and gradient",
+    DIFFERS: "a run that should equal the reference differs",
+    UNVERIFIED: "the runs are equal, but they prove nothing",
     TIME_LIMIT: "ended by a time limit",
     126: "the command cannot be executed",
     127: "the command was not found",

@@ -1,11 +1,13 @@
 """Compare two runs: the data of every step, and the state (weights, buffers, optimizer) at checkpoints.
 
     python -m launch receipt RUN_A RUN_B
+    python -m launch receipt RUN            a receipt of `launch new --receipt`: what each restart read
 
-RUN_A and RUN_B: output folders of runs, at any world size, with any loader, restarted or not. Exit codes: 0
-equal; 1 the data differ (the output names the first epoch and step, and whether ids, labels or augmentation
-differ), one run is shorter, or the states differ at the same number of processes; 2 a receipt cannot be read.
-With other numbers of processes sums are rounded differently, so different states are expected.
+RUN_A and RUN_B: output folders of runs, at any world size, with any loader, restarted or not; or folders of
+the receipt that `python -m launch new --receipt` adds to any loop. Exit codes: 0 equal; 1 the data differ
+(the output names the first epoch and step, and what differs), one run is shorter, or the states differ at the
+same number of processes; 2 a receipt cannot be read. With other numbers of processes sums are rounded
+differently, so different states are expected.
 """
 
 import os
@@ -15,9 +17,9 @@ import torch
 
 from common.checkpoint import digest, files
 from common.console.arguments import Parser
-from common.ground.exits import printable
+from common.ground.exits import BadInput, printable
 from common.run import starts
-from datasets.sampling import receipt
+from datasets.sampling import loop_receipt, receipt
 
 
 def main(arguments: list[str]) -> int:
@@ -25,8 +27,13 @@ def main(arguments: list[str]) -> int:
     parser = Parser(__doc__)
     parser.prog = "python -m launch receipt"
     parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run")
-    parser.add_argument("run_b", metavar="RUN_B", help="output folder of another run")
+    parser.add_argument("run_b", metavar="RUN_B", nargs="?", help="output folder of another run")
     args = parser.parse_args(arguments)
+    paths = [path for path in (args.run_a, args.run_b) if path is not None]
+    if all(os.path.exists(os.path.join(path, loop_receipt.FILE.format(0))) for path in paths):
+        return _report_loops(paths)
+    if args.run_b is None:
+        raise BadInput("expected RUN_A RUN_B: one run is enough only for a receipt of `launch new --receipt`")
     runs = {path: receipt.read(path) for path in (args.run_a, args.run_b)}
     for path, records in runs.items():
         missing = int(records["step"][-1]) - len(records)
@@ -37,6 +44,15 @@ def main(arguments: list[str]) -> int:
     same_state, text = compare_states(args.run_a, args.run_b)
     print(printable(f"state {text}"))
     return 0 if equal and same_state else 1
+
+
+def _report_loops(paths: list[str]) -> int:
+    try:
+        equal, lines = loop_receipt.report(paths)
+    except loop_receipt.ReceiptError as error:
+        raise BadInput(str(error)) from error
+    print(*map(printable, lines), sep="\n")
+    return 0 if equal else 1
 
 
 def compare(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:

@@ -30,8 +30,9 @@ from common import __version__
 from common.console import arguments
 from common.distributed import ranks
 from common.ground.files import opener
+from common.object_store.store import ObjectStore
 from common.platform.platforms import available_cores, count_in
-from common.run.output import writes_nothing
+from common.run.output import Output, writes_nothing
 
 FILE = "starts.jsonl"  # in a run's output folder
 _OBJECTS = ("settings", "environment")
@@ -52,13 +53,27 @@ def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
 
 def read(folder: str) -> list[dict]:
     """Return the starts of the run in a folder, in order, without damaged lines."""
-    starts, path = [], os.path.join(folder, FILE)
+    path = os.path.join(folder, FILE)
     with contextlib.suppress(OSError), open(path, errors="replace", opener=opener) as file:
-        for line in file.read(2**26).splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                start = json.loads(line)
-                if isinstance(start, dict):
-                    starts.append(start)
+        return _parse(file.read(2**26))
+    return []
+
+
+def read_output(output: Output) -> list[dict]:
+    """Return the starts of the run in an output, those at its URL on a new node. Raises BadInput."""
+    starts = read(output.folder)
+    if not starts and output.url:
+        starts = _parse(ObjectStore(output.url).read_version(FILE)[0].decode(errors="replace"))
+    return starts
+
+
+def _parse(text: str) -> list[dict]:
+    starts = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            start = json.loads(line)
+            if isinstance(start, dict):
+                starts.append(start)
     return [each for each in starts if all(isinstance(each.get(name), dict) for name in _OBJECTS)]
 
 

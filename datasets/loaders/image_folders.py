@@ -14,6 +14,7 @@ from common.console.arguments import boolean, positive_int
 from common.distributed import barrier, ranks
 from common.ground import exits
 from common.ground.exits import BadInput
+from common.run import starts
 from common.run.job import JobParser, check_folder
 from common.run.metrics import Log
 from datasets.folders import image_folder, listing, random_folder
@@ -152,7 +153,8 @@ def open_loaders(
     """Return (training loader, evaluation loader), on every rank. They are closed when the job ends.
 
     args: those of add_arguments(), batch_size, seed, epochs, max_steps, training_only (the second loader is
-    then not used). With --data_backend auto the backends are measured. indexes: those of open_indexes().
+    then not used). With --data_backend auto a new run measures the backends, and a restart takes that of the
+    run. indexes: those of open_indexes().
     eval_batch: images of an evaluation batch of one rank. Raises BadInput.
     """
     train_index, val_index = indexes
@@ -171,6 +173,10 @@ def open_loaders(
     val_plan = Plan(val_index, val_sampler, augment.center_crop, args.image_size)
     backend = _backend(args, device)
     if backend == "auto":
+        backend = ranks.broadcast_object(_last_backend(args, device) if ranks.is_first() else "")
+        if backend:
+            log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
+    if backend in ("", "auto"):
         rates: dict[str, float] = {}
         if ranks.is_first():
             rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
@@ -190,6 +196,19 @@ def open_loaders(
 def _backend(args: argparse.Namespace, device: torch.device) -> str:
     """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here."""
     return args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
+
+
+def _last_backend(args: argparse.Namespace, device: torch.device) -> str:
+    """Return the backend of the run's last start, or "" without one: backends round pixels differently."""
+    if args.resume != "auto" or args.evaluate:
+        return ""
+    name = next((start.get("data backend") for start in reversed(starts.read_output(args.output))), "")
+    if not name:
+        return ""
+    with contextlib.suppress(BadInput):
+        return backends.resolve(name, device)
+    print(f"warning: the run used --data_backend {name}, which cannot run here: pixels differ by rounding")
+    return ""
 
 
 def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> int:

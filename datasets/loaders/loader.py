@@ -216,6 +216,23 @@ class Loader:
         """Set the position: the next batch is that of global step `step`, counted from 0."""
         self.plan.seek(step)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint of another trainer needs: the step, and the receipt up to commit()."""
+        seed, data = self.plan.sampler.seed, self.receipt.fingerprint
+        return {"step": self.step, "seed": seed, "data": data, "receipt": self.receipt.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the position, so that epochs_from(loader.step) yields the rest. The world size may differ.
+
+        Raises BadInput if the state is that of another seed or of other data.
+        """
+        for name, ours in {"seed": self.plan.sampler.seed, "data": self.receipt.fingerprint}.items():
+            if state[name] != ours:
+                raise BadInput(f"the loader's state is of {name} {state[name]}, not {ours}")
+        self.seek(state["step"])
+        self.step = state["step"]
+        self.receipt.load_state_dict(state["receipt"])
+
     def epochs_from(self, step: int) -> Iterator[int]:
         """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
         for epoch in self.plan.epochs_from(step):

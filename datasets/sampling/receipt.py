@@ -5,8 +5,7 @@ world sizes and restarts may differ. It does not cover pixels, or batches that w
 
 Each sample becomes three 64-bit hashes: of its id, of (id, label), of (id, augmentation parameters). The
 record of a step has their sums modulo 2^64. So the order inside a global batch and its division among the
-ranks do not matter, and one all_reduce combines the ranks. The steps are chained. Hash of a word: the
-finalizer of SplitMix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
+ranks do not matter, and one all_reduce combines the ranks. The steps are chained.
 """
 
 import hashlib
@@ -21,12 +20,12 @@ import torch
 from common.distributed import ranks
 from common.ground.exits import BadInput
 from common.ground.files import opener, read_file
+from datasets.sampling.loop_receipt import RECORD, mix
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")
 _MOST = 2**30  # bytes of FILE: 33 million steps
 _CHUNK = 4096  # samples per computation of sums: spreads NumPy's cost per call over several steps
-_RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("sums", "<u8", (len(PARTS),))])
 
 
 class Receipt:
@@ -87,7 +86,7 @@ class Receipt:
 
         sums: int64 [steps, 3], take() summed over all ranks.
         """
-        before, records = self.step, np.zeros(len(sums), dtype=_RECORD)
+        before, records = self.step, np.zeros(len(sums), dtype=RECORD)
         records["step"] = np.arange(step - len(sums) + 1, step + 1)
         records["epoch"] = (records["step"] - 1) // steps_per_epoch + 1
         records["sums"] = sums.cpu().numpy().view(np.uint64)
@@ -126,13 +125,13 @@ def batch_sums(
 
     ids, labels, crops: one number per sample, [n]. ends: the end of each batch in them, int64 [batches].
     """
-    hashed = _mix(_words(ids))
+    hashed = mix(_words(ids))
     augmented = hashed
     for column in crops:
-        augmented = _mix(augmented ^ _words(column))
+        augmented = mix(augmented ^ _words(column))
     # differences of running totals modulo 2^64: one call for batches of any size
     totals = np.zeros((len(PARTS), len(hashed) + 1), np.uint64)
-    np.cumsum((hashed, _mix(hashed ^ _words(labels)), augmented), axis=1, out=totals[:, 1:])
+    np.cumsum((hashed, mix(hashed ^ _words(labels)), augmented), axis=1, out=totals[:, 1:])
     return np.diff(totals[:, [0, *ends]]).T.copy().view(np.int64)
 
 
@@ -157,8 +156,8 @@ def read(folder: str) -> np.ndarray:
         content = read_file(path, _MOST)
     except OSError as error:
         raise BadInput(f"no receipt of a run at {path}: {error.strerror}") from error
-    whole = len(content) // _RECORD.itemsize * _RECORD.itemsize  # a killed run may end within a record
-    records = np.frombuffer(content[:whole], dtype=_RECORD)
+    whole = len(content) // RECORD.itemsize * RECORD.itemsize  # a killed run may end within a record
+    records = np.frombuffer(content[:whole], dtype=RECORD)
     if not len(records):
         raise BadInput(f"{path} holds no step")
     if (np.diff(records["step"].astype(np.int64)) <= 0).any():
@@ -170,8 +169,8 @@ def _open(path: str, step: int) -> io.FileIO:
     """Open FILE for appending, without the records after `step`: a resumed run writes them again."""
     file = io.FileIO(path, "a+", opener=opener)
     content = read_file(path, _MOST)
-    whole = content[: len(content) // _RECORD.itemsize * _RECORD.itemsize]
-    file.truncate(int((np.frombuffer(whole, dtype=_RECORD)["step"] <= step).sum()) * _RECORD.itemsize)
+    whole = content[: len(content) // RECORD.itemsize * RECORD.itemsize]
+    file.truncate(int((np.frombuffer(whole, dtype=RECORD)["step"] <= step).sum()) * RECORD.itemsize)
     return file
 
 
@@ -197,10 +196,3 @@ def _words(column: np.ndarray) -> np.ndarray:
     if column.dtype.kind == "f":
         column = column.astype(np.float32).view(np.uint32)
     return column.astype(np.uint64)
-
-
-def _mix(words: np.ndarray) -> np.ndarray:
-    words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))

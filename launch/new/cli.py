@@ -2,6 +2,7 @@
 
     python -m launch new FOLDER [--ddp] [--amp] [--copy]
     cd FOLDER && python -m pytest tests
+    python -m launch new --receipt FOLDER       only receipt.py, for a loop of your own (guides/receipts.md)
 
     jobs/train.py       jobs/train_own.py of Bootfile: your data, model and loss are in its blocks.
                         --ddp adds the blocks for one process per GPU, --amp those for mixed precision
@@ -56,12 +57,17 @@ def main(arguments: list[str]) -> int:
     parser = Parser(__doc__)
     parser.prog = "python -m launch new"
     parser.add_argument("folder", metavar="FOLDER", help="a new or an empty folder")
+    parser.add_argument(
+        "--receipt", action="store_true", help="write only receipt.py, into a new folder or one of yours"
+    )
     parser.add_argument("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
     parser.add_argument("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
     parser.add_argument(
         "--copy", action="store_true", help="copy common, datasets and launch, do not link them"
     )
     args = parser.parse_args(arguments)
+    if args.receipt:
+        return _write_receipt(args.folder)
     job = make_job(ddp=args.ddp, amp=args.amp)
     try:
         os.makedirs(args.folder, exist_ok=True)
@@ -75,6 +81,20 @@ def main(arguments: list[str]) -> int:
         f"next: cd {shlex.quote(args.folder)}; python -m pytest tests; then change the blocks "
         "`your data`, `your model` and `your loss` of jobs/train.py"
     )
+    return 0
+
+
+def _write_receipt(folder: str) -> int:
+    path = os.path.join(folder, "receipt.py")
+    text = _read(os.path.join(_HOME, "datasets", "sampling", "loop_receipt.py"))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if os.path.exists(path) and _read(path) != text:
+            raise BadInput(f"{path} exists, and is another version: move it away")
+        _save(path, text)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from error
+    print(f"wrote {path}\nnext: from receipt import Receipt; its first lines show how a loop uses it")
     return 0
 
 

@@ -85,7 +85,7 @@ def _check_to(path: str, runs: list[str], force: bool) -> None:
 def render_page(runs: list[Run], title: str | None = None) -> str:
     """Return the HTML of runs. Their names must differ."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))),
+        loader=jinja2.FileSystemLoader(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -97,7 +97,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     for run in runs:
         for note in run.notes:
             notes.setdefault(note, []).append(run.name)
-    return environment.get_template("page.html").render(
+    return environment.get_template("report/page.html").render(
         title=title or ", ".join(run.name for run in runs),
         made=tables.format_time(time.time()),
         runs=runs,

@@ -194,6 +194,18 @@ def test_the_profile_is_the_figure_and_nothing_else(generated, tmp_path):
     assert ", 3 batches\n" in few, "the epochs do not limit it"
 
 
+def test_a_restart_takes_the_backend_that_auto_chose(generated, tmp_path):
+    """A new measurement may choose another one, whose pixels differ by rounding."""
+    for name in ("pytorch", "threads"):
+        options = job(generated, tmp_path / name, "--max_steps=1", "--training_only", "--save_every=1")
+        run(*options, f"--data_backend={name}")
+        assert f"data_backend auto: {name}, as in the last start" in run(*options).stdout
+    history = tmp_path / "threads" / "starts.jsonl"
+    history.write_text(history.read_text().replace('"threads"', '"dali-gpu"'))
+    shown = run(*options).stdout
+    assert "warning: the run used --data_backend dali-gpu" in shown and "images/s" in shown
+
+
 def test_auto_measures_and_says_so(generated, tmp_path):
     printed = run(*job(generated, tmp_path, "--max_steps=1", "--training_only")).stdout
     said = re.search(r"data_backend auto: (\S+) of (.*) images/s\n", printed)

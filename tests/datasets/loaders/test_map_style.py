@@ -109,6 +109,37 @@ def test_a_restart_in_the_middle_of_an_epoch_continues_with_the_same_tensors():
     assert len(noise.unique(dim=0)) == len(noise)  # other numbers for each sample and epoch
 
 
+def _loader(seed=0, size=SIZE):
+    data = TensorDataset(torch.arange(size), torch.arange(size))
+    return map_style_loader(data, BatchSampler(size, BATCH, seed, epochs=2), CPU)
+
+
+def _train(loader, folder, state=None, last=2 * STEPS):
+    """A plain loop: return the batches that it read, and the state at its end."""
+    batches = []
+    if state:
+        loader.load_state_dict(state)
+    for _ in loader.epochs_from(loader.step):
+        for inputs, _ in loader:
+            batches.append(inputs)
+            loader.commit(loader.step, str(folder))
+            if loader.step == last:
+                return batches, loader.state_dict()
+    return batches, loader.state_dict()
+
+
+def test_the_state_of_a_loader_continues_a_plain_loop_and_its_receipt(tmp_path):
+    whole, end = _train(_loader(), tmp_path / "whole")
+    first, state = _train(_loader(), tmp_path / "run", last=5)
+    rest, resumed_end = _train(_loader(), tmp_path / "run", state)
+    assert all(map(torch.equal, first + rest, whole)) and len(first + rest) == len(whole)
+    assert resumed_end == end
+    assert (tmp_path / "run" / "receipt.bin").read_bytes() == (tmp_path / "whole" / "receipt.bin").read_bytes()
+    for other in (_loader(seed=1), _loader(size=SIZE + 1)):
+        with pytest.raises(BadInput, match="seed|data"):
+            other.load_state_dict(state)
+
+
 def test_a_padded_batch_has_the_same_receipt_on_any_number_of_ranks():
     _, alone = batches(Words(), collate_fn=pad)
     _, shared = batches(Words(), collate_fn=pad, ranks=4)

@@ -1,0 +1,118 @@
+"""Show whether a job continues exactly after a restart, with your data and your options.
+
+    python -m launch prove jobs/train.py -- --dataset digits
+    python -m launch prove own.py --compare "OUT/*.pt" --resume_with "--resume OUT/last.pt" -- --out OUT
+
+The job runs several times in a temporary folder: a reference, the same again, with SIGKILLs and restarts,
+with another number of processes and of workers, with another engine for image folders, with another seed, and
+from a checkpoint that is damaged on purpose. Each run is compared with the reference: the samples of every
+step, the state (weights, buffers, optimizer) at every checkpoint, and the files of weights. The last two runs
+must differ. What cannot be checked is named.
+
+A script that does not use Bootfile needs --compare, the files of weights that it writes, and --resume_with,
+the options of a restart. The folder of --compare must not exist: it is moved away after each run. If a
+receipt of `launch new --receipt` is in it, the samples are compared too.
+
+Exit codes: 0 exact; 20 differs: a run that should be equal is not; 21 unverified: the runs are equal, but
+prove nothing, for example because the damage was not noticed; 2 bad input.
+"""
+
+import contextlib
+import os
+import shlex
+import tempfile
+import time
+
+from common.console.arguments import Parser, positive_int
+from common.ground.exits import BadInput
+from launch.explain import DIFFERS, UNVERIFIED
+from launch.prove import evidence, page, trial
+from launch.prove.evidence import FAILED, NONE, Evidence
+from launch.prove.jobs import KILLED, REFERENCE, Case, Job, OtherJob, OwnJob
+from launch.prove.page import Row
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job, print the verdict and return the exit code. Raises BadInput."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = Parser(__doc__)
+    parser.prog = "python -m launch prove"
+    add = parser.add_argument
+    add("job", metavar="JOB", help="the script; its options follow --")
+    add("--to", metavar="FILE", help="also write a page, for example proof.html")
+    add("--force", action="store_true", help="replace FILE even if it is not such a page")
+    add("--kills", type=positive_int, default=3, help="SIGKILLs at random moments (default: 3)")
+    add("--seed", type=int, default=0, help="seed of these moments (default: 0)")
+    add("--keep", metavar="FOLDER", help="keep the runs in this new or empty folder (default: temporary)")
+    add("--compare", metavar="FILES", help='for a script without Bootfile: its weights, as "OUT/*.pt"')
+    add("--resume_with", metavar="OPTIONS", help="for a script without Bootfile: options of a restart")
+    args = parser.parse_args(arguments[:split])
+    if not os.path.isfile(args.job):
+        raise BadInput(f"{args.job}: no such file")
+    if (args.compare is None) != (args.resume_with is None):
+        raise BadInput("expected --compare FILES together with --resume_with OPTIONS")
+    if args.to:
+        page.check(args.to, args.force)
+    with contextlib.ExitStack() as stack:
+        folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
+        os.makedirs(folder, exist_ok=True)
+        if os.listdir(folder):
+            raise BadInput(f"--keep {folder} is not empty")
+        words = (args.job, arguments[split + 1 :], os.path.abspath(folder), args.kills, args.seed)
+        job: Job
+        if args.compare:
+            job = OtherJob(*words, compare=args.compare, resume_with=args.resume_with)
+        else:
+            job = OwnJob(*words)
+        rows = _run_all(job)
+    verdict, code = _conclude(job, rows)
+    print(verdict)
+    for line in job.unchecked:
+        print(f"not checked: {line}")
+    if args.to:
+        page.write(args.to, job, rows, verdict)
+        print(f"page: {args.to}")
+    return code
+
+
+def _run_all(job: Job) -> list[Row]:
+    cases, began = job.plan(), time.monotonic()
+    print(f"{len(cases) + 1} runs of {shlex.join(job.command()[1:])}", flush=True)
+    print(f"[1/{len(cases) + 1}] {REFERENCE}", flush=True)
+    try:
+        job.run(Case(REFERENCE))
+    except trial.Failed as error:
+        raise BadInput(str(error)) from error
+    seconds = time.monotonic() - began
+    rows = []
+    for number, case in enumerate(cases, 2):
+        left = seconds * sum(2 if each.name == KILLED else 1 for each in cases[number - 2 :])
+        print(f"[{number}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
+        rows.append(_run(job, case))
+        for line in rows[-1].lines():
+            print(f"      {line}", flush=True)
+    return rows
+
+
+def _run(job: Job, case: Case) -> Row:
+    try:
+        done = job.run(case)
+    except trial.Failed as error:  # a restart that fails is not exact; damage may be noticed so
+        return Row(case, str(error), Evidence(FAILED, NONE, NONE, (False,) * 3))
+    if not os.path.isdir(job.folder(case.name)):
+        return Row(case, done, Evidence(NONE, NONE, NONE, (True,) * 3))
+    return Row(case, done, evidence.compare_runs(job.folder(REFERENCE), job.folder(case.name), job.weights))
+
+
+def _conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
+    """Return the verdict and the exit code."""
+    wrong = [row for row in rows if not row.is_right and not row.case.must_differ]
+    if wrong:
+        return f"differs: {wrong[0].case.name}: {wrong[0].difference}", DIFFERS
+    doubts = [f"{row.case.name}: no difference was noticed" for row in rows if not row.is_right] + job.doubts
+    if all(row.evidence.state == NONE and row.evidence.weights == NONE for row in rows):
+        doubts.append("no state and no file of weights was compared")
+    if doubts:
+        return f"unverified: {'; '.join(doubts)}", UNVERIFIED
+    equal = [row for row in rows if not row.case.must_differ]
+    return f"exact: {len(equal)} runs equal the reference, and each damage was noticed", 0

@@ -1,0 +1,269 @@
+"""The runs of a job that `prove` makes: jobs of Bootfile, and other scripts."""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import torch
+
+from common.checkpoint import files
+from common.ground.exits import BadInput
+from datasets.sampling import loop_receipt, receipt
+from launch.prove import evidence, trial
+from launch.simulate.commands import get_option
+
+_STEPS = 24  # of a run, if the options name no number
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+REFERENCE, KILLED, DAMAGED = "reference", "killed and restarted", "restarted from a damaged checkpoint"
+
+
+class Case(NamedTuple):
+    """A run that is compared with the reference.
+
+    name: one of those above, or another one.
+    options: of the job, after its own.
+    checks_state: whether states and weights must be equal too.
+    must_differ: whether a difference is right.
+    """
+
+    name: str
+    options: tuple[str, ...] = ()
+    checks_state: bool = True
+    must_differ: bool = False
+
+
+class Job:
+    """A job with its options, and the folders of its runs.
+
+    script: its path. options: of the user. root: a folder for the runs. kills: SIGKILLs of the case KILLED.
+    seed: of their moments.
+    `unchecked`: lines on what could not be checked. `doubts`: lines on why the runs prove nothing.
+    """
+
+    weights: str  # pattern of the files of weights in a run's folder
+
+    def __init__(self, script: str, options: list[str], root: str, kills: int, seed: int):
+        self.script, self.options, self.root = script, options, root
+        self.kills, self.seed = kills, seed
+        self.unchecked: list[str] = []
+        self.doubts: list[str] = []
+
+    def folder(self, name: str) -> str:
+        return os.path.join(self.root, name.replace(" ", "-"))
+
+    def command(self, options: tuple[str, ...] = ()) -> list[str]:
+        return [sys.executable, self.script, *self.options, *options]
+
+    def _log(self, name: str) -> str:
+        return f"{self.folder(name)}.log"
+
+    @property
+    def _snapshot(self) -> str:
+        return os.path.join(self.root, "at-the-first-kill")
+
+
+class OwnJob(Job):
+    """A job with Bootfile's options. It continues if it is started again with the same --output_dir."""
+
+    weights = "*.pth"
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        for name in ("--output_dir", "--train_url", "--resume"):
+            if get_option(self.options, name) is not None:
+                raise BadInput(f"{name} is chosen for each run: leave it out")
+        shown = subprocess.run([sys.executable, self.script, "--help"], capture_output=True, text=True)
+        self._known = set(_OPTION.findall(shown.stdout))
+        if not {"--output_dir", "--save_every", "--report_every", "--max_steps"} <= self._known:
+            raise BadInput(
+                f"{self.script} does not have Bootfile's options: name its files with --compare and "
+                "--resume_with"
+            )
+        self.steps = int(self._add("--max_steps", str(_STEPS)))
+        self._add("--save_every", str(max(1, self.steps // 6)))
+        self._add("--report_every", "1")
+
+    def _add(self, name: str, value: str) -> str:
+        """Return the value of an option; add it with `value` if the user did not give one."""
+        if get_option(self.options, name) is None:
+            self.options.append(f"{name}={value}")
+        return get_option(self.options, name)
+
+    def plan(self) -> list[Case]:
+        """Return the cases after the reference."""
+        cases = [Case("the same again"), Case(KILLED)]
+        name = os.path.basename(self.script)
+        if "--processes_per_node" in self._known:
+            number = "1" if get_option(self.options, "--processes_per_node") == "2" else "2"
+            cases.append(Case(f"{number} processes", (f"--processes_per_node={number}",), checks_state=False))
+        else:
+            self.unchecked.append(f"another number of processes: {name} has no --processes_per_node")
+        if "--workers" in self._known:
+            number = "2" if get_option(self.options, "--workers") == "1" else "1"
+            cases.append(Case(f"workers {number}", (f"--workers={number}",)))
+        else:
+            self.unchecked.append(f"another number of workers: {name} has no --workers")
+        if "--data_backend" in self._known and get_option(self.options, "--custom_data") != "true":
+            other = "pytorch" if get_option(self.options, "--data_backend") == "threads" else "threads"
+            cases.append(Case(f"engine {other}", (f"--data_backend={other}",), checks_state=False))
+        else:
+            self.unchecked.append(f"another engine: {name} has no --data_backend")
+        if "--seed" in self._known:
+            seed = int(get_option(self.options, "--seed") or 0) + 1
+            cases.append(Case(f"seed {seed}", (f"--seed={seed}",), must_differ=True))
+        return [*cases, Case(DAMAGED, must_differ=True)]
+
+    def run(self, case: Case) -> str:
+        """Run a case, and return what was done. Raises trial.Failed."""
+        folder = self.folder(case.name)
+        if case.name == DAMAGED and not self._damage(folder):
+            return "not run"
+        command = self.command((*case.options, f"--output_dir={folder}"))
+        kills: list[float] = []
+        if case.name == KILLED:
+            every = int(get_option(self.options, "--save_every"))
+            kills = trial.choose_steps(self.kills, every + 1, self.steps - 1, self.seed)
+
+        def after_kill() -> list[str]:
+            if not os.path.exists(self._snapshot):
+                shutil.copytree(folder, self._snapshot)
+            return command
+
+        done = trial.run(command, self._log(case.name), lambda: self._progress(folder), kills, after_kill)
+        if case.name != KILLED:
+            return " ".join(case.options)
+        steps = ", ".join(f"{step:.0f}" for step in done.kills)
+        with open(self._log(case.name), encoding="utf-8", errors="replace") as log:
+            resumed = re.findall(r"resumed from \S*step_(\d+)", log.read())
+        if not done.kills:
+            self.doubts.append("no SIGKILL came before the end: give more --max_steps")
+        elif not resumed:
+            self.doubts.append("no restart continued from a checkpoint: give more --max_steps")
+        return f"SIGKILL after step {steps}; continued from step {', '.join(resumed) or '0'}"
+
+    def _progress(self, folder: str) -> int:
+        try:
+            return os.path.getsize(os.path.join(folder, receipt.FILE)) // loop_receipt.RECORD.itemsize
+        except OSError:
+            return 0
+
+    def _damage(self, folder: str) -> bool:
+        """Prepare a folder whose newest checkpoint is damaged. Return whether there is one."""
+        if not os.path.isdir(self._snapshot):
+            return False
+        shutil.copytree(self._snapshot, folder)
+        for path in files.list_newest_first(os.path.join(folder, "checkpoints")):
+            try:
+                state = files.read(path)
+            except files.Refused:  # its write was interrupted
+                continue
+            facts = files.facts_of(path)
+            del facts["sha256"], facts["size"]
+            if name := evidence.damage(state["objects"]):
+                files.write(path, state, **facts)
+                print(f"      {name} of {os.path.basename(path)} is changed by 1.6 %")
+                return True
+        return False
+
+
+class OtherJob(Job):
+    """A script that writes files of weights, and continues with other options."""
+
+    def __init__(self, *args, compare: str, resume_with: str):
+        super().__init__(*args)
+        folder = re.split(r"[*?\[]", compare)[0]
+        self._output = os.path.dirname(folder) if folder != compare else os.path.dirname(compare)
+        if not self._output:
+            raise BadInput(f'--compare {compare}: expected files in a folder of the run, as "OUT/*.pt"')
+        if os.path.lexists(self._output):
+            raise BadInput(f"{self._output} exists: move it away, because each run writes to it anew")
+        self.weights = os.path.relpath(compare, self._output)
+        self._resume_with = shlex.split(resume_with)
+        self._writes = 0  # of files, in the reference
+        name = os.path.basename(self.script)
+        self.unchecked += [
+            f"another number of {what}: not known for {name}" for what in ("processes", "workers")
+        ]
+
+    def plan(self) -> list[Case]:
+        """Return the cases after the reference."""
+        return [Case("the same again"), Case(KILLED), Case(DAMAGED, must_differ=True)]
+
+    def run(self, case: Case) -> str:
+        """Run a case, move its output away, and return what was done. Raises trial.Failed, BadInput."""
+        command, kills, continued = self.command(), [], []
+        if case.name == DAMAGED:
+            if not self._damage():
+                return "not run"
+            command = self._restart()
+        if case.name == KILLED:
+            first, last = (int(self._writes * part) for part in (0.2, 0.8))
+            kills = trial.choose_steps(self.kills, max(1, first), max(1, last), self.seed)
+        writes = set[tuple]()
+
+        def watch() -> float:
+            writes.update(self._versions())
+            return len(writes)
+
+        def after_kill() -> list[str]:
+            if not any(self._load(path) for path in self._files()):
+                return self.command()
+            continued.append(True)
+            if not os.path.exists(self._snapshot):
+                shutil.copytree(self._output, self._snapshot)
+            return self._restart()
+
+        done = trial.run(command, self._log(case.name), watch, kills, after_kill)
+        if case.name == REFERENCE:
+            self._writes = len(writes)
+            if not evidence.find_files(self._output, self.weights):
+                raise BadInput(f"{self.script} wrote no file {os.path.join(self._output, self.weights)}")
+            if not os.path.exists(os.path.join(self._output, loop_receipt.FILE.format(0))):
+                self.unchecked.append("the samples: no receipt (python -m launch new --receipt FOLDER)")
+        shutil.move(self._output, self.folder(case.name))
+        if case.name != KILLED:
+            return ""
+        if not continued:
+            self.doubts.append("no SIGKILL came between the first file and the end: let it save more often")
+        times = ", ".join(f"{kill:.0f}" for kill in done.kills)
+        return f"SIGKILL after write {times} of about {self._writes}"
+
+    def _restart(self) -> list[str]:
+        return self.command(tuple(self._resume_with))
+
+    def _files(self) -> list[str]:
+        return [os.path.join(self._output, name) for name in evidence.find_files(self._output, "**/*")]
+
+    def _versions(self) -> set[tuple]:
+        """Return what changes with each write of a file."""
+        versions = set()
+        for path in self._files():
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(path)
+                versions.add((path, status.st_ino, status.st_mtime_ns))
+        return versions
+
+    def _load(self, path: str) -> dict:
+        try:
+            return files.load(path)
+        except files.Refused:
+            return {}
+
+    def _damage(self) -> bool:
+        """Prepare an output folder whose files are damaged. Return whether one of them was."""
+        if not os.path.isdir(self._snapshot):
+            return False
+        shutil.copytree(self._snapshot, self._output)
+        names = []
+        for path in self._files():
+            if evidence.damage(state := self._load(path)):
+                torch.save(state, path)
+                names.append(os.path.basename(path))
+        if names:
+            print(f"      the largest tensor of {', '.join(names)} is changed by 1.6 %")
+        return bool(names)
