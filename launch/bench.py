@@ -33,12 +33,6 @@ from datasets.stores.files import FileStore
 from datasets.stores.store import Store
 
 _COMPUTE_BATCHES = {"cpu": (1, 4), "cuda": (10, 50)}  # batches of the model: for warm-up, and timed
-_REPLACEMENTS = {  # former benchmarks
-    "train": "tests.benchmarks.train",
-    "throughput": "tests.benchmarks.throughput",
-    "batch-size": "tests.benchmarks.batch_size",
-    "ray": "launch bench loaders",
-}
 
 
 def main(argv: list[str]) -> int:
@@ -47,8 +41,6 @@ def main(argv: list[str]) -> int:
     if name in ("-h", "--help"):
         print(__doc__)
         return 0
-    if name in _REPLACEMENTS:
-        raise BadInput(f"bench {name} was removed: use python -m {_REPLACEMENTS[name]}")
     if name != "loaders":
         raise BadInput(f"unknown benchmark {name!r}: expected loaders")
     args = _parse_args(rest)

@@ -34,11 +34,6 @@ from launch.cache import sets
 from launch.cache.sets import Place
 
 _INTERRUPTED = 130
-_REPLACEMENTS = {  # former verbs and options
-    "stat": "use cache ls, which shows the same",
-    "--node": "run preload on one node with more --workers",
-    "--nodes": "run preload on one node with more --workers",
-}
 
 
 def main(argv: list[str]) -> int:
@@ -47,8 +42,6 @@ def main(argv: list[str]) -> int:
     if verb in ("-h", "--help"):
         print(__doc__)
         return 0
-    if verb in _REPLACEMENTS:
-        raise BadInput(f"cache {verb} was removed: {_REPLACEMENTS[verb]}")
     if verb not in VERBS:
         print(f"error: unknown verb {verb!r}, expected one of {', '.join(VERBS)}", file=sys.stderr)
         return BAD_INPUT
@@ -136,13 +129,9 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--force", action="store_true", help="even if a job uses them")
     args, unknown = parser.parse_known_args(argv)
     if unknown:  # values are not shown: one may be a password
-        names = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-        for name in names:
-            if name in _REPLACEMENTS:
-                raise BadInput(f"{verb}: {name} was removed: {_REPLACEMENTS[name]}")
+        text = " ".join(arguments.names(unknown))
         hint = f"; set the password in {address.PASSWORD} or {address.PASSWORD_FILE}"
-        text = " ".join(names)
-        raise BadInput(f"{verb}: unknown arguments: {text or '(not shown)'}" + hint * ("pass" in text))
+        raise BadInput(f"{verb}: unknown arguments: {text}" + hint * ("pass" in text))
     return args
 
 

@@ -36,12 +36,6 @@ def make_parser(description: str, verb: str) -> Parser:
     return parser
 
 
-def refuse_removed(arguments: list[str], removed: dict[str, str]) -> None:
-    """Raise BadInput if an argument is a removed option. removed: option -> its replacement."""
-    for option in {word.partition("=")[0] for word in arguments} & removed.keys():
-        raise BadInput(f"{option} was removed: {removed[option]}")
-
-
 class Job:
     """A job on ModelArts. record: the one that `submit` wrote. data: the service's answer to the last
     refresh()."""

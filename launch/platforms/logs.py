@@ -15,7 +15,7 @@ import time
 
 from common.console.arguments import positive_float
 from common.ground.exits import has_reader, printable
-from launch.platforms.job import FAILED, OVER, Job, make_parser, refuse_removed
+from launch.platforms.job import FAILED, OVER, Job, make_parser
 from launch.platforms.service import Preview, ServiceError
 
 _LONGEST_WAIT = 60.0  # seconds between two attempts to reach the service
@@ -34,7 +34,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--give_up", type=positive_float, default=1800.0, help="seconds without an answer (default: 1800)"
     )
-    refuse_removed(arguments, {"--from_start": "logs always begins at the first line that the service shows"})
     args = parser.parse_args(arguments)
     logs = Logs(Job.find(args.job))
     try:

@@ -30,7 +30,7 @@ from launch import confirm, manifests, records
 from launch.platforms import request, templates
 from launch.platforms import service as modelarts
 from launch.platforms.config import PLATFORMS, JobConfig, load
-from launch.platforms.job import ENDED, Job, refuse_removed
+from launch.platforms.job import ENDED, Job
 from launch.profiles import MODELARTS_JOB
 
 
@@ -80,7 +80,6 @@ def _parse_args(arguments: list[str]) -> argparse.Namespace:
     add("--resume_from", metavar="URL", help="outputs of an earlier run, to continue")
     add("--snapshot", metavar="FOLDER", help="folder that `pack` made; it must contain JOB")
     add("--yes", action="store_true", help="send without asking")
-    refuse_removed(arguments, {"--to": "write > FILE", "--force": "write > FILE"})
     return parser.parse_args(arguments)
 
 

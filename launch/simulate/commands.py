@@ -66,7 +66,7 @@ class Commands:
         levels = "process" if len(starts) > 1 or starts[0].prefix else "node"
         if node.only is not None and len(starts) > 1:
             starts = [starts[node.only]]
-        job = args.code.job_in(node.folders.code)
+        job = os.path.join(node.folders.code, args.code.job_path)
         commands = []
         for start in starts:
             added_words = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]

@@ -57,10 +57,6 @@ def test_json_and_a_picture_with_a_pack(folder, tmp_path):
     (["loaders", "--data_url=.", "--arch=nothing"], "--arch: nothing is not a torchvision classifier"),
     (["speed"], "unknown benchmark 'speed': expected loaders"),
     ([], "error: unknown benchmark '': expected loaders"),
-    (["train", "--rounds=1"], "use python -m tests.benchmarks.train"),
-    (["throughput"], "use python -m tests.benchmarks.throughput"),
-    (["batch-size"], "use python -m tests.benchmarks.batch_size"),
-    (["ray"], "use python -m launch bench loaders"),
 ])  # fmt: skip
 def test_bad_input(arguments, message):
     errors = run(*BENCH, *arguments, code=2).stderr

@@ -260,36 +260,6 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     node.print_findings(_args(enable_gpu=False), topology)  # the GPUs are not checked
 
 
-@pytest.mark.parametrize(
-    ("verb", "said"), [([], "usage: "), (["chekc"], "error: unknown command 'chekc'\nusage: ")]
-)
-def test_no_verb_or_an_unknown_one(verb, said):
-    script = "import atexit, runpy, sys; atexit.register(lambda: print('torch' in sys.modules))\n"
-    script += "runpy.run_module('launch', run_name='__main__', alter_sys=True)"
-    result = run("-c", script, *verb, code=2, fresh=True)
-    assert result.stderr.startswith(said)
-    assert re.findall(r"^  (\w+) +\S", result.stderr, re.MULTILINE) == [
-        "new",
-        "check",
-        "simulate",
-        "pack",
-        "upload",
-        "submit",
-        "status",
-        "logs",
-        "stop",
-        "fetch",
-        "clean",
-        "report",
-        "cache",
-        "bench",
-        "predict",
-        "export",
-        "receipt",
-    ]
-    assert result.stdout == "False\n", "a verb's module is imported only if the verb runs"
-
-
 def test_a_relative_folder_that_is_not_there(tmp_path):
     env = environment(PYTHONPATH=str(ROOT))
     result = run("-m", "launch", "check", "--output_dir=not/there", cwd=tmp_path, env=env)

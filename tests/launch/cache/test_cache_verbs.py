@@ -455,8 +455,6 @@ def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypa
 
 @needed
 @pytest.mark.parametrize("words, reason", [
-    (["preload", "--node", "1", "--nodes", "2"], "--node was removed: run preload on one node"),
-    (["stat"], "cache stat was removed: use cache ls"),
     (["preload", "--short_side", "128"], "--short_side 128"),
     (["preload", "--form", "raw"], "invalid choice"),
     (["preload", "--data_url", "/nothing"], "/nothing does not exist"),

@@ -353,7 +353,6 @@ def test_an_interrupted_command_leaves_the_job_running(user, server):
     everything = "[0] 一\n[0] 二\n[0] half and half\n[0] 三\n[1] x\n"
     for options in ((), ("-f", "--interval=0.05")):
         assert user.launch("logs", job_id, *options).stdout == everything
-    assert "--from_start was removed" in user.fails("logs", job_id, "--from_start")
 
 
 def test_text_of_the_service_does_not_control_the_terminal(user, server):

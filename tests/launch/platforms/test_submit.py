@@ -99,9 +99,6 @@ def test_no_platform_but_modelarts_is_sent_to(tmp_path):
     assert error == "error: slurm has its own tool: --dry_run prints the file, then sbatch FILE\n"
     text = run(*command, "--dry_run", env=env).stdout
     assert text.startswith("#!/bin/bash\n#SBATCH --job-name=train-ddp-")
-    for option in (["--to", "job.sh"], ["--force"], ["--to=job.sh"]):
-        with pytest.raises(BadInput, match="was removed: write > FILE"):
-            submit.main([JOB, "--config", str(EXAMPLE), "--platform", "slurm", "--dry_run", *option])
 
 
 def test_the_boot_file_exists(tmp_path):
