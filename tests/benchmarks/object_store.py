@@ -68,9 +68,7 @@ def _compare(name: str, data: str, folder: str, rounds: int) -> None:
             client.download_file, _made(folder, place, "boto3"), files, f"{place}/ours"
         ),
         "stage": lambda place: _stage(f"s3://bucket/{place}/ours", _made(folder, place, "scratch")),
-        "fetch": lambda place: fetch.fetch(
-            f"s3://bucket/{place}/ours", _made(folder, place, "ours"), False, False
-        ),
+        "fetch": lambda place: fetch.fetch(f"s3://bucket/{place}/ours", _made(folder, place, "ours"), False),
     }
     taken = {way: [] for way in ways}
     for number in range(rounds):
