@@ -31,6 +31,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
 }
 REMOVED = {  # former options, and former words after a verb: what to use instead
     "pack --with": "add a line !PATH to .jobignore in the code folder",
+    "simulate --seed": "name the step of each fault: --fault kill:rank=1,step=20",
     "submit --to": "write > FILE",
     "submit --force": "write > FILE",
     "fetch --latest_checkpoint": "fetch takes all files; --keep of the job limits its checkpoints",
