@@ -21,7 +21,7 @@ Exit codes: 0 packed, or unchanged; 2 bad input, and nothing was written.
 """
 
 import os
-import sys
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from typing import NamedTuple
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from launch import secret_scan
-from launch.bundle import limits, requirements, single_file, snapshot
+from launch.bundle import requirements, single_file, snapshot
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder, Skipped
 from launch.bundle.snapshot import Content
 from launch.explain import human_size
@@ -98,14 +98,16 @@ def pack(
         contents += [Content(REQUIREMENTS[0], text.encode())] if text else []
     _refuse_secrets(contents, allowed)
     git = snapshot.read_git_state(code.root, sources)
-    name = limits.make_plain_name(code.job_path.removeprefix("jobs/").removesuffix(".py"))
+    path = code.job_path.removeprefix("jobs/").removesuffix(".py")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"  # for every shell, URL and store
     manifest = snapshot.describe(name, contents, code.job_path, git)
     if verbose:
         _print_files(manifest, code.skipped)
         if left_out:
             print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
-    write = single_file.write if one_file else snapshot.write
-    return Packed(*write(to, manifest, contents), manifest)
+    if one_file:
+        return Packed(single_file.write(to, manifest, contents), True, manifest)
+    return Packed(*snapshot.write(to, manifest, contents), manifest)
 
 
 def _refuse_secrets(contents: list[Content], allowed: Sequence[str]) -> None:
@@ -139,11 +141,3 @@ def _print_files(manifest: dict, skipped: list[Skipped]) -> None:
     for rule, paths in rules.items():
         more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
         print(f"skipped  {' '.join(paths[:_SHOWN])}{more}: {rule}")
-    total = sum(file["size"] for file in manifest["files"])
-    if total > limits.ADVISED:
-        biggest = max(manifest["files"], key=lambda file: file["size"])
-        print(
-            f"warning: {human_size(total)} is more than the advised {human_size(limits.ADVISED)}: every node "
-            f"downloads them; the biggest file is {biggest['path']} ({human_size(biggest['size'])})",
-            file=sys.stderr,
-        )

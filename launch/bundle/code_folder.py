@@ -76,11 +76,6 @@ class CodeFolder:
                 raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
         limits.check([(file.path, file.size) for file in self.files])
 
-    def holds(self, path: str) -> bool:
-        """Return whether `path` is inside the folders that are uploaded."""
-        parts = [os.path.normpath(os.path.join(self.root, part)) for part in self._parts or ["."]]
-        return any(os.path.commonpath([part, os.path.abspath(path)]) == part for part in parts)
-
     def find_above(self, module: str) -> str | None:
         """Return the nearest folder above the code folder that holds a Python module of this name."""
         folder = os.path.dirname(self.root)

@@ -2,14 +2,12 @@
 stores."""
 
 import os
-import re
 from collections import Counter
 
 from common.ground.exits import BadInput
 from launch.explain import human_size
 
 ENTRIES, SIZE, DEPTH = 1000, 5 * 10**9, 32  # files and folders; bytes; components of a path
-ADVISED = 50 * 10**6  # bytes: every node downloads them before it starts
 _OWN = 2  # files that pack adds: the dependency list and the manifest
 _KEY = 1024 - 256  # bytes of an object's name, less the prefix in the bucket
 # OBS and Windows refuse these in names of folders and files; control characters are refused below.
@@ -54,8 +52,3 @@ def check_name(path: str) -> None:
         raise BadInput(f"{path!r}: an object store may not take a name that begins or ends with a space")
     if length > _KEY:
         raise BadInput(f"{path}: the name has {length} bytes, and an object store takes {_KEY}")
-
-
-def make_plain_name(path: str) -> str:
-    """Return a path as one name that every shell, URL and object store accepts."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"

@@ -100,6 +100,7 @@ def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
 
 
 def test_what_a_job_needs_is_kept(repository):
+    open(os.path.join(os.fsencode(repository), b"common/bad\xff.log"), "w").close()
     code = CodeFolder(str(repository / "jobs/job.py"))
     assert [file.path for file in code.files] == [
         "common/__init__.py", "common/a.py", "common/distributed/entry.py", "datasets/__init__.py",
@@ -108,7 +109,7 @@ def test_what_a_job_needs_is_kept(repository):
     skipped = {item.path: item.rule for item in code.skipped}
     assert skipped["common/__pycache__/"] == "__pycache__/" and skipped["common/tests/"] == "tests/"
     assert skipped["common/README.md"] == skipped["jobs/options.md"] == "*.md"
-    assert {"README.md", "tests/", "output_dir/", ".env"} <= {*skipped}
+    assert {"README.md", "tests/", "output_dir/", ".env", "common/bad\udcff.log"} <= {*skipped}
     with pytest.raises(BadInput, match=r"tests/test_job.py is not uploaded \(rule: tests/\)"):
         CodeFolder(str(repository / "tests/test_job.py"))
 
@@ -319,11 +320,3 @@ def test_a_full_disk_is_one_line(mine, tmp_path):
     )  # fmt: skip
     assert result.stderr == f"error: {tmp_path / 'to'} cannot be written: File too large\n"
     assert os.listdir(tmp_path / "to") == []
-
-
-def test_a_warning_above_what_is_advised(mine, tmp_path):
-    with open(mine / "zeros.bin", "wb") as file:
-        file.truncate(51 * 10**6)
-    result = run("-m", "launch", "pack", mine / "job.py", "--to", tmp_path / "to")
-    assert "warning: 51.0 MB is more than the advised 50.0 MB" in result.stderr
-    assert "the biggest file is zeros.bin (51.0 MB)" in result.stderr

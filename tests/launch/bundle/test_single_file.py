@@ -17,7 +17,6 @@ import pytest
 
 from launch.bundle import single_file
 from launch.bundle.cli import pack
-from launch.profiles import PROFILES
 from tests.conftest import QUICK, environment, finish, records, start
 from tests.support.simulated import rows, simulate
 
@@ -62,9 +61,8 @@ def test_a_single_file_is_the_same_each_time(mine, tmp_path):
 
     path = Path(made().path)
     content = path.read_bytes()
-    assert not made().made
     path.write_text("half")
-    assert made().made
+    made()
     assert path.read_bytes() == content and os.listdir(tmp_path / "to") == [path.name]
 
 
@@ -140,38 +138,18 @@ def test_a_single_file_tells_whether_it_takes_the_options_of_a_job(packed_jobs, 
     assert not single_file.holds_bootfile(str(single[1]))
 
 
-def trained(boot_file, tmp_path, platform, nodes, processes):
-    """Return the lines of metrics.jsonl of a simulated run. Its processes delete their unpacked folders."""
+@pytest.mark.parametrize(
+    "form, platform, processes",
+    [("folder", "modelarts", 1), ("single_file", "modelarts", 2), ("single_file", "torchrun", 2)],
+)
+def test_what_is_packed_trains(form, platform, processes, packed_jobs, tmp_path):
+    """The processes delete the folders into which they unpack."""
     (tmp_path / "tmp").mkdir()
     result = simulate(
-        f"--nodes={nodes}", f"--processes={processes}", f"--platform={platform}",
-        f"--keep={tmp_path / 'kept'}", "--limit=200", boot_file, "--", *RUN,
+        f"--processes={processes}", f"--platform={platform}", f"--keep={tmp_path / 'kept'}", "--limit=200",
+        packed_jobs[form], "--", *RUN,
         env=environment(TMPDIR=str(tmp_path / "tmp"), OMP_NUM_THREADS="1"), timeout=240,
     )  # fmt: skip
     assert {row.code for row in rows(result.stdout).values()} == {0}
-    left = [name for name in os.listdir(tmp_path / "tmp") if "bootfile" in name]
-    assert left == []
-    return records(tmp_path / "kept/node-0/outputs/train_url_0")
-
-
-@pytest.mark.parametrize("form, processes", [("folder", 1), ("single_file", 2)])
-def test_what_is_packed_trains(form, processes, packed_jobs, tmp_path):
-    assert trained(packed_jobs[form], tmp_path, "modelarts", 1, processes)[0]["step"] == 1
-
-
-@pytest.fixture(scope="module")
-def own_losses(tmp_path_factory):
-    """The losses of the job in the repository."""
-    lines = trained("jobs/train_ddp.py", tmp_path_factory.mktemp("own"), "torchrun", 1, 2)
-    assert lines[0]["step"] == 1 and lines[0]["loss"] > 0
-    return [line.get("loss") for line in lines]
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("form", ["folder", "single_file"])
-@pytest.mark.parametrize("platform", PROFILES)
-def test_every_platform_trains_what_is_packed(platform, form, packed_jobs, own_losses, tmp_path):
-    """On every platform, two processes of the packed job have the losses of the job in the repository."""
-    nodes = 1 if platform == "plain" else 2
-    lines = trained(packed_jobs[form], tmp_path, platform, nodes, 2 // nodes)
-    assert [line.get("loss") for line in lines] == own_losses
+    assert [name for name in os.listdir(tmp_path / "tmp") if "bootfile" in name] == []
+    assert records(tmp_path / "kept/node-0/outputs/train_url_0")[0]["step"] == 1
