@@ -47,11 +47,11 @@ def check(read: Read, index: image_folder.ImageFolderIndex, form: str, workers: 
             tell(f"{kind}: {path}")
         if len(paths) > _SHOWN:
             print(f"{kind}: and {len(paths) - _SHOWN} more")
-    wrong = sum(map(len, found.values()))
+    count = sum(map(len, found.values()))
     counts = "".join(f", {len(paths)} {kind}" for kind, paths in found.items() if paths)
-    equal = f"{len(index) - wrong} of {len(index)} samples are stored and equal to the files"
+    equal = f"{len(index) - count} of {len(index)} samples are stored and equal to the files"
     print(f"{index.split}: {equal}{counts}", flush=True)
-    return wrong
+    return count
 
 
 def _same(kept: bytes | np.ndarray, made: forms.Sample) -> bool:
