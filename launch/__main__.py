@@ -8,6 +8,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) 
 from common import __version__
 from common.distributed.entry import entry
 from common.ground import exits
+from common.ground.exits import BadInput
 
 VERBS = {  # verb: (module of this package with main(arguments) -> exit code, what it does)
     "new": ("new.cli", "write a project of your own: a job, a test, a job.toml"),
@@ -29,10 +30,44 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "prove": ("prove.cli", "run a job with kills and restarts, and show whether it continues exactly"),
     "receipt": ("receipt", "compare the data and the states of two runs; show the first step that differs"),
 }
+REMOVED = {  # former options, and former words after a verb: what to use instead
+    "pack --with": "add a line !PATH to .jobignore in the code folder",
+    "simulate --seed": "name the step of each fault: --fault kill:rank=1,step=20",
+    "submit --to": "write > FILE",
+    "submit --force": "write > FILE",
+    "fetch --latest_checkpoint": "fetch takes all files; --keep of the job limits its checkpoints",
+    "clean --older_than": "unfinished uploads are removed after a day, snapshots by --keep",
+    "check --json": "check prints lines of name=value",
+    "status --json": "status prints text",
+    "status --events": "status shows the last 5 events",
+    "logs --give_up": "logs -f ends after 30 minutes without an answer",
+    "logs --from_start": "logs always begins at the first line that the service shows",
+    "cache stat": "use cache ls, which shows the same",
+    "cache --node": "run preload on one node with more --workers",
+    "cache --nodes": "run preload on one node with more --workers",
+    "cache --short_side": "jobs use packs with a short side of 256 pixels only",
+    "cache --missing_ok": "check counts what is missing, damaged and different",
+    "cache --json": "ls and check print text",
+    "predict --workers": "predict uses all cores",
+    "bench --plot": "use --json, and draw its rows",
+    "bench train": "use python -m tests.benchmarks.train",
+    "bench throughput": "use python -m tests.benchmarks.throughput",
+    "bench batch-size": "use python -m tests.benchmarks.batch_size",
+    "bench ray": "use launch bench loaders",
+}
 USAGE = "\n".join(
     ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]
     + [f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()]
 )
+
+
+def refuse_removed(verb: str, arguments: list[str]) -> None:
+    """Raise BadInput if an argument is in REMOVED. The arguments of a job, after --, are not looked at."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for number, word in enumerate(own):
+        name = f"{verb} {word.partition('=')[0]}"
+        if name in REMOVED and (number == 0 or word.startswith("--")):
+            raise BadInput(f"{name} was removed: {REMOVED[name]}")
 
 
 @entry
@@ -47,6 +82,7 @@ def main() -> None:
     if verb not in VERBS:
         print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
         sys.exit(exits.BAD_INPUT)
+    refuse_removed(verb, arguments)
     sys.exit(importlib.import_module(f"launch.{VERBS[verb][0]}").main(arguments))
 
 

@@ -1,6 +1,6 @@
 """Measure the images/s of every loader here, and predict the share of its time that a job would wait.
 
-    python -m launch bench loaders --data_url DIR [--pack FOLDER] [--json] [--plot FILE.png]
+    python -m launch bench loaders --data_url DIR [--pack FOLDER] [--json]
 
 DIR: as for jobs/imagenet.py. Backends take turns of a few seconds: warm (files in the page cache) and cold
 (files dropped from it before). synthetic reads no files: it is the upper limit, and has no cold rate. CPU use
@@ -23,7 +23,7 @@ import torch
 
 from common.compute import models
 from common.console import arguments
-from common.ground.exits import BadInput, import_optional
+from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends, measure
 from datasets.sampling.augment import random_resized_crop
@@ -33,12 +33,6 @@ from datasets.stores.files import FileStore
 from datasets.stores.store import Store
 
 _COMPUTE_BATCHES = {"cpu": (1, 4), "cuda": (10, 50)}  # batches of the model: for warm-up, and timed
-_REPLACEMENTS = {  # former benchmarks
-    "train": "tests.benchmarks.train",
-    "throughput": "tests.benchmarks.throughput",
-    "batch-size": "tests.benchmarks.batch_size",
-    "ray": "launch bench loaders",
-}
 
 
 def main(argv: list[str]) -> int:
@@ -47,8 +41,6 @@ def main(argv: list[str]) -> int:
     if name in ("-h", "--help"):
         print(__doc__)
         return 0
-    if name in _REPLACEMENTS:
-        raise BadInput(f"bench {name} was removed: use python -m {_REPLACEMENTS[name]}")
     if name != "loaders":
         raise BadInput(f"unknown benchmark {name!r}: expected loaders")
     args = _parse_args(rest)
@@ -77,9 +69,6 @@ def main(argv: list[str]) -> int:
         print(json.dumps(described, indent=2))
     else:
         _print(described)
-    if args.plot:
-        label = f"images/s, {args.workers} workers, {args.image_size} pixels"
-        plot([row for row in rows if row["backend"] != "synthetic"], described["data"], label, args.plot)
     return 0
 
 
@@ -99,7 +88,6 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--rounds", type=count, default=5, help="default: 5")
     add("--arch", type=models.arch, default="resnet50", help="default: resnet50")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
-    add("--plot", metavar="FILE.png", help="write a bar chart")
     return parser.parse_args(argv)
 
 
@@ -249,17 +237,3 @@ def _print(result: dict) -> None:
 
 def _or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
-
-
-def plot(rows: list[dict], title: str, label: str, path: str) -> None:
-    """Write a bar chart of the rates as a PNG, with the ratios. Raises BadInput without matplotlib."""
-    figure_type = import_optional("matplotlib.figure", "--plot needs matplotlib", "matplotlib").Figure
-    figure = figure_type(figsize=(7, 1 + 0.5 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    bars = axes.barh([row["backend"] for row in rows], [row["warm"] for row in rows])
-    axes.bar_label(bars, [f"{row['ratio']:.2f}x" for row in rows], padding=3)
-    axes.invert_yaxis()  # the first on top
-    axes.margins(x=0.12)  # room for the last label
-    axes.set_xlabel(label)
-    axes.set_title(title, fontsize="small")
-    figure.savefig(path)

@@ -8,7 +8,6 @@ of the first error: 0 no error, 2 bad arguments, 10 accelerators, 11 shared memo
 network, 15 versions and packages.
 """
 
-import json
 import os
 import time
 
@@ -41,7 +40,6 @@ def main(arguments: list[str]) -> int:
         help="folder for results (default: output_dir/ next to jobs/)",
     )
     parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     args, unknown = parser.parse_known_args(arguments)
     ignored = names(unknown)
     gpus = 0 if args.enable_gpu is False else torch.cuda.device_count()
@@ -55,14 +53,6 @@ def main(arguments: list[str]) -> int:
         "exit_code": code,
         "seconds": round(time.monotonic() - start, 2),
     }
-    if args.json:
-        details = {
-            "topology": str(topology),
-            "ignored": ignored,
-            "findings": [vars(each) for each in findings],
-        }
-        print(json.dumps(summary | details))
-        return code
     if ignored:
         print(f"ignored arguments: {' '.join(ignored)}")
     print(*map(printable, map(str, [topology, *findings])), sep="\n")

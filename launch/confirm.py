@@ -9,23 +9,18 @@ from common.ground.exits import BadInput
 _HEAD = 4096  # bytes of a file in which the mark is searched
 
 
-def ask(question: str) -> bool:
-    """Return whether the user answers yes. An empty answer counts as no."""
-    print(f"{question}? [y/N] ", end="", flush=True)
-    answer = sys.stdin.readline().strip().lower()
-    if not sys.stdin.isatty():
-        print()
-    return answer in ("y", "yes")
-
-
-def ask_on_terminal(question: str, yes: bool) -> bool:
-    """Return whether the user answers yes. If `yes` is set, return True without asking.
+def ask(question: str, yes: bool) -> bool:
+    """Return whether the user answers yes; an empty answer counts as no. If `yes` is set, return True without
+    asking.
 
     Raises BadInput if there is no terminal.
     """
-    if not yes and not sys.stdin.isatty():
+    if yes:
+        return True
+    if not sys.stdin.isatty():
         raise BadInput(f"cannot ask without a terminal: pass --yes to {question}")
-    return yes or ask(question)
+    print(f"{question}? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def check_replaceable(path: str, mark: re.Pattern, force: bool) -> None:

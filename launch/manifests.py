@@ -56,7 +56,7 @@ def to_bytes(manifest: dict) -> bytes:
     return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def describe_folder(folder: str, threads: int) -> dict:
+def describe_folder(folder: str) -> dict:
     """Return the manifest of all files in a folder. Raises BadInput if a file cannot be read or stored."""
     paths = sorted(_list_files(folder))
     check_keys(paths, folder)
@@ -67,7 +67,7 @@ def describe_folder(folder: str, threads: int) -> dict:
         except OSError as error:
             raise of_the_disk(error, os.path.join(folder, path)) from error
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor() as pool:
         files = list(pool.map(describe, paths))
     return make(os.path.basename(os.path.abspath(folder)), files)
 

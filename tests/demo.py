@@ -86,7 +86,6 @@ def main():
             f"--print_freq={often}", f"--save_every={often}", f"--data_url=s3://{BUCKET}/data",
             f"--train_url=s3://{BUCKET}/runs/1",
         )  # fmt: skip
-        launch(environment, "fetch", f"s3://{BUCKET}/runs/1", "--to", results, "--latest_checkpoint")
         launch(environment, "fetch", f"s3://{BUCKET}/runs/1", "--to", results)
     launch(os.environ, "report", results, "--to", page, "--title", "Two nodes, killed once")
     print(f"\n{page}")

@@ -3,11 +3,11 @@
     python -m launch pack jobs/train_ddp.py --to packed                  packed/train_ddp-<12 hex digits>/
     python -m launch pack jobs/train_ddp.py --to packed --single_file    packed/train_ddp-<12 hex digits>.py
 
-`pack` keeps common/, datasets/, the job, the scripts that it imports from its folder, and a
-pip-requirements.txt. This list omits torch, torchvision, torchaudio, triton and nvidia-*, which the
-platform's image has. For a script outside a Bootfile repository `pack` keeps the script's folder. It skips
-hidden files, caches, tests, weights, folders of data and results, and files that .jobignore names (in the
-code folder, in gitignore's syntax; `!pattern` includes again). Skipped files are listed with their rule.
+`pack` keeps common/, datasets/, jobs/, and a pip-requirements.txt. This list omits torch, torchvision,
+torchaudio, triton and nvidia-*, which the platform's image has. For a script outside a Bootfile repository
+`pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of data and results,
+and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern` includes again).
+Skipped files are listed with their rule.
 
 The digits are those of a digest of the content; manifest.json lists the files with sizes and SHA-256. The
 same content has the same name, and packing it again changes nothing. If a text looks like a key, a token or a
@@ -15,22 +15,21 @@ password, an error names file and line. The platform's limits are checked: 1000 
 levels.
 
 A single file unpacks itself into a private temporary folder and removes it at the end; name a folder for its
-results. A process that is killed leaves its folder (about 1 MB), which the next process removes.
+results. A process that is killed leaves its folder (about 1 MB).
 
 Exit codes: 0 packed, or unchanged; 2 bad input, and nothing was written.
 """
 
 import os
-import signal
-import sys
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
-from launch import manifests, secret_scan
-from launch.bundle import limits, requirements, single_file, snapshot
+from launch import secret_scan
+from launch.bundle import requirements, single_file, snapshot
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder, Skipped
 from launch.bundle.snapshot import Content
 from launch.explain import human_size
@@ -56,29 +55,15 @@ def main(argv: list[str]) -> int:
     add("--to", required=True, metavar="FOLDER", help="folder for the snapshot")
     add("--single_file", action="store_true", help="make one .py, for consoles that accept one script")
     add(
-        "--with", dest="extra", action="append", default=[], metavar="PATH",
-        help="also keep this file or folder of the code folder; repeatable",
-    )  # fmt: skip
-    add(
         "--allow_secret", action="append", default=[], metavar="PATH",
         help="file without secrets, as the error names it; repeatable",
     )  # fmt: skip
     add("--code_dir", metavar="FOLDER", help="pack this folder above the script (default: the script's own)")
     add("--keep_torch", action="store_true", help="keep torch and nvidia-* in pip-requirements.txt")
     args = parser.parse_args(argv)
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # removes the temporary folder
     packed = pack(
-        args.job,
-        args.to,
-        args.single_file,
-        args.extra,
-        args.allow_secret,
-        args.keep_torch,
-        verbose=True,
-        code_dir=args.code_dir,
-    )
+        args.job, args.to, args.single_file, args.allow_secret, args.keep_torch, True, args.code_dir
+    )  # fmt: skip
     git = packed.manifest["git"] or {"commit": None, "dirty": None}
     print(
         f"{'packed' if packed.made else 'unchanged'}={packed.path} job={packed.manifest['job']} "
@@ -91,7 +76,6 @@ def pack(
     job: str,
     to: str,
     one_file: bool = False,
-    extra: Sequence[str] = (),
     allowed: Sequence[str] = (),
     keep_torch: bool = False,
     verbose: bool = False,
@@ -103,13 +87,10 @@ def pack(
     """
     if not os.path.isfile(job) or not job.endswith(".py"):
         raise BadInput(f"{job}: expected a .py file as boot file")
-    code = CodeFolder(job, extra, to, code_dir)
+    code = CodeFolder(job, to, code_dir)
     if os.path.realpath(to) == os.path.realpath(code.root):
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
     contents = [Content(file.path, file.source) for file in code.files]
-    taken = {content.path for content in contents} & {manifests.NAME, REQUIREMENTS[0]}
-    if taken:
-        raise BadInput(f"pack writes its own {taken.pop()}: rename yours")
     listed, left_out, sources = requirements.find(code.root), [], [file.path for file in code.files]
     if listed:
         text, left_out = requirements.adapt(listed, keep_torch)
@@ -117,14 +98,16 @@ def pack(
         contents += [Content(REQUIREMENTS[0], text.encode())] if text else []
     _refuse_secrets(contents, allowed)
     git = snapshot.read_git_state(code.root, sources)
-    name = limits.make_plain_name(code.job_path.removeprefix("jobs/").removesuffix(".py"))
+    path = code.job_path.removeprefix("jobs/").removesuffix(".py")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"  # for every shell, URL and store
     manifest = snapshot.describe(name, contents, code.job_path, git)
     if verbose:
         _print_files(manifest, code.skipped)
         if left_out:
             print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
-    write = single_file.write if one_file else snapshot.write
-    return Packed(*write(to, manifest, contents), manifest)
+    if one_file:
+        return Packed(single_file.write(to, manifest, contents), True, manifest)
+    return Packed(*snapshot.write(to, manifest, contents), manifest)
 
 
 def _refuse_secrets(contents: list[Content], allowed: Sequence[str]) -> None:
@@ -158,11 +141,3 @@ def _print_files(manifest: dict, skipped: list[Skipped]) -> None:
     for rule, paths in rules.items():
         more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
         print(f"skipped  {' '.join(paths[:_SHOWN])}{more}: {rule}")
-    total = sum(file["size"] for file in manifest["files"])
-    if total > limits.ADVISED:
-        biggest = max(manifest["files"], key=lambda file: file["size"])
-        print(
-            f"warning: {human_size(total)} is more than the advised {human_size(limits.ADVISED)}: every node "
-            f"downloads them; the biggest file is {biggest['path']} ({human_size(biggest['size'])})",
-            file=sys.stderr,
-        )

@@ -8,8 +8,7 @@ from launch.bundle.code_folder import REQUIREMENTS
 
 # The platform's image has these, for its driver and GPUs. torchaudio needs one version of torch.
 _OF_THE_IMAGE = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.+")
-_NAME = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
-_WHEEL = re.compile(r"(?P<name>[^/\\]+?)-\d[^/\\]*\.(?:whl|tar\.gz|zip)(?:[#?\s]|$)")
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _OF_THIS_MACHINE = re.compile(
     r"(?:-e|--editable|-c|--constraint)\b|(?:-f|--find-links)[ =](?!\s*https?:)|\.{0,2}/|file:"
 )
@@ -26,12 +25,12 @@ def adapt(path: str, keep_torch: bool) -> tuple[str, list[str]]:
 
     torch, torchvision, torchaudio, triton and nvidia-* would replace those of the image, and are omitted
     unless keep_torch is set. Lines about files of this machine are also omitted. Environment markers stay.
-    Included lists (-r) are copied in; they must be in the folder of the list, or below it. Raises BadInput.
+    Raises BadInput.
     """
     kept, left_out = [], []
-    for line in _lines(path, (), os.path.realpath(os.path.dirname(path))):
-        named = _WHEEL.search(line.split(" ")[0]) or _NAME.match(line)
-        package = re.sub(r"[-_.]+", "-", named["name"].lower()) if named else ""
+    for line in _read_lines(path):
+        named = _NAME.match(line)
+        package = re.sub(r"[-_.]+", "-", named[0].lower()) if named else ""
         of_the_image = not keep_torch and _OF_THE_IMAGE.fullmatch(package)
         if of_the_image or _OF_THIS_MACHINE.match(line):
             left_out.append(package or line.split()[0])
@@ -40,26 +39,18 @@ def adapt(path: str, keep_torch: bool) -> tuple[str, list[str]]:
     return "".join(f"{line}\n" for line in kept), left_out
 
 
-def _lines(path: str, above: tuple[str, ...], root: str) -> list[str]:
-    """Return the requirements of a file and its included files, without comments and continuations."""
-    if os.path.commonpath([root, os.path.realpath(path)]) != root:
-        by = f", which {above[-1]} includes," if above else ""
-        raise BadInput(f"{path}{by} is not in the code folder {root}, but its lines would be uploaded")
-    if path in above:
-        raise BadInput(f"{path} includes itself")
+def _read_lines(path: str) -> list[str]:
+    """Return the requirements of a file, without comments and continuations."""
+    folder = os.path.realpath(os.path.dirname(path))
+    if os.path.commonpath([folder, os.path.realpath(path)]) != folder:
+        raise BadInput(f"{path} is not in the code folder, but its lines would be uploaded")
     try:
         with open(path, encoding="utf-8-sig") as file:
             text = re.sub(r"\\\r?\n\s*", " ", file.read())
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
-    lines = []
-    for line in text.splitlines():
-        line = re.sub(r"(^|\s+)#.*", "", line).strip()
-        included = re.fullmatch(r"(?:-r|--requirement)[ =]*(\S+)", line)
-        if included:
-            lines += _lines(
-                os.path.normpath(os.path.join(os.path.dirname(path), included[1])), (*above, path), root
-            )
-        elif line:
-            lines.append(line)
-    return list(dict.fromkeys(lines))
+    lines = [re.sub(r"(^|\s+)#.*", "", line).strip() for line in text.splitlines()]
+    for line in lines:
+        if re.match("-r|--requirement", line):
+            raise BadInput(f"{path} includes another list, {line}: put its lines here instead")
+    return [line for line in dict.fromkeys(lines) if line]

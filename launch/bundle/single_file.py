@@ -17,8 +17,8 @@ _UNPACK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "unpack.py")
 _LONGEST = 100 * 10**6  # bytes: Python holds the file, its text and its archive in memory at once
 
 
-def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
-    """Write NAME-DIGEST.py to the folder `to`. Return (its path, False if the same file existed).
+def write(to: str, manifest: dict, contents: list[Content]) -> str:
+    """Write NAME-DIGEST.py to the folder `to`, and return its path.
 
     Equal content gives equal bytes. Raises BadInput.
     """
@@ -28,14 +28,10 @@ def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
         if len(text) > _LONGEST:
             raise BadInput(f"{len(text)} bytes, at most {_LONGEST} fit into one file: pack a folder")
         os.makedirs(to, exist_ok=True)
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
-                if file.read() == text.encode():
-                    return path, False
         write_atomic(path, text)
     except OSError as error:
         raise BadInput(f"{to} cannot be written: {error.strerror}") from error
-    return path, True
+    return path
 
 
 def holds_bootfile(path: str) -> bool:

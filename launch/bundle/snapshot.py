@@ -7,7 +7,7 @@ import subprocess
 from typing import NamedTuple
 
 from common.ground.exits import BadInput
-from common.ground.files import PARTIAL, locked, make_folder_atomic
+from common.ground.files import locked, make_folder_atomic
 from launch import manifests
 
 
@@ -44,9 +44,6 @@ def write(to: str, manifest: dict, contents: list[Content]) -> tuple[str, bool]:
     try:
         os.makedirs(to, exist_ok=True)
         with locked(to):
-            for name in os.listdir(to):
-                if name.startswith(PARTIAL):  # of a process that was killed
-                    shutil.rmtree(os.path.join(to, name), ignore_errors=True)
             if os.path.lexists(final):
                 _check(final, manifest)
                 return final, False
@@ -92,29 +89,21 @@ def _check(folder: str, manifest: dict) -> None:
 
 
 def read_git_state(root: str, paths: list[str]) -> dict | None:
-    """Return {"commit", "dirty"} of a working tree; None if it is not one. dirty: whether `paths` (relative
-    to root) differ from that commit, or a file of the commit in the same top folders was deleted."""
+    """Return {"commit", "dirty"} of a working tree; None if it is not one. dirty: whether a file of `paths`
+    (relative to root) is not in that commit, or a file in the same top folders differs from it."""
+    tops = {path.partition("/")[0] for path in paths}
     commit = _git(root, "rev-parse", "--verify", "HEAD")
-    if commit is None:
-        return None
     tracked = _git(root, "ls-files", "-z")
-    changed = _git(root, "diff", "--name-only", "--relative", "-z", "HEAD")
-    if tracked is None or changed is None:
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *tops)
+    if commit is None or tracked is None or changed is None:
         return None
-    kept, tops = {*paths}, {path.partition("/")[0] for path in paths}
-    dirty = not kept <= {*tracked.split("\0")} or any(
-        path in kept or (path.partition("/")[0] in tops and not os.path.lexists(os.path.join(root, path)))
-        for path in changed.split("\0")[:-1]
-    )
-    return {"commit": commit.strip(), "dirty": dirty}
+    return {"commit": commit.strip(), "dirty": bool(changed) or not {*paths} <= {*tracked.split("\0")}}
 
 
 def _git(root: str, *arguments: str) -> str | None:
-    command = ["git", "-C", root, *arguments]
+    command = ["git", "-C", root, "--no-optional-locks", *arguments]
     try:
-        result = subprocess.run(
-            command, capture_output=True, timeout=60, env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
-        )
+        result = subprocess.run(command, capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return os.fsdecode(result.stdout) if result.returncode == 0 else None

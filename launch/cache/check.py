@@ -8,37 +8,28 @@ from datasets.folders import image_folder
 from datasets.folders.listing import progress
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from launch.cache.sets import Place
+from launch.cache.sets import Read
 
 MISSING, DAMAGED, DIFFERENT = KINDS = ("missing", "damaged", "different")
 _PART = 256  # samples that a thread compares at a time
 _SHOWN = 20  # samples that are named, of each kind
 
 
-def check(
-    place: Place,
-    index: image_folder.ImageFolderIndex,
-    form: str,
-    short_side: int,
-    workers: int,
-) -> dict:
-    """Return {"split", "samples", "equal": numbers; "missing", "damaged", "different": paths}.
+def check(read: Read, index: image_folder.ImageFolderIndex, form: str, workers: int) -> int:
+    """Compare the samples of a split, print the result, and return the number of wrong ones.
 
     Raises BadInput if a file cannot be read or was changed since the scan.
     """
     files, found = FileStore(index, verified=True), {kind: [] for kind in KINDS}
     parts = np.split(np.arange(len(index)), range(_PART, len(index), _PART))
-    with (
-        place.reader(index, form, short_side) as read,
-        progress(len(index), f"checking {index.split}") as bar,
-    ):
+    with progress(len(index), f"checking {index.split}") as bar:
 
         def compare(part: np.ndarray) -> list[tuple[str, int]]:
             wrong = []
             for id, kept in zip(part.tolist(), read(part), strict=True):
                 if isinstance(kept, str):
                     wrong.append((kept, id))
-                elif not _same(kept, forms.make(files, id, form, short_side)):
+                elif not _same(kept, forms.make(files, id, form)):
                     wrong.append((DIFFERENT, id))
             return wrong
 
@@ -50,21 +41,17 @@ def check(
                 bar.update(len(part))
         finally:
             pool.shutdown(cancel_futures=True)
-    equal = len(index) - sum(map(len, found.values()))
-    return {"split": index.split, "samples": len(index), "equal": equal} | found
-
-
-def describe(found: dict) -> None:
-    """Print the result of check()."""
     tell = image_folder.one_line(print)
-    for kind in KINDS:
-        for path in found[kind][:_SHOWN]:
+    for kind, paths in found.items():
+        for path in paths[:_SHOWN]:
             tell(f"{kind}: {path}")
-        if len(found[kind]) > _SHOWN:
-            print(f"{kind}: and {len(found[kind]) - _SHOWN} more (--json names all)")
-    counts = "".join(f", {len(found[kind])} {kind}" for kind in KINDS if found[kind])
-    split, equal, samples = (found[name] for name in ("split", "equal", "samples"))
-    print(f"{split}: {equal} of {samples} samples are stored and equal to the files{counts}", flush=True)
+        if len(paths) > _SHOWN:
+            print(f"{kind}: and {len(paths) - _SHOWN} more")
+    count = sum(map(len, found.values()))
+    counts = "".join(f", {len(paths)} {kind}" for kind, paths in found.items() if paths)
+    equal = f"{len(index) - count} of {len(index)} samples are stored and equal to the files"
+    print(f"{index.split}: {equal}{counts}", flush=True)
+    return count
 
 
 def _same(kept: bytes | np.ndarray, made: forms.Sample) -> bool:

@@ -15,10 +15,10 @@ check: a sample is missing or differs), 2 bad input, or the server does not answ
 """
 
 import argparse
-import json
 import os
 import re
 import sys
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -31,14 +31,12 @@ from datasets.stores.shared import address
 from datasets.stores.shared.connection import Unavailable
 from launch.cache import check as checks
 from launch.cache import sets
-from launch.cache.sets import Place
 
-_INTERRUPTED = 130
-_REPLACEMENTS = {  # former verbs and options
-    "stat": "use cache ls, which shows the same",
-    "--node": "run preload on one node with more --workers",
-    "--nodes": "run preload on one node with more --workers",
-}
+if TYPE_CHECKING:
+    from launch.cache.folder import Packs
+    from launch.cache.server import Shared
+
+    Place = Packs | Shared
 
 
 def main(argv: list[str]) -> int:
@@ -47,8 +45,6 @@ def main(argv: list[str]) -> int:
     if verb in ("-h", "--help"):
         print(__doc__)
         return 0
-    if verb in _REPLACEMENTS:
-        raise BadInput(f"cache {verb} was removed: {_REPLACEMENTS[verb]}")
     if verb not in VERBS:
         print(f"error: unknown verb {verb!r}, expected one of {', '.join(VERBS)}", file=sys.stderr)
         return BAD_INPUT
@@ -58,18 +54,15 @@ def main(argv: list[str]) -> int:
         return VERBS[verb](place, args)
     except Unavailable as error:
         raise BadInput(f"cannot reach the cache: {error}") from error
-    except KeyboardInterrupt:
-        _log("interrupted")
-        return _INTERRUPTED
     finally:
         place.close()
 
 
-def preload(place: Place, args: argparse.Namespace) -> int:
+def preload(place: "Place", args: argparse.Namespace) -> int:
     form, code = _form(place, args), 0
     for index in _load_indexes(args):
         print(f"{index.split}: {len(index)} samples", flush=True)
-        there = place.preload(index, form, args.short_side, args.workers)
+        there = place.preload(index, form, args.workers)
         line = f"{index.split}: {there} of {len(index)} samples are stored"
         if there < len(index):
             line, code = f"{line}, {len(index) - there} are not: the server is full", 1
@@ -77,24 +70,20 @@ def preload(place: Place, args: argparse.Namespace) -> int:
     return code
 
 
-def check(place: Place, args: argparse.Namespace) -> int:
-    form, results = _form(place, args), []
+def check(place: "Place", args: argparse.Namespace) -> int:
+    form, wrong = _form(place, args), 0
     for index in _load_indexes(args):
-        results.append(checks.check(place, index, form, args.short_side, args.workers))
-        if not args.json:
-            checks.describe(results[-1])
-    if args.json:
-        print(json.dumps(results, indent=2))
-    allowed = {checks.MISSING} if args.missing_ok else set()
-    return int(any(each[kind] for each in results for kind in checks.KINDS if kind not in allowed))
+        with place.reader(index, form) as read:
+            wrong += checks.check(read, index, form, args.workers)
+    return int(wrong > 0)
 
 
-def ls(place: Place, args: argparse.Namespace) -> int:
-    print((sets.to_json if args.json else sets.to_text)(place.sets(), place.rooms()))
+def ls(place: "Place", args: argparse.Namespace) -> int:
+    print(sets.describe(place.sets(), place.rooms()))
     return 0
 
 
-def rm(place: Place, args: argparse.Namespace) -> int:
+def rm(place: "Place", args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
     there = place.sets(counted=False)
@@ -124,29 +113,20 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
         add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="that of the job")
         add("--form", choices=forms.FORMS, help="default: that of the URL, else decoded")
-        add("--short_side", type=number, default=forms.SHORT_SIDE, help="of a pack; jobs use the default")
         add("--workers", type=number, default=2 * available_cores(), help="threads (default: two per core)")
-    if verb == "check":
-        add("--missing_ok", action="store_true", help="exit code 0 if all stored samples are equal")
-    if verb in ("check", "ls"):
-        add("--json", action="store_true", help="print JSON")
     if verb == "rm":
         add("dataset", nargs="?", metavar="DATASET", help="name as ls shows it, or its beginning")
         add("--all", action="store_true", help="all data sets")
         add("--force", action="store_true", help="even if a job uses them")
     args, unknown = parser.parse_known_args(argv)
     if unknown:  # values are not shown: one may be a password
-        names = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-        for name in names:
-            if name in _REPLACEMENTS:
-                raise BadInput(f"{verb}: {name} was removed: {_REPLACEMENTS[name]}")
+        text = " ".join(arguments.names(unknown))
         hint = f"; set the password in {address.PASSWORD} or {address.PASSWORD_FILE}"
-        text = " ".join(names)
-        raise BadInput(f"{verb}: unknown arguments: {text or '(not shown)'}" + hint * ("pass" in text))
+        raise BadInput(f"{verb}: unknown arguments: {text}" + hint * ("pass" in text))
     return args
 
 
-def _open(to: str) -> Place:
+def _open(to: str) -> "Place":
     """Return the place. Text that may be a URL is never treated as a folder: errors show the name of a
     folder, but no password."""
     meant = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
@@ -179,7 +159,7 @@ def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderInde
     return [val] if args.split == "val" else [train, val]
 
 
-def _form(place: Place, args: argparse.Namespace) -> str:
+def _form(place: "Place", args: argparse.Namespace) -> str:
     """Return --form or the default of the place. Raises BadInput if the place cannot hold that form."""
     form = args.form or place.form
     if form not in place.forms:

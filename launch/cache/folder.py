@@ -5,7 +5,6 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from typing import IO
 
 import numpy as np
 
@@ -27,18 +26,19 @@ class Packs:
     def close(self) -> None:
         pass
 
-    def preload(self, index: ImageFolderIndex, form: str, short_side: int, workers: int) -> int:
+    def preload(self, index: ImageFolderIndex, form: str, workers: int) -> int:
         """Make the pack if it is missing, and return the number of samples. Raises BadInput, also if there is
         not enough space."""
-        pack.build(index, self._path(index, form, short_side), form, short_side, workers).close()
+        pack.build(index, pack.place(self.folder, index, form), form, threads=workers).close()
         return len(index)
 
     @contextlib.contextmanager
-    def reader(self, index: ImageFolderIndex, form: str, short_side: int) -> Iterator[Read]:
+    def reader(self, index: ImageFolderIndex, form: str) -> Iterator[Read]:
         """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
-        path = self._path(index, form, short_side)
-        meta, store = pack.described(path), None
+        path = pack.place(self.folder, index, form)
+        meta, store, absent = pack.described(path), None, MISSING
         if wrong := pack.damage(path, meta):
+            absent = DAMAGED
             self._log(f"{index.split}: the pack is damaged: {wrong}; `preload` rebuilds the damaged parts")
         elif meta.get("whole"):
             store = pack.PackStore(path, index)
@@ -49,10 +49,7 @@ class Packs:
             found: list[bytes | np.ndarray | str] = []
             for id in ids.tolist():
                 try:
-                    if store:
-                        found.append(store.sample(id).value(form))
-                    else:
-                        found.append(DAMAGED if wrong else MISSING)
+                    found.append(store.sample(id).value(form) if store else absent)
                 except (BadInput, LookupError, ValueError):
                     found.append(DAMAGED)
             return found
@@ -93,9 +90,6 @@ class Packs:
         disk = shutil.disk_usage(self.folder)
         return [Room(self.folder, disk.used, disk.total, f"{disk.free / 1e9:.3f} GB free")]
 
-    def _path(self, index: ImageFolderIndex, form: str, short_side: int) -> str:
-        return pack.place(self.folder, index, form, short_side)
-
 
 def _data_set(path: str, meta: dict) -> DataSet:
     """Describe a pack. Raises FileNotFoundError if it is being deleted."""
@@ -105,24 +99,18 @@ def _data_set(path: str, meta: dict) -> DataSet:
     names = os.listdir(path) if os.access(path, os.R_OK | os.X_OK) else []
     sizes = [os.lstat(os.path.join(path, name)).st_size for name in names if name.endswith(".arrow")]
     if not meta:  # its meta.json cannot be read; listed, so that `rm` can delete it
-        return DataSet(name, "", split, "?", 0, 0, sum(sizes), "damaged", users, {})
+        return DataSet(name, split, "?", 0, 0, sum(sizes), "damaged", users, {})
     form = forms.label(meta["form"], meta["short_side"])
     mode = "damaged" if pack.damage(path, meta) else "offline" if meta["whole"] else "unfinished"
     there = meta["count"] if mode == "offline" else min(meta["count"], len(sizes) * pack.SAMPLES_PER_FILE)
-    return DataSet(name, meta["fingerprint"], split, form, meta["count"], there, sum(sizes), mode, users, {})
+    return DataSet(name, split, form, meta["count"], there, sum(sizes), mode, users, {})
 
 
 def _users(path: str) -> list[str]:
     """Return the processes of this machine that build or read a pack, or delete it at their end. Processes of
     other users may be missing."""
-    found = [
-        who
-        for who, ending, lock in (
-            ("a process that builds it", ".lock", fcntl.flock),
-            ("a job that deletes it at its end", ".lease", fcntl.flock),
-        )
-        if _is_locked(path + ending, lock)
-    ]
+    locks = {".lock": "a process that builds it", ".lease": "a job that deletes it at its end"}
+    found = [who for ending, who in locks.items() if _is_locked(path + ending)]
     real = os.path.realpath(path) + os.sep
     for pid in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with (
@@ -134,10 +122,10 @@ def _users(path: str) -> list[str]:
     return found
 
 
-def _is_locked(path: str, lock: Callable[[IO, int], object]) -> bool:
+def _is_locked(path: str) -> bool:
     try:
         with open(path, "r+") as file:
-            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except OSError:

@@ -6,7 +6,6 @@ bytes.
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,10 +52,9 @@ class Shared:
     def close(self) -> None:
         self.server.close()
 
-    def preload(self, index: ImageFolderIndex, form: str, short_side: int, workers: int) -> int:
+    def preload(self, index: ImageFolderIndex, form: str, workers: int) -> int:
         """Store the missing samples permanently. Return the number of stored samples: fewer than all if the
         server is full. Raises BadInput if a file was changed since the scan."""
-        _check_short_side(short_side)
         store = RedisStore(self.server, index, "", form)
         try:
             self._warn_of_other_contents(store)
@@ -64,26 +62,20 @@ class Shared:
             self._log(
                 f"{index.split}: {len(index) - len(missing)} of {len(index)} samples are stored already"
             )
-            self._warn_of_room(int(store.whole_lengths(missing).sum()))
-            # Without a terminal, print a line every 10 s, so that a long preload does not look like a hang.
-            with tqdm(
-                total=len(index), initial=len(index) - len(missing), desc=f"preloading {index.split}",
-                unit="image", mininterval=10 * (not os.isatty(2)) or 0.1,
-            ) as bar:  # fmt: skip
+            with progress(len(index), f"preloading {index.split}") as bar:
                 for _ in range(_ROUNDS):
+                    bar.n = len(index) - len(missing)
                     if not len(missing) or self.server.full_pause:
                         break
                     self._send(store, missing, workers, bar)
                     missing = self._missing(store)
-                    bar.n = len(index) - len(missing)
             return len(index) - len(missing)
         finally:
             store.close()
 
     @contextlib.contextmanager
-    def reader(self, index: ImageFolderIndex, form: str, short_side: int) -> Iterator[Read]:
+    def reader(self, index: ImageFolderIndex, form: str) -> Iterator[Read]:
         """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
-        _check_short_side(short_side)
         store = RedisStore(self.server, index, "", form)
 
         def read(ids: np.ndarray) -> list[bytes | np.ndarray | str | None]:
@@ -103,14 +95,14 @@ class Shared:
         """Return the data sets. counted: count the stored samples."""
         described = []
         for each in leases.held(self.server):
-            fingerprint, _, label = each.name.partition(":")
+            label = each.name.partition(":")[2]
             there = size = None
             if counted:
                 with progress(each.samples, f"counting {each.name}") as bar:
                     ids = np.arange(each.samples)
                     lengths = leases.ask(self.server, each.name, "STRLEN", ids, bar.update)
                 there, size = int((lengths > 0).sum()), int(lengths.clip(0).sum())
-            known = (each.name, fingerprint, each.title, label, each.samples, there, size, each.mode)
+            known = (each.name, each.title, label, each.samples, there, size, each.mode)
             described.append(DataSet(*known, each.leases, each.counts))
         return described
 
@@ -135,13 +127,6 @@ class Shared:
         for each in leases.held(self.server):
             if each.title == title and each.name.endswith(f":{label}") and each.name != store.name:
                 self._log(f"{title} is also stored with other contents: `rm {each.name}` deletes them")
-
-    def _warn_of_room(self, needed: int) -> None:
-        for room in self.rooms():
-            if room.limit and needed > (free := max(0, room.limit - room.used)):
-                self._log(
-                    f"{needed / 1e9:.3f} GB are to be sent, {free / 1e9:.3f} GB are free in {room.name}"
-                )
 
     def _missing(self, store: RedisStore) -> np.ndarray:
         """Return the ids of samples that are missing or have the wrong length. Make the other samples
@@ -184,10 +169,3 @@ class Shared:
             waited = True
             time.sleep(0.1)
         return waited
-
-
-def _check_short_side(short_side: int) -> None:
-    if short_side != forms.SHORT_SIDE:
-        raise BadInput(
-            f"--short_side {short_side}: a shared cache has {forms.SHORT_SIDE}, packs may have others"
-        )

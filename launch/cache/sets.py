@@ -1,16 +1,13 @@
-"""Describe the data sets in a cache, packs or a server, as text and as JSON."""
+"""Describe the data sets in a cache, packs or a server, as text."""
 
-import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from common.ground.exits import BadInput
-from datasets.folders.image_folder import ImageFolderIndex
 
-Read = Callable[[np.ndarray], list]  # ids -> samples, as Place.reader() describes them
+Read = Callable[[np.ndarray], list]  # ids -> samples, or MISSING, or DAMAGED
 
 
 class DataSet(NamedTuple):
@@ -26,7 +23,6 @@ class DataSet(NamedTuple):
     """
 
     name: str
-    fingerprint: str
     title: str
     form: str
     samples: int
@@ -51,33 +47,11 @@ class Room(NamedTuple):
     note: str
 
 
-class Place(Protocol):
-    """A cache: the packs in a folder (folder.py) or the server of a URL (server.py).
-
-    form: the default. forms: those that it holds.
-    """
-
-    form: str
-    forms: tuple[str, ...]
-
-    def close(self) -> None: ...
-
-    def preload(self, index: ImageFolderIndex, form: str, short_side: int, workers: int) -> int: ...
-
-    def reader(self, index: ImageFolderIndex, form: str, short_side: int) -> AbstractContextManager[Read]: ...
-
-    def sets(self, counted: bool = True) -> list[DataSet]: ...
-
-    def remove(self, each: DataSet) -> None: ...
-
-    def rooms(self) -> list[Room]: ...
-
-
 def choose(sets: list[DataSet], text: str) -> DataSet:
-    """Return the data set whose name or fingerprint begins with `text`. Raises BadInput if none or several
+    """Return the data set whose name begins with `text`. Raises BadInput if none or several
     do."""
     found = [each for each in sets if each.name == text] or [
-        each for each in sets if text and (each.name.startswith(text) or each.fingerprint.startswith(text))
+        each for each in sets if text and each.name.startswith(text)
     ]
     if len(found) != 1:
         shown = ", ".join(each.name for each in found or sets) or "nothing"
@@ -89,7 +63,7 @@ def describe_user(who: str, left: float | None) -> str:
     return who if left is None else f"{who} (lease ends in {left:.0f} s)"
 
 
-def to_text(sets: list[DataSet], rooms: list[Room]) -> str:
+def describe(sets: list[DataSet], rooms: list[Room]) -> str:
     """Return a table with one line for each data set, and a line for each user, server and disk."""
     rows = [("name", "data set", "form", "samples", "GB", "mode", "hits", "users")]
     for each in sets:
@@ -104,8 +78,3 @@ def to_text(sets: list[DataSet], rooms: list[Room]) -> str:
         limit = "no limit" if room.limit is None else f"{room.limit / 1e9:.3f} GB"
         lines.append(f"{room.name}: {room.used / 1e9:.3f} GB used of {limit}{room.note and ', '}{room.note}")
     return "\n".join(lines)
-
-
-def to_json(sets: list[DataSet], rooms: list[Room]) -> str:
-    described = [each._asdict() | {"hit_rate": each.hit_rate} for each in sets]
-    return json.dumps({"sets": described, "room": [room._asdict() for room in rooms]}, indent=2)

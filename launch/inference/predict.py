@@ -51,7 +51,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--to", metavar="FILE", default="predictions.csv", help="default: predictions.csv")
     parser.add_argument("--force", **FLAG, help="replace FILE even if it holds no predictions")
     parser.add_argument("--batch_size", type=positive_int, default=64, help="images at a time (default: 64)")
-    parser.add_argument("-j", "--workers", type=positive_int, help="threads (default: the cores)")
     parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     args = parser.parse_args(arguments)
     confirm.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
@@ -68,7 +67,7 @@ def main(arguments: list[str]) -> int:
             text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
             rows = csv.writer(text)
             rows.writerow(["path", "error", *header])
-            predictions = predict(network, root, paths, device, args.batch_size, args.workers or cores())
+            predictions = predict(network, root, paths, device, args.batch_size)
             for path, reason, probabilities in predictions:
                 cells = [""] * len(header)
                 if not reason:
@@ -106,14 +105,13 @@ def predict(
     paths: Sequence[str],
     device: torch.device,
     batch_size: int = 64,
-    workers: int = 1,
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Yield (path, reason why it cannot be read or "", probabilities float [classes]) for each image."""
     model = network.model.to(device).to(memory_format=torch.channels_last)
     deliver = ToDevice(device, network.mean, network.std)
     antialias = bool(network.settings.get("antialias", True))
     autocast, _ = precision.choose(device, network.settings.get("amp"))
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for first in range(0, len(paths), batch_size):
             part = paths[first : first + batch_size]
             memory = np.zeros((len(part), network.size, network.size, 3), np.uint8)

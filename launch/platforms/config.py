@@ -4,7 +4,6 @@ The classes below are the tables of the file. Each error is one line with the fi
 value is shown only if it cannot be a secret.
 """
 
-import difflib
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,6 +45,14 @@ def _check_url(url: str) -> str:
 
 def _check_place(place: str) -> str:
     return place.rstrip("/") if place.startswith("/") else _check_url(place)
+
+
+def _check_job(job: str) -> str:
+    if not re.fullmatch(r"(?!/)[A-Za-z0-9_./-]+\.py", job) or ".." in job.split("/"):
+        raise ValueError(
+            "expected JOB, the path of a .py file in the code, as `pack` lists it: jobs/train_ddp.py"
+        )
+    return job.removeprefix("./")
 
 
 def _check_argument(name: str) -> str:
@@ -147,8 +154,12 @@ class PlatformTable(_Table):
 
 
 class JobConfig(_Table):
-    """A job, as a checked job.toml describes it. A run writes below its own prefix of each output."""
+    """A job, as a checked job.toml describes it. A run writes below its own prefix of each output.
 
+    job: the boot file's path in the code, from the command line
+    """
+
+    job: Annotated[str, pydantic.AfterValidator(_check_job)]
     name: _Name
     description: str = pydantic.Field(default="", max_length=256)
     code: _Url | None = None
@@ -192,13 +203,6 @@ class JobConfig(_Table):
             raise ValueError(f"{UNBUFFERED} must be 1: a log would lose its last lines")
         return {UNBUFFERED: "1"} | table
 
-    _job: str = ""
-
-    @property
-    def job(self) -> str:
-        """Return the boot file's path in the code: the argument of load()."""
-        return self._job
-
     @property
     def snapshot(self) -> str:
         """Return the last component of the code's URL, which is the folder's name on a node."""
@@ -208,14 +212,8 @@ class JobConfig(_Table):
 def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
     """Read and check job.toml for one of PLATFORMS. job: the boot file's path in the code. Raises
     BadInput."""
-    if not re.fullmatch(r"(?!/)[A-Za-z0-9_./-]+\.py", job) or ".." in job.split("/"):
-        raise BadInput(
-            f"JOB {job!r} is not the path of a .py file in the code, such as jobs/train_ddp.py or main.py: "
-            "name it as `pack` lists it"
-        )
     try:
-        config = JobConfig.model_validate(read_toml(path))
-        config._job = job.removeprefix("./")
+        config = JobConfig.model_validate(read_toml(path) | {"job": job})
         _check_names(config)
         if platform == "modelarts":
             _check_modelarts(config)
@@ -268,8 +266,7 @@ def _explain(error: Any) -> str:
         return f"{place} is missing (launch/job.example.toml shows it)"
     if first["type"] == "extra_forbidden":
         table: Any = JobConfig.model_fields[tables[0]].annotation if tables else JobConfig
-        near = difflib.get_close_matches(key, table.model_fields, 1)
-        return f"{place}: unknown key{f' (did you mean {near[0]}?)' if near else ''}"
+        return f"{place}: unknown key: expected one of {', '.join(table.model_fields)}"
     is_table = first["type"] in ("dict_type", "model_type")
     if not (is_table or "[key]" in first["loc"] or parts[0] in ("parameters", "environment", "platform")):
         place = f"{place} = {secret_scan.shown(key, first['input'])}"

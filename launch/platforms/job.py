@@ -36,12 +36,6 @@ def make_parser(description: str, verb: str) -> Parser:
     return parser
 
 
-def refuse_removed(arguments: list[str], removed: dict[str, str]) -> None:
-    """Raise BadInput if an argument is a removed option. removed: option -> its replacement."""
-    for option in {word.partition("=")[0] for word in arguments} & removed.keys():
-        raise BadInput(f"{option} was removed: {removed[option]}")
-
-
 class Job:
     """A job on ModelArts. record: the one that `submit` wrote. data: the service's answer to the last
     refresh()."""
@@ -81,14 +75,10 @@ class Job:
         return int(resource.get("node_count") or 1)
 
     @property
-    def since(self) -> datetime.datetime | None:
-        """Return when the job entered its phase: the job's start or end if known, else its creation."""
-        start, created = self._status.get("start_time"), self._metadata.get("create_time")
-        if start and self.phase in OVER:
-            return _time(start) + datetime.timedelta(milliseconds=int(self._status.get("duration") or 0))
-        if start and self.phase in ("Running", "Terminating"):
-            return _time(start)
-        return _time(created) if created else None
+    def created(self) -> str:
+        """Return when the job was created, "-" if it is not known."""
+        created = self._metadata.get("create_time")
+        return _utc(created) if created else "-"
 
     @property
     def tasks(self) -> list[str]:
@@ -113,14 +103,13 @@ class Job:
             if run.get("end_at") and run.get("end_recover"):
                 task = f" ({run['end_related_task']})" if run.get("end_related_task") else ""
                 reason = run.get("end_reason") or "no reason given"
-                lines.append(f"{_utc(_time(run['end_at']))} {run['end_recover']}: {reason}{task}")
+                lines.append(f"{_utc(run['end_at'])} {run['end_recover']}: {reason}{task}")
         return lines
 
     @property
     def headline(self) -> str:
-        """Return one line: id, name, phase and since when, number of nodes."""
-        moment = f" since {_utc(self.since)}" if self.since else ""
-        return f"job {self.id} {self.name}: {self.phase}{moment}, nodes={self.nodes}"
+        """Return one line: id, name, phase, time of the creation, number of nodes."""
+        return f"job {self.id} {self.name}: {self.phase}, created {self.created}, nodes={self.nodes}"
 
     @property
     def _metadata(self) -> dict[str, Any]:
@@ -131,13 +120,9 @@ class Job:
         return self.data.get("status", {})
 
 
-def _utc(time: datetime.datetime) -> str:
-    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _time(stamp: Any) -> datetime.datetime:
+def _utc(stamp: Any) -> str:
     seconds = int(stamp) / (1000 if int(stamp) > _MILLISECONDS else 1)
-    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _by_number(name: str) -> tuple[str, int]:

@@ -15,12 +15,11 @@ import time
 
 from common.console.arguments import positive_float
 from common.ground.exits import has_reader, printable
-from launch.platforms.job import FAILED, OVER, Job, make_parser, refuse_removed
+from launch.platforms.job import FAILED, OVER, Job, make_parser
 from launch.platforms.service import Preview, ServiceError
 
-_LONGEST_WAIT = 60.0  # seconds between two attempts to reach the service
+_GIVE_UP = 1800.0  # seconds without an answer of the service
 _QUIET = 2  # rounds without a new line after the job's end: logs arrive late
-_INTERRUPTED = 130
 _REPLACED = "\N{REPLACEMENT CHARACTER}".encode()
 
 
@@ -31,20 +30,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--interval", type=positive_float, default=5.0, help="seconds between two requests (default: 5)"
     )
-    parser.add_argument(
-        "--give_up", type=positive_float, default=1800.0, help="seconds without an answer (default: 1800)"
-    )
-    refuse_removed(arguments, {"--from_start": "logs always begins at the first line that the service shows"})
     args = parser.parse_args(arguments)
     logs = Logs(Job.find(args.job))
     try:
         if not args.follow:
             logs.read(last=True)
             return _end(logs.job)
-        return _follow(logs, args.interval, args.give_up)
-    except KeyboardInterrupt:
-        print("interrupted; the job continues", file=sys.stderr)
-        return _INTERRUPTED
+        return _follow(logs, args.interval)
     except BrokenPipeError:  # the reader has ended, as in `... | head`
         return 0
 
@@ -107,23 +99,21 @@ def lines_after(position: int, preview: Preview, last: bool = False) -> tuple[li
     return lines, preview.full_size - (len(data) - end)
 
 
-def _follow(logs: Logs, interval: float, give_up: float) -> int:
-    quiet, wait, answered = 0, interval, time.monotonic()
+def _follow(logs: Logs, interval: float) -> int:
+    quiet, answered = 0, time.monotonic()
     while True:
         try:
             ended = logs.job.phase in OVER
             printed = logs.read(last=quiet == _QUIET)
         except ServiceError as error:
-            if not error.is_temporary or time.monotonic() - answered > give_up:
+            if not error.is_temporary or time.monotonic() - answered > _GIVE_UP:
                 raise
-            print(printable(f"{error}; trying again in {wait:.0f} s"), file=sys.stderr, flush=True)
-            time.sleep(wait)
-            wait = min(2 * wait, _LONGEST_WAIT)
-            continue
-        wait, answered = interval, time.monotonic()
-        if quiet == _QUIET and ended:
-            return _end(logs.job)
-        quiet = quiet + 1 if ended and not printed else 0
+            print(printable(f"{error}; trying again"), file=sys.stderr, flush=True)
+        else:
+            answered = time.monotonic()
+            if quiet == _QUIET and ended:
+                return _end(logs.job)
+            quiet = quiet + 1 if ended and not printed else 0
         time.sleep(interval)
 
 

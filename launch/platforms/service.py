@@ -8,7 +8,6 @@ HUAWEICLOUD_SDK_SECURITY_TOKEN for temporary keys. Errors are one line with the 
 request id, and never contain a key.
 """
 
-import ipaddress
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ import urllib.parse
 from typing import Any, NamedTuple
 
 from common.ground.exits import BadInput, import_optional
+from common.object_store.location import is_clear_text
 
 _PACKAGE = "huaweicloudsdkmodelarts"
 _KEYS = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN")
@@ -24,12 +24,6 @@ DOMAIN = "myhuaweicloud.com"
 _HOST = re.compile(r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?")
 _RETRIES = 8  # times that the SDK repeats a request, within about 5 seconds
 _TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
-_HINTS = {
-    401: "check HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, this machine's clock, and the region",
-    403: "the account may not do this in this project",
-    404: "check the job's id, the project and the region",
-    429: "too many requests: try again later",
-}
 
 
 class ServiceError(BadInput):
@@ -68,7 +62,7 @@ def find_endpoint(region: str = "", url: str = "") -> str:
     scheme, _, host = url.partition("://")
     if scheme not in ("http", "https") or not _HOST.fullmatch(host):
         raise BadInput("the endpoint is not https://host")
-    if scheme == "http" and not _is_local(url):
+    if is_clear_text(url):
         raise BadInput(f"the endpoint {url} is not encrypted: https:// is needed for any other machine")
     return url
 
@@ -93,7 +87,7 @@ def connect(endpoint: str, project_id: str) -> "ModelArts":
         raise BadInput(f"no key of the account: set the variables {' and '.join(missing)}")
     host = urllib.parse.urlsplit(endpoint).hostname or ""
     named = endpoint == os.environ.get("MODELARTS_ENDPOINT", "").rstrip("/")
-    if not (named or host.endswith(f".{DOMAIN}") or _is_local(endpoint)):
+    if not (named or host.endswith(f".{DOMAIN}") or endpoint.startswith("http:")):
         warning = f"warning: {endpoint} is not a host of {DOMAIN}: it receives requests signed with your keys"
         print(warning, file=sys.stderr, flush=True)
     return ModelArts(sdk, endpoint, project_id)
@@ -181,19 +175,10 @@ class ModelArts:
             cause = self._clean(f"{type(error).__name__}: {getattr(error, 'error_msg', None) or error}")
             return ServiceError(f"{what}: no usable answer from {self._host} ({cause})", None)
         message = self._clean(f"{getattr(error, 'error_code', '')} {getattr(error, 'error_msg', '')}")
-        hint = f"; {_HINTS[status]}" if status in _HINTS else ""
         request_id = getattr(error, "request_id", None) or "unknown"
-        return ServiceError(f"{what}: {message} (HTTP {status}, request id {request_id}){hint}", status)
+        return ServiceError(f"{what}: {message} (HTTP {status}, request id {request_id})", status)
 
     def _clean(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text if len(text) <= 500 else f"{text[:500]}..."
-
-
-def _is_local(url: str) -> bool:
-    host = urllib.parse.urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

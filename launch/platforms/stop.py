@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
         print("nothing to stop: it has ended")
     elif job.phase == "Terminating":
         print("nothing to do: it is being stopped")
-    elif args.yes or confirm.ask("stop this job"):
+    elif confirm.ask("stop this job", args.yes):
         job.service.stop(job.id)
         print(f"job {job.id}: {job.refresh().phase}")
     else:

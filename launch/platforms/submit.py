@@ -30,7 +30,7 @@ from launch import confirm, manifests, records
 from launch.platforms import request, templates
 from launch.platforms import service as modelarts
 from launch.platforms.config import PLATFORMS, JobConfig, load
-from launch.platforms.job import ENDED, Job, refuse_removed
+from launch.platforms.job import ENDED, Job
 from launch.profiles import MODELARTS_JOB
 
 
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     run = request.make_run_name(config.name)
     if args.platform != "modelarts":
         if not args.dry_run:
-            command = templates.COMMANDS[args.platform]
+            _, command = templates.COMMANDS[args.platform]
             raise BadInput(f"{args.platform} has its own tool: --dry_run prints the file, then {command}")
         print(templates.render(args.platform, config, run, args.resume_from), end="")
         return 0
@@ -80,7 +80,6 @@ def _parse_args(arguments: list[str]) -> argparse.Namespace:
     add("--resume_from", metavar="URL", help="outputs of an earlier run, to continue")
     add("--snapshot", metavar="FOLDER", help="folder that `pack` made; it must contain JOB")
     add("--yes", action="store_true", help="send without asking")
-    refuse_removed(arguments, {"--to": "write > FILE", "--force": "write > FILE"})
     return parser.parse_args(arguments)
 
 
@@ -102,7 +101,7 @@ def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[s
     if args.resume_from:
         _check_ended(service, place, project, outputs)
     print(f"service {place} project {project}")
-    if not args.yes and not confirm.ask("create this job"):
+    if not confirm.ask("create this job", args.yes):
         print("nothing was sent")
         return 1
     path = os.path.join(records.FOLDER, f"{run}.json")

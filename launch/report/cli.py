@@ -16,7 +16,7 @@ from common.console.arguments import Parser
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import write_atomic
 from launch import confirm
-from launch.report import charts, classes, tables
+from launch.report import charts, tables
 from launch.report import runs as report_runs
 from launch.report.runs import Run
 
@@ -38,12 +38,12 @@ def main(arguments: list[str]) -> int:
     paths = [path for named in args.runs for path in report_runs.find_runs(named)]
     if len(paths) > MOST_RUNS:
         raise BadInput(f"{len(paths)} runs are too many for one page: at most {MOST_RUNS}")
-    _check_to(args.to, paths, args.force)
+    if not args.to.endswith(".html"):  # the name of no result of a run
+        raise BadInput(f"--to {args.to}: expected a name that ends in .html")
+    confirm.check_replaceable(args.to, re.compile(re.escape(_POLICY)), args.force)
     runs = [report_runs.read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
     content = render_page(runs, args.title).encode("utf-8", "replace")  # a folder's name may not be UTF-8
     try:
-        if os.path.isdir(args.to):
-            raise IsADirectoryError(0, "it is a folder")
         write_atomic(args.to, content)
     except OSError as error:
         raise BadInput(f"cannot write --to {args.to}: {error.strerror}") from error
@@ -55,31 +55,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return the names of the folders, or their paths below a common folder if names are equal.
-
-    Raises BadInput if a folder is named twice.
-    """
+    """Return the paths below the folder that holds all runs. Raises BadInput if a folder is named twice."""
     whole = [os.path.realpath(path) for path in paths]
     for place, path in enumerate(whole):
         if path in whole[:place]:
             raise BadInput(f"{paths[place]} is named twice")
-    names = [os.path.basename(path) for path in whole]
-    if len(set(names)) == len(names):
-        return names
     parent = os.path.commonpath([os.path.dirname(path) for path in whole])
     return [os.path.relpath(path, parent) for path in whole]
-
-
-def _check_to(path: str, runs: list[str], force: bool) -> None:
-    """Raise BadInput if the page would replace a file that is not a report, or a result of a run."""
-    confirm.check_replaceable(path, re.compile(re.escape(_POLICY)), force)
-    target = os.path.realpath(path)
-    for run in map(os.path.realpath, runs):
-        if target.startswith(run + os.sep) and not target.endswith(".html") and not force:
-            raise BadInput(
-                f"--to {path} is inside the results of {run}: name NAME.html there, a file elsewhere, or "
-                "add --force"
-            )
 
 
 def render_page(runs: list[Run], title: str | None = None) -> str:
@@ -92,7 +74,6 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         lstrip_blocks=True,
     )
     settings = [run.starts[-1].settings if run.starts else {} for run in runs]
-    by_class = [(run.name, known) for run in runs if (known := classes.read(run))]
     notes: dict[str, list[str]] = {}
     for run in runs:
         for note in run.notes:
@@ -107,9 +88,8 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         final=tables.make_final_rows(runs),
         charts=charts.draw(runs),
         splits=charts.draw_split(runs),
-        classes=by_class,
         starts=tables.make_start_rows(runs),
-        epochs=[tables.make_epoch_table(run, len(runs)) for run in runs],
+        epochs=[tables.make_epoch_table(run) for run in runs],
         receipts=tables.compare_receipts(runs),
         differing=tables.find_differences(settings),
         settings=tables.make_rows(settings),

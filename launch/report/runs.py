@@ -1,4 +1,4 @@
-"""Read a run from its output folder: metrics.jsonl, starts.jsonl and checkpoints/.
+"""Read a run from its output folder: metrics.jsonl and starts.jsonl.
 
 Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor starts.jsonl is an error.
 """
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.checkpoint import files as checkpoint
 from common.ground.exits import BadInput
 from common.ground.files import opener
 from common.run import starts
 
 METRICS = "metrics.jsonl"
 _MOST_FIGURES = 40  # names in one run
+_GREATEST = 10**100
 _NO_FIGURES = {"epoch", "step", "time", "data_time", "compute_time", "val_count"}
 SPLIT = ("waiting for data", "computing", "evaluating and saving")
 
@@ -50,7 +50,6 @@ class Run:
     times: (steps, seconds of time.time()) of every line
     split: epoch -> seconds of each of SPLIT
     ends: epoch -> {name: last value}
-    checkpoints: steps, the newest first
     """
 
     path: str
@@ -60,7 +59,6 @@ class Run:
     split: dict[int, list[float]] = field(default_factory=dict)
     ends: dict[int, dict[str, float]] = field(default_factory=dict)
     starts: list[Start] = field(default_factory=list)
-    checkpoints: list[int] = field(default_factory=list)
     receipt: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -99,46 +97,41 @@ def read(path: str, name: str) -> Run:
         _read_metrics(run)
     except OSError as error:
         raise BadInput(f"cannot read {error.filename or path}: {error.strerror}") from error
-    for each in checkpoint.list_newest_first(os.path.join(path, "checkpoints")):
-        run.checkpoints.append(int(os.path.basename(each).removeprefix("step_").removesuffix(".pt")))
     return run
 
 
 def _lines(run: Run) -> Iterator[dict]:
-    """Yield the JSON objects of metrics.jsonl, one per line. Note other lines."""
-    path, bad, whole, empty = os.path.join(run.path, METRICS), 0, True, True
+    """Yield the JSON objects of metrics.jsonl that have a step, one per line. Note the number of others."""
+    path, good, bad = os.path.join(run.path, METRICS), 0, 0
     with (
         contextlib.suppress(FileNotFoundError),
         open(path, encoding="utf-8", errors="replace", opener=opener) as file,
     ):
         for line in file:
-            empty = False
             try:
                 content = json.loads(line)
             except (ValueError, RecursionError):
                 content = None
-            whole = isinstance(content, dict)
-            if whole:
+            if isinstance(content, dict) and 0 <= _number(content.get("step")) < math.inf:
+                good += 1
                 yield content
             else:
                 bad += 1
-    if empty:
+    if not good:
         run.notes.append(f"{METRICS} is missing or empty: nothing was reported yet")
-    if not whole:
-        bad -= 1
-        run.notes.append(f"{METRICS}: the last line is incomplete, as a killed job leaves it")
     if bad:
-        run.notes.append(f"{METRICS}: lines that could not be read: {bad}")
+        run.notes.append(
+            f"{METRICS}: {bad} lines could not be read (a killed job leaves the last one incomplete)"
+        )
 
 
 def _number(value: object) -> float:
-    """Return the value as float; NaN if it is not a number."""
+    """Return the value as float; NaN if it is not a number; infinity if it is too large for a chart."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+    if abs(value) > _GREATEST:
+        return math.inf if value > 0 else -math.inf
+    return float(value)
 
 
 def _object(value: object) -> dict:
@@ -172,12 +165,8 @@ def _read_metrics(run: Run) -> None:
     """Fill the run from the lines of metrics.jsonl, whose starts it has already."""
     columns: dict[str, tuple[array, array]] = {}
     steps, times = array("d"), array("d")
-    left_out, strange = set(), 0
     for line in _lines(run):
         step, epoch, time = (_number(line.get(name)) for name in ("step", "epoch", "time"))
-        if not (math.isfinite(step) and step >= 0):
-            strange += 1
-            continue
         number = int(epoch) if math.isfinite(epoch) else None
         if isinstance(line.get("receipt"), str):
             run.receipt = line["receipt"]
@@ -185,7 +174,6 @@ def _read_metrics(run: Run) -> None:
             if name in _NO_FIGURES or isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if name not in columns and len(columns) == _MOST_FIGURES:
-                left_out.add(name)
                 continue
             column = columns.setdefault(name, (array("d"), array("d")))
             column[0].append(step)
@@ -199,17 +187,14 @@ def _read_metrics(run: Run) -> None:
             began = [start.time for start in run.starts if start.time <= time]
             seconds = [0.0, 0.0, time - max([*times[-1:], *began], default=math.nan)]
         if number is not None and all(math.isfinite(each) and each >= 0 for each in seconds):
-            run.split[number] = [
-                a + b for a, b in zip(run.split.get(number, [0.0] * 3), seconds, strict=True)
-            ]
+            before = run.split.get(number, [0.0] * len(SPLIT))
+            run.split[number] = [sum(pair) for pair in zip(before, seconds, strict=True)]
         steps.append(step)
         times.append(time)
     run.times = np.asarray(steps), np.asarray(times)
     run.figures = {name: (np.asarray(x), np.asarray(y)) for name, (x, y) in columns.items()}
-    if strange:
-        run.notes.append(f"{METRICS}: lines without a step: {strange}")
-    if left_out:
-        run.notes.append(f"figures left out, more than {_MOST_FIGURES} names: {len(left_out)}")
+    if len(columns) == _MOST_FIGURES:
+        run.notes.append(f"only the first {_MOST_FIGURES} figures are shown")
     for name, (_, values) in run.figures.items():
         if wrong := int((~np.isfinite(values)).sum()):
             run.notes.append(f"{name}: {wrong} of {len(values)} values are NaN or infinite (gaps)")

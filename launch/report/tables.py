@@ -12,10 +12,9 @@ from launch.receipt import compare
 from launch.report.runs import SPLIT, Run
 
 NONE = "–"
-_MOST_ROWS = 200  # rows of a table; all tables of one kind have ten times as many
+_MOST_ROWS = 200  # of a table of epochs
 _USUAL = ("val_loss", "val_acc")
 _SAME = ("output_dir",)  # differs for every run
-_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _CLOCK = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
@@ -47,7 +46,6 @@ def _final(run: Run) -> dict[str, str]:
     again = sum(start.lost_step - start.step for start in run.starts if math.isfinite(start.lost_step))
     first = find_begin(run)
     last = max([*run.times[1][-1:], *(start.time for start in run.starts)], default=math.nan)
-    saved = run.checkpoints
     return {
         "done": state + (" (finished)" if run.step == steps else ""),
         "epochs": str(max(run.ends)) if run.ends else NONE,
@@ -59,7 +57,7 @@ def _final(run: Run) -> dict[str, str]:
         **{f"{name}, last": format_number(run.last(name)) for name in metrics},
         "training accuracy": format_percent(run.last("acc")),
         "training loss": format_number(run.last("loss")),
-        "images per second, median": format_short(float(np.median(rates))) if len(rates) else NONE,
+        "images per second, median": format_number(float(np.median(rates))) if len(rates) else NONE,
         **{
             name: f"{format_duration(seconds)} ({seconds / whole:.1%})" if whole > 0 else NONE
             for name, seconds in zip(SPLIT, (waiting, computing, evaluating), strict=True)
@@ -71,7 +69,6 @@ def _final(run: Run) -> dict[str, str]:
         "repeated steps": f"{again:,.0f}" if len(run.starts) > 1 else NONE,
         "began": format_time(first),
         "from start to end": format_duration(last - first),
-        "checkpoints": f"{len(saved)}, newest: step {max(saved):,}" if saved else NONE,
         "receipt": run.receipt or NONE,
     }
 
@@ -106,11 +103,10 @@ def make_start_rows(runs: list[Run]) -> list[list[str]]:
     return rows
 
 
-def make_epoch_table(run: Run, runs: int) -> tuple[list[str], list[list[str]]]:
-    """Return (columns, rows) of one run. runs: number of runs in the page. If there are many epochs, some are
-    omitted."""
+def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Return (columns, rows) of one run. If there are more than _MOST_ROWS epochs, some are omitted."""
     numbers = sorted(run.ends.keys() | run.split.keys())
-    numbers = numbers[:: max(1, math.ceil(len(numbers) / min(_MOST_ROWS, 10 * _MOST_ROWS // runs)))]
+    numbers = numbers[:: max(1, math.ceil(len(numbers) / _MOST_ROWS))]
     names = list(dict.fromkeys(name for each in numbers for name in run.ends.get(each, {})))
     rows = []
     for each in numbers:
@@ -163,16 +159,6 @@ def format_number(value: float | None) -> str:
 def format_percent(value: float | None) -> str:
     """Return a share as a percentage, or NONE."""
     return NONE if value is None or math.isnan(value) else f"{value:.2%}"
-
-
-def format_short(value: float) -> str:
-    """Return a number in about six characters."""
-    if value and not 1e-3 <= abs(value) < 1e15:
-        return f"{value:.2g}"
-    for unit, letter in _UNITS:
-        if abs(value) >= unit:
-            return f"{value / unit:.4g}{letter}"
-    return f"{value:.3g}"
 
 
 def choose_unit(seconds: float) -> tuple[float, str]:

@@ -14,7 +14,7 @@ URLs among the job's arguments are not changed. The job uses the GPUs if there i
 the CPU. On the CPU it also gets --processes_per_node if the platform does not start every process. A script
 outside a Bootfile repository gets only the arguments that the platform passes (guides/own_script.md).
 
---fault may be repeated; a missing step is drawn from --seed and printed:
+--fault may be repeated:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
     cut:node=N,step=S,seconds=T|forever       the node's link is down; needs --network-namespaces
     late:node=N,seconds=T  missing:node=N     started later, never
@@ -37,7 +37,7 @@ import tempfile
 from typing import NoReturn
 
 from common.console import config
-from common.console.arguments import Parser, positive_float
+from common.console.arguments import Parser, positive_float, positive_int
 from common.ground.exits import BadInput
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
@@ -83,11 +83,10 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     parser.prog = "python -m launch simulate"
     add = parser.add_argument
     add("job", help="the script; its arguments follow --")
-    add("--nodes", type=int, default=1, help="default: 1")
-    add("--processes", type=int, default=1, help="processes of every node (default: 1)")
+    add("--nodes", type=positive_int, default=1, help="default: 1")
+    add("--processes", type=positive_int, default=1, help="processes of every node (default: 1)")
     add("--platform", choices=PROFILES, default="modelarts", help="default: modelarts")
     add("--fault", action="append", default=[], help="a fault, see above")
-    add("--seed", type=int, default=0, help="seed for steps that are not given (default: 0)")
     add("--network-namespaces", action="store_true", help="give every node its own network; needs root")
     add("--code_dir", metavar="FOLDER", help="the uploaded folder of a script (default: the script's own)")
     add("--keep", help="keep the nodes' folders in this empty or new folder (default: temporary)")
@@ -98,18 +97,11 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     args.code = CodeFolder(args.job, code_dir=args.code_dir)
-    if min(args.nodes, args.processes) < 1:
-        raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at least 1 of each")
     if args.nodes * args.processes > _MOST_PROCESSES:
-        raise BadInput(
-            f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} processes in all"
-        )
+        raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} in all")
     somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
-    max_steps = get_option(args.job_options, "--max_steps") or ""
-    args.faults = faults.parse(
-        args.fault, args.nodes, args.processes, args.seed, int(max_steps) if max_steps.isdecimal() else None
-    )
+    args.faults = faults.parse(args.fault, args.nodes, args.processes)
     cuts = [fault.text for fault in args.faults if fault.kind == "cut"]
     if cuts and not args.network_namespaces:
         raise BadInput(f"--fault {cuts[0]} needs --network-namespaces: otherwise the nodes share one network")
@@ -120,8 +112,6 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         raise BadInput(f"--data_url {args.data} is not a folder on this machine")
     if args.keep:
         args.keep = os.path.abspath(args.keep)
-        if args.code.holds(args.keep):
-            raise BadInput(f"--keep {args.keep} is inside the code, which is copied into it")
         try:
             os.makedirs(args.keep, exist_ok=True)
             if os.listdir(args.keep):
@@ -147,8 +137,7 @@ def _nodes(args: argparse.Namespace, folder: str) -> list[Node]:
     ]
     for fault in args.faults:
         if fault.kind == "duplicate":
-            index, local_rank = divmod(fault.rank, args.processes)
-            label, slot = f"{index} again", len(nodes)
+            index, slot = fault.rank // args.processes, len(nodes)
             place = os.path.join(folder, f"node-{index}-again-{slot}")
-            nodes.append(Node(index, label, slot, place, only=local_rank))
+            nodes.append(Node(index, f"{index} again", slot, place))
     return nodes

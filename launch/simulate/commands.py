@@ -64,9 +64,7 @@ class Commands:
             args.platform, node.index, args.nodes, processes, self._hosts, self._port, node.folders, len(gpus)
         )
         levels = "process" if len(starts) > 1 or starts[0].prefix else "node"
-        if node.only is not None and len(starts) > 1:
-            starts = [starts[node.only]]
-        job = args.code.job_in(node.folders.code)
+        job = os.path.join(node.folders.code, args.code.job_path)
         commands = []
         for start in starts:
             added_words = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]
@@ -133,9 +131,7 @@ def _without(arguments: list[str], name: str) -> list[str]:
 
 
 def _loopback(nodes: int) -> list[str]:
-    """Return an address for every node. Linux has all of 127.0.0.0/8, other systems only 127.0.0.1."""
-    if sys.platform != "linux":
-        return ["127.0.0.1"] * nodes
+    """Return an address for every node: Linux has all of 127.0.0.0/8."""
     return [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(nodes)]
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, cast
 
 import psutil
 
@@ -20,12 +20,6 @@ from launch.profiles import Folders
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
 _CHUNKS = 20  # of 64 KiB: more than a pipe holds
 _MARK = "BOOTFILE_SIMULATED_NODE"  # the variable that marks every process of a node
-
-
-class _Process(NamedTuple):
-    environ: dict[str, str]
-    ppid: int
-    status: str
 
 
 @dataclass
@@ -50,15 +44,14 @@ class Node:
 
     index: the node's rank
     slot: its place in the network
-    only: the one local rank to start, if the platform starts one process per rank
 
     make_folders() makes a new container and start() begins a run in it. Call read() and poll() until poll()
     returns the exit code; kill() ends a run at once. On Linux every process that a run started is found and
     ended, also processes in another session.
     """
 
-    def __init__(self, index: int, label: str, slot: int, folder: str, only: int | None = None):
-        self.index, self.label, self.slot, self.only = index, label, slot, only
+    def __init__(self, index: int, label: str, slot: int, folder: str):
+        self.index, self.label, self.slot = index, label, slot
         self.scheduled, self.started = 0, 0  # as MA_SCHEDULE_CNT and MA_PROC_START_CNT count
         self.runs: list[Run] = []
         self._folder = folder
@@ -199,9 +192,10 @@ class Node:
         counted. Without these variables, a rank is a process that the platform started.
         """
         told, parents = {}, {}
-        for pid, (environment, parent, _) in self._processes().items():
+        for pid, facts in self._processes().items():
+            environment = facts["environ"]
             if "LOCAL_RANK" in environment and environment.get("RANK", "").isdecimal():
-                told[pid], parents[pid] = int(environment["RANK"]), parent
+                told[pid], parents[pid] = int(environment["RANK"]), facts["ppid"]
         if not told:
             living = [(local, task) for local, task in enumerate(self._tasks) if task.poll() is None]
             return {self.index * processes + local: task.pid for local, task in living}
@@ -211,20 +205,20 @@ class Node:
         """Return whether every remaining rank of this node is stopped (SIGSTOP)."""
         ranks, living = self.ranks(processes), self._processes()
         return bool(ranks) and all(
-            pid in living and living[pid].status == psutil.STATUS_STOPPED for pid in ranks.values()
+            pid in living and living[pid]["status"] == psutil.STATUS_STOPPED for pid in ranks.values()
         )
 
     @property
     def _mark(self) -> str:
         return f"{os.getpid()}.{self.slot}"
 
-    def _processes(self) -> dict[int, _Process]:
+    def _processes(self) -> dict[int, dict[str, Any]]:
         """Return the living processes of this node by process id."""
         alive = {}
         for process in psutil.process_iter(["environ", "ppid", "status"]):
-            facts = _Process(**process.info)
-            marked = facts.environ and facts.environ.get(_MARK) == self._mark  # None: another user's
-            if marked and facts.status not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            facts = process.info
+            is_own = (facts["environ"] or {}).get(_MARK) == self._mark  # None: another user's
+            if is_own and facts["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                 alive[process.pid] = facts
         return alive
 
@@ -241,9 +235,9 @@ class Node:
 
 def copy_tree(source: str, destination: str) -> None:
     """Copy a folder into another one. Files that are deleted meanwhile are skipped."""
-    for folder, _, files in os.walk(source):
-        target = os.path.join(destination, os.path.relpath(folder, source))
-        os.makedirs(target, exist_ok=True)
-        for name in files:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copy2(os.path.join(folder, name), os.path.join(target, name))
+
+    def copy(source: str, target: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy2(source, target)
+
+    shutil.copytree(source, destination, copy_function=copy, dirs_exist_ok=True)

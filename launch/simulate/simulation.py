@@ -73,8 +73,6 @@ class Simulation:
         self._at_start: dict[Node, Fault] = {}
         duplicates = iter([node for node in self._nodes if node.slot != node.index])
         for fault in list(self._pending):
-            if fault.step and "step=" not in fault.text:
-                log(f"fault {fault.text}: drawn: step={fault.step}")
             if fault.kind == "late":
                 self._due[self._nodes[fault.node]] += fault.seconds
                 self._at_start[self._nodes[fault.node]] = fault

@@ -1,22 +1,21 @@
 """Remove old snapshots of code and unfinished uploads from an object store, after showing them.
 
-    python -m launch clean s3://bucket/prefix | obs://... [--keep N] [--older_than DAYS] [--yes]
+    python -m launch clean s3://bucket/prefix | obs://... [--keep N] [--yes]
 
 A snapshot is a folder <name>-<digest> directly below the URL, with its manifest.json. The newest N of each
 name stay. Only files that a manifest lists are removed, and the manifest last. Outputs, data and all other
-files stay. Unfinished uploads of big files are invisible, never expire and cost money. Without a terminal,
---yes is required.
+files stay. Unfinished uploads of big files are invisible, never expire and cost money; younger ones than a
+day stay, because they may be running. Without a terminal, --yes is required.
 
 Exit codes: 0 done, 1 the answer was no, 2 bad input or the store refused, 130 interrupted.
 """
 
-import sys
+import itertools
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from common.console.arguments import Parser, non_negative_float, positive_int
+from common.console.arguments import Parser, positive_int
 from common.object_store.errors import shown
 from common.object_store.store import ObjectStore, parse
 from launch import confirm, manifests
@@ -42,38 +41,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--keep", type=positive_int, default=3, help="newest snapshots to keep of each name (default: 3)"
     )
-    parser.add_argument(
-        "--older_than",
-        metavar="DAYS",
-        type=non_negative_float,
-        help="minimum age (default: 0; 1 for unfinished uploads, which may be running)",
-    )
     parser.add_argument("--yes", action="store_true", help="remove without asking")
     args = parser.parse_args(arguments)
     parse(args.url)
-    try:
-        with ObjectStore(args.url, parallel.THREADS) as store:
-            return clean(store, args.keep, args.older_than, args.yes)
-    except KeyboardInterrupt:
-        print("interrupted: start it again to remove the rest", file=sys.stderr)
-        return parallel.INTERRUPTED
+    with ObjectStore(args.url, parallel.THREADS) as store:
+        return clean(store, args.keep, args.yes)
 
 
-def clean(store: ObjectStore, keep: int, older_than: float | None, yes: bool) -> int:
-    """Remove old snapshots and unfinished uploads after asking, and return the exit code.
-
-    older_than: days; None for the defaults. Raises BadInput.
-    """
-    now = time.time()
+def clean(store: ObjectStore, keep: int, yes: bool) -> int:
+    """Remove old snapshots and unfinished uploads after asking, and return the exit code. Raises BadInput."""
     snapshots = sorted(_find_snapshots(store), key=lambda each: (each.name, -each.modified))
     uploads = list(store.uploads())
-    old, seen = [], Counter[str]()
-    for each in snapshots:
-        seen[each.name] += 1
-        if seen[each.name] > keep and now - each.modified >= (older_than or 0) * _DAY:
-            old.append(each)
-    least = _DAY * (1 if older_than is None else older_than)
-    left = [each for each in uploads if now - each[2] >= least]
+    by_name = itertools.groupby(snapshots, key=lambda each: each.name)
+    old = [each for _, group in by_name for each in [*group][keep:]]
+    left = [each for each in uploads if each[2] <= time.time() - _DAY]
     rows = [
         ("snapshot", each.folder, human_size(each.size), each.modified, each in old) for each in snapshots
     ]
@@ -89,7 +70,7 @@ def clean(store: ObjectStore, keep: int, older_than: float | None, yes: bool) ->
         return 0
     total = human_size(sum(each.size for each in old))
     what = f"{len(old)} snapshots ({total}) and {len(left)} unfinished uploads"
-    if not confirm.ask_on_terminal(f"remove {what}", yes):
+    if not confirm.ask(f"remove {what}", yes):
         print("nothing was removed")
         return 1
     for key, upload, _ in left:

@@ -1,6 +1,6 @@
 """Fetch the outputs of a job, or any folder, from an object store.
 
-    python -m launch fetch s3://bucket/outputs | obs://... | RECORD --to FOLDER [--latest_checkpoint] [--yes]
+    python -m launch fetch s3://bucket/outputs | obs://... | RECORD --to FOLDER [--yes]
 
 RECORD: the record of a job that `submit` created; its output train_url is fetched.
 Writes are atomic, and every file is compared with the sha256 that was stored with it. Files that are
@@ -19,7 +19,6 @@ import contextlib
 import os
 import re
 import shutil
-import sys
 import time
 from functools import partial
 
@@ -34,10 +33,7 @@ from launch import confirm, manifests, records
 from launch.transfer import parallel
 from launch.transfer.parallel import Progress
 
-_CHECKPOINT = re.compile(r"(?P<folder>(?:.*/)?)checkpoints/step_(?P<step>0|[1-9][0-9]{0,18})\.pt")
-_METRICS = "metrics.jsonl"
 _BOOTFILE = re.compile(r"(^|/)\.bootfile-[^/]*$")
-_SHOWN = 10  # largest number of names in a message
 
 
 def main(arguments: list[str]) -> int:
@@ -46,20 +42,11 @@ def main(arguments: list[str]) -> int:
     parser.prog = "python -m launch fetch"
     parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, obs://bucket/prefix, or RECORD")
     parser.add_argument("--to", metavar="FOLDER", required=True, help="folder for the files")
-    parser.add_argument(
-        "--latest_checkpoint",
-        action="store_true",
-        help=f"only the newest complete checkpoint, and {_METRICS}",
-    )
     parser.add_argument("--yes", action="store_true", help="replace files with other content without asking")
     args = parser.parse_args(arguments)
     url = args.url if "://" in args.url else _output_of(args.url)
     parse(url)
-    try:
-        return fetch(url, args.to, args.latest_checkpoint, args.yes)
-    except KeyboardInterrupt:
-        print("interrupted: start it again to continue", file=sys.stderr)
-        return parallel.INTERRUPTED
+    return fetch(url, args.to, args.yes)
 
 
 def _output_of(text: str) -> str:
@@ -74,7 +61,7 @@ def _output_of(text: str) -> str:
     return record["outputs"]["train_url"]
 
 
-def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
+def fetch(url: str, to: str, yes: bool) -> int:
     """Fetch the files below `url` to the folder `to`, print a summary, and return the exit code. Raises
     BadInput."""
     begin = time.monotonic()
@@ -83,10 +70,8 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
         if not there:
             raise BadInput(f"no objects below {url}")
         listed = _read_listed(store, there)
-        if latest_checkpoint:
-            wanted = _find_newest(store, there)
-        else:  # markers and leases are useful in the store only
-            wanted = {key: entry for key, entry in there.items() if not _BOOTFILE.search(key)}
+        # markers and leases are useful in the store only
+        wanted = {key: entry for key, entry in there.items() if not _BOOTFILE.search(key)}
         if not wanted and not listed:
             raise BadInput(f"no results below {url}: the job has not saved any yet")
         check_keys(wanted, url)
@@ -97,12 +82,10 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
         known = parallel.run(store, "comparing", 0, tasks)
         missing = [entry for entry, is_here in zip(entries, known, strict=True) if not is_here]
         others = sorted(entry.key for entry in missing if os.path.isfile(local_path(to, entry.key)))
-        for key in others[:_SHOWN]:
+        for key in others:
             print(f"replace {shown(os.path.join(to, key))}")
-        if len(others) > _SHOWN:
-            print(f"replace {len(others) - _SHOWN} more")
         question = f"replace {len(others)} files in {to} with other content"
-        if others and not confirm.ask_on_terminal(question, yes):
+        if others and not confirm.ask(question, yes):
             print("nothing was fetched")
             return 1
         for folder in {os.path.dirname(local_path(to, key)) for key in wanted}:
@@ -116,41 +99,20 @@ def fetch(url: str, to: str, latest_checkpoint: bool, yes: bool) -> int:
     print(f"fetched {parallel.describe([entry.size for entry in missing])} in {seconds:.1f} s to {to}")
     unchanged = [entry.size for entry, is_here in zip(entries, known, strict=True) if is_here]
     print(f"unchanged {parallel.describe(unchanged)}")
-    if latest_checkpoint:
-        print(f"checkpoint {next(key for key in wanted if _CHECKPOINT.fullmatch(key))}")
-    gone = [] if latest_checkpoint else sorted(listed - there.keys())
+    gone = sorted(listed - there.keys())
     if gone:
         print(f"listed, but not in the store: {len(gone)} files, first: {shown(gone[0])}")
     return int(bool(gone))
 
 
-def _read_listed(store: ObjectStore, there: dict[str, Object], folder: str = "") -> set[str]:
-    """Return the paths that the lists of jobs and uploads in a folder name. Files of other programs that have
-    the name of a list are ignored."""
+def _read_listed(store: ObjectStore, there: dict[str, Object]) -> set[str]:
+    """Return the paths that the lists of jobs and uploads name. Files of other programs that have the name of
+    a list are ignored."""
     listed = set()
-    for name in (manifests.NAME, output_list.NAME):
-        if folder + name in there:
-            with contextlib.suppress(ValueError):
-                listed |= {folder + path for path in output_list.parse(store.read(folder + name))[1]}
+    for name in {manifests.NAME, output_list.NAME} & there.keys():
+        with contextlib.suppress(ValueError):
+            listed |= output_list.parse(store.read(name))[1].keys()
     return listed
-
-
-def _find_newest(store: ObjectStore, there: dict[str, Object]) -> dict[str, Object]:
-    """Return the complete checkpoint of the highest step, its checksum, and the metrics. Raises BadInput if
-    there is none, or if there are several runs."""
-    found = [match for key in there if (match := _CHECKPOINT.fullmatch(key))]
-    folders = {match["folder"] for match in found}
-    if "" not in folders and len(folders) > 1:
-        urls = ", ".join(store.location.url(folder.rstrip("/")) for folder in sorted(folders)[:_SHOWN])
-        raise BadInput(f"{store.location.url()} holds {len(folders)} runs: fetch from one of {urls}")
-    folder = min(folders, default="")
-    steps = {int(match["step"]): match[0] for match in found if match["folder"] == folder}
-    listed, job = _read_listed(store, there, folder), f"{folder}{output_list.NAME}" in there
-    for _, key in sorted(steps.items(), reverse=True):  # those not in the job's list are incomplete
-        if f"{key}.json" in there and (key in listed or not job):
-            names = [key, f"{key}.json", f"{folder}{_METRICS}"]
-            return {name: there[name] for name in names if name in there}
-    raise BadInput(f"no complete checkpoint below {store.location.url()}: expected checkpoints/step_<n>.pt")
 
 
 def _is_here(store: ObjectStore, to: str, entry: Object, _: Progress) -> bool:

@@ -13,7 +13,6 @@ from common.object_store.store import ObjectStore
 from launch.explain import human_size
 
 THREADS = 16
-INTERRUPTED = 130  # exit code
 _ABORTING = 60.0  # seconds after Ctrl-C to end the requests under way and remove unfinished uploads
 Progress = Callable[[int], object]  # takes a number of bytes
 

@@ -13,7 +13,6 @@ Exit codes: 0 all files are stored, 2 bad input or the store refused, 130 interr
 """
 
 import os
-import sys
 import time
 from functools import partial
 
@@ -39,11 +38,7 @@ def main(arguments: list[str]) -> int:
     parse(args.to)
     if not os.path.isdir(args.folder):
         raise BadInput(f"{args.folder} is not a folder")
-    try:
-        return upload(args.folder, args.to)
-    except KeyboardInterrupt:
-        print("interrupted: start it again to continue", file=sys.stderr)
-        return parallel.INTERRUPTED
+    return upload(args.folder, args.to)
 
 
 def upload(folder: str, to: str) -> int:
@@ -51,7 +46,7 @@ def upload(folder: str, to: str) -> int:
     begin = time.monotonic()
     manifest = _read_snapshot(folder)
     url = f"{to.rstrip('/')}/{manifests.make_folder_name(manifest)}" if manifest else to
-    manifest = manifest or manifests.describe_folder(folder, parallel.THREADS)
+    manifest = manifest or manifests.describe_folder(folder)
     files = manifest["files"]
     if not files:
         raise BadInput(f"{folder} contains no files")

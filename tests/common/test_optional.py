@@ -14,7 +14,6 @@ from datasets.loaders.ray import pool
 from datasets.memory import digits
 from datasets.stores import pack
 from datasets.stores.shared import connection
-from launch import bench
 from launch.platforms import service as modelarts
 
 REASON = "it was built for another NumPy"
@@ -50,7 +49,6 @@ USES = {
     "boto3": (lambda: connect("s3", find_endpoint("s3"), 1, 1.0, 1), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
     "ray": (lambda: pool.connect("auto", 1), r'"ray>=2\.52"'),
-    "matplotlib": (lambda: bench.plot([], "", "", "x.png"), "matplotlib"),
     "huaweicloudsdkmodelarts": (lambda: modelarts.connect("https://x", "p"), "huaweicloudsdkmodelarts"),
     "cv2": ("datasets.folders.resize", "opencv-python-headless"),
     "simplejpeg": ("datasets.folders.images", "simplejpeg"),

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import resource
@@ -20,7 +19,7 @@ from common.ground.exits import BadInput
 from common.platform import node
 from common.platform.topology import resolve
 from common.run.output import Output, folder_of
-from tests.conftest import ROOT, environment, free_port, run, start
+from tests.conftest import ROOT, environment, finish, free_port, run, start
 
 NAMES = [
     "accelerators", "shm", "outputs", "scratch", "limits", "master", "interface", "versions", "packages",
@@ -37,25 +36,14 @@ def _check(*arguments, code=0, **options):
     return output, {name: (verdict, text) for name, verdict, text in lines}
 
 
-def test_a_plain_machine_and_its_json(tmp_path):
-    arguments = ("--output_dir", tmp_path / "new", "--unheard_of=1")
-    output, found = _check(*arguments)
+def test_a_plain_machine(tmp_path):
+    output, found = _check("--output_dir", tmp_path / "new", "--unheard_of=1")
     assert "error" not in {verdict for verdict, _ in found.values()}
     assert output.startswith("ignored arguments: --unheard_of\ntopology source=plain ")
     last = re.search(r"^check verdict=(ok|warning) exit_code=0 seconds=(\S+)\n\Z", output, re.MULTILINE)
     assert float(last[2]) < 5
     assert f"torch {torch.__version__}" in found["versions"][1]
     assert not (tmp_path / "new").exists()
-
-    data = json.loads(run("-m", "launch", "check", *arguments, "--json").stdout)
-    assert data["verdict"] == last[1] and data["exit_code"] == 0 and data["ignored"] == ["--unheard_of"]
-    assert f"\n{data['topology']}\n" in output
-    assert {each["code"] for each in data["findings"]} == {0}
-    same = {each["name"]: (each["verdict"], each["text"]) for each in data["findings"]}
-    gigabytes = re.compile(r"\d+\.\d GB")  # free space changes when other programs write
-    for name in NAMES:
-        assert same[name][0] == found[name][0]
-        assert gigabytes.sub("", same[name][1]) == gigabytes.sub("", found[name][1])
 
 
 def _few_open_files():
@@ -101,62 +89,37 @@ def test_packages_that_are_not_there(tmp_path):
     for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
         if not re.match(r"numpy|tqdm|tensorboard[^_]", entry.name):
             (tmp_path / entry.name).symlink_to(entry)
-    process = start("-S", "-m", "launch", "check", "--json", env=environment(PYTHONPATH=str(tmp_path)))
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 15, errors
-    found = {each["name"]: each for each in json.loads(output)["findings"]}
-    assert found["versions"]["verdict"] == "error" and "torch cannot use NumPy" in found["versions"]["text"]
+    output = finish(
+        start("-S", "-m", "launch", "check", env=environment(PYTHONPATH=str(tmp_path))), 15
+    ).stdout
+    assert re.search("name=versions verdict=error .*torch cannot use NumPy", output)
     for text in ("needs numpy: pip install numpy", "needs tqdm", "no TensorBoard events without tensorboard"):
-        assert text in found["packages"]["text"]
-
-
-def _unshare(*kinds):
-    """Return a command that runs a process in new namespaces and ends it at its own end; skip if refused."""
-    root = [] if os.geteuid() == 0 else ["--map-root-user"]
-    command = ["unshare", *root, "--pid", "--fork", "--kill-child", *kinds]
-    try:
-        allowed = not subprocess.run([*command, "true"], capture_output=True).returncode
-    except FileNotFoundError:
-        allowed = False
-    return command if allowed else pytest.skip(f"not allowed here: {' '.join(command)}")
-
-
-def _in_namespaces(command, script, code):
-    result = subprocess.run(
-        [*command, "sh", "-ec", script.replace("CHECK", f"{sys.executable} -m launch check")],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert result.returncode == code, result.stdout + result.stderr
-    return result.stdout
+        assert re.search(f"name=packages .*{text}", output)
 
 
 def test_little_shared_memory_and_a_small_disk():
-    script = "mount -t tmpfs -o size=64m none /dev/shm; CHECK --output_dir /dev/shm/results"
-    output = _in_namespaces(_unshare("--mount"), script, code=12)
-    assert re.search(r"name=shm verdict=warning 0\.1 GB of 0\.1 GB free at /dev/shm; below 1 GB", output)
-    assert re.search(r"name=outputs verdict=error 0\.1 GB free at /dev/shm/results; no room", output)
+    script = f"""mount -t tmpfs -o size=64m none /dev/shm
+    {sys.executable} -m launch check --output_dir /dev/shm/results"""
+    root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    command = ["unshare", *root, "--mount", "sh", "-ec"]
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip(f"not allowed here: {' '.join(command)}")
+    result = subprocess.run([*command, script], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert result.returncode == 12, result.stderr
+    assert re.search("name=shm verdict=warning 0.1 GB of 0.1 GB free at /dev/shm; below 1 GB", result.stdout)
+    assert re.search("name=outputs verdict=error 0.1 GB free at /dev/shm/results; no room", result.stdout)
 
 
-def test_a_name_server_that_is_silent(tmp_path):
+def test_a_name_server_that_is_silent():
     """The check ends in time if the name server does not answer; getaddrinfo() would wait two minutes."""
-    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:30 attempts:4\n")
-    (tmp_path / "silent.py").write_text(
-        "import fcntl, socket, struct, subprocess, sys\n"
-        "server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-        "fcntl.ioctl(server, 0x8914, struct.pack('16sh22x', b'lo', 1))  # SIOCSIFFLAGS: interface lo up\n"
-        "server.bind(('127.0.0.1', 53))\n"
-        "sys.exit(subprocess.run(sys.argv[1:]).returncode)\n"
-    )
-    script = (
-        f"mount --bind {tmp_path}/resolv.conf /etc/resolv.conf; {sys.executable} {tmp_path}/silent.py "
-        "CHECK --init_method tcp://node-0.example:6666 --rank 1 --world_size 2"
-    )
+    script = "import runpy, socket, time; socket.getaddrinfo = lambda *_, **__: time.sleep(90)\n"
+    script += "runpy.run_module('launch', run_name='__main__', alter_sys=True)"
+    words = ("check", "--init_method=tcp://node-0.example:6666", "--rank=1", "--world_size=2")
     began = time.monotonic()
-    output = _in_namespaces(_unshare("--mount", "--net"), script, code=14)
+    output = run("-c", script, *words, code=14, fresh=True).stdout
     assert "name=master verdict=error node-0.example:6666; the master's host name does not resolve" in output
     assert "no answer within 3 s" in output
-    assert 3 <= float(re.search(r"^check verdict=.* seconds=(\S+)$", output, re.MULTILINE)[1]) < 60
-    assert time.monotonic() - began < 120, "the waiting thread must not delay the end of the process"
+    assert time.monotonic() - began < 80, "the waiting thread must not delay the end of the process"
 
 
 def _args(**given):
@@ -193,16 +156,11 @@ def test_the_master_seen_from_both_nodes(rank, listening, verdict, text):
     assert found["interface"][1].startswith("lo with 127.0.0.1; 2 nodes, but 127.0.0.1")
 
 
-def test_a_master_whose_address_is_another_machine_s():
-    found = _inspect(
-        init_method="tcp://198.51.100.7:6666", rank=0, world_size=2
-    )  # RFC 5737: an unused address
+def test_masters_of_other_layouts():
+    found = _inspect(init_method="tcp://198.51.100.7:6666", rank=0, world_size=2)  # RFC 5737: not in use
     assert (
         found["master"][0] == "warning" and "198.51.100.7 is not one of its addresses" in found["master"][1]
     )
-
-
-def test_one_node_needs_no_master():
     found = _inspect(init_method=f"tcp://{NO_HOST}:6666", rank=0, world_size=1)
     assert found["master"] == ("ok", "none needed: one node")
     assert found["interface"] == ("ok", "loopback: one node")
@@ -260,42 +218,6 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     node.print_findings(_args(enable_gpu=False), topology)  # the GPUs are not checked
 
 
-@pytest.mark.parametrize(
-    ("verb", "said"), [([], "usage: "), (["chekc"], "error: unknown command 'chekc'\nusage: ")]
-)
-def test_no_verb_or_an_unknown_one(verb, said):
-    script = "import atexit, runpy, sys; atexit.register(lambda: print('torch' in sys.modules))\n"
-    script += "runpy.run_module('launch', run_name='__main__', alter_sys=True)"
-    result = run("-c", script, *verb, code=2, fresh=True)
-    assert result.stderr.startswith(said)
-    assert re.findall(r"^  (\w+) +\S", result.stderr, re.MULTILINE) == [
-        "new",
-        "check",
-        "simulate",
-        "pack",
-        "upload",
-        "submit",
-        "status",
-        "logs",
-        "stop",
-        "fetch",
-        "clean",
-        "report",
-        "cache",
-        "bench",
-        "predict",
-        "export",
-        "receipt",
-    ]
-    assert result.stdout == "False\n", "a verb's module is imported only if the verb runs"
-
-
-def test_a_relative_folder_that_is_not_there(tmp_path):
-    env = environment(PYTHONPATH=str(ROOT))
-    result = run("-m", "launch", "check", "--output_dir=not/there", cwd=tmp_path, env=env)
-    assert f"free at {tmp_path / 'not' / 'there'}" in result.stdout and list(tmp_path.iterdir()) == []
-
-
 def test_bad_arguments_are_one_line():
-    result = run("-m", "launch", "check", "--json", "--rank=first", code=2)
+    result = run("-m", "launch", "check", "--rank=first", code=2)
     assert result.stdout == "" and re.fullmatch(r"error: .*--rank.*'first'\n", result.stderr)

@@ -22,12 +22,10 @@ def test_a_new_project_works_at_once(options, tmp_path):
     assert "1 passed" in run("-m", "pytest", "tests", timeout=300, **here).stdout
     result = run("-m", "ruff", "check", "--isolated", "--select=F,E9", "jobs", "tests", **here)
     assert "All checks passed" in result.stdout
-
-    ddp = "--ddp" in options
-    nodes = ("--nodes=2",) if ddp else ()
-    job = ("jobs/train.py", "--", "--max_steps=2", "--batch_size=32")
-    simulated = run("-m", "launch", "simulate", *nodes, *job, **here).stdout
-    assert {row.meaning for row in rows(simulated).values()} == {"done"} and len(rows(simulated)) == 1 + ddp
+    if "--ddp" in options:
+        job = ("jobs/train.py", "--", "--max_steps=2", "--batch_size=32")
+        simulated = rows(run("-m", "launch", "simulate", "--nodes=2", *job, **here).stdout)
+        assert {row.meaning for row in simulated.values()} == {"done"} and len(simulated) == 2
 
     run("-m", "launch", "pack", "jobs/train.py", "--to", "packed", **here)
     (packed,) = [path for path in (folder / "packed").iterdir() if path.is_dir()]

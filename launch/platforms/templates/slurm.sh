@@ -1,18 +1,30 @@
 #!/bin/bash
-#SBATCH --job-name=$run
-#SBATCH --nodes=$nodes
-#SBATCH --ntasks-per-node=$processes
-?#SBATCH --gpus-per-node=$gpus
-?#SBATCH --cpus-per-task=$cpus_per_task
-?#SBATCH --partition=$partition
-?#SBATCH --account=$account
-?#SBATCH --time=$hours:00:00
-#SBATCH --output=$log_dir/%x-%j.log
+#SBATCH --job-name={{ run }}
+#SBATCH --nodes={{ nodes }}
+#SBATCH --ntasks-per-node={{ gpus or 1 }}
+{% if gpus %}
+#SBATCH --gpus-per-node={{ gpus }}
+{% endif %}
+{% if cpus_per_task is defined %}
+#SBATCH --cpus-per-task={{ cpus_per_task }}
+{% endif %}
+{% if partition is defined %}
+#SBATCH --partition={{ partition }}
+{% endif %}
+{% if account is defined %}
+#SBATCH --account={{ account }}
+{% endif %}
+{% if hours %}
+#SBATCH --time={{ hours }}:00:00
+{% endif %}
+#SBATCH --output={{ log_dir | default(".") }}/%x-%j.log
 #SBATCH --open-mode=append
-#SBATCH --$requeue
+#SBATCH --{{ "requeue" if restarts else "no-requeue" }}
 
 set -e
-export $variables
-?export SRUN_CPUS_PER_TASK=$cpus_per_task  # srun does not inherit the number
+export {{ variables }}
+{% if cpus_per_task is defined %}
+export SRUN_CPUS_PER_TASK={{ cpus_per_task }}  # srun does not inherit the number
+{% endif %}
 # srun starts one process per GPU, which reads its rank from the variables of the step.
-srun --kill-on-bad-exit=1 --distribution=block $python $code_dir/$job $arguments
+srun --kill-on-bad-exit=1 --distribution=block {{ python | default("python") }} {{ code_dir }}/{{ job }} {{ arguments }}

@@ -5,7 +5,6 @@ import random
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -47,10 +46,9 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
     kept = [file["path"] for file in manifest["files"]]
     assert kept == sorted(kept) and sorted([*kept, "manifest.json"]) == listed(folder)
     assert {path.split("/")[0] for path in kept} == {"common", "datasets", "jobs", "pip-requirements.txt"}
-    assert [path for path in kept if path.startswith("jobs/")] == ["jobs/train_ddp.py"]
-    modules = {*listed(ROOT / "common"), *listed(ROOT / "datasets")}
+    modules = {path for room in ("common", "datasets", "jobs") for path in listed(ROOT / room)}
     expected = {module for module in modules if module.endswith(".py")}
-    assert {path.partition("/")[2] for path in kept if path[0] in "cd"} == expected
+    assert {path.partition("/")[2] for path in kept if "/" in path} == expected
     for file in manifest["files"]:
         assert (folder / file["path"]).stat().st_size == file["size"]
         if file["path"] != "pip-requirements.txt":
@@ -59,7 +57,7 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
     own = (ROOT / "requirements.txt").read_text().splitlines()
     assert needs == [line for line in own if not line.startswith(("#", "torch", "nvidia"))] and needs
     assert "without torch, torchvision, nvidia-dali-cuda120\n" in result.stdout
-    assert ": not needed by the job\n" in result.stdout
+    assert ": not needed by the job\n" in result.stdout and "jobs/quickstart.ipynb" in result.stdout
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
     assert (manifest["git"] or {}).get("commit", "") == commit.stdout.strip()
 
@@ -101,34 +99,29 @@ def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
     assert (Path(packed.path) / "results.txt").exists()
 
 
-def test_what_a_job_needs_is_kept(repository, tmp_path):
+def test_what_a_job_needs_is_kept(repository):
+    open(os.path.join(os.fsencode(repository), b"common/bad\xff.log"), "w").close()
     code = CodeFolder(str(repository / "jobs/job.py"))
     assert [file.path for file in code.files] == [
         "common/__init__.py", "common/a.py", "common/distributed/entry.py", "datasets/__init__.py",
-        "jobs/job.py", "jobs/settings.json",
+        "jobs/job.py", "jobs/other.py", "jobs/settings.json",
     ]  # fmt: skip
     skipped = {item.path: item.rule for item in code.skipped}
     assert skipped["common/__pycache__/"] == "__pycache__/" and skipped["common/tests/"] == "tests/"
     assert skipped["common/README.md"] == skipped["jobs/options.md"] == "*.md"
-    assert {"README.md", "tests/", "output_dir/", ".env", "jobs/other.py"} <= {*skipped}
-    job = tree(repository, {"jobs/job.py": "def late():\n    import other\n"}) / "jobs/job.py"
-    assert "jobs/other.py" in [file.path for file in CodeFolder(str(job)).files]
-    packed = pack(str(job), str(tmp_path / "to"), extra=[str(repository / "README.md")])
-    assert "README.md" in paths(packed)
+    assert {"README.md", "tests/", "output_dir/", ".env", "common/bad\udcff.log"} <= {*skipped}
+    with pytest.raises(BadInput, match=r"tests/test_job.py is not uploaded \(rule: tests/\)"):
+        CodeFolder(str(repository / "tests/test_job.py"))
 
 
 def test_the_users_own_rules(mine, tmp_path, capsys):
     tree(mine, {
         "notes.txt": "n", "big/a.bin": "b" * 2000, "big/b.bin": "b", "data/x.csv": "1", "keep.pth": "w",
         "other.pth": "w", ".hidden": "h", ".jobignore": "# mine\n\nnotes.txt\nbig/\n!keep.pth\n",
-        "data/y.pt": "1",
     })  # fmt: skip
     tree(mine, {"runs/model.py": "code", "runs/deep/run.log": "x"})
-    extra = [str(mine / "data"), str(mine / ".hidden")]
-    packed = pack(str(mine / "job.py"), str(tmp_path / "to"), extra=extra, verbose=True)
-    assert paths(packed) == [
-        ".hidden", "base.py", "data/x.csv", "job.py", "keep.pth", "runs/model.py", "words/list.txt",
-    ]  # fmt: skip
+    packed = pack(str(mine / "job.py"), str(tmp_path / "to"), verbose=True)
+    assert paths(packed) == ["base.py", "job.py", "keep.pth", "runs/model.py", "words/list.txt"]
     lines = capsys.readouterr().out.splitlines()
     assert "skipped  big/: .jobignore:4  big/" in lines and "skipped  other.pth: *.pth" in lines
     assert "skipped  notes.txt: .jobignore:3  notes.txt" in lines
@@ -157,8 +150,12 @@ def test_the_rules_are_gits(tmp_path):
         subprocess.run(["git", "init", "-q", folder], check=True)
         command = ["git", "-C", folder, "ls-files", "-z", "--others", "--exclude-standard"]
         git = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
-        expected = {path for path in git if not path.startswith(".")} | {"job.py"}
-        assert {file.path for file in CodeFolder(str(folder / "job.py")).files} == expected, lines
+        expected = {path for path in git if not path.startswith(".")}
+        if "job.py" in expected:
+            assert {file.path for file in CodeFolder(str(folder / "job.py")).files} == expected, lines
+        else:
+            with pytest.raises(BadInput, match="is not uploaded"):
+                CodeFolder(str(folder / "job.py"))
 
 
 @pytest.mark.parametrize(
@@ -188,46 +185,34 @@ def test_simulate_runs_what_pack_would_make(mine, tmp_path):
 
 
 def test_the_dependency_list(tmp_path):
-    """Markers, options and included lists are kept; packages of the image and local files are omitted."""
+    """Markers and options are kept; packages of the image and local files are omitted."""
     tree(tmp_path, {
-        "requirements.txt": "# a comment\n-r more.txt\nnumpy>=1.26  # why\n"
+        "requirements.txt": "# a comment\nnumpy>=1.26  # why\n"
         "redis[hiredis]>=5; python_version < '4'\nTorch[opt] >= 2 ; python_version > '3'\n"
         "torch==2.1+cu118 \\\n  --hash=sha256:aa\nnvidia_cublas_cu12\n"
-        "https://host/whl/torchvision-0.16-cp310.whl#sha256=1\ntorch @ https://host/torch-2.1.whl\n-e .\n"
-        "./a.whl\n-c pins.txt\ntorchaudio\nnvidia.dali==1\n--extra-index-url https://host/simple\n"
-        "torchmetrics\n",
-        "more.txt": "torch-geometric\nnumpy>=1.26\n",
+        "torch @ https://host/torch-2.1.whl\n-e .\n./a.whl\n-c pins.txt\ntorchaudio\nnvidia.dali==1\n"
+        "--extra-index-url https://host/simple\ntorchmetrics\nnumpy>=1.26\n",
     })  # fmt: skip
     path = str(tmp_path / "requirements.txt")
     text, left_out = requirements.adapt(path, keep_torch=False)
     assert text.splitlines() == [
-        "torch-geometric", "numpy>=1.26", "redis[hiredis]>=5; python_version < '4'",
-        "--extra-index-url https://host/simple", "torchmetrics",
+        "numpy>=1.26", "redis[hiredis]>=5; python_version < '4'", "--extra-index-url https://host/simple",
+        "torchmetrics",
     ]  # fmt: skip
     assert left_out == [
-        "torch", "torch", "nvidia-cublas-cu12", "torchvision", "torch", "-e", "./a.whl", "-c", "torchaudio",
-        "nvidia-dali",
+        "torch", "torch", "nvidia-cublas-cu12", "torch", "-e", "./a.whl", "-c", "torchaudio", "nvidia-dali",
     ]  # fmt: skip
     assert "torch==2.1+cu118" in requirements.adapt(path, keep_torch=True)[0]
-    tree(tmp_path, {"more.txt": "-r requirements.txt"})
-    with pytest.raises(BadInput, match="includes itself"):
-        requirements.adapt(path, keep_torch=False)
 
 
-@pytest.mark.parametrize("line", ["-r ../private.txt", "-r /etc/hostname", "-r link.txt", "-r lists/up.txt"])
-def test_no_list_outside_of_the_code_is_written_out(line, mine, tmp_path):
+def test_no_list_outside_of_the_code_is_written_out(mine, tmp_path):
     tree(tmp_path, {"private.txt": "secret-name==1\n"})
-    tree(mine, {"requirements.txt": f"numpy\n{line}\n", "lists/up.txt": "-r ../../private.txt\n"})
-    (mine / "link.txt").symlink_to(tmp_path / "private.txt")
-    with pytest.raises(BadInput, match="is not in the code folder"):
-        requirements.adapt(str(mine / "requirements.txt"), False)
-    (mine / "link.txt").unlink()
-    refused(str(mine / "job.py"), tmp_path / "to")
-    tree(
-        mine,
-        {"requirements.txt": "-r lists/up.txt\n", "lists/up.txt": "-r ../more.txt\n", "more.txt": "redis\n"},
-    )
-    assert requirements.adapt(str(mine / "requirements.txt"), False)[0] == "redis\n"
+    tree(mine, {"requirements.txt": "numpy\n-r ../private.txt\n"})
+    message = refused(str(mine / "job.py"), tmp_path / "to")
+    assert "includes another list, -r ../private.txt" in message
+    (mine / "requirements.txt").unlink()
+    (mine / "requirements.txt").symlink_to(tmp_path / "private.txt")
+    assert "is not in the code folder" in refused(str(mine / "job.py"), tmp_path / "to")
 
 
 def test_limits(mine, tmp_path):
@@ -242,11 +227,11 @@ def test_limits(mine, tmp_path):
     tree(deep, {"x.txt": ""})
     assert re.match(r"d/d/.*/x\.txt is 33 levels deep, and a code folder may have 32", refused(job, to))
     shutil.rmtree(mine / "d")
-    for name, size in (("small.bin", 10), ("large.bin", 4 * 10**9), ("middle.bin", 2 * 10**9)):
+    for name, size in (("large.bin", 4 * 10**9), ("middle.bin", 2 * 10**9)):
         with open(mine / name, "wb") as file:
             file.truncate(size)
-    biggest = r"the biggest files: large\.bin \(4\.0 GB\), middle\.bin \(2\.0 GB\), job\.py"
-    assert re.match(rf"6\.0 GB, and a code folder may have 5\.0 GB; {biggest}", refused(job, to))
+    biggest = "the biggest file is large.bin (4.0 GB)"
+    assert refused(job, to) == f"6.0 GB, and a code folder may have 5.0 GB; {biggest}"
 
 
 @pytest.mark.parametrize(
@@ -262,12 +247,6 @@ def test_names_that_an_object_store_breaks(name, reason, mine, tmp_path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     open(path, "w").close()
     assert reason in refused(str(mine / "job.py"), str(tmp_path / "to"))
-
-
-def test_a_bad_name_may_stay_behind(mine, tmp_path):
-    with open(os.path.join(os.fsencode(mine), b"bad\xff.log"), "w"):
-        pass
-    assert "bad\\udcff.log: *.log\n" in run("-m", "launch", "pack", mine / "job.py", "--to", tmp_path).stdout
 
 
 def test_links_and_special_files(mine, tmp_path):
@@ -313,19 +292,12 @@ def test_bad_input(mine, tmp_path):
     job, to = str(mine / "job.py"), str(tmp_path / "to")
     assert "expected a .py file" in refused(str(mine / "words/list.txt"), to)
     assert "expected a .py file" in refused(str(mine / "none.py"), to)
-    assert "does not exist" in refused(job, to, extra=[str(mine / "none")])
-    assert "is not in the code folder" in refused(job, to, extra=[str(tmp_path)])
-    tree(mine, {"manifest.json": "{}"})
-    assert "pack writes its own manifest.json" in refused(job, to, extra=[str(mine / "manifest.json")])
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="cannot be written: Not a directory"):
         pack(job, str(tmp_path / "file" / "to"))
-    tree(tmp_path / "broken", {"common/distributed/entry.py": "", "datasets/x.py": "", "jobs/job.py": "def"})
-    assert "job.py cannot be read as Python" in refused(str(tmp_path / "broken/jobs/job.py"), to)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_pack_leaves_nothing_half(number, mine, tmp_path):
+def test_an_interrupted_pack_leaves_nothing_half(mine, tmp_path):
     with open(mine / "zeros.bin", "wb") as file:
         file.truncate(300 * 10**6)
     to = tmp_path / "to"
@@ -333,12 +305,9 @@ def test_an_interrupted_pack_leaves_nothing_half(number, mine, tmp_path):
     while not any(files for _, _, files in os.walk(to)):
         assert packing.poll() is None, packing.communicate()
         time.sleep(0.002)
-    packing.send_signal(number)
-    _, errors = packing.communicate(timeout=30)
-    assert packing.returncode in (-number, 128 + number), errors
-    left = os.listdir(to)
-    assert [name[:9] for name in left] == [".partial-"] * (number == signal.SIGKILL)
-    (mine / "zeros.bin").unlink()
+    packing.kill()
+    packing.communicate(timeout=30)
+    assert [name[:9] for name in os.listdir(to)] == [".partial-"]
     pack(str(mine / "job.py"), str(to))
     assert [name[:4] for name in os.listdir(to)] == ["job-"], "the partial folder was deleted"
 
@@ -351,11 +320,3 @@ def test_a_full_disk_is_one_line(mine, tmp_path):
     )  # fmt: skip
     assert result.stderr == f"error: {tmp_path / 'to'} cannot be written: File too large\n"
     assert os.listdir(tmp_path / "to") == []
-
-
-def test_a_warning_above_what_is_advised(mine, tmp_path):
-    with open(mine / "zeros.bin", "wb") as file:
-        file.truncate(51 * 10**6)
-    result = run("-m", "launch", "pack", mine / "job.py", "--to", tmp_path / "to")
-    assert "warning: 51.0 MB is more than the advised 50.0 MB" in result.stderr
-    assert "the biggest file is zeros.bin (51.0 MB)" in result.stderr

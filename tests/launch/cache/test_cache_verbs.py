@@ -1,14 +1,12 @@
 """`launch cache` fills, checks, lists and deletes packs and the data sets of real Redis servers."""
 
-import contextlib
-import json
 import os
 import random
 import re
 import shutil
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -99,29 +97,17 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty_redis, launch, 
     label = {"encoded": "encoded", "decoded": "decoded256", "jpeg": "jpeg256"}[form]
     assert code == 0
     assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +- +0$", printed, re.M)) == 2
-    prints = [loaded(images, cache_dir, split).fingerprint for split in ("train", "val")]
-    found = json.loads(launch("ls", to, None, "--json")[1])
-    assert sorted(each["fingerprint"] for each in found["sets"]) == sorted(prints)
-    for each in found["sets"]:
-        assert each["there"] == each["samples"] and each["users"] == [] and each["hit_rate"] is None
-    assert found["room"][0]["used"] > 0
+    fingerprint = loaded(images, cache_dir, "val").fingerprint
+    assert re.search(r": \d+\.\d+ GB used of ", printed)
     other = next(each for each in forms.SIZED if each != form)
     code, printed = launch("check", to, images, "--form", other)
     assert code == 1 and len(re.findall("^missing: /", printed, re.M)) == 20 + 12
     assert "missing: and 20 more" in printed and "train: 0 of 40 samples" in printed
-    assert launch("rm", to, None, "val" if kind == "pack" else prints[1][:9])[0] == 0
+    assert launch("rm", to, None, "val" if kind == "pack" else fingerprint[:9])[0] == 0
     assert len(launch("ls", to)[1].splitlines()) == 3
     assert launch("rm", to, None, "--all")[0] == 0
     assert len(launch("ls", to)[1].splitlines()) == 2
     assert not list(to.iterdir()) if kind == "pack" else empty_redis.client().dbsize() == 0
-
-
-@needed
-@pytest.mark.parametrize("verb", ["preload", "check"])
-def test_servers_hold_no_jpegs(verb, images, empty_redis, launch):
-    """It is refused before the images are scanned."""
-    with pytest.raises(BadInput, match=r"--form jpeg .* expected decoded or encoded here"):
-        launch(verb, empty_redis.url(), images / "missing", "--form", "jpeg")
 
 
 def test_class_folders_alone_are_divided_as_in_a_job(images, cache_dir, launch, tmp_path):
@@ -146,31 +132,19 @@ def test_a_damaged_pack_is_named(images, cache_dir, launch, tmp_path):
     code, printed = launch("check", tmp_path, images, "--split", "train")
     assert code == 1 and f"different: {index.path(7)}\n" in printed and "39 of 40" in printed
     part.write_bytes(content[:5000])
-    code, printed = launch("check", tmp_path, images, "--split", "train", "--json")
-    assert code == 1 and len(json.loads(printed)[0]["damaged"]) == 40
+    code, printed = launch("check", tmp_path, images, "--split", "train")
+    assert code == 1 and "0 of 40 samples are stored and equal to the files, 40 damaged" in printed
     meta = Path(pack.place(str(tmp_path), index)) / "meta.json"
     meta.write_text(meta.read_text().replace("true", "false"))
     assert "unfinished" in launch("ls", tmp_path)[1]
     assert launch("check", tmp_path, images, "--split", "train")[0] == 1
 
 
-def _huge(count: str) -> str:
-    known = '"version": 2, "fingerprint": "x", "form": "jpeg", "short_side": 8, "whole": true'
-    return f'{{{known}, "count": {count}}}'
+_HUGE = '{"version": 2, "fingerprint": "x", "form": "jpeg", "short_side": 8, "whole": true, "count": %s}'
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        "5",
-        "null",
-        "[]",
-        '{"fingerprint": "x"}',
-        "{",
-        "[" * 100_000,
-        *map(_huge, (10**13, 10**18, "9" * 4000)),
-    ],
-    ids=len,
+    "content", ["5", '{"fingerprint": "x"}', "[" * 100_000, _HUGE % 10**13, _HUGE % ("9" * 4000)], ids=len
 )
 def test_a_pack_that_cannot_be_described_hides_no_other(content, images, cache_dir, launch, tmp_path):
     assert launch("preload", tmp_path, images)[0] == 0
@@ -182,7 +156,6 @@ def test_a_pack_that_cannot_be_described_hides_no_other(content, images, cache_d
     code, printed = launch("ls", tmp_path)
     assert code == 0 and len(printed.splitlines()) == 4 and re.search(r" 12/12 .* offline ", printed)
     assert re.search(rf"^{bad.name} .* damaged ", printed, re.M)
-    assert launch("ls", tmp_path, None, "--json")[0] == 0
     assert launch("check", tmp_path, images, "--split", "train")[0] == 1
     assert launch("rm", tmp_path, None, bad.name)[0] == 0 and not bad.exists()
     assert launch("preload", tmp_path, images)[0] == 0
@@ -209,17 +182,6 @@ def test_a_pack_that_is_used_stays(images, cache_dir, launch, tmp_path):
 
 
 # interrupted preloads
-
-
-@contextlib.contextmanager
-def meanwhile(strike):
-    """Run strike() in a thread during the block, and wait for it at the end."""
-    thread = threading.Thread(target=strike)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
 
 
 @needed
@@ -250,52 +212,52 @@ def test_a_preload_killed_ten_times(many, cache_dir, empty_redis, launch):
     assert {client.ttl(key) for key in client.scan_iter()} == {-1}
 
 
+@pytest.fixture
+def lose(tmp_path):
+    """Return (a server, a function that kills it after 60 samples, and starts it again if it is told to)."""
+    with RedisServer(tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        client = server.client()
+
+        def strike(again):
+            until(lambda: client.dbsize() > 60)
+            server.kill()
+            if again:
+                time.sleep(0.5)  # long enough to be noticed
+                server.start()
+
+        yield server, lambda again: pool.submit(strike, again)
+
+
 @needed
-def test_a_server_that_begins_anew_meanwhile(many, tmp_path, launch):
+def test_a_server_that_begins_anew_meanwhile(many, lose, launch):
     """If a server loses its data during a preload, the preload stores the samples and metadata again."""
-    with RedisServer(tmp_path) as server:
-        client = server.client()
-
-        def strike():
-            until(lambda: client.dbsize() > 60)
-            server.kill()
-            time.sleep(0.5)  # long enough to be noticed
-            server.start()
-
-        with meanwhile(strike):
-            code, printed = launch("preload", server.url(), many, "--workers", "1", "--split", "train")
-        assert code == 0 and "400 of 400 samples are stored" in printed
-        assert launch("check", server.url(), many, "--split", "train")[0] == 0
-        assert "400/400" in launch("ls", server.url())[1]
+    server, strike = lose
+    strike(again=True)
+    code, printed = launch("preload", server.url(), many, "--workers", "1", "--split", "train")
+    assert code == 0 and "400 of 400 samples are stored" in printed
+    assert launch("check", server.url(), many, "--split", "train")[0] == 0
+    assert "400/400" in launch("ls", server.url())[1]
 
 
 @needed
-def test_a_server_that_stays_away(many, tmp_path, launch, monkeypatch):
+def test_a_server_that_stays_away(many, lose, launch, monkeypatch):
     monkeypatch.setattr(cache_server, "PATIENCE", 0.3)
-    with RedisServer(tmp_path) as server:
-        client = server.client()
-
-        def strike():
-            until(lambda: client.dbsize() > 60)
-            server.kill()
-
-        reason = rf"cannot reach the cache: 127.0.0.1:{server.port}: "
-        with meanwhile(strike), pytest.raises(BadInput, match=reason):
-            launch("preload", server.url(), many, "--workers", "1")
+    server, strike = lose
+    strike(again=False)
+    with pytest.raises(BadInput, match=rf"cannot reach the cache: 127.0.0.1:{server.port}: "):
+        launch("preload", server.url(), many, "--workers", "1")
 
 
 @needed
 def test_a_full_server(images, tmp_path, launch):
     with RedisServer(tmp_path, "maxmemory 4mb", "maxmemory-policy noeviction") as server:
         code, printed = launch("preload", server.url(), images)
-        assert code == 1 and "stores no more samples" in launch.said and " GB are free in " in launch.said
+        assert code == 1 and "stores no more samples" in launch.said
         found = re.search(r"train: (\d+) of 40 samples are stored, (\d+) are not", printed)
         taken, left = map(int, found.groups())
         assert 0 < taken < 40 and taken + left == 40
         assert launch("check", server.url(), images)[0] == 1
-        assert launch("check", server.url(), images, "--missing_ok")[0] == 0
-        sets = json.loads(launch("ls", server.url(), None, "--json")[1])["sets"]
-        assert {each["title"].split("/")[1]: each["there"] for each in sets}["train"] == taken
+        assert f" {taken}/40 " in launch("ls", server.url())[1]
 
 
 # changed and damaged data
@@ -316,7 +278,7 @@ def test_changed_data_are_another_set(images, cache_dir, tmp_path, empty_redis, 
     empty_redis.client().flushall()
     shared = cache_server.Shared(url, print)
     with pytest.raises(BadInput, match="was changed since it was scanned"):
-        shared.preload(old, "encoded", forms.SHORT_SIDE, 2)
+        shared.preload(old, "encoded", 2)
     shared.close()
     with Opened(url, old) as opened:
         assert opened.store.read([11]) == [None], "the old name has no samples of the new data"
@@ -348,11 +310,6 @@ def test_what_is_not_as_the_files_say_is_named(images, cache_dir, empty_redis, l
     expected = {"different": [4], "damaged": [9, 10, 11], "missing": [20, 21]}
     named = {kind: re.findall(f"^{kind}: (.*)$", printed, re.M) for kind in expected}
     assert named == {kind: [index.path(id) for id in ids] for kind, ids in expected.items()}
-    found = json.loads(launch("check", empty_redis.url(), images, "--split", "train", "--json")[1])
-    assert {kind: found[0][kind] for kind in named} == named
-    assert launch("check", empty_redis.url(), images, "--missing_ok")[0] == 1, (
-        "a different sample is an error even with --missing_ok"
-    )
     client.delete(opened.key(4), opened.key(9))
     assert launch("preload", empty_redis.url(), images)[0] == 0
     assert "train: 34 of 40 samples are stored" in launch.said, (
@@ -380,9 +337,6 @@ def test_what_a_job_uses_stays(images, cache_dir, empty_redis, launch):
         assert "40/40" in printed, "nothing was deleted"
         assert re.search(rf"used by \S+:{os.getpid()}:\w+ \(lease ends in \d+ s\)", printed)
     assert launch("check", empty_redis.url(), images)[0] == 0, "check does not change the counts of hits"
-    found = json.loads(launch("ls", empty_redis.url(), None, "--json")[1])["sets"]
-    (train,) = [each for each in found if each["fingerprint"] == index.fingerprint]
-    assert train["counts"]["hits"] == 30 and train["hit_rate"] == 1.0
     assert re.search(r" 100\.0% +0$", launch("ls", empty_redis.url())[1], re.M)
     with Opened(empty_redis.url(), index, "offline") as job:
         until(lambda: job.held().leases)
@@ -437,7 +391,7 @@ def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypa
             seen += result.stdout, result.stderr
             assert code == 0 or "refuses the user or the password; give the user in --to" in result.stderr
         monkeypatch.setenv(address.PASSWORD, PASSWORD)
-        for verb, *words in (("check", images), ("ls",), ("ls", None, "--json"), ("rm", None, "--all")):
+        for verb, *words in (("check", images), ("ls",), ("rm", None, "--all")):
             code, printed = launch(verb, to[1], *words)
             seen += printed, launch.said
             assert code == 0
@@ -455,10 +409,8 @@ def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypa
 
 @needed
 @pytest.mark.parametrize("words, reason", [
-    (["preload", "--node", "1", "--nodes", "2"], "--node was removed: run preload on one node"),
-    (["stat"], "cache stat was removed: use cache ls"),
-    (["preload", "--short_side", "128"], "--short_side 128"),
     (["preload", "--form", "raw"], "invalid choice"),
+    (["check", "--data_url", "/nothing", "--form", "jpeg"], "--form jpeg is for folders of packs"),
     (["preload", "--data_url", "/nothing"], "/nothing does not exist"),
     (["rm"], "name a data set"), (["rm", "x", "--all"], "name a data set"),
     (["rm", "abc"], "matches 0 data sets; stored: nothing"),
@@ -471,13 +423,13 @@ def test_arguments_that_do_not_fit(words, reason, images, cache_dir, empty_redis
     assert empty_redis.client().dbsize() == 0
 
 
-def test_places_that_do_not_exist(images, launch, tmp_path):
-    with pytest.raises(BadInput, match="--to names several hosts: name one"):
-        launch("preload", "redis://127.0.0.1:1,127.0.0.1:2", images)
-    with pytest.raises(BadInput, match="is not redis://"):
-        launch("preload", "redis:/127.0.0.1", images)
-    with pytest.raises(BadInput, match="No such file"):
-        launch("ls", tmp_path / "nothing")
+@pytest.mark.parametrize("to, reason", [
+    ("redis://127.0.0.1:1,127.0.0.1:2", "--to names several hosts: name one"),
+    ("redis:/127.0.0.1", "is not redis://"), ("/does/not/exist", "No such file"),
+])  # fmt: skip
+def test_places_that_do_not_exist(to, reason, launch):
+    with pytest.raises(BadInput, match=reason):
+        launch("ls", to)
 
 
 def test_help_and_no_verb(capsys):
@@ -485,4 +437,4 @@ def test_help_and_no_verb(capsys):
     assert cache.main(["fill"]) == 2 and "preload, check, ls, rm" in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
         cache.main(["preload", "--help"])
-    assert caught.value.code == 0 and "--short_side" in capsys.readouterr().out
+    assert caught.value.code == 0 and "--form" in capsys.readouterr().out

@@ -1,8 +1,6 @@
 """`submit`, `status`, `logs` and `stop` work with the vendor's SDK and a local substitute of the service."""
 
-import contextlib
 import importlib
-import io
 import json
 import os
 import re
@@ -17,12 +15,14 @@ from common.ground import exits
 from common.ground.exits import BadInput
 from launch import records as job_records
 from launch.platforms import config as job_config
+from launch.platforms import logs as job_logs
 from launch.platforms import request as job_request
 from launch.platforms import service as modelarts
 from launch.platforms.logs import lines_after
 from launch.platforms.service import Preview
 from tests.conftest import environment, finish, start
 from tests.support.modelarts_service import PROJECT, SECRET_KEY, ModelArtsService
+from tests.support.terminal import Terminal
 
 CONFIG = """
 name = "ddp"
@@ -147,7 +147,7 @@ def test_from_submit_to_the_end(user, server):
     assert not os.stat(path).st_mode & 0o077 and not re.search("KEY|TESTING", path.read_text())
 
     shown = finish(user.start("status", record["run"])).stdout
-    assert re.match(rf"job {job_id} ddp: Creating since \S+ \S+ UTC, nodes=2\n", shown)
+    assert re.match(rf"job {job_id} ddp: Creating, created \S+ \S+ UTC, nodes=2\n", shown)
     running = {"phase": "Running", "log": {"worker-0": "epoch=1 loss=0.5\n", "worker-1": "hello\n"}}
     later = {"log": {"worker-0": "epoch=2 loss=0.25\nlast line without an end", "worker-1": "训练 bye\n"}}
     end = {"phase": "Completed", "status": {"task_statuses": [{"task": "worker-0", "exit_code": 0}]}}
@@ -160,21 +160,22 @@ def test_from_submit_to_the_end(user, server):
     }
     assert logs.stderr == "job Completed\n"
 
-    data = json.loads(user.launch("status", job_id, "--json").stdout)
-    assert (data["phase"], data["ended"], data["nodes"], data["id"]) == ("Completed", True, 2, job_id)
-    assert data["tasks"] == [{"name": "worker-0", "code": 0, "meaning": "done", "message": ""}]
-    said = [event["message"] for event in data["events"]]
-    assert said == [f"the job is {phase}" for phase in ("Creating", "Pending", "Running", "Completed")]
+    first, task, *events, _ = user.launch("status", job_id).stdout.splitlines()
+    assert first.startswith(f"job {job_id} ddp: Completed, created ") and first.endswith(" nodes=2")
+    assert task == "task worker-0 exit_code=0: done"
+    phases = ("Creating", "Pending", "Running", "Completed")
+    assert [event.rpartition(" the job is ")[2] for event in events] == [*phases]
 
 
 def test_nothing_is_sent_unless_somebody_agrees(user, server, monkeypatch):
     before = len(server.test()["bodies"])
+    assert "pass --yes to create this job" in user.submit(code=2).stderr
     for answer in ("", "n\n", "maybe\n"):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-        assert user.submit(code=1).stdout.endswith("[y/N] \nnothing was sent\n")
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
+        assert user.submit(code=1).stdout.endswith("[y/N] nothing was sent\n")
     assert len(server.test()["bodies"]) == before and user.records() == []
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    assert re.search(r"^job \S+$", user.submit().stdout, re.MULTILINE)
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert re.search(r"\[y/N\] job \S+$", user.submit().stdout, re.MULTILINE)
     assert len(server.test()["bodies"]) == before + 1
 
 
@@ -220,15 +221,12 @@ def test_a_run_is_resumed_when_its_job_has_ended(user, server):
     assert "ModelArts.2751" in error and user.records() == []
 
 
-@pytest.mark.parametrize(
-    ("code", "hint"),
-    [(401, "check HUAWEICLOUD_SDK_AK"), (403, "may not do this"), (404, "check the job's id"), (400, "")],
-)
-def test_a_refusal_is_one_line(user, server, code, hint):
+@pytest.mark.parametrize("code", [401, 404])
+def test_a_refusal_is_one_line(user, server, code):
     server.test(fault={"status": code, "times": 1, "message": f"no, {SECRET_KEY}\nand no"})
     error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
     assert f"create training job: ModelArts.{code} no, *** and no (HTTP {code}, request id request-" in error
-    assert hint in error and user.records() == []
+    assert user.records() == []
 
 
 def test_wrong_keys_are_refused_by_their_signature(user, monkeypatch):
@@ -317,27 +315,30 @@ def test_missing_keys_and_a_missing_sdk_are_one_line(user, tmp_path):
 
 
 def test_exit_codes_and_restarts_are_explained(user, server):
+    """Text of the service does not control the terminal."""
     job_id = user.job()
     tasks = [
         {"task": "worker-10", "exit_code": 139},
-        {"task": "worker-1", "exit_code": 137, "message": "OOM\nKilled"},
+        {"task": "worker-1", "exit_code": 137, "message": "OOM\nKilled\x1b[2J"},
         {"task": "worker-0"},
     ]
     fault = {"end_at": 1700000000, "end_reason": "NodeFault", "end_related_task": "worker-1"}
     records = [{"start_at": 1, "end_recover": "pod_reschedule", **fault}, {"start_at": 1700000100}]
-    server.test(job=job_id, phase="Running", log={"worker-0": "a\n"})
+    server.test(job=job_id, phase="Running", log={"worker-0": "\x1b]0;x\x07a\tb\n"})
     server.test(job=job_id, phase="Failed", status={"task_statuses": tasks, "running_records": records})
-    lines = user.launch("status", job_id, "--events=1").stdout.splitlines()
+    lines = user.launch(
+        "status",
+        job_id,
+    ).stdout.splitlines()
     assert lines[1:4] == [
-        "task worker-1 exit_code=137: SIGKILL: killed, or out of memory; OOM Killed",
+        "task worker-1 exit_code=137: SIGKILL: killed, or out of memory; OOM Killed\\x1b[2J",
         "task worker-10 exit_code=139: SIGSEGV: segmentation fault",
         "restart 2023-11-14 22:13:20 UTC pod_reschedule: NodeFault (worker-1)",
     ]
-    assert [line.split(" ")[0] for line in lines[4:]] == ["event", "output"] and lines[4].endswith(
-        "is Failed"
-    )
+    assert [line.split(" ")[0] for line in lines[4:]] == ["event"] * 3 + ["output"]
+    assert lines[6].endswith("is Failed")
     result = user.launch("logs", job_id, "-f", "--interval=0.05", code=1)
-    assert result.stdout == "[0] a\n"
+    assert result.stdout == "[0] \\x1b]0;x\\x07a b\n"
     assert "task worker-1 exit_code=137: SIGKILL" in result.stderr and result.stderr.endswith("job Failed\n")
 
 
@@ -348,23 +349,11 @@ def test_an_interrupted_command_leaves_the_job_running(user, server):
     lines = [process.stdout.readline() for _ in range(3)]
     assert sorted(lines) == ["[0] 一\n", "[0] 二\n", "[1] x\n"]
     process.send_signal(signal.SIGINT)
-    assert "the job continues" in finish(process, code=130).stderr
+    assert "interrupted" in finish(process, code=130).stderr
     server.test(job=job_id, log={"worker-0": " and half\n三\n"}, phase="Completed")
     everything = "[0] 一\n[0] 二\n[0] half and half\n[0] 三\n[1] x\n"
     for options in ((), ("-f", "--interval=0.05")):
         assert user.launch("logs", job_id, *options).stdout == everything
-    assert "--from_start was removed" in user.fails("logs", job_id, "--from_start")
-
-
-def test_text_of_the_service_does_not_control_the_terminal(user, server):
-    job_id = user.job()
-    server.test(job=job_id, phase="Running", log={"worker-0": "\x1b]0;x\x07a\tb\n"})
-    server.test(job=job_id, phase="Failed", status={"task_statuses": [
-        {"task": "worker-0", "exit_code": 1, "message": "\x1b[2Jgone"}
-    ]})  # fmt: skip
-    assert user.launch("logs", job_id, code=1).stdout == "[0] \\x1b]0;x\\x07a b\n"
-    said = user.launch("status", job_id).stdout
-    assert "; \\x1b[2Jgone\n" in said and "\x1b" not in said
 
 
 def test_a_node_that_has_not_written_yet_is_waited_for(user, server):
@@ -378,7 +367,7 @@ def test_a_node_that_has_not_written_yet_is_waited_for(user, server):
     assert user.launch("logs", job_id, "-f", "--interval=0.05").stdout == "[1] b\n[0] a\n"
 
 
-def test_following_outlives_faults_of_the_service(user, server):
+def test_following_outlives_faults_of_the_service(user, server, monkeypatch):
     job_id = user.job()
     server.test(job=job_id, phase="Running", log={"worker-0": "first\n"})
     process = user.start("logs", job_id, "-f", "--interval=0.05")
@@ -389,12 +378,13 @@ def test_following_outlives_faults_of_the_service(user, server):
     assert process.stdout.readline() == "[0] second\n"
     server.test(job=job_id, phase="Completed")
     result = finish(process, code=0)
-    assert "; trying again in " in result.stderr and result.stdout == ""
+    assert "; trying again" in result.stderr and result.stdout == ""
     server.test(fault={"status": 403, "times": 1, "path": job_id})
     assert "HTTP 403" in user.fails("logs", job_id, "-f")
     server.test(fault={"status": 500, "times": 1000, "path": job_id})
+    monkeypatch.setattr(job_logs, "_GIVE_UP", 0.1)
     began = time.monotonic()
-    errors = user.launch("logs", job_id, "-f", "--interval=0.05", "--give_up=0.1", code=2).stderr
+    errors = user.launch("logs", job_id, "-f", "--interval=0.05", code=2).stderr
     assert time.monotonic() - began < 20 and "error: show training job details" in errors
 
 
@@ -416,8 +406,7 @@ def _windows(log: bytes, sizes, step: int):
         yield Preview(text, len(window), len(log[:end]))
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 11, 64])
-@pytest.mark.parametrize("sizes", [[10_000], [100], [200, 100, 120]])
+@pytest.mark.parametrize(("step", "sizes"), [(1, [100]), (7, [200, 100, 120]), (64, [10_000])])
 def test_no_line_is_lost_or_doubled_or_broken(step, sizes):
     """Windows may cut anywhere: in characters of 1 to 4 bytes, empty lines and repeated lines."""
     lines = [f"line {number} é 漢字 \N{GRINNING FACE}" if number % 3 else "same" for number in range(60)]
@@ -433,16 +422,6 @@ def test_no_line_is_lost_or_doubled_or_broken(step, sizes):
     assert lines_after(place, preview, last=True) == ([], place)
 
 
-def test_bytes_that_are_no_text_do_not_lose_the_place():
-    log = b"".join(b"%d \xff\xfe\x80 binary\n" % number for number in range(300))
-    seen, place = [], 0
-    for preview in _windows(log, [600], 37):
-        new, place = lines_after(place, preview)
-        seen += new
-    numbers = [int(line.split(" ")[0]) for line in seen]
-    assert numbers == list(range(300))
-
-
 def test_a_log_that_begins_anew_is_read_from_its_beginning():
     _, place = lines_after(0, Preview("old 1\nold 2\n", 12, 12))
     assert lines_after(place, Preview("new\n", 4, 4)) == (["[the log starts again]", "new"], 4)
@@ -451,12 +430,12 @@ def test_a_log_that_begins_anew_is_read_from_its_beginning():
 def test_stop_asks_and_says_what_is_stopped(user, server, monkeypatch):
     job_id = user.job()
     server.test(job=job_id, phase="Running")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    monkeypatch.setattr(sys, "stdin", Terminal("\n"))
     shown = user.launch("stop", job_id, code=1).stdout
-    assert re.match(rf"job {job_id} ddp: Running since .+ UTC, nodes=2\n", shown)
-    assert shown.endswith("[y/N] \nnot stopped\n")
+    assert re.match(rf"job {job_id} ddp: Running, created .+ UTC, nodes=2\n", shown)
+    assert shown.endswith("[y/N] not stopped\n")
     assert ["POST", f"/v2/{PROJECT}/training-jobs/{job_id}/actions"] not in server.test()["requests"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("yes\n"))
+    monkeypatch.setattr(sys, "stdin", Terminal("yes\n"))
     assert user.launch("stop", job_id).stdout.endswith(f"job {job_id}: Terminating\n")
     assert user.launch("stop", job_id).stdout.endswith("nothing to do: it is being stopped\n")
     result = user.launch("logs", job_id, "-f", "--interval=0.1", code=1)
@@ -466,23 +445,18 @@ def test_stop_asks_and_says_what_is_stopped(user, server, monkeypatch):
 
 def test_a_reader_that_leaves_is_no_error(user, server):
     job_id = user.job()
-    server.test(job=job_id, phase="Running", log={"worker-0": "x" * 100_000 + "\nsecond\n" * 20_000})
-    process = user.start("logs", job_id, fresh=True)
+    server.test(job=job_id, phase="Running", log={"worker-0": "first\n" + "x\n" * 200_000})
+    process = user.start("logs", job_id, "-f", "--interval=0.05", fresh=True)
     assert process.stdout.readline()
     process.stdout.close()
-    with contextlib.suppress(ValueError):
-        process.wait(timeout=60)
-    assert process.stderr.read() == "" and process.returncode == 0
+    assert process.wait(timeout=60) == 0 and process.stderr.read() == ""
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"id": "/../../../x"}, {"id": "../x"}, {"id": 5}, {"endpoint": 5}, {"endpoint": "https://[x"},
-        {"outputs": ["obs://bucket/x"]}, {"outputs": {"train_url": 5}}, {"project_id": None}, "deep", "cut",
-    ],
+    [{"id": "../x"}, {"endpoint": 5}, {"outputs": ["obs://bucket/x"]}, {"project_id": None}, "deep", "cut"],
     ids=str,
-)  # fmt: skip
+)
 def test_a_damaged_record_is_one_line_and_disturbs_no_other(user, server, wrong):
     folder, good = user.folder / "records", user.job()
     record = {"format": 1, "id": "other-1", "endpoint": server.endpoint, "project_id": PROJECT}

@@ -14,7 +14,6 @@ import pytest
 from common.ground.exits import BadInput
 from launch.report import charts
 from launch.report import cli as report
-from launch.report import runs as report_runs
 from tests.conftest import QUICK, environment, finish, records, run, start
 from tests.support import browser
 
@@ -101,10 +100,8 @@ def a_start(step: int, time: float, steps: int = 40, settings=None, **more) -> d
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return (output of a run that was killed after step 5 and resumed, output of an uninterrupted run)."""
-    killed, whole = (
-        tmp_path_factory.mktemp("outputs") / "killed",
-        tmp_path_factory.mktemp("outputs") / "whole",
-    )
+    folder = tmp_path_factory.mktemp("outputs")
+    killed, whole = folder / "killed", folder / "whole"
     options = {"env": environment(OMP_NUM_THREADS="1")}
     job = start(*JOB, f"--output_dir={killed}", **options)
     for line in job.stdout:
@@ -146,8 +143,7 @@ def test_a_run_that_was_killed_and_one_that_was_not(runs, tmp_path):
             f"{each['val_loss']:.5g}" for each in ends
         ]
     marked = [attributes for tag, attributes in page.tags if attributes.get("class") == "mark"]
-    # loss, accuracy, images per second, learning rate, memory, steps over time
-    assert len(marked) == 6
+    assert len(marked) == 5  # loss, accuracy, images per second, learning rate, memory
 
 
 def test_seconds_are_those_of_the_run(runs, tmp_path):
@@ -196,15 +192,14 @@ def test_resume_never_begins_anew(tmp_path):
     ("content", "note"),
     [
         ("", "metrics.jsonl is missing or empty"),
-        ('{"step": 1, "epoch": 1, "loss": 2.0}\n{"step": 2, "lo', "jsonl: the last line is incomplete"),
-        ('{"step": 1, "loss": 2}\nnon\n[1]\n{"step": 2, "loss": 1}\n', "lines that could not be read: 2"),
+        ('{"step": 1, "epoch": 1, "loss": 2.0}\n{"step": 2, "lo', "jsonl: 1 lines could not be read"),
+        ('{"step": 1, "loss": 2}\nnon\n[1]\n{"step": 2, "loss": 1}\n', "2 lines could not be read"),
         ('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 1e999}\n', "loss: 2 of 2 values are NaN"),
         ('{"step": 1, "loss": 1}\n{"step": 2, "loss": -Infinity}\n', "loss: 1 of 2 values are NaN"),
-        ('{"loss": 1}\n{"step": "x"}\n{"step": NaN}\n{"step": -1}\n', "lines without a step: 4"),
-        ("[" * 100_000 + "\n", "the last line is incomplete"),
-        ('{"step": 1, "loss": 1' + "0" * 5000 + "}\n", "the last line is incomplete"),
+        ('{"loss": 1}\n{"step": "x"}\n{"step": NaN}\n{"step": -1}\n', "4 lines could not be read"),
+        ("[" * 100_000 + "\n", "1 lines could not be read"),
+        ('{"step": 1, "loss": 1' + "0" * 5000 + "}\n", "1 lines could not be read"),
         ('{"step": 1, "epoch": 1e300, "loss": 1' + "0" * 400 + ', "time": 1e300}\n', "1 of 1 values are NaN"),
-        ("\0\0\0\0", "the last line is incomplete"),
     ],
 )  # fmt: skip
 def test_files_that_are_not_whole(content, note, tmp_path, capsys):
@@ -215,21 +210,17 @@ def test_files_that_are_not_whole(content, note, tmp_path, capsys):
     assert "no start in starts.jsonl" in page.text
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_starts_that_are_strange(tmp_path):
+    folder = write_run(tmp_path / "run", some_lines(10))
+    long = '{"time": 5, "step": 0, "settings": {"a": {"b": [1]}, "c": "LONG"}, "lost": {"step": "a"}}'
+    for line in (
         '{"time": 1e300, "step": 1e300, "steps": NaN, "laps": {"a": NaN}}',
         '{"time": -1e18, "step": 0, "settings": [1], "environment": "x", "lost": 7, "laps": 3}',
-        '{"time": 5, "step": 0, "settings": {"a": {"b": [1]}, "c": "'
-        + "x" * 100_000
-        + '"}, "lost": {"step": "a"}}',
+        long.replace("LONG", "x" * 100_000),
         '{"time": 1700000000, "step": 0, "settings": {"resume": ["never"], "\\ud800": "\\ud800"}}',
-    ],
-)
-def test_starts_that_are_strange(line, tmp_path):
-    folder = write_run(tmp_path / "run", some_lines(10))
-    (folder / "starts.jsonl").write_text(f"{line}\n{line[:-9]}")
-    made(tmp_path, folder)
+    ):
+        (folder / "starts.jsonl").write_text(f"{line}\n{line[:-9]}")
+        made(tmp_path, folder)
 
 
 def test_errors_are_one_line(tmp_path):
@@ -243,7 +234,8 @@ def test_errors_are_one_line(tmp_path):
         ([tmp_path / "odd"], f"cannot read {tmp_path / 'odd' / 'metrics.jsonl'}: Is a directory"),
         ([good, f"{good}/"], f"{good}/ is named twice"),
         ([good, "--to", tmp_path / "no" / "page.html"], "page.html: No such file or directory"),
-        ([good, "--to", tmp_path], f"cannot write --to {tmp_path}: it is a folder"),
+        ([good, "--to", tmp_path / "gone.html" / "a.html"], "a.html: No such file or directory"),
+        ([good, "--to", tmp_path / "best.pth"], "best.pth: expected a name that ends in .html"),
         ([f"{number}" for number in range(25)], "25 runs are too many for one page: at most 24"),
     ]:
         with pytest.raises(BadInput) as error:
@@ -255,25 +247,18 @@ def test_errors_are_one_line(tmp_path):
 
 
 def test_only_an_earlier_report_is_replaced(tmp_path):
-    run_folder = write_run(tmp_path / "run", some_lines(9))
-    (run_folder / "checkpoints").mkdir()
-    (run_folder / "best.pth").write_bytes(b"weights")
-    (tmp_path / "train.py").write_text("print()\n")
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(run_folder)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for to in (
-        run_folder / "metrics.jsonl", run_folder / "best.pth", run_folder / "receipt.bin", tmp_path / "pipe",
-        tmp_path / "link" / "starts.jsonl", tmp_path / "train.py",
-    ):  # fmt: skip
-        with pytest.raises(BadInput, match="--force"):
-            report.main([str(run_folder), "--to", str(to)])
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    for to in (tmp_path / "page.html", run_folder / "page.html"):
+    folder, mine = write_run(tmp_path / "run", some_lines(9)), tmp_path / "mine.html"
+    mine.write_text("<p>mine</p>")
+    os.mkfifo(tmp_path / "pipe.html")
+    for to in (folder / "metrics.jsonl", folder / "receipt.bin", tmp_path / "pipe.html", mine):
+        with pytest.raises(BadInput, match=r"expected a name|--force"):
+            report.main([str(folder), "--to", str(to)])
+    assert mine.read_text() == "<p>mine</p>" and not (folder / "receipt.bin").exists()
+    for to in (tmp_path / "page.html", folder / "page.html"):
         for _ in range(2):
-            assert report.main([str(run_folder), "--to", str(to)]) == 0
-    assert report.main([str(run_folder), "--to", str(tmp_path / "train.py"), "--force"]) == 0
-    assert "<!DOCTYPE html>" in (tmp_path / "train.py").read_text()
+            assert report.main([str(folder), "--to", str(to)]) == 0
+    assert report.main([str(folder), "--to", str(mine), "--force"]) == 0
+    assert "<!DOCTYPE html>" in mine.read_text()
 
 
 def test_names_are_as_short_as_they_can_be():
@@ -304,27 +289,6 @@ def test_other_figures_have_charts_too(tmp_path):
     page = made(tmp_path, write_run(tmp_path / "run", lines))
     assert page.tables["Epochs of run"][1][:3] == ["1", "96", "1.5"]
     assert sum(tag == "svg" and attributes.get("role") == "img" for tag, attributes in page.tags) == 2
-
-
-def test_the_same_data_give_the_same_drawings(tmp_path):
-    run = report_runs.read(str(write_run(tmp_path / "run", some_lines(40), [a_start(0, 1.7e9)])), "run")
-    assert charts.draw([run]) == charts.draw([run]) and charts.draw_split([run]) == charts.draw_split([run])
-
-
-def test_classes_and_what_they_are_taken_for(tmp_path):
-    folder = write_run(tmp_path / "run", some_lines(9))
-    content = {"step": 9, "classes": ["cat", HOSTILE, "dog"], "count": [4, 5, 0], "correct": [3, 2, 0]}
-    matrix = [[3, 1, 0], [1, 2, 2], [0, 0, 0]]
-    (folder / "confusion.json").write_text(json.dumps(content | {"matrix": matrix}))
-    page = made(tmp_path, folder)
-    assert page.tables["Classes of run"][1:] == [
-        [HOSTILE, "5", "40.00%", "dog (2)"], ["cat", "4", "75.00%", f"{HOSTILE} (1)"], ["dog", "0", "–", "–"],
-    ]  # fmt: skip
-    assert page.tables["Confusion matrix of run"][2] == [HOSTILE, "1", "2", "2"]
-    for damaged in ("{", "[]", json.dumps(content | {"matrix": [[1]]}), json.dumps(content | {"count": "x"})):
-        (folder / "confusion.json").write_text(damaged)
-        page = made(tmp_path, folder)
-        assert "confusion.json could not be read" in page.text and "Classes of run" not in page.tables
 
 
 def test_nothing_is_loaded_from_anywhere(tmp_path):
@@ -361,36 +325,6 @@ LAID_OUT = """(width => {
       }
     });
   }
-  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
-  const light = colour => {
-    const [r, g, b] = numbers(colour).map(each => each / 255)
-      .map(each => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ground = element => {
-    for (let each = element; each; each = each.parentElement) {
-      const colour = getComputedStyle(each).backgroundColor;
-      if (numbers(colour)[3] !== 0) return colour;
-    }
-    return "rgb(255, 255, 255)";
-  };
-  const contrast = (a, b) => {
-    const [low, high] = [light(a), light(b)].sort((x, y) => x - y);
-    return (high + 0.05) / (low + 0.05);
-  };
-  const least = {};
-  for (const element of document.querySelectorAll("body *")) {
-    const style = getComputedStyle(element), shape = element.closest("svg") && element.tagName !== "text";
-    let colour = null, need = 4.5;
-    if (element.matches(".curve path, .mark path")) [colour, need] = [style.stroke, 3];
-    else if (element.matches(".part path")) [colour, need] = [style.fill, 3];
-    else if (element.tagName === "text") colour = style.fill;
-    else if (!shape && [...element.childNodes].some(each => each.nodeType === 3 && each.data.trim()))
-      colour = style.color;
-    if (colour && contrast(colour, ground(element)) < need)
-      wrong.push(`${element.tagName} ${element.className.baseVal ?? element.className}: contrast ` +
-        contrast(colour, ground(element)).toFixed(2));
-  }
   return [...new Set(wrong)];
 })"""
 
@@ -407,10 +341,9 @@ def faults_of_layout(chromium, width: int) -> list[str]:
 
 
 @needs_browser
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [360, 390, 820, 1280])
+@pytest.mark.parametrize(("width", "dark"), [(360, False), (390, True), (1280, False)])
 def test_the_page_in_a_browser(chromium, runs, tmp_path, width, dark):
-    """No element overflows, overlaps, is cut or pale; the page loads nothing and logs no error."""
+    """No element overflows, overlaps or is cut; the page loads nothing and logs no error."""
     exploded = some_lines(40)
     for line in exploded:
         if "loss" in line and line["step"] > 30:
@@ -430,7 +363,7 @@ def test_the_page_in_a_browser(chromium, runs, tmp_path, width, dark):
     assert chromium.evaluate("getComputedStyle(document.body).backgroundColor") == (
         "rgb(20, 23, 26)" if dark else "rgb(255, 255, 255)"
     )
-    assert chromium.evaluate("document.querySelectorAll('figure > svg[role=img][aria-label]').length") >= 13
+    assert chromium.evaluate("document.querySelectorAll('figure > svg[role=img][aria-label]').length") >= 12
     asked = [
         each["request"]["url"] for method, each in chromium.events if method == "Network.requestWillBeSent"
     ]
@@ -438,23 +371,6 @@ def test_the_page_in_a_browser(chromium, runs, tmp_path, width, dark):
     assert not [
         each for each in chromium.events if each[0].startswith(("Log.", "Runtime.consoleAPI", "Runtime.exc"))
     ]
-
-
-@needs_browser
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_browser_sees_what_is_wrong(chromium, tmp_path, width):
-    """The checks of the previous test can fail."""
-    made(tmp_path, write_run(tmp_path / "run", some_lines(40)))
-    content = (tmp_path / "page.html").read_text()
-    bad = content.replace("figure text {", "figure text { font-size: 60px !important;")
-    bad = bad.replace("--soft: #566070", "--soft: #c5c5c5")
-    bad = bad.replace("<main>", "<main><pre>" + "x" * 3000 + "</pre><img src='https://example.com/a.png'>")
-    (tmp_path / "bad.html").write_text(bad.replace("overflow-wrap: anywhere", ""))
-    chromium.open(f"file://{tmp_path}/bad.html", width)
-    wrong = " ".join(faults_of_layout(chromium, width))
-    assert all(word in wrong for word in ("page ", "is cut", " over ", "contrast "))
-    said = [str(each) for method, each in chromium.events if method == "Log.entryAdded"]
-    assert any("Content Security Policy" in each for each in said)
 
 
 @needs_browser
