@@ -190,7 +190,7 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
             chosen = rows.view(len(rows), -1).index_select(1, places.to(rows.device))
         else:  # in the order of the indices too, without a copy of the whole tensor
             index = torch.unravel_index(places, rows.shape[1:]) if rows.ndim > 1 else ()
-            chosen = rows[(slice(None), *index)]
+            chosen = rows[tuple([slice(None), *index])]
         content = chosen.contiguous().view(torch.uint8).cpu().numpy().reshape(len(rows), -1)
         values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
     keys = mix(np.arange(values.shape[1], dtype=np.uint64)) | np.uint64(1)

@@ -56,6 +56,14 @@ class Job:
     def folder(self, name: str) -> str:
         return os.path.join(self.root, name.replace(" ", "-"))
 
+    def plan(self) -> list[Case]:
+        """Return the cases after the reference."""
+        raise NotImplementedError
+
+    def run(self, case: Case) -> str:
+        """Run a case, and return what was done. Raises trial.Failed, BadInput."""
+        raise NotImplementedError
+
     def command(self, options: tuple[str, ...] = ()) -> list[str]:
         return [sys.executable, self.script, *self.options, *options]
 
@@ -84,18 +92,20 @@ class OwnJob(Job):
                 f"{self.script} does not have Bootfile's options: name its files with --compare and "
                 "--resume_with"
             )
-        self.steps = int(self._add("--max_steps", str(_STEPS)))
-        self._add("--save_every", str(max(1, self.steps // 6)))
-        self._add("--report_every", "1")
+        self.steps = self._add("--max_steps", _STEPS)
+        self._every = self._add("--save_every", max(1, self.steps // 6))
+        self._add("--report_every", 1)
 
-    def _add(self, name: str, value: str) -> str:
-        """Return the value of an option; add it with `value` if the user did not give one."""
-        if get_option(self.options, name) is None:
-            self.options.append(f"{name}={value}")
-        return get_option(self.options, name)
+    def _add(self, name: str, steps: int) -> int:
+        """Return an option that counts steps; add it if the user did not give it. Raises BadInput."""
+        given = get_option(self.options, name)
+        if given is None:
+            self.options.append(f"{name}={steps}")
+        elif not given.isdecimal():
+            raise BadInput(f"{name} {given}: `prove` needs a number of steps")
+        return steps if given is None else int(given)
 
     def plan(self) -> list[Case]:
-        """Return the cases after the reference."""
         cases = [Case("the same again"), Case(KILLED)]
         name = os.path.basename(self.script)
         if "--processes_per_node" in self._known:
@@ -114,20 +124,18 @@ class OwnJob(Job):
         else:
             self.unchecked.append(f"another engine: {name} has no --data_backend")
         if "--seed" in self._known:
-            seed = int(get_option(self.options, "--seed") or 0) + 1
+            seed = "2" if get_option(self.options, "--seed") == "1" else "1"
             cases.append(Case(f"seed {seed}", (f"--seed={seed}",), must_differ=True))
         return [*cases, Case(DAMAGED, must_differ=True)]
 
     def run(self, case: Case) -> str:
-        """Run a case, and return what was done. Raises trial.Failed."""
         folder = self.folder(case.name)
         if case.name == DAMAGED and not self._damage(folder):
             return "not run"
         command = self.command((*case.options, f"--output_dir={folder}"))
         kills: list[float] = []
         if case.name == KILLED:
-            every = int(get_option(self.options, "--save_every"))
-            kills = trial.choose_steps(self.kills, every + 1, self.steps - 1, self.seed)
+            kills = trial.choose_steps(self.kills, self._every + 1, self.steps - 1, self.seed)
 
         def after_kill() -> list[str]:
             if not os.path.exists(self._snapshot):
@@ -191,11 +199,9 @@ class OtherJob(Job):
         ]
 
     def plan(self) -> list[Case]:
-        """Return the cases after the reference."""
         return [Case("the same again"), Case(KILLED), Case(DAMAGED, must_differ=True)]
 
     def run(self, case: Case) -> str:
-        """Run a case, move its output away, and return what was done. Raises trial.Failed, BadInput."""
         command, kills, continued = self.command(), [], []
         if case.name == DAMAGED:
             if not self._damage():

@@ -134,9 +134,10 @@ def test_the_state_of_a_loader_continues_a_plain_loop_and_its_receipt(tmp_path):
     rest, resumed_end = _train(_loader(), tmp_path / "run", state)
     assert all(map(torch.equal, first + rest, whole)) and len(first + rest) == len(whole)
     assert resumed_end == end
-    assert (tmp_path / "run" / "receipt.bin").read_bytes() == (tmp_path / "whole" / "receipt.bin").read_bytes()
+    receipts = [(tmp_path / name / "receipt.bin").read_bytes() for name in ("run", "whole")]
+    assert receipts[0] == receipts[1]
     for other in (_loader(seed=1), _loader(size=SIZE + 1)):
-        with pytest.raises(BadInput, match="seed|data"):
+        with pytest.raises(BadInput, match=r"seed|data"):
             other.load_state_dict(state)
 
 
