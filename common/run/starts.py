@@ -30,7 +30,6 @@ from common import __version__
 from common.console import arguments
 from common.distributed import ranks
 from common.ground.files import opener
-from common.object_store.store import ObjectStore
 from common.platform.platforms import available_cores, count_in
 from common.run.output import Output, writes_nothing
 
@@ -63,6 +62,8 @@ def read_output(output: Output) -> list[dict]:
     """Return the starts of the run in an output, those at its URL on a new node. Raises BadInput."""
     starts = read(output.folder)
     if not starts and output.url:
+        from common.object_store.store import ObjectStore  # a job without a URL imports nothing of it
+
         starts = _parse(ObjectStore(output.url).read_version(FILE)[0].decode(errors="replace"))
     return starts
 

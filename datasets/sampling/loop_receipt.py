@@ -186,11 +186,11 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
     rows, values = rows.detach(), np.zeros((len(rows), 0), np.uint64)
     if rows.numel():
         places = _places(rows[0].numel(), rows.element_size())
-        if rows.is_contiguous():
-            chosen = rows.view(len(rows), -1).index_select(1, places.to(rows.device))
+        if rows.is_contiguous() or rows.ndim == 1:
+            chosen = rows.reshape(len(rows), -1).index_select(1, places.to(rows.device))
         else:  # in the order of the indices too, without a copy of the whole tensor
-            index = torch.unravel_index(places, rows.shape[1:]) if rows.ndim > 1 else ()
-            chosen = rows[tuple([slice(None), *index])]
+            index: tuple[Any, ...] = (slice(None), *torch.unravel_index(places, rows.shape[1:]))
+            chosen = rows[index]
         content = chosen.contiguous().view(torch.uint8).cpu().numpy().reshape(len(rows), -1)
         values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
     keys = mix(np.arange(values.shape[1], dtype=np.uint64)) | np.uint64(1)
