@@ -534,6 +534,6 @@ def test_boto3_is_imported_when_it_is_needed_and_named_when_it_is_missing(server
         "from common.distributed.entry import entry\n"
         "entry(lambda: ObjectStore('s3://bucket').read('x'))()"
     )
-    result = run("-c", script, code=2, env=environment(**server.environment))
+    result = run("-c", script, code=2, env=environment(**server.environment), fresh=True)
     assert re.fullmatch(r"error: object stores need boto3 \(.*boto3.*\): pip install boto3\n", result.stderr)
     assert len(result.stderr.splitlines()) == 1

@@ -219,7 +219,7 @@ def test_servers_that_fail(images, cache_dir, tmp_path, monkeypatch):
         assert right(folder, paths)
         until(lambda: sum(b":encoded:" in key for key in client.scan_iter()) >= 28 + 6)
         assert right(folder, paths) and counts(folder)["hits"] == 34
-        key = next(key for key in client.scan_iter() if b":encoded:" in key)
+        key = next(key for key in client.scan_iter(_type="string") if b":encoded:" in key)  # also sets
         value = bytearray(client.get(key))
         value[-5] ^= 1
         client.set(key, bytes(value))
