@@ -189,8 +189,8 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
         if rows.is_contiguous() or rows.ndim == 1:
             chosen = rows.reshape(len(rows), -1).index_select(1, places.to(rows.device))
         else:  # in the order of the indices too, without a copy of the whole tensor
-            index: tuple[Any, ...] = (slice(None), *torch.unravel_index(places, rows.shape[1:]))
-            chosen = rows[index]
+            index = map(torch.from_numpy, np.unravel_index(places.numpy(), tuple(rows.shape[1:])))
+            chosen = rows.movedim(0, -1)[tuple(index)].movedim(-1, 0)
         content = chosen.contiguous().view(torch.uint8).cpu().numpy().reshape(len(rows), -1)
         values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
     keys = mix(np.arange(values.shape[1], dtype=np.uint64)) | np.uint64(1)
