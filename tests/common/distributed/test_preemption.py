@@ -196,13 +196,17 @@ def test_a_closed_terminal_and_five_more_signals_lose_no_save(tmp_path):
             break
     others = (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP)
     os.killpg(job.pid, signal.SIGHUP)
-    for line in job.stdout:  # of signals that arrive together, any may be the first
+    for (
+        line
+    ) in job.stdout:  # of signals that arrive together, any may be the first, and for a slower rank too
         if line.startswith("SIGHUP: "):
             break
     for number in others:
         os.killpg(job.pid, number)
     said = r"stopped as asked after step (\d+); .* of step \1\n"
-    step, = re.findall(said, finish(job, 129).stdout)  # fmt: skip
+    result = finish(job, None)
+    assert result.returncode in {128 + number for number in (signal.SIGHUP, *others)}
+    step, = re.findall(said, result.stdout)  # fmt: skip
     assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == [f"step_{step}.pt"]
     assert not list(tmp_path.rglob(".partial-*"))
 
