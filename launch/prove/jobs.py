@@ -202,7 +202,7 @@ class OtherJob(Job):
         return [Case("the same again"), Case(KILLED), Case(DAMAGED, must_differ=True)]
 
     def run(self, case: Case) -> str:
-        command, kills, continued = self.command(), [], []
+        command, kills, left = self.command(), [], []  # left: the files at each kill, and at the end
         if case.name == DAMAGED:
             if not self._damage():
                 return "not run"
@@ -219,12 +219,13 @@ class OtherJob(Job):
         def after_kill() -> list[str]:
             if not any(self._load(path) for path in self._files()):
                 return self.command()
-            continued.append(True)
+            left.append(self._versions())
             if not os.path.exists(self._snapshot):
                 shutil.copytree(self._output, self._snapshot)
             return self._restart()
 
         done = trial.run(command, self._log(case.name), watch, kills, after_kill)
+        left.append(self._versions())
         if case.name == REFERENCE:
             self._writes = len(writes)
             if not evidence.find_files(self._output, self.weights):
@@ -234,8 +235,10 @@ class OtherJob(Job):
         shutil.move(self._output, self.folder(case.name))
         if case.name != KILLED:
             return ""
-        if not continued:
-            self.doubts.append("no SIGKILL came between the first file and the end: let it save more often")
+        if not any(map(_has_trained, left, left[1:])):
+            self.doubts.append(
+                "no restart had to train on from a file: let it train longer, and save more often"
+            )
         times = ", ".join(f"{kill:.0f}" for kill in done.kills)
         return f"SIGKILL after write {times} of about {self._writes}"
 
@@ -273,3 +276,10 @@ class OtherJob(Job):
         if names:
             print(f"      the largest tensor of {', '.join(names)} is changed by 1.6 %")
         return bool(names)
+
+
+def _has_trained(before: set[tuple], after: set[tuple]) -> bool:
+    """Return whether a start wrote a file again, or two new ones: the last file alone proves no training."""
+    old, new = ({path for path, *_ in versions} for versions in (before, after))
+    changed = {path for path, *_ in after - before} & old
+    return bool(changed) or len(new - old) > 1

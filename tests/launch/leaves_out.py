@@ -13,7 +13,7 @@ parser.add_argument("--resume")
 parser.add_argument("--leave_out", help="optimizer, schedule, random, position, buffers, ema or everything")
 args = parser.parse_args()
 os.makedirs(args.out, exist_ok=True)
-STEPS, BATCH = 200, 8
+STEPS, BATCH = 120, 8
 
 torch.manual_seed(0)
 images, labels = torch.rand(96, 3, 8, 8), torch.randint(0, 4, (96,))
@@ -47,7 +47,7 @@ for step in range(first + 1, STEPS + 1):
     schedule.step()
     for average, each in zip(ema.state_dict().values(), model.state_dict().values(), strict=True):
         average.copy_(0.9 * average + 0.1 * each)
-    time.sleep(0.005)  # a step of a real network takes longer
+    time.sleep(0.03)  # a step of a real network takes longer
     if step % 10 == 0:
         state = {
             "step": step, "position": position, "model": model.state_dict(), "ema": ema.state_dict(),
