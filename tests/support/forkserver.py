@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
+import multiprocessing.connection
 import os
 import runpy
 import signal
@@ -63,17 +64,20 @@ class Forked:
         self.stdout, self.stderr = stdout, stderr
         self._texts: dict = {}
         self._readers: list[threading.Thread] = []
+        self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with self._lock:  # multiprocessing reads the exit code from a pipe, once
+            return self._process.exitcode
 
     returncode = property(poll)
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self.poll() is None:
+        multiprocessing.connection.wait([self._process.sentinel], timeout)
+        code = self.poll()
+        if code is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
-        return self.poll()
+        return code
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str | None]:
         """Wait until both outputs are closed and the program has ended, and return the outputs."""
