@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -132,6 +133,46 @@ def is_at(handle: int, path: str) -> bool:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+def read_json_lines(path: str, most: int) -> list[dict]:
+    """Return the objects in a file of JSON lines of at most `most` bytes, without damaged lines; [] if the
+    file is missing. Raises OSError."""
+    objects = []
+    try:
+        texts = read_file(path, most).decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
+    for text in texts:
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(text)
+            objects += [value] if isinstance(value, dict) else []
+    return objects
+
+
+def append_json_line(path: str, value: dict) -> None:
+    """Append an object to a file of JSON lines. Raises OSError."""
+    with open(path, "a", encoding="utf-8", opener=opener) as file:
+        file.write(json.dumps(value) + "\n")
+
+
+def state_of(path: str) -> tuple[int, int, int]:
+    """Return a value that changes when a file is replaced or written to: (inode, bytes, time of the last
+    change in ns). Raises OSError."""
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def explain_write(error: Exception, path: str) -> str:
+    """Return the reason of an error of the disk and the free space at the path: "No space left on device
+    (12.0 MB free at FOLDER)"."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    with contextlib.suppress(OSError):  # a stale mount
+        space = os.statvfs(path)
+        return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"
+    return reason
 
 
 def sha256_file(file: str | BinaryIO) -> str:

@@ -1,21 +1,14 @@
-"""Make boto3's client of a store, and check its answers."""
+"""Make boto3's client of a store."""
 
 import functools
-import itertools
 import os
 import sys
 from typing import Any
 
 from common.ground.exits import BadInput, import_optional
-from common.object_store.errors import Damaged, shown
 from common.object_store.location import NEEDS_HTTPS, USE_HTTPS, Endpoint, is_clear_text
 
 _CONNECT_TIMEOUT = 10.0  # seconds
-_FIELDS = {  # operation, or list in its answer -> fields that the answer, or an entry of the list, must have
-    "get_object": "ContentLength ETag LastModified", "head_object": "ContentLength ETag LastModified",
-    "put_object": "ETag", "Contents": "Key Size ETag LastModified", "CommonPrefixes": "Prefix",
-    "Uploads": "Key UploadId Initiated",
-}  # fmt: skip
 
 
 def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float, attempts: int) -> Any:
@@ -76,15 +69,3 @@ def _ask_for_no_checksum(params: dict, **_: object) -> None:
 def _warn_of_clear_text(url: str) -> None:
     """Warn once per process."""
     print(f"warning: {url} is not encrypted: others on the network can read data and tokens", file=sys.stderr)
-
-
-def check_answer(operation: str, answer: dict, prefix: str) -> None:
-    """Raise Damaged if an answer lacks a field, has an impossible size, or lists a key without the prefix."""
-    for kind, names in _FIELDS.items():
-        entries = [answer] if kind == operation else answer.get(kind, [])
-        for entry, name in itertools.product(entries, names.split()):
-            value = entry.get(name)
-            if value in (None, "") or (isinstance(value, int) and not 0 <= value < 2**63):
-                raise Damaged(f"the answer has no valid {name} ({value!r:.40})")
-            if name in ("Key", "Prefix") and not value.startswith(prefix):
-                raise Damaged(f"the answer lists {shown(value)}, which does not begin with {prefix}")

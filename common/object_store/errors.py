@@ -1,9 +1,7 @@
 """Explain the errors of an object store in one line that a user can act on."""
 
-import errno
-import os
-
 from common.ground.exits import BadInput
+from common.ground.files import explain_write
 
 MISSING = ("404", "NoSuchKey", "NotFound")  # reasons of a StoreError: no such object
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY"
@@ -11,26 +9,20 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
     f"no credentials: {_KEYS}": "NoCredentialsError",
     f"a credential is missing: {_KEYS}": "PartialCredentialsError",
     "the credentials cannot be read": "CredentialRetrievalError ProfileNotFound TokenRetrievalError",
-    "the credentials have expired: renew them": "ExpiredToken ExpiredTokenException TokenRefreshRequired",
-    "the session token is not accepted: renew the credentials": "InvalidToken",
+    "the credentials have expired: renew them": (
+        "ExpiredToken ExpiredTokenException TokenRefreshRequired InvalidToken"
+    ),
     "the credentials are not accepted": "InvalidSecurity 401",
     "the store does not know the access key": "InvalidAccessKeyId",
     "the secret key does not belong to the access key": "SignatureDoesNotMatch",
     "the clock of this machine is wrong": "RequestTimeTooSkewed",
     "no permission": "AccessDenied AllAccessDisabled Forbidden 403",
-    "no permission: there is a problem with the account": "AccountProblem",
     "no such bucket": "NoSuchBucket",
     "no such object": "NoSuchKey NotFound 404",
-    "the unfinished upload is gone: something else ended it": "NoSuchUpload",
-    "the name of the bucket is not valid": "InvalidBucketName",
-    "the name of the bucket or of the object is not valid": "ParamValidationError",
+    "the name of the bucket or of the object is not valid": "ParamValidationError InvalidBucketName",
     "the object was replaced while it was read": "PreconditionFailed 412 S3DownloadFailedError",
     "the object is archived: restore it first": "InvalidObjectState",
-    "the object is larger than the store accepts": "EntityTooLarge",
-    "the store does not have this function": "NotImplemented",
-    "the key is too long": "KeyTooLongError",
     "the listing does not end": "PaginationError",
-    "the bucket is full": "QuotaExceeded InsufficientStorageSpace",
     "the bucket is in another region: set the endpoint of that region": (
         "PermanentRedirect TemporaryRedirect 301 307"
     ),
@@ -38,7 +30,6 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
     "the store received other bytes than those that were sent": (
         "BadDigest XAmzContentSHA256Mismatch IncompleteBody"
     ),
-    "another request changes the same object": "OperationAborted ConditionalRequestConflict",
     "the store is too busy": "SlowDown ServiceUnavailable Throttling ThrottlingException 429 503",
     "{endpoint} has no certificate that this machine trusts": "SSLError",
     "{endpoint} cannot be reached": "EndpointConnectionError ProxyConnectionError",
@@ -52,9 +43,8 @@ _CAUSE_OF = {name: cause for cause, names in _CAUSES.items() for name in names.s
 # codes that another attempt may cure, and that botocore does not retry
 _PASSING = {
     "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "OperationAborted",
-    "ConditionalRequestConflict",
+    "ConditionalRequestConflict", "NoSuchUpload",  # the answer to an earlier attempt was lost
 }  # fmt: skip
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class StoreError(BadInput):
@@ -109,15 +99,7 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
 
 def of_the_disk(error: OSError, path: str) -> StoreError:
     """Return the error for a file of this node that cannot be read or written, with the free space."""
-    cause = error.strerror or str(error)
-    folder = os.path.dirname(path)
-    if error.errno in _FULL:
-        try:
-            space = os.statvfs(folder)
-            cause = f"{cause} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free)"
-        except OSError:  # the folder is also gone: the first reason is enough
-            pass
-    return StoreError(f"{shown(path)}: {cause}", "disk")
+    return StoreError(f"{shown(path)}: {explain_write(error, path)}", "disk")
 
 
 def shown(text: str) -> str:

@@ -41,15 +41,11 @@ def parse(url: str) -> Location:
     scheme, bucket, prefix = match.groups()
     if "@" in bucket or ("@" in url and not _BUCKET.fullmatch(bucket)):  # a password may hold a slash
         raise BadInput(f"a {scheme}:// URL holds a user name or a password: {_USE_VARIABLES}")
-    if "." in bucket:
-        raise BadInput(
-            f"bucket {shown(bucket)}: a name with dots has no certificate in virtual addressing, which OBS "
-            "requires: use a bucket without dots"
-        )
-    if not bucket:
-        raise BadInput(f"{shown(url)} has no bucket name")
     if not _BUCKET.fullmatch(bucket):
-        raise BadInput(f"{shown(url)}: {shown(bucket)} is not a bucket name (3 to 63 of a-z, 0-9 and -)")
+        raise BadInput(
+            f"{shown(url)}: {shown(bucket)!r} is not a bucket name (3 to 63 of a-z, 0-9 and -; a name "
+            "with dots has no certificate)"
+        )
     prefix = prefix.strip("/")
     if (prefix and {"", ".", ".."} & set(prefix.split("/"))) or not prefix.isprintable():
         raise BadInput(f"{shown(url)}: the prefix holds an empty part, . or .., or a control character")
@@ -97,7 +93,7 @@ def find_endpoint(scheme: str) -> Endpoint:
     host = urlsplit(url).hostname or ""
     if match := re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host):
         region = match[1]
-    return Endpoint(url, region or "us-east-1", "path" if _is_bare(host) else "virtual")
+    return Endpoint(url, region or "us-east-1", "path" if _address(host) else "virtual")
 
 
 def _check_endpoint(name: str, text: str) -> str:
@@ -126,16 +122,13 @@ def _check_endpoint(name: str, text: str) -> str:
 def is_clear_text(url: str) -> bool:
     """Return whether data and session tokens leave this machine unencrypted."""
     parts = urlsplit(url)
-    try:
-        local = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        local = False
-    return parts.scheme == "http" and not local
+    address = _address(parts.hostname or "")
+    return parts.scheme == "http" and not (address and address.is_loopback)
 
 
-def _is_bare(host: str) -> bool:
-    """Return whether a host cannot have a bucket's name before it: an IP address, or localhost."""
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address of localhost or of a host that is written as one, else None."""
     try:
-        return bool(ipaddress.ip_address(host))
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        return host == "localhost"
+        return None

@@ -21,17 +21,18 @@ def check_keys(keys: Iterable[str], url: str) -> None:
     keys, folders = set(keys), set()
     for key in keys:
         parts = key.split("/")
-        reason = None
-        if {"", ".", ".."} & set(parts):
-            reason = "it has an empty part, . or .."
-        elif not key.isprintable() or "\\" in key:
-            reason = "it holds a control character or a backslash"
-        elif any(len(os.fsencode(part)) > 255 for part in parts) or len(os.fsencode(key)) > 3000:
-            reason = "it is too long for the name of a file"
-        elif is_partial(parts[-1]):
-            reason = "it is the name of an unfinished download"
-        if reason:
-            raise BadInput(f"{url}: key {shown(key)} is not a valid path of a file: {reason}")
+        if (
+            {"", ".", ".."} & set(parts)
+            or not key.isprintable()
+            or "\\" in key
+            or any(len(os.fsencode(part)) > 255 for part in parts)
+            or len(os.fsencode(key)) > 3000
+            or is_partial(parts[-1])
+        ):
+            raise BadInput(
+                f"{url}: key {shown(key):.300} is not a valid path of a file: expected names of at most 255 "
+                "bytes without a backslash or control character, not ., .. or that of an unfinished download"
+            )
         folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
     for key in keys & folders:
         raise BadInput(f"{url}: key {shown(key)} is both a file and a folder of other keys")

@@ -13,7 +13,6 @@ BOOTFILE_STORE_ATTEMPTS (default 5) and BOOTFILE_STORE_TIMEOUT (seconds without 
 waiting time.
 """
 
-import contextlib
 import hashlib
 import io
 import os
@@ -25,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from common.ground.exits import BadInput
-from common.ground.files import is_url, md5_file, open_atomic, sha256_file
-from common.object_store.client import check_answer, connect
+from common.ground.files import is_url, md5_file, open_atomic, sha256_file, state_of
+from common.object_store.client import connect
 from common.object_store.errors import MISSING, Damaged, StoreError, explain, of_the_disk, shown
 from common.object_store.location import find_endpoint, parse
 
@@ -82,30 +81,27 @@ class ObjectStore:
         skip, last = len(self.location.full("")), ""
         folder = prefix.strip("/")
         below = self.location.full(f"{folder}/" if folder else "")
+        fields, options = ("Key", "Size", "ETag", "LastModified"), {"Prefix": below, "MaxKeys": _PAGE}
         # not ListObjectsV2: stores without it stop silently at 1,000 keys
-        for page in self._pages("list_objects", prefix, Prefix=below, MaxKeys=_PAGE):
-            for each in page.get("Contents", []):
-                if each["Key"] <= last:
-                    raise StoreError(f"{self.location.url(prefix)}: the listing does not end", "listing")
-                last = each["Key"]
-                if not (last.endswith("/") and each["Size"] == 0):
-                    modified = each["LastModified"].timestamp()
-                    yield Object(last[skip:], each["Size"], each["ETag"].strip('"'), modified)
+        for key, size, etag, modified in self._list("list_objects", "Contents", fields, **options):
+            if key <= last:
+                raise StoreError(f"{self.location.url(prefix)}: the listing does not end", "listing")
+            last = key
+            if not (key.endswith("/") and size == 0):
+                yield Object(key[skip:], size, etag.strip('"'), modified.timestamp())
 
     def folders(self) -> Iterator[str]:
         """Yield the names of the folders directly below the URL, without listing their content."""
         below = self.location.full("")
-        for page in self._pages("list_objects", "", Prefix=below, Delimiter="/", MaxKeys=_PAGE):
-            for each in page.get("CommonPrefixes", []):
-                yield each["Prefix"][len(below) : -1]
+        options = {"Prefix": below, "Delimiter": "/", "MaxKeys": _PAGE}
+        for (prefix,) in self._list("list_objects", "CommonPrefixes", ("Prefix",), **options):
+            yield prefix[len(below) : -1]
 
-    def uploads(self, key: str = "") -> Iterator[tuple[str, str, float]]:
-        """Yield (key, upload id, seconds since 1970) of unfinished multipart uploads: of a key, or all."""
-        prefix, skip = self.location.full(key), len(self.location.full(""))
-        for page in self._pages("list_multipart_uploads", key, Prefix=prefix):
-            for each in page.get("Uploads", []):
-                if not key or each["Key"] == prefix:
-                    yield each["Key"][skip:], each["UploadId"], each["Initiated"].timestamp()
+    def uploads(self) -> Iterator[tuple[str, str, float]]:
+        """Yield (key, upload id, seconds since 1970) of the unfinished multipart uploads."""
+        below, fields = self.location.full(""), ("Key", "UploadId", "Initiated")
+        for key, upload, begun in self._list("list_multipart_uploads", "Uploads", fields, Prefix=below):
+            yield key[len(below) :], upload, begun.timestamp()
 
     def head(self, key: str) -> Object | None:
         """Return an object, with the sha256 of its metadata; None if it does not exist."""
@@ -169,12 +165,12 @@ class ObjectStore:
         upload is refused. Big files are sent in parts, which are deleted if the upload fails.
         """
         try:
-            before = _state(path)
+            before = state_of(path)
             actual = sha256_file(path)
             if sha256 not in (None, actual):
                 raise BadInput(f"{shown(path)} has changed since its sha256 was computed")
             self._repeat(lambda: self._send_file(path, key, before[1], actual, progress))
-            if _state(path) != before:
+            if state_of(path) != before:
                 self.delete([key])
                 raise BadInput(f"{shown(path)} has changed while it was uploaded")
         except OSError as error:
@@ -183,7 +179,7 @@ class ObjectStore:
     def write(self, key: str, content: bytes, **condition: str) -> str:
         """Store a few bytes under a key, and return the ETag. condition: IfMatch or IfNoneMatch."""
         parameters = {"Body": content, "Metadata": {_SHA256: hashlib.sha256(content).hexdigest()}}
-        answer = self._repeat(lambda: self._call("put_object", key, **parameters, **condition))
+        answer = self._repeat(lambda: self._call("put_object", key, "ETag", **parameters, **condition))
         return answer["ETag"].strip('"')
 
     def replace(self, key: str, content: bytes, etag: str | None) -> str | None:
@@ -227,21 +223,23 @@ class ObjectStore:
     def __exit__(self, *_):
         self.close()
 
-    def _call(self, operation: str, key: str, **parameters) -> dict:
-        """Return the checked answer to an operation of boto3 on an object."""
+    def _call(self, operation: str, key: str, *fields: str, **parameters) -> dict:
+        """Return the answer to an operation of boto3 on an object. Raises StoreError, also if it lacks a
+        field."""
         self._check_stopped(key)
         try:
             answer = getattr(self.client, operation)(
                 Bucket=self.location.bucket, Key=self.location.full(key), **parameters
             )
-            check_answer(operation, answer, "")
+            if missing := [name for name in fields if name not in answer]:
+                raise Damaged(f"the answer has no {missing[0]}")
             return answer
         except Exception as error:
             raise self._explain(error, key) from error
 
     def _open(self, operation: str, key: str, size: int | None = None) -> tuple[Object, dict]:
         """Return an object and the answer to a HEAD or GET. size: the expected length."""
-        answer = self._call(operation, key)
+        answer = self._call(operation, key, "ContentLength", "ETag", "LastModified")
         if size not in (None, answer["ContentLength"]):
             text = f"it has {answer['ContentLength']} bytes, expected {size}: it was replaced"
             raise StoreError(f"{self.location.url(key)}: {text}", "replaced")
@@ -271,17 +269,20 @@ class ObjectStore:
             self._stopped.wait(random.uniform(0, min(_LONGEST_WAIT, 2**attempt)))
         return transfer()
 
-    def _pages(self, operation: str, key: str, **parameters) -> Iterator[dict]:
-        """Yield the checked pages of a listing below a Prefix."""
+    def _list(self, operation: str, kind: str, fields: tuple[str, ...], **parameters) -> Iterator[tuple]:
+        """Yield the fields of each entry of a listing; the first one is a key or a prefix."""
         pages = self.client.get_paginator(operation).paginate(Bucket=self.location.bucket, **parameters)
         try:
             for number, page in enumerate(pages):
-                check_answer(operation, page, parameters["Prefix"])
                 if number == _MOST_PAGES:
                     raise Damaged("the listing does not end")
-                yield page
+                for entry in page.get(kind, []):
+                    values = tuple(entry[name] for name in fields)
+                    if not values[0].startswith(parameters["Prefix"]):
+                        raise Damaged(f"the answer lists {shown(values[0])}")
+                    yield values
         except Exception as error:
-            raise self._explain(error, key) from error
+            raise self._explain(error, "") from error
 
     def _read(self, key: str, size: int | None = None, sha256: str | None = None) -> tuple[bytes, Object]:
         """Read an object into memory, and check it against its metadata, or against the size and sha256."""
@@ -289,7 +290,7 @@ class ObjectStore:
         def transfer() -> tuple[bytes, Object]:
             entry, answer = self._open("get_object", key, size)
             try:
-                if entry.size > _LARGEST:
+                if not 0 <= entry.size <= _LARGEST:
                     raise Damaged(f"it has {entry.size} bytes, expected at most {_LARGEST}")
                 content = answer["Body"].read(entry.size + 1)  # the body may be longer than its header says
                 _check_bytes(io.BytesIO(content), len(content), entry, sha256)
@@ -311,14 +312,11 @@ class ObjectStore:
     ) -> None:
         entry, _ = self._open("head_object", key, size)
         file.truncate(0)
-        with self._transfer(key, size, progress) as (manager, transfer):
-            transfer.etag = entry.etag
-            full = self.location.full(key)
-            manager.download(self.location.bucket, full, file, subscribers=[transfer]).result()
-            file.flush()
-            with open(file.fileno(), "rb", closefd=False) as written:
-                written.seek(0)
-                _check_bytes(written, transfer.count, entry, sha256)
+        count = self._transfer(self.client.download_fileobj, file, key, size, progress)
+        file.flush()
+        with open(file.fileno(), "rb", closefd=False) as written:
+            written.seek(0)
+            _check_bytes(written, count, entry, sha256)
 
     def _send_file(
         self,
@@ -328,23 +326,24 @@ class ObjectStore:
         sha256: str,
         progress: _Progress,
     ) -> None:
-        try:
-            with self._transfer(key, size, progress) as (manager, transfer):
-                full, extra = self.location.full(key), {"Metadata": {_SHA256: sha256}}
-                manager.upload(path, self.location.bucket, full, extra, [transfer]).result()
-        except StoreError as error:
-            stored = self.head(key) if error.reason == "NoSuchUpload" else None
-            if not stored or (stored.size, stored.sha256) != (size, sha256):
-                raise
-            # the answer to an earlier attempt was lost, or another process sent the file
-        if size > _PART:  # uploads of killed processes would be billed for ever
-            for _, earlier, _ in list(self.uploads(key)):
-                self.abort(key, earlier)
+        extra = {"Metadata": {_SHA256: sha256}}
+        with open(path, "rb") as file:
+            self._transfer(self.client.upload_fileobj, file, key, size, progress, ExtraArgs=extra)
 
-    @contextlib.contextmanager
-    def _transfer(self, key: str, size: int, progress: _Progress) -> Iterator[tuple[Any, "_Transfer"]]:
-        """Yield boto3's TransferManager and a subscriber for one file. Raises StoreError and OSError."""
-        from boto3.s3.transfer import TransferConfig, create_transfer_manager
+    def _transfer(
+        self,
+        transfer: Callable[..., object],
+        file: BinaryIO,
+        key: str,
+        size: int,
+        progress: _Progress,
+        **options: Any,
+    ) -> int:
+        """Send or receive a file in parts, and return the number of bytes. Raises StoreError and OSError.
+
+        transfer: upload_fileobj or download_fileobj of boto3's client.
+        """
+        from boto3.s3.transfer import TransferConfig
 
         config = TransferConfig(
             multipart_threshold=_PART + 1,
@@ -353,39 +352,26 @@ class ObjectStore:
             num_download_attempts=self.attempts,
             preferred_transfer_client="classic",
         )
-        transfer = _Transfer(lambda: self._check_stopped(key), size, progress)
+        count, lock = 0, threading.Lock()
+
+        def note(new: int) -> None:
+            nonlocal count
+            self._check_stopped(key)
+            with lock:
+                count += new
+            if count > size:
+                raise Damaged(f"more than its {size} bytes arrived")
+            progress(new)
+
+        place = {"Bucket": self.location.bucket, "Key": self.location.full(key)}
         try:
-            with create_transfer_manager(self.client, config) as manager:
-                yield manager, transfer
+            transfer(Fileobj=file, **place, Callback=note, Config=config, **options)
+            return count
         except (OSError, StoreError):
             raise
         except Exception as error:
-            progress(-transfer.count)
+            progress(-count)
             raise self._explain(error, key) from error
-
-
-class _Transfer:
-    """A subscriber of boto3 to the transfer of a file. It counts the bytes, and can end the transfer.
-
-    check: raises an exception to end the transfer. etag: the version of the object that a download must have.
-    """
-
-    def __init__(self, check: Callable[[], object], size: int, progress: _Progress):
-        self.check, self.size, self.progress = check, size, progress
-        self.count, self._lock, self.etag = 0, threading.Lock(), ""
-
-    def on_queued(self, future: Any, **_: object) -> None:
-        future.meta.provide_transfer_size(self.size)
-        if hasattr(future.meta, "provide_object_etag"):  # older versions of s3transfer do not compare it
-            future.meta.provide_object_etag(self.etag)
-
-    def on_progress(self, bytes_transferred: int, **_: object) -> None:
-        self.check()
-        with self._lock:
-            self.count += bytes_transferred
-        if self.count > self.size:
-            raise Damaged(f"more than its {self.size} bytes arrived")
-        self.progress(bytes_transferred)
 
 
 def _check_bytes(file: BinaryIO, count: int, entry: Object, sha256: str | None) -> None:
@@ -402,12 +388,6 @@ def _check_bytes(file: BinaryIO, count: int, entry: Object, sha256: str | None) 
             raise Damaged(
                 f"the received bytes are not those that were sent (digest {wanted[:12]}... expected)"
             )
-
-
-def _state(path: str) -> tuple[int, int, int]:
-    """Return a value that changes when the file changes: (inode, bytes, time of the last change in ns)."""
-    status = os.stat(path)
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read_number(name: str, default: float) -> float:

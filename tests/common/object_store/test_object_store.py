@@ -2,10 +2,6 @@
 
 import hashlib
 import os
-import re
-import select
-import subprocess
-import threading
 import time
 import types
 
@@ -17,7 +13,7 @@ from common.object_store import paths as object_store_paths
 from common.object_store import store as object_store
 from common.object_store.location import Location, parse
 from common.object_store.store import ObjectStore, StoreError, is_url
-from tests.conftest import environment, free_port, run, start
+from tests.conftest import free_port
 from tests.support.fault_proxy import FaultProxy
 from tests.support.hostile_store import HostileStore, listing, reply
 from tests.support.object_store_server import CREDENTIALS, ObjectStoreServer
@@ -66,8 +62,8 @@ def test_urls_are_taken_apart(url, location):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("s3:///a", "has no bucket name"),
-        ("s3://my.bucket/a", "dots"),
+        ("s3:///a", "not a bucket name"),
+        ("s3://my.bucket/a", "not a bucket name"),
         ("s3://Bucket/a", "not a bucket name"),
         ("s3://bucket/a/../b", "empty part"),
         ("s3://bucket/a//b", "empty part"),
@@ -107,7 +103,6 @@ def test_the_environment_says_where(monkeypatch, variables, url, style):
         "AWS_DEFAULT_REGION",
     ):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     with pytest.raises(BadInput, match="OBS_REGION"):
         ObjectStore("obs://bucket")
     for name, value in (CREDENTIALS | variables).items():
@@ -150,19 +145,6 @@ def test_clear_text_to_another_machine_is_refused_or_said(monkeypatch, tmp_path,
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     with pytest.raises(BadInput, match="not encrypted"):
         ObjectStore("s3://bucket")
-
-
-def test_a_killed_test_takes_its_server_with_it():
-    script = (
-        "from tests.support.object_store_server import ObjectStoreServer as S\n"
-        "print(S().process.pid, flush=True); input()"
-    )
-    test = start("-c", script, stdin=subprocess.PIPE)
-    server = os.pidfd_open(int(test.stdout.readline()))
-    test.kill()
-    test.communicate()
-    assert select.select([server], [], [], 20)[0], "moto still runs"
-    os.close(server)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +192,6 @@ def test_files_come_back(store, tmp_path, size):
     sent, came = [], []
     store.send(str(tmp_path / "file"), "key", sent.append)
     assert store.head("key").sha256 == sha256
-    assert list(store.uploads()) == []
     store.fetch("key", str(tmp_path / "back"), size, progress=came.append)
     assert (tmp_path / "back").read_bytes() == content
     assert (sum(sent), sum(came)) == (size, size)
@@ -231,7 +212,7 @@ def test_what_was_not_uploaded_by_us_is_compared_with_its_md5(store, server, tmp
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
-        *((kind, 100_000) for kind in ("reset", "cut", "stall", "flip", "busy", "slow")),
+        *((kind, 100_000) for kind in ("reset", "stall", "flip", "busy")),
         ("cut", BIG),
         ("flip", BIG),
     ],
@@ -251,8 +232,8 @@ def test_faults_are_survived(server, store, tmp_path, monkeypatch, kind, size):
     assert store.head("0").sha256 == hashlib.sha256(content).hexdigest()
 
 
-def test_an_answer_to_complete_that_was_lost_is_no_failure(store, tmp_path):
-    """The answer to the second attempt is "no such upload"."""
+def test_a_file_is_sent_again_if_the_answer_to_its_last_request_was_lost(store, tmp_path):
+    """The answer to boto3's second attempt is "no such upload"."""
     from botocore.awsrequest import AWSResponse
 
     (tmp_path / "file").write_bytes(os.urandom(BIG))
@@ -267,9 +248,18 @@ def test_an_answer_to_complete_that_was_lost_is_no_failure(store, tmp_path):
 
     events, operation = store.client.meta.events, "s3.CompleteMultipartUpload"
     events.register(f"before-send.{operation}", refuse_second)
-    events.register_first(f"needs-retry.{operation}", lambda attempts, **_: 0 if attempts == 1 else None)
+    events.register_first(f"needs-retry.{operation}", lambda **_: 0 if len(sent) == 1 else None)
     store.send(str(tmp_path / "file"), "key")
-    assert len(sent) == 2 and store.head("key").size == BIG and list(store.uploads()) == []
+    assert len(sent) == 3 and store.head("key").size == BIG and list(store.uploads()) == []
+
+
+def test_an_unfinished_upload_is_listed_and_aborted(store, server):
+    server.client().create_multipart_upload(Bucket="bucket", Key=f"{store.location.prefix}/key")
+    ((key, upload, _),) = store.uploads()
+    assert key == "key"
+    for _ in range(2):
+        store.abort(key, upload)
+    assert list(store.uploads()) == []
 
 
 def test_a_multipart_upload_that_fails_is_taken_back(store, tmp_path):
@@ -316,65 +306,29 @@ def test_answers_to_a_part_that_are_none(store, monkeypatch, tmp_path, given, bo
     assert os.listdir(tmp_path) == [] and hostile.requests < 10
 
 
-def test_unfinished_uploads_of_the_key_are_taken_back_by_the_next(server, store, tmp_path):
-    for key in ("key", "key2"):
-        server.client().create_multipart_upload(Bucket="bucket", Key=f"{store.location.prefix}/{key}")
-    assert [each[0] for each in store.uploads()] == ["key", "key2"]
-    (tmp_path / "file").write_bytes(bytes(BIG))
-    store.send(str(tmp_path / "file"), "key")
-    assert [each[0] for each in store.uploads()] == ["key2"]
-    store.abort(*next(store.uploads())[:2])
-    assert list(store.uploads()) == []
-
-
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("call", "answer", "words"),
     [
-        (reply(b"hello", Content_Length=None), "no valid ContentLength"),
-        (reply(b"hello", Content_Length="-5"), "no valid ContentLength"),
-        (reply(b"hello", Content_Length="x"), "cannot be read"),
-        (reply(b"hello", Content_Length=str(10**11)), "100000000000 bytes, expected at most"),
-        (reply(b"hello", ETag=None), "no valid ETag"),
+        ("read", lambda below, _: reply(b"hello", Content_Length=None), "has no ContentLength"),
+        ("read", lambda below, _: reply(b"hello", Content_Length="-5"), "-5 bytes, expected at most"),
+        ("read", lambda below, _: reply(b"hello", Content_Length="x"), "cannot be read"),
+        ("read", lambda below, _: reply(b"hello", Content_Length=str(10**11)), "expected at most"),
+        ("read", lambda below, _: reply(b"hello", ETag=None), "has no ETag"),
+        ("list", lambda below, _: listing(f"{below}a", truncated=True), "does not end"),
+        ("list", lambda below, last: listing(below + "ab"["a" in last], truncated=True), "does not end"),
+        ("list", lambda below, _: listing("/etc/passwd"), "lists /etc/passwd"),
+        ("list", lambda below, _: listing(f"{below}a", Key=None), "cannot be read"),
+        ("list", lambda below, _: listing(f"{below}a", LastModified="9" * 20), "cannot be read"),
+        ("list", lambda below, _: listing(f"{below}a", Size="9" * 5000), "cannot be read"),
     ],
 )
-def test_answers_to_get_that_are_none(store, monkeypatch, answer, words):
-    with HostileStore(lambda *_: answer) as hostile:
-        broken = through(monkeypatch, hostile, store)
-        broken.attempts = 1
-        with pytest.raises(StoreError, match=words):
-            broken.read("key")
-
-
-@pytest.mark.parametrize(
-    ("page", "words"),
-    [
-        (lambda below, marker: listing(f"{below}a", truncated=True), "does not end"),
-        (lambda below, marker: listing(below + "ab"["a" in marker], truncated=True), "does not end"),
-        (lambda below, marker: listing("/etc/passwd"), "lists /etc/passwd, which does not begin with"),
-        (lambda below, marker: listing(f"{below}a", Key=None), "no valid Key"),
-        (lambda below, marker: listing(f"{below}a", ETag=None), "no valid ETag"),
-        (lambda below, marker: listing(f"{below}a", LastModified=None), "no valid LastModified"),
-        (lambda below, marker: listing(f"{below}a", LastModified="9" * 20), "cannot be read"),
-        (lambda below, marker: listing(f"{below}a", Size=None), "no valid Size"),
-        (lambda below, marker: listing(f"{below}a", Size="-5"), "no valid Size"),
-        (lambda below, marker: listing(f"{below}a", Size="9" * 400), "no valid Size"),
-        (lambda below, marker: listing(f"{below}a", Size="9" * 5000), "cannot be read"),
-    ],
-)
-def test_listings_that_are_none(store, monkeypatch, page, words):
+def test_answers_that_are_none(store, monkeypatch, call, answer, words):
     below = f"{store.location.prefix}/"
-    with HostileStore(lambda method, key, query: page(below, query.get("marker", ""))) as hostile:
+    with HostileStore(lambda method, key, query: answer(below, query.get("marker", ""))) as hostile:
         broken = through(monkeypatch, hostile, store)
         broken.attempts = 1
         with pytest.raises(StoreError, match=words):
-            list(broken.list())
-
-
-def test_unfinished_uploads_without_an_end(store, monkeypatch):
-    text = "<IsTruncated>true</IsTruncated><NextKeyMarker>a</NextKeyMarker>"
-    answer = reply(f"<ListMultipartUploadsResult>{text}</ListMultipartUploadsResult>".encode())
-    with HostileStore(lambda *_: answer) as hostile, pytest.raises(StoreError, match="does not end"):
-        list(through(monkeypatch, hostile, store).uploads())
+            list(getattr(broken, call)(*["key"] * (call == "read")))
 
 
 def test_an_object_is_replaced_only_if_it_has_not_changed(store):
@@ -385,21 +339,6 @@ def test_an_object_is_replaced_only_if_it_has_not_changed(store):
     assert second and store.replace("key", b"3", first) is None and store.read("key") == b"2"
     store.delete(["key"])
     assert store.replace("key", b"3", second) is None and store.read_version("key") == (b"", None)
-
-
-def test_two_that_fetch_the_same_file_at_a_time(store, tmp_path):
-    content = os.urandom(BIG)
-    (tmp_path / "file").write_bytes(content)
-    store.send(str(tmp_path / "file"), "key")
-    threads = [
-        threading.Thread(target=store.fetch, args=("key", str(tmp_path / "back"), BIG)) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (tmp_path / "back").read_bytes() == content
-    assert sorted(os.listdir(tmp_path)) == ["back", "file"]
 
 
 def test_a_file_that_is_not_what_it_should_be_is_refused(store, tmp_path):
@@ -474,32 +413,9 @@ def test_stopped_stores_end_soon(store, tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(store, small_disk):
-    store.write("small", bytes(2_000_000))
-    store.send(_file(small_disk.parent / "big", BIG), "big")
-    for key, size in (("small", 2_000_000), ("big", BIG)):
-        with pytest.raises(StoreError, match=r"No space left on device \(\d\.\d MB free\)|File too large"):
-            store.fetch(key, str(small_disk / "back"), size)
-        assert os.listdir(small_disk) == []
-
-
 def _file(path, size: int) -> str:
     path.write_bytes(os.urandom(size))
     return str(path)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Yield a folder on a file system of 1 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "bootfile-test", str(folder)], capture_output=True
-    )
-    if mount.returncode:
-        pytest.skip(f"a small file system cannot be mounted: {mount.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.parametrize(
