@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import difflib
 import functools
-import math
 import os
 import re
 import sys
@@ -199,39 +198,25 @@ FLAG: dict[str, Any] = {
 
 def positive_int(text: str) -> int:
     """Parse an integer in 1..1e9."""
-    try:
-        value = parse_number(text)
-    except ValueError:
-        value = 0
-    if not 1 <= value <= _MOST:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number of at least 1 and at most {_MOST:g}"
-        )
-    return value
+    return _number(text, "a whole number of at least 1", lambda value: value >= 1, int)
 
 
 def positive_float(text: str) -> float:
     """Parse a number > 0, at most 1e9."""
-    value = _number(text)
-    if not 0 < value <= _MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and at most {_MOST:g}")
-    return value
+    return _number(text, "a number above 0", lambda value: value > 0)
 
 
 def non_negative_float(text: str) -> float:
     """Parse a number in 0..1e9."""
-    value = _number(text)
-    if not 0 <= value <= _MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0 and at most {_MOST:g}")
-    return value
+    return _number(text, "a number of at least 0", lambda value: value >= 0)
 
 
-def _number(text: str) -> float:
-    """Return the text as a number; NaN if it is not a number."""
-    try:
-        return parse_number(text, float)
-    except ValueError:
-        return math.nan
+def _number(text: str, expected: str, fits: Callable[[Any], bool], kind: Callable[[str], Any] = float) -> Any:
+    with contextlib.suppress(ValueError):
+        value = parse_number(text, kind)
+        if fits(value) and value <= _MOST:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not {expected} and at most {_MOST:g}")
 
 
 def seed(text: str) -> int:

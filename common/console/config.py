@@ -47,29 +47,12 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
         if key == "config":
             raise BadInput("config cannot be set in a file")
         action = options.get(key.replace("-", "_"))
-        expected = _expected(action, value)
-        if expected:
-            raise BadInput(f"{key} = {_shown(value)}: expected {expected}")
-        if action is None or action.nargs != 0:
+        is_flag = action is not None and action.nargs == 0  # an option without a value
+        if not isinstance(value, bool if is_flag else bool | int | float | str):
+            expected = "true or false" if is_flag else "one text, number, true or false"
+            raise BadInput(f"{key} = {value!r:.80}: expected {expected}")
+        if not is_flag:
             words.append(f"--{key}={str(value).lower() if isinstance(value, bool) else value}")
         elif value:
-            words.append(f"--{key}")  # an option without a value
+            words.append(f"--{key}")
     return words
-
-
-def _expected(action: argparse.Action | None, value: object) -> str | None:
-    """Return the expected type if a value has another one, else None. A number may be a text, as platforms
-    send it."""
-    if not isinstance(value, bool | int | float | str):
-        return "one text, number, true or false"
-    if action is None:
-        return None
-    if action.nargs == 0:
-        return None if isinstance(value, bool) else "true or false"
-    if action.type is None and not isinstance(value, str):
-        return f"one of {', '.join(action.choices)}" if action.choices else "a text"
-    return None
-
-
-def _shown(value: object) -> str:
-    return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else f"{value!r}"

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import socket
 import warnings
 
@@ -43,43 +42,18 @@ def select(args: argparse.Namespace) -> torch.device:
 def open_gpu(device: torch.device) -> None:
     """Make a GPU the current device. Raises BadInput if the driver is too old for this torch, or if this
     torch has no code for the GPU: otherwise the first kernel would fail, after the set-up."""
-    wheel = f"torch {torch.__version__} (CUDA {torch.version.cuda})"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the same problem in many lines
         try:
             torch.cuda.set_device(device)
-            capability = torch.cuda.get_device_capability(device)
+            torch.zeros(1, device=device).add_(1)  # a kernel: it fails if torch has no code for the GPU
         except RuntimeError as error:
             reason = next(iter(str(error).splitlines()), "no reason given")
             raise BadInput(
-                f"{wheel} cannot use the GPU on {socket.gethostname()}: {reason}; install a torch that fits "
-                "the driver, or add --enable_gpu=false"
+                f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU on "
+                f"{socket.gethostname()}: {reason}; install a torch that fits the driver and the GPU, or add "
+                "--enable_gpu=false"
             ) from error
-    built_for = torch.cuda.get_arch_list() if torch.version.cuda else []  # ROCm names no capabilities
-    if built_for and not any(_runs_on(capability, name) for name in built_for):
-        raise BadInput(
-            f"{wheel} has no code for {torch.cuda.get_device_name(device)} (compute capability "
-            f"{capability[0]}.{capability[1]}), only for {' '.join(built_for)}: install a torch that was "
-            "built for it, or add --enable_gpu=false"
-        )
-
-
-def _runs_on(capability: tuple[int, int], name: str) -> bool:
-    """Return whether a GPU runs code built for sm_XY (machine code) or compute_XY (PTX).
-
-    Machine code runs on GPUs of the same major version and the same or a higher minor version; PTX also runs
-    on any later GPU. With an "a" (sm_90a) both run on this version only, with an "f" within the major version
-    (CUDA C++ Programming Guide). A name of another form counts as code that runs.
-    """
-    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
-    if not match:
-        return True
-    built_for = int(match[2]), int(match[3])
-    if match[4] == "a":
-        return capability == built_for
-    if match[1] == "compute" and not match[4]:
-        return capability >= built_for
-    return capability[0] == built_for[0] and capability[1] >= built_for[1]
 
 
 def find_topology(args: argparse.Namespace) -> Topology:

@@ -4,7 +4,6 @@ A job imports this module before torch: importing torch takes seconds, and a Ctr
 traceback of torch's files.
 """
 
-import contextlib
 import functools
 import os
 import signal
@@ -17,8 +16,6 @@ from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_err
 
 exits.protect_output()  # at once: the imports of a job open files
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
-# options that determine the size of a batch
-_BATCH = ("batch_size", "batch_size_per_gpu", "accumulate", "processes_per_node", "world_size")
 
 
 def entry(main: Callable[[], object]) -> Callable[[], None]:
@@ -28,8 +25,13 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
         try:
             preemption.end_on_interrupt()
-            with _batch_of_one():
+            try:
                 main()
+            except ValueError as error:
+                if _ONE_VALUE not in str(error):
+                    raise
+                reason = "BatchNorm needs at least 2 samples in each process: raise --batch_size"
+                raise BadInput(f"{error}: {reason}") from error
             exits.end(None)
         except KeyboardInterrupt as error:
             say_error("interrupted")
@@ -47,30 +49,6 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
             raise
 
     return run
-
-
-@contextlib.contextmanager
-def _batch_of_one():
-    """Turn BatchNorm's error for a single sample into BadInput with the options of the batch size."""
-    try:
-        yield
-    except ValueError as error:
-        if _ONE_VALUE not in str(error):
-            raise
-        given = _given(sys.argv[1:])
-        batch = [f"--{name} {given[name]}" for name in _BATCH if name in given]
-        place = f"{' '.join(batch)}: " if batch else ""
-        raise BadInput(f"{place}{error}: BatchNorm needs at least 2 samples in each process") from error
-
-
-def _given(words: list[str]) -> dict[str, str]:
-    """Return the options of a command line by name, with _ for -."""
-    options = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            options[name[2:].replace("-", "_")] = value if equals else following
-    return options
 
 
 def _end(number: int, frame: object) -> None:

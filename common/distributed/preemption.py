@@ -162,17 +162,17 @@ def _ask(number: int) -> None:
 
 def _end_soon(seconds: float, text: str) -> None:
     """End the process with INTERRUPTED after `seconds`, even if other threads are blocked."""
-
-    def end() -> None:
-        last = threading.Timer(1, os._exit, (INTERRUPTED,))  # should the message block, as on a full pipe
-        last.daemon = True
-        last.start()
-        say_error(text)
-        leave(INTERRUPTED)
-
-    timer = threading.Timer(seconds, end)
+    timer = threading.Timer(seconds, _end, (INTERRUPTED, text))
     timer.daemon = True
     timer.start()
+
+
+def _end(code: int, text: str) -> None:
+    last = threading.Timer(1, os._exit, (code,))  # should the message block, as on a full pipe
+    last.daemon = True
+    last.start()
+    say_error(text)
+    leave(code)
 
 
 def _follow(store: "torch.distributed.Store") -> None:
@@ -185,8 +185,4 @@ def _follow(store: "torch.distributed.Store") -> None:
 def _bound(grace: float) -> None:
     _asked.wait()
     threading.Event().wait(grace)
-    last = threading.Timer(1, os._exit, (exit_code(),))  # should the message block, as on a full pipe
-    last.daemon = True
-    last.start()
-    say_error(f"not stopped within {grace:.0f} s: exiting without another checkpoint")
-    leave(exit_code())
+    _end(exit_code(), f"not stopped within {grace:.0f} s: exiting without another checkpoint")

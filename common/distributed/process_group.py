@@ -113,9 +113,9 @@ def _choose_interface(topology: Topology) -> None:
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
     with contextlib.suppress(OSError):
         name, own = interfaces.interface_to(host, topology.master_port or 1)
-        if own.startswith("127.") and topology.nodes > 1 and not rendezvous.is_loopback(host):
+        if own.startswith("127.") and topology.nodes > 1 and not interfaces.is_loopback(host):
             # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
-            name, own = interfaces.outward() or (None, own)
+            name, _ = interfaces.interface_to(interfaces.OUTSIDE, 1)
         if name:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 

@@ -9,7 +9,6 @@ even with a time-out (torch 2.14), so a thread ends the process.
 import contextlib
 import datetime
 import errno
-import ipaddress
 import json
 import os
 import socket
@@ -22,6 +21,7 @@ import torch
 from common.distributed.launcher import STORE_HOLDER
 from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, print_line, say_error
 from common.ground.heartbeat import Heartbeat
+from common.platform import interfaces
 from common.platform.platforms import is_first_on_node
 from common.platform.topology import Topology
 
@@ -124,8 +124,8 @@ def _listen(topology: Topology, addresses: list[tuple[int, tuple]], timeout: flo
     the other nodes may use another one."""
     family, address = addresses[0]
     # A name that is loopback in the /etc/hosts of this node has another address on the other nodes.
-    inside = topology.nodes == 1 or is_loopback(topology.master_host or "")
-    bound = inside or (len(addresses) == 1 and not is_loopback(address[0]))
+    inside = topology.nodes == 1 or interfaces.is_loopback(topology.master_host or "")
+    bound = inside or (len(addresses) == 1 and not interfaces.is_loopback(address[0]))
     deadline = time.monotonic() + min(_BUSY, timeout)
     while True:
         try:
@@ -241,14 +241,6 @@ def _wait_for_all(
         missing = topology.world_size - store.add("arrived", 0)
         heartbeat.beat(f"waiting for {missing} of {topology.world_size} processes")
         time.sleep(_POLL)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether this is a loopback address as it is written, or localhost."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _linger(topology: Topology) -> None:

@@ -1,13 +1,11 @@
 """Find the network interface and the address of this node that other nodes reach."""
 
-import contextlib
-import fcntl
-import os
+import ipaddress
 import socket
-import struct
-import sys
 
-_OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route leads to other machines
+from common.ground.exits import import_optional
+
+OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route leads to other machines
 
 
 def interface_to(host: str, port: int) -> tuple[str | None, str]:
@@ -20,37 +18,16 @@ def interface_to(host: str, port: int) -> tuple[str | None, str]:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         local = probe.getsockname()[0]
-    return _names().get(local), local
+    psutil = import_optional("psutil", "the choice of the network interface needs psutil")
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == local for each in addresses):
+            return name, local
+    return None, local
 
 
-def outward() -> tuple[str | None, str] | None:
-    """Return (interface name, own address) at which other nodes reach this one; None if it has only loopback.
-
-    It is the interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names (set by the platform or by
-    process_group), else the one of the route to other machines. Without such a route it is the first one.
-    """
-    own = [(name, address) for address, name in _names().items() if "." in address and name != "lo"]
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        for wanted in filter(None, os.environ.get(variable, "").lstrip("=").split(",")):
-            for name, address in own:
-                if name.startswith(wanted):
-                    return name, address
-    with contextlib.suppress(OSError):
-        return interface_to(_OUTSIDE, 1)
-    return next(iter(own), None)
-
-
-def _names() -> dict[str, str]:
-    """Return address -> name of its interface. On systems other than Linux it is empty."""
-    names = {}
-    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
-        for line in file:
-            digits, *_, name = line.split()
-            names[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))] = name
-    SIOCGIFADDR = 0x8915  # netdevice(7): struct ifreq, 16 bytes of name and a sockaddr_in
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex() if sys.platform == "linux" else []:
-            with contextlib.suppress(OSError):  # an interface without an address
-                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("40s", name.encode()))
-                names[socket.inet_ntoa(answer[20:24])] = name
-    return names
+def is_loopback(host: str) -> bool:
+    """Return whether this is a loopback address as it is written, or localhost."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

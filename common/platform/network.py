@@ -1,49 +1,31 @@
 """Check that this node can resolve and reach the master: the findings `master` and `interface`."""
 
-import concurrent.futures
 import errno
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from common.platform import interfaces
 from common.platform.topology import Topology
 
-SECONDS = 3.0  # for resolving names and reaching the master together
+_SECONDS = 3.0  # for resolving names and reaching the master together
+_Facts = tuple[str, list[str], list[str]]  # facts, errors, warnings
 
 
-Facts = tuple[str, list[str], list[str]]  # facts, errors, warnings
+def check(env: Mapping[str, str], topology: Topology) -> tuple[_Facts, _Facts]:
+    """Check the route to the master, and this node's interface to it, within about three seconds.
 
-
-def find_master(topology: Topology) -> str | None:
-    """Return the host that processes connect to; None if one node starts its own processes: they use
-    loopback."""
-    return topology.master_host if topology.nodes > 1 or topology.level == "process" else None
-
-
-def check(
-    env: Mapping[str, str],
-    topology: Topology,
-    master: concurrent.futures.Future | None,
-    own: concurrent.futures.Future,
-    deadline: float,
-) -> tuple[Facts, Facts]:
-    """Check the route to the master, and this node's interface to it.
-
-    env: the environment.
-    topology: the place of this process in the job.
-    master: the future of resolve() for the master; None if there is one node.
-    own: the future of resolve() for this host.
-    deadline: in seconds of time.monotonic().
+    env: the environment. topology: the place of this process in the job.
     """
+    deadline = time.monotonic() + _SECONDS
     presets = {name: env[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in env}
     shown = "".join(f", {name}={value}" for name, value in presets.items())
     errors = [trouble for name, value in presets.items() if (trouble := _preset_trouble(name, value))]
-    if master is None:
+    if not topology.master_host or (topology.nodes == 1 and topology.level == "node"):  # it uses loopback
         return ("none needed: one node", [], []), (f"loopback: one node{shown}", errors, [])
     where = f"{topology.master_host}:{topology.master_port}"
-    address, why = _first(master, deadline)
+    address, why = _resolve(topology.master_host, topology.master_port)
     if address is None:
         unknown = where, [f"the master's host name {why}"], []
         return unknown, (f"not known without the address of the master{shown}", errors, [])
@@ -54,24 +36,26 @@ def check(
     except OSError as error:
         return master_findings, (f"none{shown}", [*errors, f"no route to {address[0]}: {error.strerror}"], [])
     warnings = []
-    if topology.nodes > 1 and _is_loopback(local):
+    if topology.nodes > 1 and interfaces.is_loopback(local):
         warnings.append(f"{topology.nodes} nodes, but {address[0]} is an address within one machine")
-    elif topology.nodes > 1 and "GLOO_SOCKET_IFNAME" not in presets:
-        named, why = _first(own, deadline)
-        if named is None or _is_loopback(named[0]):
-            lost = f"{socket.gethostname()}, this host's name, {f'is {named[0]}' if named else why}"
-            warnings.append(f"{lost}: gloo would wait there; jobs here set GLOO_SOCKET_IFNAME={name}")
     return master_findings, (f"{name} with {local}{shown}", errors, warnings)
 
 
-def _first(addresses: concurrent.futures.Future, deadline: float) -> tuple[tuple | None, str]:
-    """Return (first socket address, ""), or (None, reason)."""
-    try:
-        return addresses.result(timeout=max(0.0, deadline - time.monotonic()))[0], ""
-    except concurrent.futures.TimeoutError:
-        return None, f"does not resolve (no answer within {SECONDS:.0f} s)"
-    except (OSError, UnicodeError) as error:
-        return None, f"does not resolve ({getattr(error, 'strerror', None) or error})"
+def _resolve(host: str, port: int | None) -> tuple[tuple | None, str]:
+    """Return (first socket address, ""), or (None, reason). A name server that does not answer would block
+    for minutes, so a thread asks it."""
+    answers: list[tuple[tuple | None, str]] = []
+
+    def ask() -> None:
+        try:
+            answers.append((socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4], ""))
+        except (OSError, UnicodeError) as error:
+            answers.append((None, f"does not resolve ({getattr(error, 'strerror', None) or error})"))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    return answers[0] if answers else (None, f"does not resolve (no answer within {_SECONDS:.0f} s)")
 
 
 def _own_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
@@ -125,26 +109,3 @@ def _preset_trouble(name: str, value: str) -> str | None:
     else:
         lacking = not set(asked) <= set(there)
     return f"{name}={value}, but the interfaces here are {', '.join(there)}" if lacking else None
-
-
-def resolve(host: str, port: int | None) -> list[tuple]:
-    """Return the socket addresses of a host, at least one. Raises OSError."""
-    return [entry[4] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-
-
-def start_thread(function: Callable, *arguments) -> concurrent.futures.Future:
-    """Call a function in a daemon thread: a name server that does not answer blocks for minutes."""
-    future: concurrent.futures.Future = concurrent.futures.Future()
-
-    def work() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return future
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"

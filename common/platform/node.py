@@ -20,10 +20,8 @@ import platform
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -76,17 +74,11 @@ def judge(name: str, facts: str, errors: list[str], warnings: list[str]) -> Find
 def inspect(
     args: argparse.Namespace, env: Mapping[str, str], topology: Topology, probe: Callable[[str], str]
 ) -> list[Finding]:
-    """Check every subject once, in the order of the table, then `presets`, within about network.SECONDS.
+    """Check every subject once, in the order of the table, then `presets`, within seconds.
 
     args: output_dir (a path) and enable_gpu (None: a GPU is used if there is one). CUDA is not initialised,
     and nothing is left on the disk. probe: returns the folder of output_dir, or raises BadInput.
     """
-    deadline = time.monotonic() + network.SECONDS
-    host = network.find_master(topology)
-    ask = network.start_thread  # in threads, and before the other checks: DNS may be slow
-    master = ask(network.resolve, host, topology.master_port) if host else None
-    own = ask(network.resolve, socket.gethostname(), None)
-    driver = ask(_driver, True)
     findings = [
         _accelerators(args, env, topology),
         _shm(),
@@ -94,9 +86,9 @@ def inspect(
         _scratch(env),
         _limits(topology),
     ]
-    way, interface = network.check(env, topology, master, own, deadline)
+    way, interface = network.check(env, topology)
     findings += [judge("master", *way), judge("interface", *interface)]
-    return [*findings, _versions(driver.result()), _packages(), _presets(env)]
+    return [*findings, _versions(_driver(True)), _packages(), _presets(env)]
 
 
 def print_findings(args: argparse.Namespace, topology: Topology) -> None:

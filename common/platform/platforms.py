@@ -5,7 +5,6 @@ other variables of the platform decide; if none does, the level of the claim is 
 """
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -21,7 +20,7 @@ INJECTED = frozenset({"init_method", "rank", "world_size", "local_rank", "node_r
 
 STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent; set by a job that starts its own processes
 
-MOST_PROCESSES = 1_000_000  # of one job; a larger number is a mistake
+_AMBIGUOUS = "environment"  # the source of a claim from RANK and WORLD_SIZE only
 
 # torch's default, used if the platform gives a host but no port, and MASTER_PORT is not set.
 _PORT = 29500
@@ -77,15 +76,12 @@ def detect(env: Mapping[str, str]) -> Claim | None:
 
 def recognised(env: Mapping[str, str]) -> bool:
     """Return whether a platform set these variables. RANK and WORLD_SIZE alone do not count: a user or
-    torchrun may set them."""
-    for platform in _PLATFORMS:
-        if platform is not _ambiguous:
-            try:
-                if platform(env):
-                    return True
-            except BadInput:  # its variables contradict each other
-                return True
-    return "AZUREML_NODE_COUNT" in env  # Azure ML has no claim, because it sets LOCAL_RANK
+    torchrun may set them. Azure ML has no claim, because it sets LOCAL_RANK."""
+    try:
+        claim = detect(env)
+    except BadInput:  # its variables contradict each other
+        return True
+    return (claim is not None and claim.source != _AMBIGUOUS) or "AZUREML_NODE_COUNT" in env
 
 
 def is_first_on_node() -> bool:
@@ -128,33 +124,15 @@ def port(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     return number
 
 
-def hostlist(text: str) -> list[str]:
-    """Return the names in a Slurm host list: "node[001-002,7],gpu3" -> node001, node002, node7, gpu3.
+def first_host(text: str) -> str:
+    """Return the first name in a Slurm host list: "node[001-002,7],gpu3" -> node001. Raises BadInput.
 
-    It does the same as `scontrol show hostnames`, which is missing in most containers. Raises BadInput.
+    It does the same as `scontrol show hostnames`, which is missing in most containers.
     """
-    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
-    if not parts or ",".join(parts) != text:
+    match = re.match(r"(?:[^,\[\]\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)", text, re.ASCII)
+    if not match:
         raise BadInput(f"{text!r} is not a Slurm host list")
-    names = []
-    for part in parts:
-        pieces = re.split(r"\[(.*?)\]", part)  # text and ranges alternate
-        choices = [_ranges(piece, text) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
-        if len(names) + math.prod(map(len, choices)) > MOST_PROCESSES:
-            raise BadInput(f"{text!r} is not a Slurm host list: more than {MOST_PROCESSES} hosts")
-        names += map("".join, itertools.product(*choices))
-    return names
-
-
-def _ranges(piece: str, text: str) -> list[str]:
-    numbers = []
-    for item in piece.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item, re.ASCII)
-        first, last = match.groups() if match else ("1", "0")
-        if not 0 <= int(last or first) - int(first) < MOST_PROCESSES:
-            raise BadInput(f"{text!r} is not a Slurm host list: {item!r}")
-        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
-    return numbers
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", match[0])
 
 
 def _modelarts(env: Mapping[str, str]) -> Claim | None:
@@ -197,7 +175,7 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     if own not in hosts:
         raise BadInput(f"SM_CURRENT_HOST={own} is not in {said}")
     said_rank = f"SM_CURRENT_HOST={own}"
-    return Claim("sagemaker", "node", hosts.index(own), len(hosts), said_rank, said, *_master(env, hosts))
+    return Claim("sagemaker", "node", hosts.index(own), len(hosts), said_rank, said, *master(env, hosts))
 
 
 def _skypilot(env: Mapping[str, str]) -> Claim | None:
@@ -248,16 +226,13 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
             f"{count} ranks in a row"
         )
     list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-    hosts = hostlist(env[list_name]) if list_name else []
-    if list_name and hosts and len(hosts) != nodes:
-        raise BadInput(f"{list_name}={env[list_name]} ({len(hosts)} hosts) contradicts {said_nodes}")
-    hosts = [env["MASTER_ADDR"]] if env.get("MASTER_ADDR") else hosts
+    hosts = [first_host(env[list_name])] if list_name and not env.get("MASTER_ADDR") else []
     # Jobs that share a node need different ports: above Linux's ephemeral ports, which end at 60999.
     derived = 61440 + whole(env, "SLURM_JOB_ID", 0) % 4096
     level = "node" if count == 1 and gpus > 1 else "process"
     return Claim(
         "slurm", level, node_rank, nodes, said_rank, f"{said_nodes} {said_tasks}",
-        *_master(env, hosts, derived), count, local_rank,
+        *master(env, hosts, derived), count, local_rank,
     )  # fmt: skip
 
 
@@ -313,7 +288,7 @@ def _pai_or_baidu(env: Mapping[str, str]) -> Claim | None:
 def _ambiguous(env: Mapping[str, str]) -> Claim | None:
     """Return a claim from RANK and WORLD_SIZE only: older operators count nodes, a shell script may count
     processes."""
-    return _counted(env, "environment", None) if {"RANK", "WORLD_SIZE"} & set(env) else None
+    return _counted(env, _AMBIGUOUS, None) if {"RANK", "WORLD_SIZE"} & set(env) else None
 
 
 _PLATFORMS = (
@@ -349,8 +324,8 @@ def _one_per_node(
         if rank_names[0] not in env:
             raise BadInput(f"{said}, but {rank_names[0]} is not set")
         said_rank, node_rank = _agreed([_said(env, name) for name in rank_names])
-    master = _master(env, hosts, None, port_name)
-    return Claim(source, "node", node_rank, nodes, said_rank, said, *master, processes)
+    host, port_number = master(env, hosts, None, port_name)
+    return Claim(source, "node", node_rank, nodes, said_rank, said, host, port_number, processes)
 
 
 def _counted(env: Mapping[str, str], source: str, level: str | None, processes: int | None = None) -> Claim:
@@ -359,10 +334,10 @@ def _counted(env: Mapping[str, str], source: str, level: str | None, processes: 
         if name not in env:
             raise BadInput(f"{other}={env[other]} is set, but {name} is not")
     (said_rank, rank), (said, size) = _said(env, "RANK"), _said(env, "WORLD_SIZE")
-    return Claim(source, level, rank, size, said_rank, said, *_master(env, []), processes)
+    return Claim(source, level, rank, size, said_rank, said, *master(env, []), processes)
 
 
-def _master(
+def master(
     env: Mapping[str, str], hosts: list[str], derived: int | None = None, port_name: str = "MASTER_PORT"
 ) -> tuple[str | None, int | None]:
     """Return (host, port) of the master, or (None, None) if no variable names a host."""

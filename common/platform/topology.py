@@ -19,6 +19,7 @@ _PROMISES = (
     "NPROC_PER_NODE",
 )  # fmt: skip
 
+_MOST_PROCESSES = 1_000_000
 _MOST_PER_NODE = 1024
 Address = tuple[str | None, int | None]  # host and port
 
@@ -81,7 +82,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
         raise BadInput(f"LOCAL_WORLD_SIZE={env['LOCAL_WORLD_SIZE']} is not at least 1")
     for count, most, what in (
         (topology.processes_per_node, _MOST_PER_NODE, "processes per node"),
-        (topology.world_size, platforms.MOST_PROCESSES, "processes"),
+        (topology.world_size, _MOST_PROCESSES, "processes"),
     ):
         if count > most:
             raise BadInput(f"{count} {what} are too many: at most {most}")
@@ -118,7 +119,8 @@ def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
     claim = platforms.detect(env)
     address = _address(args)
     if getattr(args, "rank", None) is not None or getattr(args, "world_size", None) is not None:
-        return _from_arguments(args, claim, address or _named(claim, env), level)
+        named = (claim.host, claim.port) if claim else platforms.master(env, [])
+        return _from_arguments(args, claim, address or named, level)
     if claim:
         return _from_platform(args, claim, address or (claim.host, claim.port), level)
     source = "modelarts-arguments" if address else "plain"
@@ -327,15 +329,6 @@ def _processes(args: argparse.Namespace, claim: Claim | None) -> int:
     if count < 1:
         raise BadInput(f"--processes_per_node {count} is not at least 1")
     return count
-
-
-def _named(claim: Claim | None, env: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """Return the host and port of the first node if no argument gives them."""
-    if claim:
-        return claim.host, claim.port
-    if env.get("MASTER_ADDR"):
-        return env["MASTER_ADDR"], platforms.port(env, "MASTER_PORT")
-    return None, None
 
 
 def _address(args: argparse.Namespace) -> tuple[str, int] | None:

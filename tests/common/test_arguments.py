@@ -98,9 +98,7 @@ def test_outside_a_platform_an_unknown_option_is_an_error(words, said, parse):
 
 EXTRAS = [
     (["--foo", "bar"], ["--foo"]),
-    (["--foo=a b"], ["--foo"]),
     (["--foo", "-1"], ["--foo"]),
-    (["--foo", "-1e-5"], ["--foo"]),
     (["--foo", "--lr", "2"], ["--foo"]),
     (["--aws_secret_access_key=hunter2", "--foo=1", "--foo=2"], ["--aws_secret_access_key", "--foo"]),
     (["--x=\nepoch=9"], ["--x"]),
@@ -167,9 +165,8 @@ def test_a_file_of_options_comes_after_the_command_line(config, parse, capsys):
         ('epochs = "many"', "--epochs: invalid int value"),
         ("epochs = 1.5", "--epochs: invalid int value"),
         ("lr = true", "'true' is not a number above 0"),
-        ("lr = [1]", "lr = a list: expected one text, number, true or false"),
-        ("title = 3", "title = 3: expected a text"),
-        ("[model]\nlr = 1", "model = a table: expected one"),
+        ("lr = [1]", "lr = [1]: expected one text, number, true or false"),
+        ("[model]\nlr = 1", "model = {'lr': 1}: expected one"),
         ('config = "other.toml"', "config cannot be set in a file"),
         ("lr = ", "is not TOML"),
     ],
@@ -182,6 +179,14 @@ def test_a_file_of_options_with_a_mistake(line, said, config, parse, monkeypatch
     assert str(error.value).startswith(f"--config {words[1]}: ") and said in str(error.value)
     with pytest.raises(BadInput, match=r"missing.toml: No such file or directory"):
         parse("--config=missing.toml")
+
+
+def test_a_file_of_options_on_a_python_without_a_reader(config, parse, monkeypatch):
+    """Python 3.10 has no tomllib."""
+    for module in ("tomllib", "tomli"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(BadInput, match=r"run\.toml: cannot be read: Python 3\.10 .*pip install tomli$"):
+        parse(*config("epochs = 1"))
 
 
 def test_what_a_launcher_adds_is_always_known(parse, monkeypatch):
@@ -235,12 +240,6 @@ def test_absurdly_many_processes(env, given):
     args = argparse.Namespace(**{"processes_per_node": 1} | given)
     with pytest.raises(BadInput, match=r"too many|is not a whole number"):
         topology.resolve(args, env)
-
-
-@pytest.mark.parametrize("text", ["node[1-999999999]", f"node[1-{'9' * 5000}]", "n[0-99999][0-99999]"])
-def test_a_host_list_without_an_end(text):
-    with pytest.raises(BadInput, match="is not a Slurm host list"):
-        platforms.hostlist(text)
 
 
 def test_printable():

@@ -1,16 +1,15 @@
 """Ranks are right on every platform: recorded environments, simulated ones, contradictions."""
 
 import argparse
-import itertools
 import re
 
 import pytest
 
 from common.ground.exits import BadInput
-from common.platform.platforms import STARTED_BY, hostlist
+from common.platform.platforms import STARTED_BY, first_host
 from common.platform.topology import Topology, promised_gpus, resolve
 from launch.profiles import PROFILES, Folders, make_starts
-from tests.conftest import ROOT, environment, finish, free_port, run, start
+from tests.conftest import ROOT, environment, run
 
 
 def _resolve(env=None, processes_per_node=1, **args):
@@ -102,10 +101,6 @@ def test_nothing_injected_is_one_node():
         (LAUNCHED, Topology(1, 2, 4, 1, "h", 1234, "process", "launcher")),
         (MODELARTS, Topology(1, 2, 5, None, FIRST_WORKER, 29500, "node", "modelarts-environment")),
         (
-            MODELARTS | {"MASTER_PORT": "6060"},
-            Topology(1, 2, 5, None, FIRST_WORKER, 6060, "node", "modelarts-environment"),
-        ),
-        (
             {"MA_NUM_HOSTS": "1", "MA_NUM_GPUS": "8", "VC_TASK_INDEX": "7"},
             Topology(0, 1, 5, None, None, None, "node", "modelarts-environment"),
         ),
@@ -125,10 +120,6 @@ def test_nothing_injected_is_one_node():
             Topology(0, 1, 8, 2, "10.0.0.4", 6105, "process", "azureml"),
         ),
         (KUBEFLOW, Topology(1, 2, 5, None, "mnist-master-0", 23456, "node", "kubeflow")),
-        (
-            KUBEFLOW | {"PET_NPROC_PER_NODE": "auto", "WORLD_SIZE": "2"},
-            Topology(1, 2, 5, None, "mnist-master-0", 23456, "node", "kubeflow"),
-        ),
         (KUBEFLOW_V2, Topology(2, 3, 5, None, "pytorch-node-0-0.pytorch", 29400, "node", "kubeflow-v2")),
         (
             _words("PET_NNODES=2 PET_NODE_RANK=1 MASTER_ADDR=h MASTER_PORT=65535"),
@@ -141,10 +132,6 @@ def test_nothing_injected_is_one_node():
                 "SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NODEID=0 SLURM_NTASKS=2 SLURM_NNODES=1 MASTER_ADDR=h"
             ),
             Topology(0, 1, 2, 1, "h", 61440, "process", "slurm"),
-        ),
-        (
-            SLURM | {"MASTER_ADDR": "10.9.9.9", "MASTER_PORT": "7000"},
-            Topology(2, 3, 4, 1, "10.9.9.9", 7000, "process", "slurm"),
         ),
         (  # a step on two of the job's three nodes
             SLURM
@@ -241,33 +228,6 @@ def test_all_profiles_are_tested():
         make_starts("modelart", 0, 1, 1, ["h"], 1, FOLDERS)
     with pytest.raises(BadInput, match="node 2 of 2 with 2 host names"):
         make_starts("volcano", 2, 2, 1, ["h", "i"], 1, FOLDERS)
-
-
-@pytest.mark.parametrize("name", ["torchrun", "launch"])
-def test_profiles_of_launchers(name, tmp_path):
-    """The launcher starts the processes here; --local-rank comes from torch.distributed.launch."""
-    job = tmp_path / "job.py"
-    job.write_text(
-        "import argparse, os, sys\n"
-        "from common.platform.topology import resolve\n"
-        "args = argparse.Namespace(init_method='tcp://h:1', processes_per_node=8)\n"
-        "topology = resolve(args, os.environ)\n"
-        "line = [f'rank={topology.rank} local_rank={topology.local_rank} {topology} {sys.argv[1:]}']\n"
-        "os.write(1, (line[0] + chr(10)).encode())\n"  # one write, because the processes share the pipe
-    )
-    port = free_port()
-    started = []
-    for node in range(2):
-        (one,) = make_starts(name, node, 2, 2, ["127.0.0.1"] * 2, port, FOLDERS)
-        assert one.arguments == [] and one.environment == {}
-        started.append(start(*one.prefix, job, "--lr=1", env=environment(PYTHONPATH=str(ROOT))))
-    lines = sorted("".join(finish(process, timeout=60).stdout for process in started).splitlines())
-    assert lines == [
-        f"rank={rank} local_rank={rank % 2} topology source=torchrun level=process nodes=2 "
-        f"processes_per_node=2 node_rank={rank // 2} master=127.0.0.1:{port} ignored=--init_method "
-        + str([f"--local-rank={rank % 2}", "--lr=1"] if name == "launch" else ["--lr=1"])
-        for rank in range(4)
-    ]
 
 
 def test_what_modelarts_injects():
@@ -381,11 +341,6 @@ def test_arguments_win_over_a_platform_that_agrees_and_take_the_rest_from_it():
         ),
         (SLURM, {}, Topology(2, 3, 4, 1, "node009", SLURM_PORT, "process", "slurm")),
         (
-            SLURM,
-            dict(rank=9, world_size=12, init_method="tcp://h:1"),
-            Topology(2, 3, 4, 1, "h", 1, "process", "arguments"),
-        ),
-        (
             SLURM | _words("SLURM_NTASKS=3 SLURM_TASKS_PER_NODE=1(x3) SLURM_PROCID=2 SLURM_LOCALID=0"),
             dict(processes_per_node=4),
             Topology(2, 3, 1, 0, "node009", SLURM_PORT, "process", "slurm"),
@@ -428,7 +383,6 @@ def test_rank_level_node_settles_what_was_assumed():
         (KUBEFLOW, None, 8),
         (KUBEFLOW_V2, None, 4),
         (KUBEFLOW_V2 | {"PET_NPROC_PER_NODE": "auto"}, None, 1),
-        (KUBEFLOW_V2 | {"PET_NPROC_PER_NODE": "0"}, None, 1),
         (KUBEFLOW_V2, 1, 1),
         (AZUREML | _words("NODE_RANK=0 RANK=2"), 4, 4),  # the first node of two, and no LOCAL_WORLD_SIZE
         (MODELARTS, None, 1),
@@ -458,16 +412,19 @@ def test_profiles_promise_the_gpus_that_they_are_given(name):
         assert promised_gpus(one.environment) == (gpus or None if tells else None)
 
 
-def test_hostlist():
-    assert hostlist("gpu3") == ["gpu3"]
-    assert hostlist("node[001-004,7],gpu3") == ["node001", "node002", "node003", "node004", "node7", "gpu3"]
-    assert hostlist("r[1-2]n[09-10]-ib,x-1.y") == [
-        *(f"r{rack}n{node}-ib" for rack, node in itertools.product((1, 2), ("09", "10"))),
-        "x-1.y",
-    ]
-    for text in ("", "node[1-", "node]1", "a,,b", "node[2-1]", "node[a-b]", "node[]", "n[1-2-3]"):
-        with pytest.raises(BadInput, match="is not a Slurm host list"):
-            hostlist(text)
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ("gpu3", "gpu3"), ("node[001-004,7],gpu3", "node001"), ("r[1-2]n[09-10]-ib,x-1.y", "r1n09-ib"),
+        ("", None), ("node[1-", None), ("node]1", None), ("node[a-b]", None), ("n[1-2-3]", None),
+    ],
+)  # fmt: skip
+def test_first_host_of_a_slurm_list(text, name):
+    if name:
+        assert first_host(text) == name
+        return
+    with pytest.raises(BadInput, match="is not a Slurm host list"):
+        first_host(text)
 
 
 NODE_ARGUMENTS = dict(init_method="tcp://h:6666", rank=0, world_size=2)
@@ -481,23 +438,16 @@ NODE_ARGUMENTS = dict(init_method="tcp://h:6666", rank=0, world_size=2)
         (dict(rank=2), "--rank 2 is not in 0..1: --world_size 2 counts nodes"),
         (dict(rank=-1), "--rank -1 is not in 0..1"),
         (dict(rank="zero"), "--rank zero is not a whole number"),
-        (dict(rank=0.5), "--rank 0.5 is not a whole number"),
-        (dict(world_size="two"), "--world_size two is not a whole number"),
         (dict(world_size=0), "--world_size 0 is not at least 1"),
         (dict(init_method=None), "--world_size 2 without --init_method tcp://host:port"),
         (dict(init_method="env://"), "--world_size 2 without --init_method tcp://host:port"),
         (dict(init_method="tcp://h"), "--init_method tcp://h is not tcp://host:port"),
-        (dict(init_method="tcp://:6666"), "--init_method tcp://:6666 is not tcp://host:port"),
         (
             dict(init_method="tcp://h:0"),
             "--init_method tcp://h:0 is not tcp://host:port with a port in 1..65535",
         ),
-        (dict(init_method="h:65536"), "--init_method h:65536 is not tcp://host:port with a port in 1..65535"),
-        (dict(init_method="tcp://h:-1"), "tcp://h:-1 is not tcp://host:port"),
         (dict(init_method="fd00::7:6666"), "fd00::7:6666 is not tcp://host:port"),
         (dict(init_method="[fd00::7:6666"), "[fd00::7:6666 is not tcp://host:port"),
-        (dict(init_method="fd00::7]:6666"), "fd00::7]:6666 is not tcp://host:port"),
-        (dict(init_method="file:///x"), "file:///x is not tcp://host:port"),
         (dict(init_method="http://h:80"), "http://h:80 is not tcp://host:port"),
         (dict(init_method="tcp://h:http"), "tcp://h:http is not tcp://host:port"),
         (dict(rank_level="gpu"), "--rank_level gpu is neither node nor process"),
@@ -507,7 +457,6 @@ NODE_ARGUMENTS = dict(init_method="tcp://h:6666", rank=0, world_size=2)
             "--world_size 3 counts processes and is not divisible by --processes_per_node 2",
         ),
         (dict(processes_per_node=0), "--processes_per_node 0 is not at least 1"),
-        (dict(processes_per_node="all"), "--processes_per_node all is not a whole number"),
     ],
 )
 def test_arguments_that_are_wrong_by_themselves(args, message):
@@ -521,7 +470,6 @@ def test_arguments_that_are_wrong_by_themselves(args, message):
         (MODELARTS, "MA_NUM_HOSTS=4 VC_WORKER_NUM=4", {}, "MA_NUM_HOSTS=4 contradicts VC_WORKER_HOSTS="),
         (MODELARTS, "", NODE_ARGUMENTS, "--rank 0 contradicts VC_TASK_INDEX=1"),
         (MODELARTS, "", NODE_ARGUMENTS | dict(world_size=4), "--world_size 4 contradicts MA_NUM_HOSTS=2 ("),
-        ({}, "MA_NUM_HOSTS=4 VC_TASK_INDEX=0", NODE_ARGUMENTS, "--world_size 2 contradicts MA_NUM_HOSTS=4"),
         ({}, "MA_NUM_HOSTS=4 VC_TASK_INDEX=0", {}, "MA_NUM_HOSTS=4, but no variable names the first node"),
         ({}, "MA_NUM_HOSTS=4", {}, "MA_NUM_HOSTS=4, but VC_TASK_INDEX is not set"),
         ({}, "MA_NUM_HOSTS=four", {}, "MA_NUM_HOSTS=four is not a whole number"),
@@ -540,35 +488,27 @@ def test_arguments_that_are_wrong_by_themselves(args, message):
             "--rank 3 is a process of node 0 (4 on each), but VC_TASK_INDEX=1",
         ),
         (PAI, "RANK=3", {}, "RANK=3 is not in 0..2: WORLD_SIZE=3"),
-        (PAI, "RANK=x", {}, "RANK=x is not a whole number"),
         (PAI, "", dict(rank_level="process"), "pai-dlc-or-baidu, where WORLD_SIZE=3 counts nodes"),
         (VOLCANO, "VC_TASK_INDEX=0", {}, "VC_TASK_INDEX=0 contradicts VK_TASK_INDEX=1"),
         (VOLCANO, "VC_TRAINER_NUM=3", {}, "(2 hosts) contradicts VC_TRAINER_NUM=3"),
         (VOLCANO, "VC_PS_HOSTS=job-ps-0.job", {}, "VC_PS_HOSTS and VC_TRAINER_HOSTS are 2 groups of pods"),
         (SAGEMAKER, "SM_CURRENT_HOST=algo-9", {}, 'SM_CURRENT_HOST=algo-9 is not in SM_HOSTS=["algo-1"'),
         (SAGEMAKER, "SM_HOSTS=algo-1,algo-2", {}, "SM_HOSTS=algo-1,algo-2 is not a JSON list"),
-        (SAGEMAKER, 'SM_HOSTS="algo-2"', {}, 'SM_HOSTS="algo-2" is not a JSON list'),
         (SAGEMAKER, "SM_HOSTS=[]", {}, "SM_HOSTS=[] is not a JSON list"),
         (SAGEMAKER, 'SM_HOSTS=[1,"algo-2"]', {}, 'SM_HOSTS=[1,"algo-2"] is not a JSON list'),
-        (VOLCENGINE, "MLP_ROLE_INDEX=4", {}, "MLP_ROLE_INDEX=4 is not in 0..3: MLP_WORKER_NUM=4"),
         (KUBEFLOW, "WORLD_SIZE=12", {}, "WORLD_SIZE=12 contradicts PET_NNODES=2 x PET_NPROC_PER_NODE=8"),
         (KUBEFLOW, "RANK=0", {}, "PET_NODE_RANK=1 contradicts RANK=0"),
         (KUBEFLOW_V2, "PET_NNODES=1:3", {}, "PET_NNODES=1:3 is elastic"),
         (SLURM, "SLURM_TASKS_PER_NODE=4(x2),3", {}, "SLURM_TASKS_PER_NODE=4(x2),3: every node must run"),
         (SLURM, "SLURM_NTASKS=11", {}, "SLURM_NTASKS=11 is not divisible by SLURM_NNODES=3"),
-        (SLURM, "SLURM_NNODES=0", {}, "SLURM_NTASKS=12 is not divisible by SLURM_NNODES=0"),
         (SLURM, "SLURM_PROCID=8 SLURM_NODEID=1 SLURM_LOCALID=4", {}, "SLURM_LOCALID=4 do not follow"),
         ({}, "SLURM_PROCID=1 SLURM_NTASKS=2", {}, "SLURM_NNODES is not set"),
-        (SLURM, "SLURM_PROCID=5", {}, "SLURM_PROCID=5 SLURM_NODEID=2 SLURM_LOCALID=1 do not follow"),
-        (SLURM, "SLURM_JOB_NODELIST=node[1-2]", {}, "(2 hosts) contradicts SLURM_NNODES=3"),
         (SLURM, "", dict(rank_level="node"), "--rank_level node contradicts slurm, which started 4"),
         (SLURM, "", NODE_ARGUMENTS | dict(rank=2, world_size=3), "count nodes, but slurm started 4 "),
         (SLURM, "", NODE_ARGUMENTS | dict(world_size=12), "--world_size 12 contradicts SLURM_NNODES=3 SLURM"),
         (SKYPILOT, "SKYPILOT_NUM_NODES=3", {}, "SKYPILOT_NUM_NODES=3 contradicts SKYPILOT_NODE_IPS="),
-        (DSTACK, "DSTACK_NODE_RANK=2", {}, "DSTACK_NODE_RANK=2 is not in 0..1: DSTACK_NODES_NUM=2"),
         ({}, "DSTACK_NODE_RANK=2", {}, "DSTACK_NODES_NUM is not set"),
         (VOLCANO, "WORLD_SIZE=2", {}, "WORLD_SIZE=2 is set, but RANK is not"),
-        ({}, "WORLD_SIZE=2", {}, "WORLD_SIZE=2 is set, but RANK is not"),
         ({}, "RANK=1", {}, "RANK=1 is set, but WORLD_SIZE is not"),
         ({}, "RANK=1 WORLD_SIZE=2", {}, "WORLD_SIZE=2, but no variable names the first node"),
         ({}, "RANK=1 WORLD_SIZE=2", NODE_ARGUMENTS, "--rank 0 contradicts RANK=1"),
@@ -590,12 +530,10 @@ def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args,
     [
         (LAUNCHED, "RANK=x", {}, "RANK=x is not a whole number"),
         (LAUNCHED, "LOCAL_RANK=2", {}, "RANK=5 LOCAL_RANK=2 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 contradict"),
-        (LAUNCHED, "LOCAL_RANK=4 RANK=4", {}, "RANK=4 LOCAL_RANK=4 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4"),
         (LAUNCHED, "WORLD_SIZE=6", {}, "contradict each other"),
         (LAUNCHED, "RANK=8 LOCAL_RANK=0", {}, "RANK=8 LOCAL_RANK=0 WORLD_SIZE=8"),
         (TORCHRUN, "GROUP_RANK=0", {}, "GROUP_RANK=0 GROUP_WORLD_SIZE=2 contradict each other"),
         (TORCHRUN, "GROUP_WORLD_SIZE=3", {}, "GROUP_RANK=1 GROUP_WORLD_SIZE=3 contradict each other"),
-        (LAUNCHED, "RANK=9", {}, "RANK=9 LOCAL_RANK=1 WORLD_SIZE=8"),
         (LAUNCHED, "LOCAL_WORLD_SIZE=0", {}, "LOCAL_WORLD_SIZE=0 contradict each other"),
         (LAUNCHED, "MASTER_PORT=0", {}, "MASTER_PORT=0 is not a port in 1..65535"),
         # Two processes on the first node, one on the second: 3 are not divisible by 2.

@@ -62,18 +62,20 @@ def test_duplicate_rank(tmp_path):
     assert len(errors) == 3 and all("two processes have rank 1: process" in error for error in errors)
 
 
-def test_other_world_size(tmp_path):
-    port = free_port()
-    nodes = [_node(port, rank, 2 + rank, *PATIENT, f"--output_dir={tmp_path}") for rank in (0, 1)]
-    for node in nodes:
-        assert re.search(r"got [23] nodes \(world size\), but node .* got [23]", _one_error(node, 2))
-
-
-def test_unequal_processes_per_node(tmp_path):
-    port = free_port()
-    nodes = [_node(port, 0, 2, *PATIENT), _node(port, 1, 2, *PATIENT, "--processes_per_node=2")]
-    for node in nodes:
-        assert re.search(r"got [12] processes per node, but node .* got [12]", _one_error(node, 2))
+@pytest.mark.parametrize(
+    ("nodes", "processes", "said"),
+    [
+        ((2, 3), (1, 1), r"got [23] nodes \(world size\), but node .* got [23]"),
+        ((2, 2), (1, 2), r"got [12] processes per node, but node .* got [12]"),
+    ],
+)
+def test_layouts_that_differ(nodes, processes, said, tmp_path):
+    port, more = free_port(), (*PATIENT, f"--output_dir={tmp_path}")
+    started = [
+        _node(port, rank, nodes[rank], *more, f"--processes_per_node={processes[rank]}") for rank in range(2)
+    ]
+    for node in started:
+        assert re.search(said, _one_error(node, 2))
 
 
 def test_host_that_does_not_resolve():
