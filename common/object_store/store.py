@@ -97,11 +97,13 @@ class ObjectStore:
         for (prefix,) in self._list("list_objects", "CommonPrefixes", ("Prefix",), **options):
             yield prefix[len(below) : -1]
 
-    def uploads(self) -> Iterator[tuple[str, str, float]]:
-        """Yield (key, upload id, seconds since 1970) of the unfinished multipart uploads."""
-        below, fields = self.location.full(""), ("Key", "UploadId", "Initiated")
-        for key, upload, begun in self._list("list_multipart_uploads", "Uploads", fields, Prefix=below):
-            yield key[len(below) :], upload, begun.timestamp()
+    def uploads(self, key: str = "") -> Iterator[tuple[str, str, float]]:
+        """Yield (key, upload id, seconds since 1970) of unfinished multipart uploads: of a key, or all."""
+        prefix, skip = self.location.full(key), len(self.location.full(""))
+        fields = ("Key", "UploadId", "Initiated")
+        for full, upload, begun in self._list("list_multipart_uploads", "Uploads", fields, Prefix=prefix):
+            if not key or full == prefix:
+                yield full[skip:], upload, begun.timestamp()
 
     def head(self, key: str) -> Object | None:
         """Return an object, with the sha256 of its metadata; None if it does not exist."""
@@ -329,6 +331,9 @@ class ObjectStore:
         extra = {"Metadata": {_SHA256: sha256}}
         with open(path, "rb") as file:
             self._transfer(self.client.upload_fileobj, file, key, size, progress, ExtraArgs=extra)
+        if size > _PART:  # uploads of killed processes would be billed for ever
+            for _, earlier, _ in list(self.uploads(key)):
+                self.abort(key, earlier)
 
     def _transfer(
         self,

@@ -2,6 +2,9 @@
 
 import hashlib
 import os
+import re
+import subprocess
+import threading
 import time
 import types
 
@@ -13,7 +16,7 @@ from common.object_store import paths as object_store_paths
 from common.object_store import store as object_store
 from common.object_store.location import Location, parse
 from common.object_store.store import ObjectStore, StoreError, is_url
-from tests.conftest import free_port
+from tests.conftest import environment, free_port, run
 from tests.support.fault_proxy import FaultProxy
 from tests.support.hostile_store import HostileStore, listing, reply
 from tests.support.object_store_server import CREDENTIALS, ObjectStoreServer
@@ -253,15 +256,6 @@ def test_a_file_is_sent_again_if_the_answer_to_its_last_request_was_lost(store, 
     assert len(sent) == 3 and store.head("key").size == BIG and list(store.uploads()) == []
 
 
-def test_an_unfinished_upload_is_listed_and_aborted(store, server):
-    server.client().create_multipart_upload(Bucket="bucket", Key=f"{store.location.prefix}/key")
-    ((key, upload, _),) = store.uploads()
-    assert key == "key"
-    for _ in range(2):
-        store.abort(key, upload)
-    assert list(store.uploads()) == []
-
-
 def test_a_multipart_upload_that_fails_is_taken_back(store, tmp_path):
     (tmp_path / "file").write_bytes(os.urandom(BIG))
 
@@ -453,3 +447,62 @@ def test_boto3_is_imported_when_it_is_needed_and_named_when_it_is_missing(server
     result = run("-c", script, code=2, env=environment(**server.environment), fresh=True)
     assert re.fullmatch(r"error: object stores need boto3 \(.*boto3.*\): pip install boto3\n", result.stderr)
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_unfinished_uploads_of_the_key_are_taken_back_by_the_next(server, store, tmp_path):
+    for key in ("key", "key2"):
+        server.client().create_multipart_upload(Bucket="bucket", Key=f"{store.location.prefix}/{key}")
+    assert [each[0] for each in store.uploads()] == ["key", "key2"]
+    (tmp_path / "file").write_bytes(bytes(BIG))
+    store.send(str(tmp_path / "file"), "key")
+    assert [each[0] for each in store.uploads()] == ["key2"]
+    key, upload, _ = next(store.uploads())
+    for _ in range(2):
+        store.abort(key, upload)
+    assert list(store.uploads()) == []
+
+
+def test_unfinished_uploads_without_an_end(store, monkeypatch):
+    text = "<IsTruncated>true</IsTruncated><NextKeyMarker>a</NextKeyMarker>"
+    answer = reply(f"<ListMultipartUploadsResult>{text}</ListMultipartUploadsResult>".encode())
+    with HostileStore(lambda *_: answer) as hostile, pytest.raises(StoreError, match="does not end"):
+        list(through(monkeypatch, hostile, store).uploads())
+
+
+def test_two_that_fetch_the_same_file_at_a_time(store, tmp_path):
+    content = os.urandom(BIG)
+    (tmp_path / "file").write_bytes(content)
+    store.send(str(tmp_path / "file"), "key")
+    threads = [
+        threading.Thread(target=store.fetch, args=("key", str(tmp_path / "back"), BIG)) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "back").read_bytes() == content
+    assert sorted(os.listdir(tmp_path)) == ["back", "file"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Yield a folder on a file system of 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "bootfile-test", str(folder)], capture_output=True
+    )
+    if mount.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {mount.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(store, small_disk):
+    store.write("small", bytes(2_000_000))
+    store.send(_file(small_disk.parent / "big", BIG), "big")
+    for key, size in (("small", 2_000_000), ("big", BIG)):
+        full = r"No space left on device \(\d\.\d MB free at .*\)|File too large"
+        with pytest.raises(StoreError, match=full):
+            store.fetch(key, str(small_disk / "back"), size)
+        assert os.listdir(small_disk) == []
