@@ -8,7 +8,7 @@ A script for KSpeed changes only its import:
 
 iplist: the host of a Redis or Valkey server, "host[:port]", as text or as the only item of a list; its URL,
 redis:// or rediss://; a folder of packs, "/..."; None or "": a pack in this node's memory or on its disk. All
-return the same bytes as the files. Any failure is a miss: the file is read.
+return the same bytes as the files. If a server fails, the files are read.
 
 user and password: of the server. A user in the URL and a password in the environment
 (BOOTFILE_CACHE_PASSWORD, BOOTFILE_CACHE_PASSWORD_FILE) have priority. If a server refuses the user, the user
@@ -39,8 +39,6 @@ from datasets.stores.shared import address
 from datasets.stores.store import Store
 from datasets.stores.tiers import Stores
 
-_handed_on: list[str | None] = [None]  # the password that this process has put into its environment
-
 
 class KSpeedFolder:
     """The files below a folder, by path: absolute, or as joined to `root`, or relative to it.
@@ -50,9 +48,8 @@ class KSpeedFolder:
     cache_dir: for the index. All files are read once for it.
     max_bad_images: share of images that may be damaged; their bytes are read from the folder.
     log: called with one line of text.
-    `indexes`: of the splits; empty if they cannot be made for the `reason`.
-    Workers may get it by fork or pickle. Raises BadInput if an argument is wrong, or if a server refuses the
-    user or the password.
+    `indexes`: of the splits.
+    Workers may get it by fork or pickle. Raises BadInput as image_folder.load() and Stores do.
     """
 
     def __init__(
@@ -75,21 +72,8 @@ class KSpeedFolder:
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         stores = _open_stores(place.strip(), user, password, mode, log)
         self._finalizer = weakref.finalize(self, _close, stores, os.getpid())
-        self.indexes: list[image_folder.ImageFolderIndex] = []
-        self.reason: BadInput | None = None
-        self._stores: list[Store | None] = []
-        try:
-            self.indexes = _scan(self.root, cache, max_bad_images)
-        except BadInput as error:
-            self.reason = error
-            log(f"{error}; the files are read without a cache")
-        for index in self.indexes:
-            image_folder.warn_of_names(index, image_folder.one_line(log))
-            try:
-                self._stores.append(stores.open(index))
-            except BadInput as error:
-                log(f"{error}; the files are read without it")
-                self._stores.append(None)
+        self.indexes = _scan(self.root, cache, max_bad_images)
+        self._stores: list[Store] = [stores.open(index) for index in self.indexes]
 
     def getBIN(self, path: str) -> bytes:
         """Return a file's bytes. Raises OSError if it does not exist."""
@@ -104,16 +88,14 @@ class KSpeedFolder:
         return _rgb(io.BytesIO(self.getBIN(path)))
 
     def getbatch(self, paths: Iterable[str]) -> list[bytes]:
-        """Return the bytes of several files, requested together. Raises OSError."""
+        """Return the bytes of several files, requested together. Raises OSError, and BadInput if a file has
+        changed since the start."""
         names = [self._absolute(path) for path in paths]
         contents: dict[str, Any] = {}
-        for index, store in zip(self.indexes, self._stores, strict=True):
-            ids = {name: id for name in names if (id := _find_id(index, name)) is not None}
-            if store and ids:
-                try:
-                    contents |= zip(ids, store.read(np.array([*ids.values()])), strict=True)
-                except BadInput:  # a file has changed since the scan, so all these files are read
-                    continue
+        for store in self._stores:
+            ids = {name: id for name in names if (id := _find_id(store.index, name)) is not None}
+            if ids:
+                contents |= zip(ids, store.read(np.array([*ids.values()])), strict=True)
         return [contents[name] if name in contents else Path(name).read_bytes() for name in names]
 
     def size(self, path: str | None = None) -> int:
@@ -128,7 +110,7 @@ class KSpeedFolder:
 
     def close(self) -> None:
         """Release the cache. Without this call the end of the process releases it. Files stay readable."""
-        self._stores = [None] * len(self.indexes)
+        self._stores = []
         self._finalizer()
 
     def __getstate__(self) -> dict:
@@ -228,8 +210,6 @@ class KSpeedCallable:
             raise BadInput(f"batch_size {batch_size} and num_shards {num_shards} are not both at least 1")
         options["max_bad_images"] = max_bad_images
         self.folder = KSpeedFolder(root, workers, iplist, user, password, **options)
-        if self.folder.reason:
-            raise self.folder.reason
         self.index = self.folder.indexes[0]
         self.batch_size, self.first_epoch = batch_size, first_epoch
         together = batch_size * num_shards
@@ -251,10 +231,9 @@ class KSpeedCallable:
             raise StopIteration
         ids = self._ids(info.epoch_idx, info.iteration)
         if one:
-            number = info.idx_in_epoch - info.iteration * self.batch_size
-            if number != info.idx_in_batch:
+            if info.idx_in_epoch - info.iteration * self.batch_size != info.idx_in_batch:
                 raise BadInput(f"the pipeline has another batch_size than {self.batch_size}")
-            ids = ids[number : number + 1]
+            ids = ids[info.idx_in_batch : info.idx_in_batch + 1]
         if not len(ids):  # in the last batch other shards have a sample, this one has none
             raise StopIteration
         contents = self.folder.getbatch([self.index.path(id) for id in ids])
@@ -308,7 +287,8 @@ def _open_stores(
     """Return the stores of encoded samples in a place of KSpeedFolder. Raises BadInput."""
     if not place or place.startswith("/"):
         return Stores(place or None, None, mode, True, log, "encoded")
-    _hand_on(password)
+    if password and not os.environ.get(address.PASSWORD_FILE) and not os.environ.get(address.PASSWORD):
+        os.environ[address.PASSWORD] = password  # which workers inherit; a pickle may be stored on a disk
     url = place if "://" in place else f"redis://{place}"
     if user and "@" not in url:
         url = url.replace("://", f"://{urllib.parse.quote(user, safe='')}@", 1)
@@ -318,25 +298,14 @@ def _open_stores(
         where = address.parse(url)._replace(form="encoded")
         try:
             return Stores(None, where, mode, False, log)
-        except BadInput as error:
+        except BadInput:
             if not user:
                 raise
-            refused = f"{error}; the users {user} and default were tried"
-        try:
-            stores = Stores(None, where._replace(user="default"), mode, False, log)
-        except BadInput:
-            raise BadInput(refused) from None
+        stores = Stores(None, where._replace(user="default"), mode, False, log)
         log(f"cache {where}: it refuses the user, so the user default is used")
         return stores
     except BadInput as error:
         raise BadInput(str(error).replace("--cache", "iplist")) from None
-
-
-def _hand_on(password: str | None) -> None:
-    """Put the password into the environment, which workers inherit. A pickle may be stored on a disk."""
-    known = os.environ.get(address.PASSWORD)
-    if password and not os.environ.get(address.PASSWORD_FILE) and known in (None, "", _handed_on[0]):
-        os.environ[address.PASSWORD] = _handed_on[0] = password
 
 
 def _close(stores: Stores | None, pid: int) -> None:
