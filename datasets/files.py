@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import os
 import ssl
-import urllib.error
 import urllib.request
 from typing import Any
 
@@ -53,18 +52,13 @@ def read_checked(path: str, md5: str) -> bytes:
             content = file.read()
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
-    check_md5(path, content, md5)
-    return gzip.decompress(content) if path.endswith(".gz") else content
-
-
-def check_md5(name: str, content: bytes, md5: str) -> None:
-    """Raise BadInput if the content has another md5."""
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != md5:
+    actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if actual != md5:
         raise BadInput(
-            f"{name} is not the official file (truncated or changed): {len(content)} bytes with md5 {found}, "
-            f"expected md5 {md5}"
+            f"{path} is not the official file (truncated or changed): "
+            f"{len(content)} bytes with md5 {actual}, expected md5 {md5}"
         )
+    return gzip.decompress(content) if path.endswith(".gz") else content
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
@@ -93,13 +87,7 @@ def download(url: str, path: str, md5: str) -> None:
                 _fetch(url, path, md5)
     except BadInput:
         raise
-    except urllib.error.URLError as error:
-        raise BadInput(f"cannot download {url}: {error.reason}") from error
-    except (
-        OSError,
-        ValueError,
-        http.client.HTTPException,
-    ) as error:  # time-outs, a cut connection, a full or read-only disk
+    except (OSError, ValueError, http.client.HTTPException) as error:  # of the network or the disk
         raise BadInput(f"cannot download {url} to {path}: {error or type(error).__name__}") from error
     finally:
         if created:

@@ -7,7 +7,7 @@ Repository, 1998.
 import torch
 
 from common.ground.exits import import_optional
-from datasets.memory.image_set import ImageSet, generate_images
+from datasets.memory.image_set import ImageSet, generate_sets
 
 SIDE, MEAN, STD = 8, (0.3047,), (0.3756,)  # pixels; of pixels / 255
 
@@ -19,8 +19,7 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     BadInput.
     """
     if custom_data:
-        first, second = generate_images(channels=1, side=8)
-        return _image_set(*first, "generated"), _image_set(*second, "generated")
+        return generate_sets(_image_set, channels=1, side=8)
     if data_url is not None:
         from datasets.files import local_folder
 

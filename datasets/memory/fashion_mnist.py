@@ -1,8 +1,8 @@
 """Fashion-MNIST (H. Xiao et al., arXiv:1708.07747): 60,000 + 10,000 grey images of 28x28 pixels in 10
 classes.
 
-The four official files, packed (.gz) or unpacked, are read from data_url, its subfolder raw/ or
-FashionMNIST/raw/. Their md5 is checked.
+The four official files (.gz) are read from data_url, its subfolder raw/ or FashionMNIST/raw/, where
+torchvision puts them. Their md5 is checked.
 """
 
 import os
@@ -12,7 +12,7 @@ import torch
 
 from common.ground.exits import BadInput
 from datasets.files import local_folder, read_checked
-from datasets.memory.image_set import ImageSet, generate_images
+from datasets.memory.image_set import ImageSet, generate_sets
 
 SIDE, MEAN, STD = 28, (0.2860,), (0.3530,)  # pixels; of pixels / 255
 
@@ -21,10 +21,6 @@ MD5 = {
     "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
     "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-    "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-    "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-    "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-    "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
 }
 CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -38,8 +34,7 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     Raises BadInput if a file is missing or not the official one.
     """
     if custom_data:
-        train, test = generate_images(channels=1, side=28)
-        return _image_set(*train, "generated"), _image_set(*test, "generated")
+        return generate_sets(_image_set, channels=1, side=28)
     folder = local_folder(data_url)
     candidates = [os.path.join(folder, below) for below in ("", "raw", os.path.join("FashionMNIST", "raw"))]
     for candidate in candidates:
@@ -47,7 +42,7 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
             return _load_part(candidate, "train"), _load_part(candidate, "t10k")
     raise BadInput(
         f"no Fashion-MNIST in {', '.join(candidates)}: put the four official files, "
-        f"{', '.join(list(MD5)[:4])}, there (https://github.com/zalandoresearch/fashion-mnist), "
+        f"{', '.join(MD5)}, there (https://github.com/zalandoresearch/fashion-mnist), "
         "or train on generated images with --custom_data=true"
     )
 
@@ -62,14 +57,8 @@ def _load_part(folder: str, part: str) -> ImageSet:
 
 
 def _read(folder: str, part: str, kind: str) -> np.ndarray:
-    name = f"{part}-{kind}-idx{3 if kind == 'images' else 1}-ubyte"
-    path = next(
-        (p for p in (os.path.join(folder, name), os.path.join(folder, f"{name}.gz")) if os.path.isfile(p)),
-        None,
-    )
-    if path is None:
-        raise BadInput(f"{folder} holds neither {name} nor {name}.gz")
-    content = read_checked(path, MD5[os.path.basename(path)])
+    name = f"{part}-{kind}-idx{3 if kind == 'images' else 1}-ubyte.gz"
+    content = read_checked(os.path.join(folder, name), MD5[name])
     return np.frombuffer(bytearray(content), dtype=np.uint8, offset=_HEADER[kind])
 
 

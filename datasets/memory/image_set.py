@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -68,21 +69,22 @@ def load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, 
     return importlib.import_module(f"datasets.memory.{name}").load(data_url, custom_data)
 
 
-def generate_images(
-    channels: int, side: int
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+def generate_sets(
+    make: Callable[[torch.Tensor, torch.Tensor, str], ImageSet], channels: int, side: int
+) -> tuple[ImageSet, ImageSet]:
     """Return a training and a test set of ten learnable classes for smoke tests, always the same.
 
-    Each is (images uint8 [N, channels, side, side], labels int64 [N]), N = 5000 and 250. A class is a smooth
-    random pattern under noise of the same contrast.
+    make: returns the set of (images uint8 [N, channels, side, side], labels int64 [N], source), N = 5000 and
+    250. A class is a smooth random pattern under noise of the same contrast.
     """
     generator = torch.Generator().manual_seed(2024)
     coarse = torch.randn(GENERATED_CLASSES, channels, 4, 4, generator=generator)
     patterns = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear")
 
-    def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(count: int) -> ImageSet:
         labels = torch.randperm(count, generator=generator) % GENERATED_CLASSES
         images = torch.randn(count, channels, side, side, generator=generator).mul_(40)
-        return images.add_((128 + 40 * patterns)[labels]).clamp_(0, 255).to(torch.uint8), labels
+        images.add_((128 + 40 * patterns)[labels])
+        return make(images.clamp_(0, 255).to(torch.uint8), labels, "generated")
 
     return draw(GENERATED_TRAIN), draw(GENERATED_TEST)

@@ -107,13 +107,6 @@ def test_hostile_and_truncated_batches(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def test_truncated_binary_batch(tmp_path):
-    (tmp_path / "cifar-10-batches-bin").mkdir()
-    (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(bytes(3073))
-    line = _refused(tmp_path / "out", "jobs/train.py", "--data_url", tmp_path)
-    assert "data_batch_1.bin has 3073 bytes, expected 30730000" in line
-
-
 def test_no_data_and_no_network_names_the_three_ways(tmp_path):
     (tmp_path / "data").mkdir()
     env = environment(
