@@ -330,7 +330,8 @@ def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Itera
             turn = 2 * turn if waits else _TURN
 
 
-def progress(total: int | None, text: str) -> tqdm:
-    """Return a progress bar that counts images."""
+def progress(total: int | None, text: str, done: int = 0) -> tqdm:
+    """Return a progress bar that counts images. done: those that were ready before."""
     # not a terminal: print every 10 s, so that a long scan does not look like a hang
-    return tqdm(total=total, desc=text, unit="image", delay=2, mininterval=10 * (not os.isatty(2)))
+    interval = 10 * (not os.isatty(2)) or 0.1
+    return tqdm(total=total, initial=done, desc=text, unit="image", delay=2, mininterval=interval)

@@ -5,7 +5,6 @@ Every backend except synthetic delivers the same samples, labels and boxes.
 
 import importlib.util
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,20 +49,6 @@ def resolve(backend: str, device: torch.device) -> str:
         return backend
     here = ", ".join(name for name, why in known.items() if why is None)
     raise BadInput(f"data_backend {backend}: {reason}; available here: {here}")
-
-
-def parse_list(names: str | None, device: torch.device, log: Callable[[str], None]) -> list[str]:
-    """Return the backends of a list separated by commas; without a list all that are available.
-
-    log: called with one line about each backend that is not available, unless a list is given.
-    Raises BadInput as resolve() does.
-    """
-    if names:
-        return [resolve(name, device) for name in names.split(",")]
-    for name, reason in reasons(device).items():
-        if reason:
-            log(f"{name}: {reason}")
-    return [name for name, reason in reasons(device).items() if not reason]
 
 
 def build(

@@ -17,8 +17,6 @@ from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
 
-# images/s in "Diving into DALI: how to boost PyTorch data loading": shufflenet_v2_x0_5, batch 512, one V100
-ARTICLE = {"pytorch": 1058, "dali": 1816, "dali-gpu": 3910}
 _SECONDS = 2.0  # for each backend, after its first batches
 HEAD = 8  # batches that are measured repeatedly
 _WARM_UP = 2  # first batches, not measured because they include the start of processes and pipelines
@@ -71,15 +69,8 @@ def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) ->
 
 
 def profile(args: argparse.Namespace, backend: str, seconds: float) -> str:
-    """Return the text of --prof: images/s, and the article's figures if the network is the same.
-
-    args: prof (batches), batch_size, arch. backend: that of the loader. seconds: the time of these batches.
-    """
-    said = f"prof: {args.prof * args.batch_size / seconds:.1f} images/s with {backend}, {args.prof} batches"
-    if args.arch == "shufflenet_v2_x0_5" and backend in ARTICLE:
-        table = ", ".join(f"{name} {rate}" for name, rate in ARTICLE.items())
-        said += f"; the DALI article, 512 a batch on a V100: {table}"
-    return said
+    """Return the text of --prof. args: prof (batches), batch_size. seconds: the time of these batches."""
+    return f"prof: {args.prof * args.batch_size / seconds:.1f} images/s with {backend}, {args.prof} batches"
 
 
 def text(rates: dict[str, float]) -> str:
@@ -95,31 +86,26 @@ def log_advice(loader: Loader, args: argparse.Namespace, log: Log) -> None:
     """
     waited = ranks.maximum(loader.waited, loader.to_device.device)
     if ranks.is_first():
-        seconds = log.training_seconds
-        log.info(advice(loader, loader.backend, waited, seconds, args.workers, args.antialias))
+        log.info(advice(loader, waited, log.training_seconds, args))
 
 
-def advice(
-    loader: Any, backend: str, waited: float, seconds: float, workers: int | None, antialias: bool
-) -> str:
+def advice(loader: Loader, waited: float, seconds: float, args: argparse.Namespace) -> str:
     """Return one sentence on the time spent waiting for data, and the backend that would reduce it.
 
-    loader: of a training that has ended.
-    waited: seconds of the process that waited longest.
-    seconds: of the training. If it waited for 3 % or more and took 20 s or more, the backends are measured
-        for some seconds each.
+    waited: seconds of the process that waited longest. seconds: of the training. If it waited for 3 % or more
+    and took 20 s or more, the backends are measured for some seconds each.
     """
     share = waited / seconds
-    said = f"the device waited for data for {share:.1%} of the training time with {backend}"
-    backend = backends.CACHED.get(backend, backend)
+    said = f"the device waited for data for {share:.1%} of the training time with {loader.backend}"
+    backend = backends.CACHED.get(loader.backend, loader.backend)
     if share < _ENOUGH or backend == "synthetic":
         return f"{said}: another backend would not make it faster"
     if seconds < _SHORT:
         return f"{said}; backends are compared after {_SHORT:g} s of training or more"
     try:
-        measured = rates(
-            loader.engine.store, loader.plan, loader.to_device.device, workers, antialias=antialias
-        )
+        engine: Any = loader.engine
+        device = loader.to_device.device
+        measured = rates(engine.store, loader.plan, device, args.workers, antialias=args.antialias)
     except Exception as error:  # the training has ended and is saved: the job must not fail now
         return f"{said}; the backends could not be measured: {error}"
     if backend not in measured:

@@ -182,22 +182,11 @@ class WholeBatchSampler(BatchSampler):
 
     The ranks' parts of that batch differ by one sample at most. Lower ranks have the larger parts. A part may
     be empty, because every rank has the same number of steps. global_batch may exceed size. shuffle: False
-    yields 0..size-1 in order.
+    yields 0..size-1 in order. The other arguments are those of a BatchSampler.
     """
 
-    def __init__(
-        self,
-        size: int,
-        global_batch: int,
-        seed: int,
-        epochs: int | None = None,
-        max_steps: int | None = None,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        shuffle: bool = True,
-    ):
-        super().__init__(size, global_batch, seed, epochs, max_steps, rank=rank, world_size=world_size)
+    def __init__(self, *arguments: Any, shuffle: bool = True, **options: Any):
+        super().__init__(*arguments, **options)
         self.shuffle = shuffle
 
     def __len__(self) -> int:

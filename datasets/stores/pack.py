@@ -1,7 +1,7 @@
 """Packs: a data set in memory-mapped files that all processes of a node share, in one of the forms.
 
 A pack is a folder of Arrow IPC files of 512 samples each and meta.json. A file has record batches of 64
-samples; those of older packs have one batch. The columns are height and width (uint32, pixels), crc32
+samples. The columns are height and width (uint32, pixels), crc32
 (uint32, of the content) and content (large_binary): the pixels uint8 [height, width, 3] or encoded bytes of
 any length. Arrow files are mapped without a copy. Unlike LMDB files, they can be opened twice and survive a
 fork. Both are as fast as a plain mapped file (tests/benchmarks/README.md, "Negative results").
@@ -21,18 +21,18 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import locked, open_atomic, opener, sweep, write_atomic
 from common.platform.platforms import available_cores
+from datasets.folders.listing import progress
 from datasets.stores import forms, pack_lease
 from datasets.stores.files import FileStore
 from datasets.stores.forms import FORMS, QUALITY, SHORT_SIDE, Sample
 from datasets.stores.store import Store
 
 META = "meta.json"
-_VERSION, _READABLE = 2, (1, 2)  # 1: one record batch in each file
+_VERSION = 2
 _MOST = 10**12  # samples of a pack
 SAMPLES_PER_FILE = 512  # samples per file: a kill loses at most one file
 _BATCH = 64  # samples per record batch, which are in memory at the same time
@@ -73,16 +73,6 @@ class PackStore(Store):
         """Return the stored sample without a copy or a check."""
         height, width, _, content = self._sample(id)
         return Sample(height, width, content)
-
-    def verify(self) -> None:
-        """Verify all samples. Raises BadInput with the paths of damaged images."""
-        bad = []
-        for id in tqdm(range(len(self.index)), desc=f"checking {self.path}", unit="image", mininterval=1):
-            _, _, checksum, content = self._sample(id)
-            if zlib.crc32(content) != checksum:
-                bad.append(self.index.path(id))
-        if bad:
-            raise BadInput(f"{len(bad)} of {len(self.index)} images in {self.path} are damaged: {bad[:10]}")
 
     def close(self) -> None:
         self._parts = {}
@@ -158,9 +148,7 @@ def build(
                 if not _is_there(path, wanted):
                     _fill(index, path, wanted, threads or THREADS_PER_CORE * available_cores(), source, room)
     except OSError as error:
-        found = damage(path, described(path))
-        remedy = f"; the pack there is damaged ({found}): delete it, or name another folder" if found else ""
-        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}{remedy}") from error
+        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}") from error
     if named:
         pack_lease.keep_if_leased(path)
     return PackStore(path, index)
@@ -169,26 +157,18 @@ def build(
 def _is_there(path: str, wanted: dict) -> bool:
     """Return whether the wanted pack exists and is complete."""
     meta = described(path)
-    return _matches(meta, wanted | {"whole": True}) and not damage(path, meta)
-
-
-def _matches(meta: dict, wanted: dict) -> bool:
-    """Return whether the meta data have the wanted values, in any readable version."""
-    return meta.get("version") in _READABLE and meta | wanted == meta | {"version": wanted["version"]}
+    return meta == meta | wanted | {"whole": True} and not damage(path, meta)
 
 
 def damage(path: str, meta: dict) -> str | None:
-    """Return the fault in the part sizes of a finished pack, or None. Older packs do not list the sizes."""
-    if not meta.get("whole"):
-        return None
-    count = -(-meta["count"] // SAMPLES_PER_FILE)
-    for number, expected in enumerate(meta.get("sizes", itertools.repeat(None, count))):
+    """Return the fault in the part sizes of a finished pack, or None."""
+    for number, expected in enumerate(meta["sizes"] if meta.get("whole") else ()):
         try:
             size = os.path.getsize(_part(path, number))
         except OSError as error:
             return f"{_part(path, number)}: {error.strerror}"
-        if size != expected and (expected is not None or size == 0):
-            return f"{_part(path, number)} has {size} bytes, expected {expected or 'more'}"
+        if size != expected:
+            return f"{_part(path, number)} has {size} bytes, expected {expected}"
     return None
 
 
@@ -213,7 +193,7 @@ def _fill(
     room: Callable[[], int] | None,
 ) -> None:
     count, meta = -(-len(index) // SAMPLES_PER_FILE), described(path)
-    same = _matches(meta, wanted)
+    same = meta == meta | wanted
     missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
     size = size_of(index, wanted["form"], wanted["short_side"]) / max(1, count)
 
@@ -231,10 +211,8 @@ def _fill(
         os.makedirs(path)
     sweep(path)
     _write_meta(path, wanted | {"whole": False})
-    bar = tqdm(
-        total=len(index), initial=min(len(index), (count - len(missing)) * SAMPLES_PER_FILE), unit="image",
-        desc=f"packing {index.split}", mininterval=10 * (not os.isatty(2)) or 0.1,
-    )  # fmt: skip
+    done = min(len(index), (count - len(missing)) * SAMPLES_PER_FILE)
+    bar = progress(len(index), f"packing {index.split}", done)
     make = functools.partial(
         forms.make, FileStore(index, verified=True), form=wanted["form"], short_side=wanted["short_side"]
     )
@@ -348,7 +326,7 @@ def described(path: str) -> dict:
     try:
         with open(os.path.join(path, META), encoding="utf-8", opener=opener) as file:
             meta = json.loads(file.read(2**26))
-        sizes = meta.get("sizes", [])
+        sizes = meta["sizes"] if meta["whole"] else []
         usable = (
             isinstance(meta["fingerprint"], str)
             and meta["form"] in FORMS
@@ -359,7 +337,7 @@ def described(path: str) -> dict:
             )
             and isinstance(sizes, list)
             and all(type(size) is int for size in sizes)
-            and ("sizes" not in meta or len(sizes) == -(-meta["count"] // SAMPLES_PER_FILE))
+            and (not meta["whole"] or len(sizes) == -(-meta["count"] // SAMPLES_PER_FILE))
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

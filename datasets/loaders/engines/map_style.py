@@ -110,6 +110,10 @@ class Fetcher:
         with generators.restored():
             return fingerprint(self.dataset, lambda ids: self.items(ids, draw_seeds(None, ids, 0, 0).seed))
 
+    def __call__(self, batch: Batch, size: int) -> tuple[np.ndarray, tuple[Any, Any]]:
+        """Return what batch() returns for a batch of a plan. size: not used."""
+        return self.batch(batch.ids, batch.crops[0])
+
     def batch(self, ids: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return (labels for the receipt, int64 [n]; (inputs, targets)) of samples, collated."""
         if self._table:  # all rows in one call; they are not random
@@ -183,18 +187,13 @@ class MapStyle:
     reuses_memory = False
 
     def __init__(self, fetcher: Fetcher, workers: Any):
-        self._batches, self._workers = _Batches(fetcher), workers
+        self._fetcher, self._workers = fetcher, workers
         self.example, self.collate_fn = fetcher.example, fetcher.collate_fn
-        self._keys: _Keys | None = None
 
     def run(self, plan: Plan) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
         """Yield each batch with its (inputs, targets). Its labels are digests of the targets."""
-        if self._keys is None or plan is not self._keys.plan:
-            self._keys = _Keys(plan)
-        for ids, seeds, labels, batch in self._workers.load(self._batches, self._keys, _only):
-            if isinstance(batch, BadInput):
-                raise batch
-            yield Batch(ids, labels, Seeds(seeds)), batch
+        for batch, (labels, data) in self._workers.load(plan, self._fetcher):
+            yield batch._replace(labels=labels), data
 
     def close(self) -> None:
         self._workers.close()
@@ -239,40 +238,6 @@ def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
         indices = np.asarray(dataset.indices, np.int64)
         dataset, rows = dataset.dataset, indices if rows is None else indices[rows]
     return (dataset, rows) if type(dataset) is TensorDataset else (None, None)
-
-
-class _Keys:
-    """An iterable of the (ids, seeds) of each step."""
-
-    def __init__(self, plan: Plan):
-        self.plan = plan
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    def __iter__(self) -> Iterator[list[np.ndarray]]:
-        for batch in self.plan:
-            yield [batch.ids, batch.crops[0]]
-
-
-class _Batches(Dataset):
-    """A dataset of whole batches, whose keys are (ids, seeds)."""
-
-    def __init__(self, fetcher: Fetcher):
-        self.fetcher = fetcher
-
-    def __getitems__(self, keys: list[np.ndarray]) -> list[tuple]:
-        """Return [(ids, seeds, labels, batch)]. A BadInput is returned instead of the batch, because a raised
-        error would become the text of a traceback."""
-        ids, seeds = keys
-        try:
-            return [(ids, seeds, *self.fetcher.batch(ids, seeds))]
-        except BadInput as error:
-            return [(ids, seeds, ids, error)]
-
-
-def _only(batches: list[tuple]) -> tuple:
-    return batches[0]
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:

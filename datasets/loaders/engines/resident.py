@@ -26,37 +26,29 @@ def resident_loader(data: ImageSet, sampler: Any, device: torch.device, augment:
 
 
 class Resident:
-    """An engine that gathers batches from images on `device`, padded if the plan has crops (augment)."""
+    """An engine that gathers batches from images on `device`, padded by memory.pad() if the plan has crops
+    (augment)."""
 
     reuses_memory = False
 
     def __init__(self, data: ImageSet, augment: bool, device: torch.device):
-        self._gather = Gather(data.images, data.padding if augment else 0, device, data.reflect)
-
-    def run(self, plan: Plan) -> Images:
-        batches = iter(plan)
-        while several := list(itertools.islice(batches, max(1, _CHUNK // plan.largest))):
-            columns = [np.stack([batch.ids, *corners(batch)]) for batch in several]
-            images = self._gather(np.concatenate(columns, axis=1))
-            yield from zip(several, images.split([len(batch.ids) for batch in several]), strict=True)
-
-    def close(self) -> None:
-        pass
-
-
-class Gather:
-    """Images on `device`, padded by memory.pad(), from which windows are gathered."""
-
-    def __init__(self, images: torch.Tensor, padding: int, device: torch.device, reflect: bool = False):
-        _, channels, self.height, self.width = images.shape
+        padding = data.padding if augment else 0
+        _, channels, self.height, self.width = data.images.shape
         self.stride = self.width + 2 * padding
-        padded = pad(images, padding, reflect, device)
+        padded = pad(data.images, padding, data.reflect, device)
         self.image = padded.shape[1] * padded.shape[2]  # pixels
         self.pixels = padded.view(-1, channels)
         self.rows = torch.arange(self.height, device=device).view(1, -1, 1)
         self.columns = torch.arange(self.width, device=device).view(1, 1, -1)
 
-    def __call__(self, windows: np.ndarray) -> torch.Tensor:
+    def run(self, plan: Plan) -> Images:
+        batches = iter(plan)
+        while several := list(itertools.islice(batches, max(1, _CHUNK // plan.largest))):
+            columns = [np.stack([batch.ids, *corners(batch)]) for batch in several]
+            images = self.gather(np.concatenate(columns, axis=1))
+            yield from zip(several, images.split([len(batch.ids) for batch in several]), strict=True)
+
+    def gather(self, windows: np.ndarray) -> torch.Tensor:
         """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n]."""
         columns = torch.from_numpy(windows)
         if self.pixels.is_cuda:
@@ -66,3 +58,6 @@ class Gather:
         across = torch.where(flip.view(-1, 1, 1) > 0, self.width - 1 - self.columns, self.columns)
         places = corner + self.rows * self.stride + across
         return self.pixels.index_select(0, places.view(-1)).view(*places.shape, -1)
+
+    def close(self) -> None:
+        pass

@@ -1,17 +1,19 @@
-"""Worker processes that load batches: torch's DataLoader, kept from epoch to epoch."""
+"""Worker processes that load the batches of a plan: torch's DataLoader, kept from epoch to epoch."""
 
 import functools
 import multiprocessing
 import os
 import signal
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from common.distributed import preemption
+from common.ground.exits import BadInput
+from datasets.sampling.sampler import Batch, Plan
 
 
 class Workers:
@@ -21,34 +23,70 @@ class Workers:
     def __init__(self, count: int, pinned: bool):
         self.count, self.pinned = count, pinned
         self._loader: DataLoader | None = None
-        self._batch_sampler: Any = None
+        self._plan: Plan | None = None
         self._closing = multiprocessing.Value("b", 0, lock=False)
         weakref.finalize(self, _close, self._closing)
 
-    def load(self, dataset: Dataset, batch_sampler: Iterable, collate_fn: Callable) -> Iterator[Any]:
-        """Yield collate_fn(dataset.__getitems__(keys)) for each `keys` of the batch sampler.
+    def load(self, plan: Plan, function: Callable[[Batch, int], Any]) -> Iterator[tuple[Batch, Any]]:
+        """Yield (batch, function(batch, plan.size)) for each batch of a plan. Raises the function's BadInput.
 
-        The workers, and the dataset and collate_fn that they were started with, are kept as long as the batch
-        sampler is the same object.
+        The workers, and the function that they were started with, are kept as long as the plan is the same
+        object.
         """
-        if self._loader is None or batch_sampler is not self._batch_sampler:
-            self._batch_sampler = batch_sampler
+        if self._loader is None or plan is not self._plan:
+            self._plan = plan
             self._loader = DataLoader(
-                dataset,
-                batch_sampler=batch_sampler,
-                collate_fn=collate_fn,
+                _Results(function),
+                batch_size=None,
+                sampler=_Keys(plan),
+                collate_fn=_unchanged,
                 num_workers=self.count,
                 pin_memory=self.pinned,
                 persistent_workers=self.count > 0,
                 worker_init_fn=functools.partial(_begin, self._closing),
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
-        return iter(self._loader)
+        for batch, result in self._loader:
+            if isinstance(result, BadInput):
+                raise result
+            yield batch, result
 
     def close(self) -> None:
         """End the workers."""
         _close(self._closing)
-        self._loader = self._batch_sampler = None  # its workers end with it
+        self._loader = self._plan = None  # its workers end with it
+
+
+class _Keys:
+    """An iterable of (batch, size of the images) of each step."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[tuple[Batch, int]]:
+        for batch in self.plan:
+            yield batch, self.plan.size
+
+
+class _Results(Dataset):
+    """The results of a function by its arguments. A BadInput is returned, because a raised error would become
+    the text of a traceback."""
+
+    def __init__(self, function: Callable[[Batch, int], Any]):
+        self.function = function
+
+    def __getitem__(self, key: tuple[Batch, int]) -> tuple[Batch, Any]:
+        try:
+            return key[0], self.function(*key)
+        except BadInput as error:
+            return key[0], error
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _begin(closing: Any, worker: int) -> None:

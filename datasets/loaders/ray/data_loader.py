@@ -4,7 +4,6 @@ The content of a batch depends on the loader's seed and the number of the batch,
 that was lost with a worker or a node is the same when another actor computes it.
 """
 
-import collections
 import itertools
 import random
 from collections.abc import Iterable, Iterator
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 
@@ -35,7 +33,7 @@ class RayDataLoader(DataLoader):
 
     torch, NumPy and random are seeded for every batch. Each epoch sends the data set to the workers; with
     persistent_workers only the first one does. Iterating raises the exceptions of the data set, with the
-    worker's traceback, and those of Pool.take(). It raises BadInput if there is no
+    worker's traceback, and those of Pool.map(). It raises BadInput if there is no
     cluster, or if the cluster is full.
     """
 
@@ -80,24 +78,14 @@ class RayDataLoader(DataLoader):
 
     def _iterate(self) -> Iterator[Any]:
         """Yield the batches of an epoch in order, while prefetch_factor tasks of each worker run or wait."""
-        keys = iter(self.batch_sampler if self.batch_sampler is not None else self.sampler)
+        keys = self.batch_sampler if self.batch_sampler is not None else self.sampler
         pool = self._pool = self._pool or Pool(self.num_workers, self.head_address, self.cpus_per_worker)
         if not (self.persistent_workers and self._served):
             # drawn at the same place as in torch's DataLoader, so shuffling is the same
             seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator).item()
             self._served = pool.put(_Fetcher(self, int(seed), pool.workers)), itertools.count()
         function, numbers = self._served
-        waiting: collections.deque = collections.deque()
-
-        def submit(count: int) -> None:
-            for key, number in zip(itertools.islice(keys, count), numbers, strict=False):
-                waiting.append(pool.submit(number % pool.workers, function, (number, key)))
-
-        submit((self.prefetch_factor or 2) * pool.workers)
-        while waiting:
-            batch = pool.take(waiting.popleft(), self.timeout)
-            submit(1)
-            batch = tree_map_only(np.ndarray, np.copy, batch)  # the caller may write to it
+        for _, batch in pool.map(function, keys, numbers, self.prefetch_factor or 2, self.timeout):
             if self.pin_memory and torch.cuda.is_available():
                 batch = torch.utils.data._utils.pin_memory.pin_memory(batch)
             yield batch

@@ -19,7 +19,7 @@ from datasets.folders.resize import fit
 from datasets.loaders.engines.map_style import Fetcher, MapStyle, build_loader
 from datasets.loaders.engines.memory import Windows, corners, plan_of
 from datasets.loaders.loader import Images, Loader
-from datasets.loaders.ray.data_loader import RayDataLoader
+from datasets.loaders.ray.pool import Pool
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import Batch, Plan, rows
 from datasets.stores.files import FileStore
@@ -30,44 +30,40 @@ _MISSING = "all nodes of the Ray cluster need the images at the same path as thi
 
 
 class RayWorkers:
-    """Actors that load batches, with the methods of engines/workers.py. The arguments are those of Pool."""
+    """Actors that run one function, with the methods of engines/workers.py. The arguments are those of
+    Pool."""
 
     def __init__(self, count: int, cpus: float, address: str):
-        self.count, self.cpus, self.address = count, cpus, address
-        self._keys: Iterable = ()
-        self._loader: RayDataLoader | None = None
+        self._arguments = count, address, cpus
+        self._pool: Pool | None = None
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the keys: this object is the batch sampler of its loader, which cannot get another one."""
-        return iter(self._keys)
+    def map(self, function: Callable, tasks: Iterable[tuple]) -> Iterator[tuple[tuple, Any]]:
+        """Yield (task, function(*task)) for each task, in order. The first call sends the function to the
+        actors, and later calls must have the same."""
+        if self._pool is None:
+            self._pool = Pool(*self._arguments)
+            self._function = self._pool.put(functools.partial(_run, function))
+        return self._pool.map(self._function, tasks)
 
-    def load(self, dataset: Any, keys: Iterable, collate_fn: Callable) -> Iterator[Any]:
-        """Yield collate_fn(dataset.__getitems__(key)) for each key, in order. The first call sends dataset
-        and collate_fn to the actors, and later calls must have the same."""
-        self._keys = keys
-        if self._loader is None:
-            self._loader = RayDataLoader(
-                dataset,
-                True,
-                self.address,
-                batch_sampler=self,
-                num_workers=self.count,
-                collate_fn=collate_fn,
-                persistent_workers=True,
-                generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
-                cpus_per_worker=self.cpus,
-            )
-        return iter(self._loader)
+    def load(self, plan: Plan, function: Callable) -> Iterator[tuple[Batch, Any]]:
+        """Yield (batch, function(batch, plan.size)) for each batch of a plan."""
+        for (batch, _), result in self.map(function, ((batch, plan.size) for batch in plan)):
+            yield batch, result
 
     def close(self) -> None:
         """End the actors."""
-        if self._loader is not None:
-            self._loader.close()
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+
+
+def _run(function: Callable, numbered: tuple[int, tuple]) -> Any:
+    return function(*numbered[1])
 
 
 class RayEngine:
-    """An engine for Loader. cutter: its __getitems__(task) makes images. The other arguments are those of
-    Pool."""
+    """An engine for Loader. cutter: a function (size, ids, crops) that makes images. The other arguments are
+    those of Pool."""
 
     reuses_memory = False
 
@@ -87,7 +83,7 @@ class RayEngine:
                     yield plan.size, batch.ids[first:last], rows(batch.crops, first, last)
 
         try:
-            results = self._workers.load(self._cutter, tasks(), lambda images: images)
+            results = (images for _, images in self._workers.map(self._cutter, tasks()))
             for first in results:
                 batch, count = batches.popleft()
                 images = np.concatenate([first, *itertools.islice(results, count - 1)])
@@ -111,8 +107,7 @@ class FolderCutter:
             self.store = copy.copy(store)
             self.store.index = _Columns(store.index)
 
-    def __getitems__(self, task: tuple) -> np.ndarray:
-        size, ids, crops = task
+    def __call__(self, size: int, ids: np.ndarray, crops: tuple) -> np.ndarray:
         images = np.empty((len(ids), size, size, 3), np.uint8)
         heights, contents = self.store.index.heights, self.store.read(ids)
         for place, (id, content, row) in enumerate(zip(ids, contents, zip(*crops, strict=True), strict=True)):
@@ -144,8 +139,7 @@ class WindowCutter:
     def _windows(self) -> Windows:
         return Windows(torch.from_numpy(np.array(self.images)), self.padding, self.reflect)
 
-    def __getitems__(self, task: tuple) -> np.ndarray:
-        _, ids, crops = task
+    def __call__(self, size: int, ids: np.ndarray, crops: tuple) -> np.ndarray:
         return self._windows(ids, corners(Batch(ids, ids, crops)))
 
 

@@ -5,8 +5,10 @@ ends with exit code 5 (common/ground/exits.py), and the next start resumes it. A
 to Ray.
 """
 
+import collections
 import contextlib
 import functools
+import itertools
 import os
 import secrets
 import signal
@@ -15,9 +17,12 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch.utils._pytree import tree_map_only
 
 from common.ground.exits import LOST_CONTACT, BadInput, import_optional, print_line
 from common.ground.files import ROOT
@@ -88,8 +93,7 @@ def connect(address: str, workers: int) -> Any:
 class Pool:
     """Actors of Ray that run functions on tasks.
 
-    A function must depend only on its task, because a task runs again if its actor is lost. Functions and
-    results travel through Ray's object store: the arrays of a result are read-only.
+    A function must depend only on its task, because a task runs again if its actor is lost.
 
     workers: actors. If a cluster has no CPUs for all of them, fewer run.
     address: see connect().
@@ -121,21 +125,42 @@ class Pool:
         self._checked = time.monotonic()
 
     def put(self, function: Callable[[tuple], Any]) -> list:
-        """Store a function for the actors. Return what submit() needs."""
+        """Store a function for the actors. Return what map() needs."""
         return [self._ray.put(function)]  # in a list: the actor gets the reference
 
-    def submit(self, number: int, function: list, task: tuple) -> Any:
-        """Start a task on the actor of this number, after its earlier tasks. Return what take() needs."""
-        start = functools.partial(self._actors[number].run.remote, function, task)
-        return start(), start
+    def map(
+        self,
+        function: list,
+        tasks: Iterable,
+        numbers: Iterator[int] | None = None,
+        ahead: int = 2,
+        timeout: float = 0.0,
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield (task, function((number, task))) for each task, in order. Raises as _take() does.
 
-    def take(self, submitted: Any, timeout: float = 0.0) -> Any:
-        """Wait for the result of a task that was submitted, and return it. The task starts again if its actor
-        is being replaced and Ray cannot reach it yet.
-
-        Raises as _take() does.
+        numbers: of the tasks (default: from 0). Task n runs on actor n % workers. ahead: tasks of each actor
+        that run or wait.
         """
-        reference, start = submitted
+        numbered = zip(tasks, itertools.count() if numbers is None else numbers, strict=False)
+        waiting: collections.deque = collections.deque()
+
+        def submit(count: int) -> None:
+            for task, number in itertools.islice(numbered, count):
+                actor = self._actors[number % self.workers]
+                start = functools.partial(actor.run.remote, function, (number, task))
+                waiting.append((task, start, start()))
+
+        submit(ahead * self.workers)
+        while waiting:
+            task, start, reference = waiting.popleft()
+            result = self._wait(reference, start, timeout)
+            submit(1)
+            # the arrays of a result are in Ray's object store and read-only; the caller may write to copies
+            yield task, tree_map_only(np.ndarray, np.copy, result)
+
+    def _wait(self, reference: Any, start: Callable[[], Any], timeout: float) -> Any:
+        """Wait for the result of a task, and return it. The task starts again if its actor is being replaced
+        and Ray cannot reach it yet. Raises as _take() does."""
         for pause in _PAUSES:
             try:
                 return self._take(reference, timeout)

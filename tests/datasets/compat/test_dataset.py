@@ -1,8 +1,11 @@
 """`Dataset` works with every engine: train, validate, reset."""
 
 import os
+import subprocess
 from collections import Counter
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -10,7 +13,7 @@ from PIL import Image
 from common.ground.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.loaders import backends
-from tests.conftest import ROOT, run
+from tests.conftest import ROOT, free_port, run
 
 TRAIN, VAL, CLASSES = 50, 23, 5
 MISSING = backends.reasons(torch.device("cpu"))["dali"]
@@ -177,19 +180,99 @@ def test_two_ranks_share_an_epoch(engine, folder, cache):
         dataset.close()
 
 
-def test_precision_mean_and_std(folder, cache):
-    images_of = []
-    for fp16 in (False, True):
-        scale = {"mean": (102.0, 127.5, 153.0), "std": (51.0, 63.75, 76.5)}
-        options = {"size": 32, "val_size": 32, "workers": 2, "backend": "threads", "cache_dir": cache}
-        dataset = Dataset(str(folder), 8, fp16=fp16, pin_memory=False, **scale, **options)
-        images_of.append(torch.cat([images for images, _ in dataset.get_val_loader()]))
+PROCESSES = """
+import sys
+import torch
+from datasets.compat.dali_dataset import Dataset
+torch.distributed.init_process_group("gloo")
+dataset = Dataset(sys.argv[1], 5, size=32, val_size=40, workers=1, world_size=2, cache_dir=sys.argv[2])
+total = torch.zeros(2, dtype=torch.int64)
+for images, _ in dataset.get_train_loader():
+    total[0] += len(images)
+dataset.prep_for_val()
+for images, _ in dataset.get_val_loader():
+    total[1] += len(images)
+dataset.reset()
+torch.distributed.all_reduce(total)
+assert dataset.get_train_loader().receipt.take().numel()
+if torch.distributed.get_rank() == 0:
+    print("counted", total.tolist())
+dataset.close()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_processes(folder, cache, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{PROCESSES}")
+    port = f"--master-port={free_port()}"
+    result = run("-m", "torch.distributed.run", "--nproc-per-node=2", port, script, folder, cache)
+    assert f"counted [50, {VAL}]" in result.stdout
+
+
+def test_precision_and_the_two_scales_of_mean_and_std(folder, cache):
+    expected = None
+    for options in (
+        {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)},
+        {"mean": (102.0, 127.5, 153.0), "std": (51.0, 63.75, 76.5)},
+        {"mean": (102.0, 127.5, 153.0), "std": (51.0, 63.75, 76.5), "fp16": True, "pin_memory": False},
+    ):
+        dataset = Dataset(
+            str(folder), 8, size=32, val_size=32, workers=2, backend="threads", cache_dir=cache, **options
+        )
+        images = torch.cat([images for images, _ in dataset.get_val_loader()])
+        assert images.dtype == (torch.float16 if options.get("fp16") else torch.float32)
+        expected = images if expected is None else expected
+        torch.testing.assert_close(
+            images.float(), expected, rtol=0, atol=4e-3 if options.get("fp16") else 1e-5
+        )
         dataset.close()
-    assert [images.dtype for images in images_of] == [torch.float32, torch.float16]
-    torch.testing.assert_close(images_of[1].float(), images_of[0], rtol=0, atol=4e-3)
+
+
+def test_validation_gives_back_what_it_took(folder, cache):
+    others = set(psutil.Process().children())  # of the tests before
+
+    def workers() -> set[psutil.Process]:
+        return set(psutil.Process().children(recursive=True)) - others
+
+    dataset = dataset_of(folder, cache)
+    seen(dataset.get_train_loader())
+    before = workers()
+    dataset.prep_for_val()
+    seen(dataset.get_val_loader())
+    psutil.wait_procs(workers() - before, timeout=60)
+    assert workers() == before
+    dataset.prep_for_val()
+    dataset.close()
+    psutil.wait_procs(before, timeout=60)
+    assert not before & workers()
 
 
 # wrong use
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_image_that_went_bad_is_named_and_the_next_epoch_lives(engine, folder, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", folder, copy], check=True)
+    dataset = dataset_of(copy, str(tmp_path / "cache"), **engine)
+    victim = copy / "train" / "class_2" / "22.jpg"
+    good = victim.read_bytes()
+    for _ in range(2):
+        victim.write_bytes(os.urandom(len(good)))
+        for epoch in range(1, 4):  # an epoch leaves out two images: not the same one in all three epochs
+            dataset.get_train_loader().set_epoch(epoch)
+            try:
+                seen(dataset.get_train_loader())
+            except BadInput as error:
+                assert "22.jpg" in str(error)
+                break
+        else:
+            pytest.fail("no error was raised")
+        victim.write_bytes(good)
+        assert sum(seen(dataset.get_train_loader())[0]) == 48
+        assert seen(dataset.get_val_loader())[1] == ONCE
+    dataset.close()
 
 
 @pytest.mark.parametrize(
@@ -205,6 +288,11 @@ def test_precision_mean_and_std(folder, cache):
         ({"backend": "fast"}, "data_backend fast"),
         ({"val_batch_size": 0}, "val_batch_size 0"),
         ({"backend": "threads", "use_dali": True}, "use_dali=True and backend='threads' contradict"),
+        ({"workers": True}, "workers True is not a number; the positional arguments are data_dir, batch"),
+        (
+            {"use_dali": 256},
+            "use_dali 256 is not True or False; the positional arguments are data_dir, batch",
+        ),
         ({"val_share": 1}, "val_share '1' is not a share like 10%"),
     ],
 )
@@ -220,6 +308,16 @@ def test_the_gpu_path_without_a_gpu(folder, cache):
         dataset_of(folder, cache, use_dali=True, dali_cpu=False)
 
 
+def test_dali_is_not_installed(folder, cache, tmp_path):
+    """In this environment `nvidia` is another package."""
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia" / "__init__.py").touch()
+    call = f"from datasets.compat.dali_dataset import Dataset; Dataset({str(folder)!r}, 8, use_dali=True)"
+    script = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; {call}"
+    result = run("-c", script, code=None)
+    assert result.returncode and "DALI is not installed: pip install nvidia-dali-cuda120" in result.stderr
+
+
 def test_class_folders_alone_are_divided(folder, cache, capsys):
     dataset = dataset_of(folder / "train", cache, val_share="30%")
     train, val = dataset.get_nb_train(), dataset.get_nb_val()
@@ -229,6 +327,12 @@ def test_class_folders_alone_are_divided(folder, cache, capsys):
         in capsys.readouterr().out
     )
     assert dataset_of(folder / "train", cache, val_share=0.3).get_nb_val() == val
+
+
+def test_an_empty_folder(tmp_path):
+    Path(tmp_path / "train").mkdir()
+    with pytest.raises(BadInput, match="train"):
+        dataset_of(tmp_path, str(tmp_path / "cache"))
 
 
 # thirty epochs
@@ -271,8 +375,10 @@ def _memory_of_epochs(folder, cache, dali, **options) -> list[tuple[int, int]]:
     return [tuple(map(int, line.split())) for line in printed.splitlines() if line[0].isdigit()]
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("dali", ["no", pytest.param("cpu", marks=ENGINES[1].marks)])
+@pytest.mark.parametrize(
+    "dali",
+    [pytest.param("no", marks=pytest.mark.faults), pytest.param("cpu", marks=ENGINES[1].marks)],
+)
 def test_memory_of_thirty_epochs(dali, folder, cache):
     used = [memory for memory, _ in _memory_of_epochs(folder, cache, dali)]
     assert len(used) == 30

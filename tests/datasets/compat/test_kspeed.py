@@ -15,10 +15,12 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from common.ground.exits import BadInput
+from datasets.compat import kspeed
 from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder
 from datasets.loaders import backends
 from datasets.stores import pack
-from datasets.stores.shared import address
+from datasets.stores.shared import address, connection
+from tests.conftest import free_port
 from tests.support import pictures
 from tests.support.redis_server import PASSWORD, RIGHTS, RedisServer, files_with, needed, until, with_user
 
@@ -49,6 +51,7 @@ def environment(monkeypatch):
     """Restore the environment variables that a password of a script changes."""
     monkeypatch.setenv(address.PASSWORD, "")
     monkeypatch.delenv(address.PASSWORD)
+    monkeypatch.setattr(kspeed, "_handed_on", [None])
 
 
 def whole(folder) -> list[str]:
@@ -74,12 +77,12 @@ TO_TENSOR = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32)
 
 
 @needed
-@pytest.mark.parametrize("place", ["list", "url", "packs", "node"])
+@pytest.mark.parametrize("place", ["list", "text", "url", "packs", "node"])
 def test_it_is_torchvisions_image_folder(place, images, cache_dir, empty_redis, tmp_path, monkeypatch):
     """Files, order and pixels are equal from every place, and the second epoch is read from memory."""
     host = f"127.0.0.1:{empty_redis.port}"
     iplist = {
-        "list": [f" {host} "], "url": f"redis://{host}?form=decoded",
+        "list": [host], "text": f" {host} ", "url": f"redis://{host}?form=decoded",
         "packs": str(tmp_path / "packs"), "node": None,
     }[place]  # fmt: skip
     monkeypatch.chdir(images.parent)
@@ -94,7 +97,7 @@ def test_it_is_torchvisions_image_folder(place, images, cache_dir, empty_redis, 
         for number in usable:
             (image, label), (image_too, label_too) = found[number], expected[number]
             assert torch.equal(image, image_too) and label == label_too
-        if place in ("list", "url"):
+        if place in ("list", "text", "url"):
             until(lambda: empty_redis.client().dbsize() >= 28)
     known = len(usable) - 1  # without the hidden file
     packed = place in ("packs", "node")
@@ -112,7 +115,8 @@ def test_it_is_torchvisions_image_folder(place, images, cache_dir, empty_redis, 
 
 
 @needed
-def test_in_the_workers_of_a_data_loader(images, cache_dir, tmp_path):
+@pytest.mark.parametrize("method, workers", [("fork", 2), ("spawn", 1)])  # a spawned one takes 5 s
+def test_in_the_workers_of_a_data_loader(method, workers, images, cache_dir, tmp_path):
     """It works in workers, with user and password in the order of KSpeed's documentation."""
     options = "user default off", f"user admin on >{PASSWORD} {RIGHTS}"
     with RedisServer(tmp_path, *options) as server:
@@ -121,7 +125,7 @@ def test_in_the_workers_of_a_data_loader(images, cache_dir, tmp_path):
             images / "val", None, 2, hosts, "admin", PASSWORD, TO_TENSOR, cache_dir=cache_dir
         )
         expected = [ImageFolder(images / "val", TO_TENSOR)[number][0] for number in range(6)]
-        loader = DataLoader(found, 4, num_workers=1, multiprocessing_context="fork", persistent_workers=True)
+        loader = DataLoader(found, 4, num_workers=1, multiprocessing_context=method, persistent_workers=True)
         client = server.client(username="admin", password=PASSWORD)
         cache = found.folder._stores[0].cache
         for _ in range(2):
@@ -132,7 +136,7 @@ def test_in_the_workers_of_a_data_loader(images, cache_dir, tmp_path):
         assert client.execute_command("INFO", "stats")["keyspace_hits"] >= 6
         del loader
         before = client.execute_command("INFO", "stats")["keyspace_hits"]
-        for _ in DataLoader(found, 2, num_workers=1, multiprocessing_context="spawn"):
+        for _ in DataLoader(found, 2, num_workers=workers, multiprocessing_context=method):
             pass
         assert client.execute_command("INFO", "stats")["keyspace_hits"] >= before + 6
         found.folder.close()
@@ -233,10 +237,22 @@ def test_servers_that_fail(images, cache_dir, tmp_path, monkeypatch):
     never.close()
 
 
+def test_without_an_index(images, tmp_path):
+    """Without an index it reads the files, and does not stop."""
+    said = []
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    folder = KSpeedFolder(images, 1, None, cache_dir=str(file), log=said.append)
+    assert right(folder, whole(images))
+    assert len(said) == 1 and "the files are read without a cache" in said[0]
+    with pytest.raises(BadInput, match="cannot write the index"):
+        KSpeedCallable(images / "train", 4, cache_dir=str(file), log=said.append)
+
+
 def test_wrong_arguments(images, cache_dir):
     for iplist, reason in (
         (["a:b"], "iplist is not redis://"),
-        (["a", "b"], "iplist is not .* with one host"),
+        (["a", "b"], "iplist names several hosts: name one"),
         ("redis://u:SECRET@h", "password"),
         ("http://h", "is not"),
     ):
@@ -245,34 +261,59 @@ def test_wrong_arguments(images, cache_dir):
         assert "SECRET" not in str(caught.value)
     with pytest.raises(BadInput, match="does not exist"):
         KSpeedFolder(images / "nothing")
-    with pytest.raises(BadInput, match="cannot write the index"):
-        KSpeedFolder(images, cache_dir=__file__)
 
 
 # the password
 
 
 @needed
-@pytest.mark.parametrize("options, line", [
-    ((), "it refuses the user, so the user default is used"),
-    (("user default off", f"user admin on >admin {RIGHTS}"), ""),
-    (("requirepass other",), None),
-])  # fmt: skip
-def test_the_documented_call_with_every_kind_of_server(options, line, images, cache_dir, tmp_path, capsys):
+def test_the_documented_call_with_every_kind_of_server(images, cache_dir, tmp_path, capsys):
     """KSpeedImageFolder(traindir, None, workers, iplist, "admin", "admin", transforms) works."""
-    with RedisServer(tmp_path, *options) as server:
-        iplist = [f"127.0.0.1:{server.port}"]
-        arguments = images / "val", None, 2, iplist, "admin", "admin", TO_TENSOR
-        if line is None:
-            with pytest.raises(BadInput, match="refuses the user or the password"):
-                KSpeedImageFolder(*arguments, cache_dir=cache_dir)
-            return
-        opened = KSpeedImageFolder(*arguments, cache_dir=cache_dir)
-        for each in (opened, pickle.loads(pickle.dumps(opened))):
-            assert right(each.folder, whole(images / "val"))
-        printed = [text for text in capsys.readouterr().out.splitlines() if "cache" in text]
-        assert printed == [f"cache {iplist[0]}: {line}"] * bool(line)
-        opened.folder.close()
+    admin = "user admin on >{} " + RIGHTS
+    for number, (options, line) in enumerate((
+        ((), "it refuses the user, so the user default is used"),
+        (("requirepass admin",), "it refuses the user, so the user default is used"),
+        (("user default off", admin.format("admin")), ""),
+        (("requirepass other", admin.format("admin")), ""),
+        (("requirepass other",), None),
+        (("user default off", admin.format("other")), None),
+    )):  # fmt: skip
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        os.environ.pop(address.PASSWORD, None)
+        with RedisServer(folder, *options) as server:
+            iplist = [f"127.0.0.1:{server.port}"]
+
+            def call(iplist=iplist):
+                return KSpeedImageFolder(
+                    images / "val", None, 2, iplist, "admin", "admin", TO_TENSOR, cache_dir=cache_dir
+                )
+
+            if line is None:
+                with pytest.raises(BadInput, match="users admin and default were tried"):
+                    call()
+                continue
+            found = call()
+            copy = pickle.loads(pickle.dumps(found))
+            for each in (found, found, copy):
+                assert right(each.folder, whole(images / "val"))
+                until(lambda cache=found.folder._stores[0].cache: cache.counts["put"] == 6)
+            assert counts(found.folder)["hits"] >= 6 and counts(found.folder)["errors"] == 0
+            assert [text for text in capsys.readouterr().out.splitlines() if "cache" in text] == [
+                f"cache {iplist[0]}: {line}"
+            ] * bool(line)
+            found.folder.close()
+    dead = KSpeedImageFolder(
+        images / "val",
+        None,
+        2,
+        [f"127.0.0.1:{server.port}"],
+        "admin",
+        "admin",
+        TO_TENSOR,
+        cache_dir=cache_dir,
+    )
+    assert right(dead.folder, whole(images / "val")) and "Connection refused" in capsys.readouterr().out
 
 
 @needed
@@ -332,34 +373,50 @@ def sources(good, cache_dir, shards, batch_size, **options):
 
 def batches_of(source, epoch, single=True) -> list[list[tuple[bytes, int]]]:
     """Return the batches that DALI would get in an epoch. They are complete."""
-    batches: list = []
+    found = []
     try:
         while True:
-            infos = [Info(len(batches), epoch, source.batch_size, n) for n in range(source.batch_size)]
-            pairs = map(source, infos) if single else zip(*source(Info(len(batches), epoch)), strict=True)
-            batches.append([(sample.tobytes(), int(label[0])) for sample, label in pairs])
+            if single:
+                infos = [
+                    Info(len(found), epoch, source.batch_size, number) for number in range(source.batch_size)
+                ]
+                samples, labels = zip(*[source(info) for info in infos], strict=True)
+            else:
+                samples, labels = source(Info(len(found), epoch))
+            found.append(
+                [(sample.tobytes(), int(label[0])) for sample, label in zip(samples, labels, strict=True)]
+            )
     except StopIteration:
-        return batches
+        return found
 
 
 def test_a_source_is_right_at_the_ends_of_epochs(good, cache_dir):
-    """No sample comes twice, and a step is the same for any number of shards. A source of batches leaves out
-    no sample."""
+    """No sample comes twice, with any number of shards. A source of batches leaves out no sample."""
     whole_epochs = []
-    for shards in (1, 3):
+    for shards in (1, 2, 3):
         parts = sources(good, cache_dir, shards, 6 // shards, seed=5)
         epochs = []
         for epoch in (0, 1, 0):
-            full, steps = (
+            full, every = (
                 list(zip(*[batches_of(part, epoch, single) for part in parts], strict=True))
                 for single in (True, False)
             )
-            assert len(full) == 28 // 6 and len(steps) == 5 and full == steps[:4]
-            epochs.append([sorted(sample for part in step for sample in part) for step in steps])
-            assert len({content for step in epochs[-1] for content, _ in step}) == 27, "one file is a copy"
+            assert len(full) == 28 // 6 and len(every) == 5
+            assert full == every[:4]
+            epochs.append([sorted(sample for part in step for sample in part) for step in every])
+            seen = [sample for step in epochs[-1] for sample in step]
+            assert len(seen) == 28 and len({content for content, _ in seen}) == 27, (
+                "one file is a copy of another"
+            )
         assert epochs[0] == epochs[2] != epochs[1]
         whole_epochs.append(epochs)
-    assert whole_epochs[0] == whole_epochs[1]
+    assert whole_epochs[0] == whole_epochs[1] == whole_epochs[2], "a step is the same in any number of shards"
+    assert (
+        sources(good, cache_dir, 1, 6, seed=6)[0](Info(0, 0, 6, 0))[0].tobytes()
+        != batches_of(parts[0], 0)[0][0][0]
+    )
+    many = [len(batches_of(part, 0, single=False)) for part in sources(good, cache_dir, 6, 1)]
+    assert sorted(many) == [4, 4, 5, 5, 5, 5], "the last batch may be empty in some shards"
     (ordered,) = sources(good, cache_dir, 1, 28, shuffle=False)
     paths, index = [], ordered.index
     for (content, label), id in zip(batches_of(ordered, 3)[0], range(28), strict=True):
@@ -371,6 +428,17 @@ def test_a_source_is_right_at_the_ends_of_epochs(good, cache_dir):
             pixels = np.asarray(Image.open(io.BytesIO(content)))
             assert content.startswith(b"\x89PNG") and pixels.shape[2] == 3
     assert paths == sorted(whole(good))
+
+
+def test_a_png_that_is_named_jpg(good, cache_dir, capsys):
+    """It gives a warning, and the bytes are those of the file, because DALI decodes by content."""
+    path = good / "class_1" / "001.jpg"
+    Image.open(path).save(path, "PNG")
+    (source,) = sources(good, cache_dir, 1, 28, shuffle=False)
+    warning = f"warning: 1 of 28 images of {good} have the extension of another format: {path} is a PNG"
+    assert warning in capsys.readouterr().out
+    id = [source.index.path(id) for id in range(28)].index(str(path))
+    assert batches_of(source, 0)[0][id][0] == path.read_bytes()
 
 
 def test_a_source_that_does_not_fit_its_pipeline(good, images, cache_dir):
@@ -386,7 +454,7 @@ def test_a_source_that_does_not_fit_its_pipeline(good, images, cache_dir):
 
 
 @pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
-@pytest.mark.parametrize("method, batch", [("spawn", False), ("fork", True)])
+@pytest.mark.parametrize("method, batch", [("fork", False), ("spawn", False), ("fork", True)])
 def test_a_source_in_dali(method, batch, good, cache_dir):
     """In DALI's worker processes, every step of two epochs has the right images and labels."""
     from nvidia.dali import Pipeline, fn, types
@@ -419,3 +487,13 @@ def test_a_source_in_dali(method, batch, good, cache_dir):
         pipeline.reset()
     assert is_packed(source.folder)
     del pipeline
+
+
+def test_a_pack_of_the_node_is_not_made_twice(images, cache_dir, tmp_path):
+    """The pack of the data set is found for the folder of a split."""
+    index = KSpeedFolder(images, 1, str(tmp_path), cache_dir=cache_dir).indexes[1]
+    made = Path(pack.place(str(tmp_path), index, "encoded")) / "000000.arrow"
+    begun = made.stat().st_mtime_ns
+    folder = KSpeedFolder(images / "val", 1, str(tmp_path), cache_dir=cache_dir)
+    assert right(folder, whole(images / "val")) and is_packed(folder)
+    assert made.stat().st_mtime_ns == begun and len(list(tmp_path.glob("val-*.pack"))) == 1

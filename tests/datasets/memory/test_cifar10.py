@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import struct
+import subprocess
 import tarfile
 
 import numpy as np
@@ -43,6 +44,11 @@ class _Python2Pickler(pickle._Pickler):
     dispatch[bytes] = save_bytes
 
 
+def _binary_batch(number):
+    images, labels = _content(number)
+    return np.hstack([np.array(labels, dtype=np.uint8)[:, None], images]).tobytes()
+
+
 NAMES = [*cifar10.TRAIN_FILES, *cifar10.TEST_FILES]
 
 
@@ -54,6 +60,7 @@ def known(monkeypatch):
         for name, content in contents.items():
             monkeypatch.setitem(cifar10.MD5, name, hashlib.md5(content).hexdigest())
 
+    monkeypatch.setattr(cifar10, "_BATCH", N)
     return learn
 
 
@@ -85,7 +92,15 @@ def test_python_folder(tmp_path, known, below):
     assert "official files, checked" in sets[0].source
 
 
-def _archive(members):
+@pytest.mark.parametrize("below", ["", "cifar-10-batches-bin"])
+def test_binary_folder(tmp_path, known, below):
+    (tmp_path / below).mkdir(exist_ok=True)
+    for number, name in enumerate(NAMES):
+        (tmp_path / below / f"{name}.bin").write_bytes(_binary_batch(number))
+    _check(cifar10.load(str(tmp_path), custom_data=False))
+
+
+def _archive(folder, members):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in members.items():
@@ -95,15 +110,24 @@ def _archive(members):
     return buffer.getvalue()
 
 
-def test_archive_is_read_in_place(tmp_path, known):
-    batches = {f"{cifar10.FOLDER}/{name}": _python_batch(number) for number, name in enumerate(NAMES)}
-    content = _archive({"../escaped": b"!", "/escaped": b"!"} | batches)
-    known(**{cifar10.ARCHIVE: content})
+@pytest.mark.parametrize("version", ["python", "binary"])
+def test_archive_is_read_in_place(tmp_path, known, version):
+    if version == "python":
+        batches = {name: _python_batch(number) for number, name in enumerate(NAMES)}
+        known(**batches)
+        members = {f"cifar-10-batches-py/{name}": content for name, content in batches.items()}
+    else:
+        members = {
+            f"cifar-10-batches-bin/{name}.bin": _binary_batch(number) for number, name in enumerate(NAMES)
+        }
+    content = _archive(tmp_path, {"../escaped": b"!", "/escaped": b"!"} | members)
+    name = f"cifar-10-{version}.tar.gz"
+    known(**{name: content})
     folder = tmp_path / "data"
     folder.mkdir()
-    (folder / cifar10.ARCHIVE).write_bytes(content)
+    (folder / name).write_bytes(content)
     _check(cifar10.load(str(folder), custom_data=False))
-    assert [entry.name for entry in tmp_path.rglob("*")] == ["data", cifar10.ARCHIVE]
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["data", name]
 
 
 def test_class_folders(tmp_path):
@@ -126,14 +150,21 @@ def test_class_folders(tmp_path):
     (tmp_path / "test" / "cat" / "0.png").write_bytes(
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\n"
     )
-    with pytest.raises(BadInput, match=r"cannot decode .*0\.png: is text, not an image"):
-        cifar10.load(str(tmp_path), custom_data=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "check_call", lambda *_, **__: pytest.fail("Ghostscript was started"))
+        patch.setattr("PIL.EpsImagePlugin.gs_binary", "gs")
+        patch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
+        with pytest.raises(BadInput, match=r"cannot decode .*0\.png"):
+            cifar10.load(str(tmp_path), custom_data=False)
     write_png(torch.zeros(3, 16, 32, dtype=torch.uint8), str(tmp_path / "test" / "cat" / "0.png"))
     with pytest.raises(BadInput, match=r"cat.0\.png is 32x16 pixels, expected 32x32"):
         cifar10.load(str(tmp_path), custom_data=False)
+    (tmp_path / "test" / "cat" / "0.png").write_bytes(b"<html>")
+    with pytest.raises(BadInput, match=r"cannot decode .*0\.png"):
+        cifar10.load(str(tmp_path), custom_data=False)
 
 
-@pytest.mark.parametrize("cut", [0, -1])
+@pytest.mark.parametrize("cut", [0, 1, 1000, -1])
 def test_truncated_python_batch(tmp_path, known, cut):
     batches = {name: _python_batch(number) for number, name in enumerate(NAMES)}
     known(**batches)
@@ -152,6 +183,13 @@ def test_missing_batch(tmp_path, known):
         cifar10.load(str(tmp_path), custom_data=False)
 
 
+def test_truncated_binary_batch(tmp_path, known):
+    for number, name in enumerate(NAMES):
+        (tmp_path / f"{name}.bin").write_bytes(_binary_batch(number)[: -1 if number == 4 else None])
+    with pytest.raises(BadInput, match=rf"data_batch_5.bin has {N * 3073 - 1} bytes, expected {N * 3073}"):
+        cifar10.load(str(tmp_path), custom_data=False)
+
+
 class _Hostile:
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -160,7 +198,7 @@ class _Hostile:
         return self.call
 
 
-@pytest.mark.parametrize("protocol", [0, 5])
+@pytest.mark.parametrize("protocol", range(6))
 def test_hostile_pickle_executes_nothing(tmp_path, protocol):
     trap = tmp_path / "executed"
     calls = [
@@ -186,12 +224,16 @@ def test_hostile_pickle_executes_nothing(tmp_path, protocol):
             r"labels are 0\.\.10, expected 0\.\.9",
         ),
         ({b"data": np.zeros((0, 3072), np.uint8), b"labels": []}, "labels are none"),
+        ([1, 2, 3], "TypeError"),
         (7, "TypeError"),
-        (b"", "is not a CIFAR-10 python batch"),
-        (b"<html>not found</html>", "is not a CIFAR-10 python batch"),
     ],
 )
 def test_batch_of_another_form(batch, message):
     with pytest.raises(BadInput, match=message):
-        content = batch if isinstance(batch, bytes) else pickle.dumps(batch)
+        cifar10.parse_python_batch("data_batch_1", pickle.dumps(batch))
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b"\x80\x05", b"\0" * 100])
+def test_not_a_pickle(content):
+    with pytest.raises(BadInput, match=r"data_batch_1 is not a CIFAR-10 python batch"):
         cifar10.parse_python_batch("data_batch_1", content)
