@@ -16,7 +16,7 @@ import torch
 
 from common.checkpoint import digest, resume
 from common.checkpoint.files import write_weights
-from common.checkpoint.nonfinite import Guard, SkippedSteps, Verdict
+from common.checkpoint.nonfinite import Diverged, Guard, Verdict
 from common.checkpoint.optimizer_steps import OptimizerSteps
 from common.checkpoint.saver import Saver, find_infinite
 from common.checkpoint.state import RunState
@@ -72,7 +72,6 @@ class Checkpointer:
             state["criterion"] = criterion
         self._state = RunState(args, state)
         self.add(**objects)
-        self._skipped = SkippedSteps(self._state, args.max_bad_steps, log.info)
         self._saver = Saver(self.output.folder, args.keep, log.info)
         log.states = self._saver.digests
         self._mirror: Any = None
@@ -112,11 +111,10 @@ class Checkpointer:
         if self.forward is not self.model and ranks.world_size() > 2:
             self._settle_buckets()
         objects = self._state.objects
-        self._steps = OptimizerSteps(objects, self._state.before_first_step, self.log.info)
+        self._steps = OptimizerSteps(objects, self._state.before_step, self.log.warn_once)
         self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
         self.loader.lead(step)
         self._saver.infinite = find_infinite(self.model.state_dict())
-        self._is_first_batch = True
         self._warn_of_generators()
         if self._writes:
             preemption.watch(self.args.grace, ranks.store())  # otherwise a signal ends the process at once
@@ -137,7 +135,7 @@ class Checkpointer:
         with the device (nonfinite.py).
         """
         self._saver.check()
-        self._steps.begin()
+        self._state.before_step()
         late, report = (ranks.is_first() and each() for each in (self._is_late, self.log.asks_to_report))
         return self._guard.check(loss, preemption.asked(), late, report)
 
@@ -160,9 +158,8 @@ class Checkpointer:
         """
         self.loader.check(step)
         self._note(self._guard.end_step())
-        if self._is_first_batch and (warning := self._state.after_first_step()):
+        if warning := self._state.check_frozen():
             self.log.info(warning)
-        self._is_first_batch = False
         self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
         if self._waits and step < self.total_steps:
             self._overdue = self._is_planned(step)
@@ -386,10 +383,24 @@ class Checkpointer:
             return
         self._stop, self._save_late = self._stop or verdict.asked, verdict.late
         self.log.is_late = verdict.report
-        if self._skipped.note(verdict):
+        state = self._state
+        if not verdict.bad:
+            state.bad_in_a_row = 0
+            return
+        state.bad_steps += 1
+        state.bad_in_a_row += 1
+        self.log.info(
+            f"skipped a step: loss {verdict.loss:g}, gradient norm {verdict.norm:g} on rank 0; "
+            f"{state.bad_in_a_row} in a row, {state.bad_steps} in all"
+        )
+        if state.bad_in_a_row >= self.args.max_bad_steps:
             self._saver.check(wait=True)
             durable = ranks.broadcast_object(self._saver.durable)  # all ranks end after rank 0 has saved
-            raise self._skipped.diverged(durable)
+            kept = f"the checkpoint of step {durable} is kept" if durable else "there is no checkpoint"
+            raise Diverged(
+                f"{state.bad_in_a_row} steps in a row without a finite loss and gradient "
+                f"(--max_bad_steps): {kept}; lower --lr, or check the data"
+            )
 
     def _exit(self, step: int) -> None:
         """Exit after rank 0 has saved: when one process exits, its parent ends the others."""

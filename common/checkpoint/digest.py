@@ -6,7 +6,6 @@ There is a line for each checkpoint and each epoch. The digest does not depend o
 format or the number of processes. Hyperparameters, such as learning rates, are not part of it.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from common.ground.exits import BadInput
-from common.ground.files import opener, read_file, write_atomic
+from common.ground.files import append_json_line, read_json_lines, write_atomic
 
 FILE = "state.jsonl"  # in a run's output folder
 _MOST = 2**30  # bytes of FILE
@@ -60,25 +59,22 @@ def summarize(step: int, objects: dict[str, Any]) -> dict:
 
 def write(folder: str, line: dict) -> None:
     """Append a line to FILE. Raises OSError."""
-    with open(os.path.join(folder, FILE), "a", encoding="utf-8", opener=opener) as file:
-        file.write(json.dumps(line) + "\n")
+    append_json_line(os.path.join(folder, FILE), line)
 
 
 def read(folder: str) -> dict[int, dict]:
     """Return the lines of FILE by step, the last one of each step; {} without the file. Raises BadInput."""
-    lines, path = {}, os.path.join(folder, FILE)
+    path = os.path.join(folder, FILE)
     try:
-        texts = read_file(path, _MOST).decode(errors="replace").split("\n")
-    except FileNotFoundError:
-        return {}
+        lines = read_json_lines(path, _MOST)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    for text in texts:
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            line = json.loads(text)
-            if type(line["step"]) is int and isinstance(line["parts"], dict):
-                lines[line["step"]] = line | {"digest": str(line["digest"])}
-    return dict(sorted(lines.items()))
+    by_step = {
+        line["step"]: line | {"digest": str(line["digest"])}
+        for line in lines
+        if type(line.get("step")) is int and isinstance(line.get("parts"), dict) and "digest" in line
+    }
+    return dict(sorted(by_step.items()))
 
 
 def cut(folder: str, step: int) -> None:

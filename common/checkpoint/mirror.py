@@ -30,7 +30,7 @@ from common.checkpoint.saver import describe
 from common.distributed import barrier, ranks
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
-from common.ground.files import sha256_file
+from common.ground.files import sha256_file, state_of
 from common.ground.heartbeat import Heartbeat
 from common.object_store.store import ObjectStore, StoreError
 from common.run.output import WEIGHTS, Output
@@ -236,7 +236,7 @@ class Mirror:
             if not self._saved and step != self._resumed:  # may be another run's
                 continue
             with contextlib.suppress(checkpoint.Refused, OSError):
-                if name not in self._files or self._sent.get(name) != _state(path):
+                if name not in self._files or self._sent.get(name) != state_of(path):
                     checkpoint.verify(path)
                 return step
         return None
@@ -263,7 +263,7 @@ class Mirror:
         else:
             path = os.path.join(self.folder, name)
             try:
-                state = _state(path)
+                state = state_of(path)
                 if name in self._files and self._sent.get(name) == state:
                     return None
                 _copy(path, snapshot)
@@ -315,12 +315,6 @@ class Mirror:
         if not etag:
             raise BadInput(f"the list at {self.url} changed while it was written")
         self._etag, self._listed, self._sure = etag, files, True
-
-
-def _state(path: str) -> tuple:
-    """Return a value that changes when the file changes."""
-    status = os.stat(path)
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _copy(path: str, snapshot: str) -> None:

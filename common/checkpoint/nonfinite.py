@@ -6,7 +6,6 @@ decides before the step, and the device waits.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -165,39 +164,6 @@ class Guard:
                 continue
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part)
-
-
-class SkippedSteps:
-    """Counts steps that were skipped.
-
-    counts: the object whose bad_steps and bad_in_a_row are updated; a checkpoint holds them. most: the number
-    of consecutive bad steps after which a run has diverged. log: called with one line to print.
-    """
-
-    def __init__(self, counts: Any, most: int, log: Callable[[str], object]):
-        self.counts, self.most, self.log = counts, most, log
-
-    def note(self, verdict: Verdict) -> bool:
-        """Count a step. Return whether the run has diverged."""
-        counts = self.counts
-        if not verdict.bad:
-            counts.bad_in_a_row = 0
-            return False
-        counts.bad_steps += 1
-        counts.bad_in_a_row += 1
-        self.log(
-            f"skipped a step: loss {verdict.loss:g}, gradient norm {verdict.norm:g} on rank 0; "
-            f"{counts.bad_in_a_row} in a row, {counts.bad_steps} in all"
-        )
-        return counts.bad_in_a_row >= self.most
-
-    def diverged(self, durable: int) -> Diverged:
-        """Return the error that ends the run. durable: step of the newest checkpoint on the disk, or 0."""
-        kept = f"the checkpoint of step {durable} is kept" if durable else "there is no checkpoint"
-        return Diverged(
-            f"{self.counts.bad_in_a_row} steps in a row without a finite loss and gradient "
-            f"(--max_bad_steps): {kept}; lower --lr, or check the data"
-        )
 
 
 def _flat(buffers: list[torch.Tensor]) -> torch.Tensor:

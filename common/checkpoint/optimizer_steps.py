@@ -47,28 +47,26 @@ class OptimizerSteps:
     """Watches optimizers from the first step on.
 
     objects: what a checkpoint holds, name -> object; "model" is the model.
-    before_first: called before the first step.
-    log: called with one line to print.
+    before_step: called before each step.
+    warn: called with a line that is printed once.
     """
 
     _hooks: tuple = ()  # a process has one pair: it sees the steps of all optimizers
 
     def __init__(
-        self, objects: dict[str, Any], before_first: Callable[[], object], log: Callable[[str], object]
+        self, objects: dict[str, Any], before_step: Callable[[], None], warn: Callable[[str], object]
     ):
-        self.log, self._before_first = log, before_first
-        self._is_first = True
+        self.warn = warn
         self._saved = [_Steps(each) for each in find_optimizers(objects)]
         inner = {id(each) for steps in self._saved for each in steps.inner}
         self._saved = [steps for steps in self._saved if id(steps.optimizer) not in inner]
         self._trained = {id(each) for each in objects["model"].parameters()}
         self._trained |= {id(each) for steps in self._saved for each in _parameters(steps.optimizer)}
-        self._warned: set[str] = set()
         self._batches = 0  # without a step
         for hook in OptimizerSteps._hooks:  # left by an earlier run in this process, as in a notebook
             hook.remove()
         OptimizerSteps._hooks = (
-            register_optimizer_step_pre_hook(lambda *_: self.begin()),
+            register_optimizer_step_pre_hook(lambda *_: before_step()),
             register_optimizer_step_post_hook(self._after),
         )
 
@@ -77,19 +75,13 @@ class OptimizerSteps:
         """Return the optimizers that a checkpoint holds, without those that another one holds."""
         return [each.optimizer for each in self._saved]
 
-    def begin(self) -> None:
-        """Call before_first() at the first call."""
-        if self._is_first:
-            self._is_first = False
-            self._before_first()
-
     def end_batch(self) -> bool:
         """Return whether gradients wait for an optimizer step, as in an accumulation over several batches. A
         checkpoint would lose them. Call it after each batch; the answer is the same on every rank."""
         is_open = any([each.end_batch() for each in self._saved])
         self._batches = self._batches + 1 if is_open else 0
         if self._batches == _LONGEST:
-            self._warn(
+            self.warn(
                 f"warning: no optimizer step for {_LONGEST} batches: checkpoints do not wait for it, and do "
                 "not hold the gradients"
             )
@@ -104,15 +96,10 @@ class OptimizerSteps:
             return
         for each in self._saved:
             each.note()
-        self._warn(
+        self.warn(
             f"warning: {type(optimizer).__name__} takes steps, and no checkpoint holds it: a restart will "
             "not be exact. Add it before resume(): checkpoint.add(name=optimizer)"
         )
-
-    def _warn(self, line: str) -> None:
-        if line not in self._warned:
-            self._warned.add(line)
-            self.log(line)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

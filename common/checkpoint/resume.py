@@ -100,9 +100,7 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
     if wanted == "auto":
         paths = checkpoint.list_newest_first(folder)
     elif os.path.isdir(wanted):
-        paths = checkpoint.list_newest_first(wanted) or checkpoint.list_newest_first(
-            os.path.join(wanted, "checkpoints")
-        )
+        paths = _list(wanted)
         if not paths:
             raise BadInput(f"--resume {wanted}: no checkpoint in this folder")
     elif os.path.exists(wanted):
@@ -133,12 +131,13 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
 
 def newest(path: str) -> str:
     """Return the path of the newest checkpoint in a folder; another path is returned as it is."""
-    return next(
-        iter(
-            checkpoint.list_newest_first(path)
-            or checkpoint.list_newest_first(os.path.join(path, "checkpoints"))
-        ),
-        path,
+    return next(iter(_list(path)), path)
+
+
+def _list(path: str) -> list[str]:
+    """Return the checkpoints in a folder, or in the output folder of a run, the newest first."""
+    return checkpoint.list_newest_first(path) or checkpoint.list_newest_first(
+        os.path.join(path, "checkpoints")
     )
 
 

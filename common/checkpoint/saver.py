@@ -12,7 +12,7 @@ import torch
 
 from common.checkpoint import digest, files
 from common.ground.exits import BadInput
-from common.ground.files import sweep, write_atomic
+from common.ground.files import explain_write, sweep, write_atomic
 
 
 class Saver:
@@ -286,13 +286,5 @@ def find_infinite(tensors: dict) -> set[str]:
 
 def describe(error: Exception, path: str) -> str:
     """Return the text of a write error with its path: "No space left on device (12.0 MB free at PATH)"."""
-    if not isinstance(error, OSError | RuntimeError):  # torch raises RuntimeError if the disk is full
-        return str(error)
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    try:
-        space = os.statvfs(path)
-    except OSError as another:  # a stale mount
-        return f"{reason} ({path}: {another.strerror})"
-    return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"
+    is_of_disk = isinstance(error, OSError | RuntimeError)  # torch raises RuntimeError if the disk is full
+    return explain_write(error, path) if is_of_disk else str(error)

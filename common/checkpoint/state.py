@@ -29,6 +29,7 @@ OPERATION = {
     "compile", "batch_size_per_gpu", "data", "fp16", "use_dali", "dali_cpu", "gather_checkpoints",
 }  # fmt: skip
 FORMAT = 2
+_COUNTS = ("bad_steps", "bad_in_a_row", "best", "best_of", "highest", "epochs_not_better")  # of a RunState
 
 
 class RunState:
@@ -74,12 +75,6 @@ class RunState:
             "objects": self._objects(),
             "schedule": self._schedule.state(),
             "frozen": frozen,
-            "bad_steps": self.bad_steps,
-            "bad_in_a_row": self.bad_in_a_row,
-            "best": self.best,
-            "best_of": self.best_of,
-            "highest": self.highest,
-            "epochs_not_better": self.epochs_not_better,
             "weights": self.initial_weights,
             "versions": {
                 "python": platform.python_version(),
@@ -87,7 +82,7 @@ class RunState:
                 "numpy": numpy.__version__,
             },
             "arguments": arguments.settings(self.args),
-        }
+        } | {name: getattr(self, name) for name in _COUNTS}
 
     def find_unsaveable(self) -> str:
         """Return why a checkpoint cannot hold the present state; "" if it can. Tensors are not copied."""
@@ -129,7 +124,7 @@ class RunState:
         """Load a state of this run into the objects.
 
         If its optimizer has parameter groups that the loop has still to add, the state of the optimizers and
-        of the schedule is loaded before the first step (before_first_step).
+        of the schedule is loaded before the first step (before_step).
         """
         self._restored = state
         saved = state["objects"]
@@ -154,14 +149,13 @@ class RunState:
                 own.load_state_dict(saved[name])
         if not self._later:
             self._restore_optimizers(state)
-        self.bad_steps, self.bad_in_a_row = state["bad_steps"], state["bad_in_a_row"]
-        self.best, self.initial_weights = state["best"], state.get("weights")
-        self.best_of, self.highest = state.get("best_of", ""), state.get("highest", state["best"])
-        self.epochs_not_better = state.get("epochs_not_better", 0)
+        self.initial_weights, self.highest = state.get("weights"), state["best"]  # if it is missing
+        for name in _COUNTS:
+            setattr(self, name, state.get(name, getattr(self, name)))
 
-    def before_first_step(self) -> None:
-        """Load the state of parameter groups that the loop has added since restore(). Call it before the
-        first optimizer step. Raises BadInput if groups are still missing."""
+    def before_step(self) -> None:
+        """Load the state of parameter groups that the loop has added since restore(). Call it before each
+        optimizer step. Raises BadInput if groups are still missing at the first one."""
         if self._later:
             if missing := self._find_missing_groups(self._later):
                 raise BadInput(
@@ -170,8 +164,9 @@ class RunState:
             self._restore_optimizers(self._later)
             self._later = None
 
-    def after_first_step(self) -> str:
-        """Return a warning if other parameters are frozen than at the checkpoint, or ""."""
+    def check_frozen(self) -> str:
+        """Return a warning if other parameters are frozen than at the checkpoint, or "". After the first call
+        it is ""."""
         state, self._restored = self._restored, None
         if not state or "frozen" not in state:
             return ""

@@ -138,12 +138,16 @@ def is_at(handle: int, path: str) -> bool:
 def read_json_lines(path: str, most: int) -> list[dict]:
     """Return the objects in a file of JSON lines of at most `most` bytes, without damaged lines; [] if the
     file is missing. Raises OSError."""
-    objects = []
     try:
-        texts = read_file(path, most).decode(errors="replace").split("\n")
+        return parse_json_lines(read_file(path, most))
     except FileNotFoundError:
         return []
-    for text in texts:
+
+
+def parse_json_lines(content: bytes) -> list[dict]:
+    """Return the objects in JSON lines, without damaged lines."""
+    objects = []
+    for text in content.decode(errors="replace").split("\n"):
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(text)
             objects += [value] if isinstance(value, dict) else []

@@ -148,7 +148,7 @@ class Log:
         loader's receipt is committed. With --prof nothing is reported: see profiled_seconds.
         """
         if scheduler is not self.scheduler:
-            self._warn(
+            self.warn_once(
                 f"warning: the schedule {type(scheduler).__name__} is not the one that was given to the "
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
@@ -258,6 +258,12 @@ class Log:
                 tqdm.write(printable(line))
                 sys.stdout.flush()
 
+    def warn_once(self, line: str) -> None:
+        """Print a line on rank 0, the first time only."""
+        if line not in self._warnings:
+            self._warnings.add(line)
+            self.info(line)
+
     def _end_lap(self, name: str) -> None:
         """Add the time since the last call (the first time: since the process began) to the lap `name`."""
         now = time.monotonic()
@@ -285,7 +291,7 @@ class Log:
         try:
             self._loader.commit(step, self.output.folder)
         except OSError as error:
-            self._warn(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
+            self.warn_once(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
 
     def _write(self, step: int, **figures: float | str) -> None:
         self._open()
@@ -349,14 +355,9 @@ class Log:
         try:
             yield
         except MissingPackage as error:
-            self._warn(str(error))
+            self.warn_once(str(error))
         except Exception as error:  # OSError if the disk is full; TensorBoard raises other types
-            self._warn(f"warning: reports in {self.output.folder} are incomplete: {error}")
-
-    def _warn(self, line: str) -> None:
-        if line not in self._warnings:
-            self._warnings.add(line)
-            self.info(line)
+            self.warn_once(f"warning: reports in {self.output.folder} are incomplete: {error}")
 
 
 def check_map_style(data: Any) -> None:

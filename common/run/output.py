@@ -17,7 +17,6 @@ import itertools
 import math
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -50,7 +49,6 @@ class Output:
         self.folder, self.url, self.is_default = folder, url, is_default
         self._lock: io.TextIOWrapper | None = None
         self._made: list[str] = []  # folders that were missing
-        self._is_new = False  # whether this job deletes the lock file at the end
 
     def __str__(self) -> str:
         return self.url or self.folder
@@ -72,7 +70,6 @@ class Output:
         path, made = os.path.join(self.folder, LOCK), _missing(self.folder)
         deadline = time.monotonic() + _BUSY
         while True:
-            is_new = not os.path.lexists(path)
             try:
                 os.makedirs(self.folder, exist_ok=True)
                 file = open(path, "a", opener=opener)  # noqa: SIM115
@@ -92,41 +89,21 @@ class Output:
                 break
             file.close()  # another job holds the lock, or has just deleted the file
             if time.monotonic() > deadline:
-                raise BadInput(self._taken())
+                where = f" on this node (it writes to {self.folder})" if self.url else ""
+                raise BadInput(
+                    f"{self} belongs to another job that is running{where}: give every job an --output_dir "
+                    "of its own"
+                )
             time.sleep(0.2)
-        self._lock, self._made, self._is_new = file, made, is_new
+        self._lock, self._made = file, made
         exits.at_end("folder", lambda error: self.release())
 
     def begin(self) -> None:
-        """Make `latest` point to the folder: the job that holds it begins to write."""
-        if self._lock:
-            self._is_new = True
-            self._link()
-
-    def release(self) -> None:
-        """Release the folder for other jobs. A start that was refused leaves the folder as it was."""
-        file, self._lock = self._lock, None
-        if file:
-            if self._is_new:
-                with contextlib.suppress(OSError):
-                    os.unlink(file.name)
-            file.close()
-            _remove_empty(self._made)
-
-    def _taken(self) -> str:
-        if self.url:
-            return (
-                f"{self.url} belongs to another job that is running on this node (it writes to "
-                f"{self.folder}): give every job a train_url of its own"
-            )
-        return (
-            f"{self.folder} belongs to another job that is running: give every job an --output_dir of its own"
-        )
-
-    def _link(self) -> None:
-        """Make `latest` point to a default folder, if the file system permits links."""
+        """Make `latest` point to a default folder, if the file system permits links: the job that holds it
+        begins to write."""
         link = os.path.join(os.path.dirname(self.folder), LATEST)
-        if not self.is_default or (os.path.lexists(link) and not os.path.islink(link)):
+        is_other = os.path.lexists(link) and not os.path.islink(link)
+        if not self._lock or not self.is_default or is_other:
             return
         new = f"{self.folder}.{LATEST}"
         with contextlib.suppress(OSError):
@@ -135,6 +112,15 @@ class Output:
                 os.replace(new, link)
             except OSError:
                 os.unlink(new)
+
+    def release(self) -> None:
+        """Release the folder for other jobs. A start that was refused leaves the folder as it was."""
+        file, self._lock = self._lock, None
+        if file:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            file.close()
+            _remove_empty(self._made)
 
 
 def open_output(args: argparse.Namespace) -> Output:
@@ -193,18 +179,13 @@ def check_writable(option: str, path: str) -> None:
     parent = path
     while not os.path.lexists(parent):
         parent = os.path.dirname(parent)
-    probe = None
-    try:  # make the missing folders and a file below a temporary folder, and delete them
-        probe = tempfile.mkdtemp(prefix=".probe-", dir=parent)
-        target = os.path.join(probe, os.path.relpath(path, parent))
-        os.makedirs(target, exist_ok=True)
-        with open(os.path.join(target, "probe"), "wb") as file:
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(path)  # its name may be too long
+        with tempfile.TemporaryFile(dir=parent) as file:
             file.write(b"\0" * 4096)
     except OSError as error:
         raise BadInput(f"{option} {path} cannot be written: {error.strerror} ({parent})") from error
-    finally:
-        if probe:
-            shutil.rmtree(probe, ignore_errors=True)
 
 
 def make_default() -> str:
@@ -244,11 +225,15 @@ def results(folder: str) -> list[str]:
 
 
 def checkpoints(folder: str) -> list[str]:
-    """Return the names of the checkpoints in an output folder, by step."""
-    with contextlib.suppress(FileNotFoundError):
-        names = os.listdir(os.path.join(folder, CHECKPOINTS))
-        steps = sorted(int(match[1]) for match in map(_CHECKPOINT.fullmatch, names) if match)
-        return [f"step_{step}.pt" for step in steps]
+    """Return the names of the checkpoints in an output folder, by step. Raises OSError."""
+    return checkpoint_names(os.path.join(folder, CHECKPOINTS))
+
+
+def checkpoint_names(folder: str) -> list[str]:
+    """Return the names of the checkpoints directly in a folder, by step. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        matches = filter(None, map(_CHECKPOINT.fullmatch, os.listdir(folder)))
+        return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
     return []
 
 

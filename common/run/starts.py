@@ -16,7 +16,6 @@ environment: versions, device, nodes.
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import shlex
@@ -29,11 +28,12 @@ import torch
 from common import __version__
 from common.console import arguments
 from common.distributed import ranks
-from common.ground.files import opener
+from common.ground.files import append_json_line, parse_json_lines, read_json_lines
 from common.platform.platforms import available_cores, count_in
 from common.run.output import Output, writes_nothing
 
 FILE = "starts.jsonl"  # in a run's output folder
+_MOST = 2**26  # bytes of FILE
 _OBJECTS = ("settings", "environment")
 _SMALL_BATCH = 32  # samples of a GPU
 
@@ -45,16 +45,13 @@ def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
         "ignored": getattr(args, "ignored", []),
         "environment": environment(),
     }
-    line = json.dumps(facts | known)
-    with open(os.path.join(folder, FILE), "a", encoding="utf-8", opener=opener) as file:
-        file.write(line + "\n")
+    append_json_line(os.path.join(folder, FILE), facts | known)
 
 
 def read(folder: str) -> list[dict]:
     """Return the starts of the run in a folder, in order, without damaged lines."""
-    path = os.path.join(folder, FILE)
-    with contextlib.suppress(OSError), open(path, errors="replace", opener=opener) as file:
-        return _parse(file.read(2**26))
+    with contextlib.suppress(OSError):
+        return _whole(read_json_lines(os.path.join(folder, FILE), _MOST))
     return []
 
 
@@ -64,17 +61,11 @@ def read_output(output: Output) -> list[dict]:
     if not starts and output.url:
         from common.object_store.store import ObjectStore  # a job without a URL imports nothing of it
 
-        starts = _parse(ObjectStore(output.url).read_version(FILE)[0].decode(errors="replace"))
+        starts = _whole(parse_json_lines(ObjectStore(output.url).read_version(FILE)[0]))
     return starts
 
 
-def _parse(text: str) -> list[dict]:
-    starts = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            start = json.loads(line)
-            if isinstance(start, dict):
-                starts.append(start)
+def _whole(starts: list[dict]) -> list[dict]:
     return [each for each in starts if all(isinstance(each.get(name), dict) for name in _OBJECTS)]
 
 

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from common.ground.exits import MissingPackage, import_optional
 
@@ -19,23 +19,13 @@ _TAG = "bootfile.run"  # the tag of an MLflow run with our run id, which a check
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 
-class Tracker(Protocol):
-    """A run at a tracker."""
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Send the figures of `step`."""
-
-    def finish(self) -> None:
-        """Mark the run as finished."""
-
-
 def check(name: str) -> None:
     """Raise MissingPackage if the package of a tracker is not installed. The package is not imported."""
     if importlib.util.find_spec(name) is None:
         raise MissingPackage(f"--tracker {name} needs a package: pip install {name}")
 
 
-def open_tracker(name: str, run: str, title: str, settings: Mapping[str, Any]) -> Tracker:
+def open_tracker(name: str, run: str, title: str, settings: Mapping[str, Any]) -> "MLflow | WeightsAndBiases":
     """Return the run with the id `run` at a tracker. The same id continues the same run.
 
     name: "mlflow" or "wandb".
