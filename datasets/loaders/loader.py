@@ -81,13 +81,19 @@ class ToDevice:
         self._numpy = torch.empty(0, dtype=self.dtype).numpy().dtype
         self._row: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # width -> shift, scale [width * C]
 
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.end(self.move(images, labels))
+
     def begin(self, batch: Batch, images: torch.Tensor, change: Change | None = None) -> Copy:
-        """Start moving a batch with its images [n, H, W, C] to the device. The images must not change until
-        wait() returns.
+        """Start moving a batch with its images [n, H, W, C] to the device, as move() does."""
+        labels = torch.tensor(batch.labels)  # a copy: the caller may change it
+        return self.move(images.permute(0, 3, 1, 2), labels, change)
+
+    def move(self, images: torch.Tensor, labels: torch.Tensor, change: Change | None = None) -> Copy:
+        """Start moving images and labels to the device. The images must not change until wait() returns.
 
         change: applied on the device before the images are normalised.
         """
-        images, labels = images.permute(0, 3, 1, 2), torch.tensor(batch.labels)  # a copy, which may change
         if self._stream is None:
             if change:
                 images, labels = change(images, labels)
@@ -119,7 +125,7 @@ class ToDevice:
         return copy.images, copy.labels
 
     def wait(self) -> None:
-        """Wait until the memory of the last images given to begin() may be overwritten."""
+        """Wait until the memory of the last images given to move() may be overwritten."""
         if self._copied:
             self._copied.synchronize()
             self._copied = None
