@@ -27,10 +27,10 @@ from common.distributed.entry import entry
 from common.ground.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder
-from datasets.loaders import backends
 from launch.bench import log
 from tests.benchmarks import generated
 from tests.benchmarks.rounds import describe, make_parser, tail
+from tests.benchmarks.throughput import parse_list
 
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
 _TRIAL = "--trial"  # of a process of this program: one try
@@ -54,7 +54,7 @@ def main() -> None:
     images = image_folder.load(args.data_url, "train", args.cache_dir, log=log)
     most = len(images) // args.step * args.step
     end = time.monotonic() + 60 * args.minutes
-    names = [each for each in backends.parse_list(args.backends, device, log) if each in ARTICLE]
+    names = [each for each in parse_list(args.backends, device) if each in ARTICLE]
     searches = list(itertools.product(names, ("resident", "released")))
     rows: dict[str, dict[str, int]] = {backend: {} for backend in names}
     unfinished = []
