@@ -102,7 +102,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _do(self):
         kind, place = self.proxy.plan(f"{self.command} {self.path}")
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:
+            return self._reset()  # the client was killed: a store keeps no object whose bytes did not arrive
         if self.proxy.delay:
             time.sleep(self.proxy.delay)
         self.proxy.hold(self.path)
