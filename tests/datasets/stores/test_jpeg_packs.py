@@ -177,21 +177,6 @@ def test_a_killed_build_continues(index, tmp_path, monkeypatch):
         assert bytes(store.sample(id).content) == made_of_file(index, id)
 
 
-def test_a_damaged_part_is_made_again_when_the_pack_is_opened(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "SAMPLES_PER_FILE", 8)
-    path = tmp_path / "pack"
-    pack.build(index, str(path), "jpeg")
-    parts = sorted(path.glob("*.arrow"))
-    content, made = parts[1].read_bytes(), parts[0].stat().st_mtime_ns
-    for damaged in (b"", content[:-100], content + b"x"):
-        parts[1].write_bytes(damaged)
-        with pytest.raises(BadInput, match=f"the pack {path} is damaged: {parts[1]}"):
-            pack.PackStore(str(path), index)
-        store = pack.build(index, str(path), "jpeg")
-        assert parts[1].read_bytes() == content and parts[0].stat().st_mtime_ns == made
-        assert store.read([9]) == [made_of_file(index, 9)]
-
-
 def test_a_sample_without_bytes_is_made_from_its_file(index, packs, tmp_path, monkeypatch, capfd):
     """The checksum of no bytes is 0, so a page of zeros would pass."""
     store = pack.build(index, str(tmp_path / "pack"), "jpeg")
