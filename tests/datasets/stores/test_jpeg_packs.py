@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
-from tests.conftest import finish, start
+from tests.conftest import finish, start, wait_until
 
 KINDS = {  # name of a file -> mode, options of Pillow
     "photograph.jpg": ("RGB", {"quality": 95}),
@@ -160,9 +159,7 @@ def test_a_killed_build_continues(index, tmp_path, monkeypatch):
     slow = BUILD.replace("root, cache", "import time; write = pack._write\n"
         "def slow(*a): write(*a); time.sleep(0.2)\npack._write = slow\nroot, cache")  # fmt: skip
     building = start("-c", slow, index.root, tmp_path / "cache", path)
-    until = time.monotonic() + 60
-    while len(list(path.glob("*.arrow"))) < 3 and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: len(list(path.glob("*.arrow"))) >= 3, building)
     building.send_signal(signal.SIGKILL)
     finish(building, -signal.SIGKILL)
     made = {part: part.stat().st_mtime_ns for part in path.glob("*.arrow")}
