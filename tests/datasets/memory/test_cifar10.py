@@ -16,6 +16,7 @@ from PIL import Image
 
 from common.ground.exits import BadInput
 from datasets.memory import cifar10
+from tests.support.hostile_pickle import Hostile
 
 N = 20  # images a file
 
@@ -178,14 +179,6 @@ def test_a_batch_that_is_truncated_or_missing(tmp_path, known, version, name, cu
         cifar10.load(str(tmp_path), custom_data=False)
 
 
-class _Hostile:
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
-
-
 @pytest.mark.parametrize("protocol", range(6))
 def test_hostile_pickle_executes_nothing(tmp_path, protocol):
     trap = tmp_path / "executed"
@@ -196,7 +189,7 @@ def test_hostile_pickle_executes_nothing(tmp_path, protocol):
     ]
     for call in calls:
         with pytest.raises(BadInput, match=r"which is not allowed"):
-            cifar10.parse_python_batch("data_batch_1", pickle.dumps(_Hostile(*call), protocol))
+            cifar10.parse_python_batch("data_batch_1", pickle.dumps(Hostile(*call), protocol))
     assert not trap.exists()
 
 
