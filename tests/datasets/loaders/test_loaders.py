@@ -32,9 +32,10 @@ from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.conftest import ROOT, finish, start
 from tests.datasets.folders.test_boxes import needs_nvimgcodec
+from tests.support import pictures
+from tests.support.receipts import sums_of
 
 CPU = torch.device("cpu")
-SIZES = [(320, 240), (201, 333), (64, 48), (500, 90), (97, 400), (224, 224), (31, 31), (333, 335)]
 BACKENDS = ["pytorch", "threads", pytest.param("dali", marks=pytest.mark.skipif(
     backends.reasons(CPU)["dali"] is not None, reason=f"{backends.reasons(CPU)['dali']}"
 ))]  # fmt: skip
@@ -42,33 +43,7 @@ BACKENDS = ["pytorch", "threads", pytest.param("dali", marks=pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a folder with train/ and val/: photographs of odd sizes, some grey, CMYK, palette or rotated."""
-    root = tmp_path_factory.mktemp("images")
-    photographs = [Image.fromarray(image) for image in load_sample_images().images]
-    draw = np.random.default_rng(0)
-    for split, count in (("train", 40), ("val", 21)):
-        for number in range(count):
-            target = root / split / f"class_{number % 3}"
-            target.mkdir(parents=True, exist_ok=True)
-            whole, (width, height) = photographs[number % 2], SIZES[number % len(SIZES)]
-            left, top = (
-                draw.integers(whole.width - width + 1),
-                draw.integers(max(1, whole.height - height + 1)),
-            )
-            image = whole.crop((left, top, left + width, top + height))
-            kind, exif = number % 10, Image.Exif()
-            if kind == 3:
-                image.convert("L").save(target / f"{number:03}.jpg", quality=95)
-            elif kind == 5:
-                image.convert("CMYK").save(target / f"{number:03}.jpg", quality=95)
-            elif kind == 6:
-                image.convert("P").save(target / f"{number:03}.png")
-            elif kind == 7:
-                exif[0x0112] = 6
-                image.save(target / f"{number:03}.jpg", quality=95, exif=exif)
-            else:
-                image.save(target / f"{number:03}.jpg", quality=95)
-    return root
+    return pictures.make(tmp_path_factory.mktemp("images"), 40, 21, all_kinds=True)
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +75,7 @@ def epoch_of(loader, epoch=1, start_step=0, steps=None):
 @pytest.fixture(scope="module")
 def reference(index):
     """Return the receipt's sums of epoch 1, computed from the plan."""
-    from datasets.sampling.receipt import Receipt
-
-    plan, receipt = plan_of(index), Receipt()
-    plan.seek(0)
-    for batch in plan:
-        receipt.add(batch.ids, batch.labels, batch.crops)
-    return receipt.take()
+    return sums_of(plan_of(index))
 
 
 @pytest.fixture(scope="module")
