@@ -5,8 +5,6 @@ import pickle
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
@@ -16,7 +14,7 @@ import torch
 from common.checkpoint import files as checkpoint
 from common.checkpoint.files import Refused
 from common.ground.files import sweep, write_atomic
-from tests.conftest import ROOT, environment
+from tests.conftest import start
 from tests.support.hostile_pickle import Hostile
 from tests.support.small_disk import small_disk
 
@@ -142,8 +140,7 @@ def test_the_last_ones_of_the_run_stay(tmp_path):
 
 def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
     script = textwrap.dedent(f"""
-        import sys, torch
-        sys.path.insert(0, {str(ROOT)!r})
+        import torch
         from common.checkpoint import files as checkpoint
         state = {{"weight": torch.zeros(1_000_000)}}
         for step in range(1, 10**6):
@@ -151,9 +148,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
             print(step, flush=True)
     """)
     draw = random.Random(1)
-    writer = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True
-    )
+    writer = start("-c", script)
     try:
         for _ in range(3):
             writer.stdout.readline()

@@ -20,6 +20,7 @@ from sklearn.datasets import load_sample_images
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, images, listing
 from datasets.folders.image_folder import fraction, load, open_index
+from tests import conftest
 from tests.conftest import ROOT, environment
 
 PHOTO = Image.fromarray(load_sample_images().images[0])
@@ -632,15 +633,8 @@ print("fingerprint", index.fingerprint, len(index), flush=True)
 """
 
 
-def scanning(data, cache, seconds):
-    return subprocess.Popen(
-        [sys.executable, "-c", SCAN, str(data), str(cache), str(seconds)],
-        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
 def test_of_several_processes_one_scans(data, tmp_path, start):
-    processes = [scanning(data, tmp_path / "cache", 0.1) for _ in range(3)]
+    processes = [conftest.start("-c", SCAN, data, tmp_path / "cache", 0.1) for _ in range(3)]
     outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(len(output) for output in outputs) == [1, 1, 6], outputs
@@ -649,7 +643,7 @@ def test_of_several_processes_one_scans(data, tmp_path, start):
 
 
 def test_nothing_of_a_killed_scan_is_believed(data, tmp_path, start, monkeypatch):
-    process = scanning(data, tmp_path / "cache", 60)
+    process = conftest.start("-c", SCAN, data, tmp_path / "cache", 60)
     assert process.stdout.readline().startswith("read ")
     process.send_signal(signal.SIGKILL)
     process.communicate()
