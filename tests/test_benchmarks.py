@@ -39,14 +39,13 @@ def test_bad_input(arguments, message):
 
 
 def test_time_to_accuracy(tmp_path):
-    stored, jobs = tmp_path / "runs.json", "--jobs=seed loop,train.py"
-    printed = run(*TIME, jobs, "--seeds=1", "--limit=20", "--target=0.05", f"--json={stored}").stdout
-    loop, train = json.loads(stored.read_text())["runs"]
+    stored = tmp_path / "runs.json"
+    options = ("--jobs=seed loop", "--seeds=1", "--limit=60", "--target=0.05", f"--json={stored}")
+    printed = run(*TIME, *options).stdout
+    (loop,) = json.loads(stored.read_text())["runs"]
     assert loop["seconds_to_target"] == loop["curve"][0][0] and len(loop["curve"]) == 1  # ends at the target
-    assert all(0 < seconds <= 20 and 0 < accuracy <= 1 for seconds, accuracy in train["curve"])
     rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in printed.splitlines()}
     assert rows["seed loop"][1] == "1 of 1" and rows["seed loop"][5] == "1.00x |"
-    assert rows["train.py"][1] == "1 of 1"
 
 
 def test_throughput(folder, tmp_path):
@@ -61,18 +60,6 @@ def test_throughput(folder, tmp_path):
     assert len(rates) == 2
 
 
-def test_scaling_model():
-    printed = run("-m", "tests.benchmarks.scaling_model", "--step_ms=10", "--batch_size=128").stdout
-    assert "10 ms, 100 steps/s, 12,800 images/s" in printed
-    rows = [line.split() for line in printed.splitlines() if line.endswith("%") and "bf16" in line]
-    assert {row[0] for row in rows} == {"8", "2x8", "16x8"}
-
-
-def test_resident():
-    printed = run("-m", "tests.benchmarks.resident", "--rounds=1").stdout
-    assert "make_loader: 0." in printed and "resident_loader: 0." in printed and "load average" in printed
-
-
 def test_generated_images_of_cifar_10_are_read(tmp_path):
     train, test = cifar10.load(generated.cifar_folder(str(tmp_path)), custom_data=False)
     assert (len(train), len(test)) == (50_000, 10_000)
@@ -83,12 +70,3 @@ def test_a_batch_size_needs_a_gpu():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     assert "no GPU found" in run("-m", "tests.benchmarks.batch_size", code=2).stderr
-
-
-def test_the_job_s_prof_names_the_article(folder, tmp_path):
-    printed = run(
-        "jobs/imagenet.py", f"--data_url={folder}", f"--cache_dir={tmp_path}", "--prof=1", "--batch_size=16",
-        "--image_size=32", "--arch=shufflenet_v2_x0_5", "--data_backend=threads", f"--output_dir={tmp_path}",
-    ).stdout  # fmt: skip
-    line = next(line for line in printed.splitlines() if line.startswith("prof: "))
-    assert "images/s with threads, 1 batches" in line and "dali-gpu" not in line

@@ -1,10 +1,8 @@
 """Staging downloads the objects below a URL once, completely, and no others. The server is real."""
 
-import http.server
 import os
 import re
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from common.object_store.paths import SCRATCH, scratch_folder
 from datasets import staging
 from tests.conftest import environment, finish, free_port, start
 from tests.support.fault_proxy import FaultProxy
+from tests.support.hostile_store import HostileStore, listing
 from tests.support.object_store_server import ObjectStoreServer
 
 STAGE = "import sys; from datasets import staging; print('at', staging.stage(sys.argv[1]))"
@@ -160,31 +159,10 @@ def test_objects_are_compared_with_their_sha256(server, here, monkeypatch):
 
 def test_a_full_disk_is_found_before_the_download(here, monkeypatch):
     """The store lists an object of 10^15 bytes, which does not exist."""
-
-    class Listing(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            content = (
-                b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key>"
-                b'<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"1"</ETag>'
-                b"<Size>1000000000000000</Size></Contents></ListBucketResult>"
-            )
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    listing = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Listing)
-    threading.Thread(target=listing.serve_forever, daemon=True).start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{listing.server_address[1]}")
-    try:
+    with HostileStore(lambda *_: listing("a", size=10**15)) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.environment["AWS_ENDPOINT_URL_S3"])
         with pytest.raises(BadInput, match=r"needs 1000000\.000 GB more on this node, [\d.]+ GB are free"):
             here("s3://data")
-    finally:
-        listing.shutdown()
-        listing.server_close()
 
 
 def test_a_killed_staging_is_gone_on_with(server, tmp_path):

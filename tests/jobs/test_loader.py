@@ -70,10 +70,10 @@ def test_the_same_receipt_in_any_number_of_processes_from_both_jobs(job, process
 
 def test_without_data_the_test_split_resized(tmp_path):
     """The job uses eight generated pairs in batches of six, in two processes."""
-    printed = run(
+    printed = run_ranks(
         "jobs/loader.py", "--split=test", "--batch_size=6", "--resize=360", "--crop=64",
-        "--processes_per_node=2", f"--train_url={tmp_path}", f"--preview={tmp_path / 'sheet.png'}",
-    ).stdout  # fmt: skip
+        f"--train_url={tmp_path}", f"--preview={tmp_path / 'sheet.png'}",
+    )[0].stdout  # fmt: skip
     assert re.search(r"^data test=8 pairs, steps_per_epoch=2 source=\S+/generated_pairs/test$", printed, re.M)
     assert reported(printed) == [(1, 3), (2, 1)] and records(tmp_path)[0]["pairs"] == 8
     assert (tmp_path / "sheet.png").exists() and not (tmp_path / "preview.png").exists()

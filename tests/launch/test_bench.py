@@ -20,28 +20,17 @@ def folder(tmp_path_factory):
     return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
 
 
-def test_a_table_with_a_choice(folder, tmp_path):
-    result = run(*BENCH, "loaders", *QUICK, f"--data_url={folder}", f"--cache_dir={tmp_path}")
-    printed = result.stdout
-    table = printed[printed.index("backend ") :].splitlines()
-    here = {name for name, reason in backends.reasons(torch.device("cpu")).items() if not reason}
-    assert {line.split()[0] for line in table[1 : 1 + len(here)]} == here
-    synthetic = next(line.split() for line in table if line.startswith("synthetic "))
-    assert synthetic[3] == synthetic[7] == "-"  # cold, wait cold
-    assert table[-2].startswith("resnet18 computes ") and table[-1].split()[0] == "choice:"
-    assert table[-1].split()[1] in here - {"synthetic"}
-    assert "dali-gpu: it needs a GPU" in result.stderr or torch.cuda.is_available()
-
-
-def test_json_with_a_pack(folder, tmp_path):
-    printed = run(
+def test_rows_of_all_loaders_as_json_and_as_a_table(folder, tmp_path, capsys):
+    result = run(
         *BENCH, "loaders", *QUICK, f"--data_url={folder}", f"--cache_dir={tmp_path}", "--json",
         f"--pack={tmp_path / 'pack'}",
-    ).stdout  # fmt: skip
-    found = json.loads(printed)
+    )  # fmt: skip
+    assert "dali-gpu: it needs a GPU" in result.stderr or torch.cuda.is_available()
+    found = json.loads(result.stdout)
     rows = {row["backend"]: row for row in found["rows"]}
-    assert {"pytorch", "threads", "pytorch + pack", "threads + pack", "synthetic"} <= rows.keys()
-    assert rows["pytorch"]["ratio"] == 1 and found["choice"] in rows
+    here = {name for name, reason in backends.reasons(torch.device("cpu")).items() if not reason}
+    assert {name.removesuffix(" + pack") for name in rows} == here and "threads + pack" in rows
+    assert rows["pytorch"]["ratio"] == 1 and found["choice"] in rows.keys() - {"synthetic"}
     for row in rows.values():
         assert row["warm"] > 0 and row["bytes"] > 1e8 and 0 <= row["wait"] <= 1
         if row["backend"] == "synthetic":  # it reads nothing
@@ -49,6 +38,12 @@ def test_json_with_a_pack(folder, tmp_path):
         else:
             assert row["cold"] > 0 and 0 <= row["wait_cold"] <= 1
         assert 0 < row["cores"] < 64 and row["spread"][0] <= row["warm"] <= row["spread"][1]
+
+    bench._print(found)
+    *table, computes, choice = capsys.readouterr().out.splitlines()
+    synthetic = next(line.split() for line in table if line.startswith("synthetic "))
+    assert synthetic[3] == synthetic[7] == "-"  # cold, wait cold
+    assert computes.startswith("resnet18 computes ") and choice == f"choice: {found['choice']}"
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -7,8 +7,11 @@ from sklearn.datasets import load_sample_images
 _SIZES = [(320, 240), (201, 333), (64, 48), (400, 300), (97, 400), (31, 31), (290, 427)]
 
 
-def make(root, train: int = 40, val: int = 12):
-    """Make train/ and val/ below `root`, and return `root`."""
+def make(root, train: int = 40, val: int = 12, all_kinds: bool = False):
+    """Make train/ and val/ below `root`, and return `root`. Some images are grey or CMYK.
+
+    all_kinds: some are also PNG files with a palette or turned by their Exif orientation.
+    """
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
     draw = np.random.default_rng(0)
     for split, count in (("train", train), ("val", val)):
@@ -19,6 +22,13 @@ def make(root, train: int = 40, val: int = 12):
             left = int(draw.integers(whole.width - width + 1))
             top = int(draw.integers(max(1, whole.height - height + 1)))
             image = whole.crop((left, top, left + width, top + height))
-            mode = {3: "L", 5: "CMYK"}.get(number % 10, "RGB")
-            image.convert(mode).save(target / f"{number:03}.jpg", quality=90)
+            kind = number % 10
+            if all_kinds and kind == 6:
+                image.convert("P").save(target / f"{number:03}.png")
+                continue
+            options = {"exif": Image.Exif()} if all_kinds and kind == 7 else {}
+            if options:
+                options["exif"][0x0112] = 6
+            mode = {3: "L", 5: "CMYK"}.get(kind, "RGB")
+            image.convert(mode).save(target / f"{number:03}.jpg", quality=90, **options)
     return root

@@ -5,8 +5,6 @@ import pickle
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
@@ -16,7 +14,9 @@ import torch
 from common.checkpoint import files as checkpoint
 from common.checkpoint.files import Refused
 from common.ground.files import sweep, write_atomic
-from tests.conftest import ROOT, environment
+from tests.conftest import start
+from tests.support.hostile_pickle import Hostile
+from tests.support.small_disk import small_disk
 
 
 def _state(step: int = 1) -> dict:
@@ -102,20 +102,12 @@ def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
         checkpoint.read(path)
 
 
-class _Hostile:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 @pytest.mark.parametrize("save", [torch.save, lambda value, file: pickle.dump(value, file)])
 def test_a_hostile_pickle_executes_nothing(tmp_path, save):
     """A pickle with the right checksum executes nothing either."""
     path, target = _write(tmp_path), tmp_path / "executed"
     with open(path, "wb") as file:
-        save({"format": 1, "step": _Hostile(str(target))}, file)
+        save({"format": 1, "step": Hostile(os.mkdir, str(target))}, file)
     content = open(path, "rb").read()  # noqa: SIM115
     facts = {"sha256": __import__("hashlib").sha256(content).hexdigest(), "size": len(content)}
     write_atomic(f"{path}.json", checkpoint._sealed(facts))
@@ -148,8 +140,7 @@ def test_the_last_ones_of_the_run_stay(tmp_path):
 
 def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
     script = textwrap.dedent(f"""
-        import sys, torch
-        sys.path.insert(0, {str(ROOT)!r})
+        import torch
         from common.checkpoint import files as checkpoint
         state = {{"weight": torch.zeros(1_000_000)}}
         for step in range(1, 10**6):
@@ -157,9 +148,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
             print(step, flush=True)
     """)
     draw = random.Random(1)
-    writer = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True
-    )
+    writer = start("-c", script)
     try:
         for _ in range(3):
             writer.stdout.readline()
@@ -176,21 +165,13 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
 def test_a_full_disk_is_named_and_costs_nothing(tmp_path):
     """The error of the system is reported, and existing files do not change."""
     path = _write(tmp_path)
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    if os.geteuid() or subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True
-    ).returncode:  # fmt: skip
-        pytest.skip("needs the right to mount a tmpfs")
-    try:
+    with small_disk(tmp_path / "tiny", "64k") as folder:
         kept = shutil.copy(path, folder)
         shutil.copy(f"{path}.json", folder)
         with pytest.raises(OSError, match="No space left on device"):
             checkpoint.write(str(folder / "step_2.pt"), {"weight": torch.zeros(100_000)}, step=2, run="a")
         assert sorted(os.listdir(folder)) == ["step_1.pt", "step_1.pt.json"]
         checkpoint.read(kept)
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("damaged", [(), (2,), (2, 3), (3, 4), (1, 2, 3, 4)])

@@ -54,6 +54,14 @@ def _step(recovery, model, poison=False, step=1):
     return recovery.is_due(step)
 
 
+def _train(recovery, model, steps=4):
+    """Take these steps, with a save after each if it is due, and finish."""
+    for step in range(1, steps + 1):
+        _step(recovery, model)
+        recovery.save(step)
+    recovery.finish()
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -107,10 +115,7 @@ def test_seconds_count_since_the_last_save(recovery, monkeypatch):
 
 def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
     keeper, model = recovery()
-    for step in range(1, 5):
-        _step(keeper, model)
-        keeper.save(step)
-    keeper.finish()
+    _train(keeper, model)
     path = str(tmp_path / "checkpoints" / "step_4.pt")
     state = checkpoint.read(path)
     assert b"hunter2" not in open(path, "rb").read()  # noqa: SIM115
@@ -149,10 +154,7 @@ def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys, first_is_ba
 
 def test_a_first_step_after_a_restart_that_is_skipped_keeps_the_statistics(recovery):
     keeper, model = recovery()
-    for step in range(1, 5):
-        _step(keeper, model)
-        keeper.save(step)
-    keeper.finish()
+    _train(keeper, model)
     again, model = recovery()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert before["1.num_batches_tracked"] == 4
@@ -286,10 +288,7 @@ def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
 )  # fmt: skip
 def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(recovery, capsys, damage):
     keeper, model = recovery(keep=3)
-    for step in range(1, 9):
-        _step(keeper, model)
-        keeper.save(step)
-    keeper.finish()
+    _train(keeper, model, steps=8)
     path = checkpoint.list_newest_first(keeper._saver.checkpoints)[0]
     state = checkpoint.read(path)
     checkpoint.write(path, state | damage, step=8, run=keeper._state.run)
@@ -313,10 +312,7 @@ def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(re
 
 def test_another_run_is_refused_with_both_values(recovery):
     keeper, model = recovery()
-    for step in range(1, 5):
-        _step(keeper, model)
-        keeper.save(step)
-    keeper.finish()
+    _train(keeper, model)
     for name, value, here in (("seed", 7, 0), ("dataset", "cifar10", "digits"), ("batch_size", 16, 8)):
         with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
             recovery(**{name: value})
@@ -392,10 +388,7 @@ def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, ca
     assert (
         torch.equal(model[0].weight, expected) and f"weights from {given}: 7 of 7" in capsys.readouterr().out
     )
-    for step in range(1, 5):
-        _step(keeper, model)
-        keeper.save(step)
-    keeper.finish()
+    _train(keeper, model)
     trained = model[0].weight.detach().clone()
     os.remove(given)  # a restart does not need the file
     recovery()

@@ -16,6 +16,7 @@ from common.compute.models import resnet18
 from common.ground.exits import BadInput
 from common.run import starts
 from common.run.metrics import CLASSES
+from tests.support.hostile_pickle import Hostile
 
 
 def _model(classes: int = 4) -> nn.Module:
@@ -140,14 +141,6 @@ def test_weights_of_another_network_are_refused(tmp_path):
         assert _same(model.state_dict(), before)
 
 
-class _Hostile:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
 def _saved(content, **options) -> bytes:
     target = io.BytesIO()
     torch.save(content, target, **options)
@@ -169,10 +162,10 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
         "empty": (b"", "expected b'PK"),
         "cut": (whole[:-500], "torch cannot load it|it is damaged"),
         "flipped": (bytes(flipped), "it is damaged: the CRC-32 of .* differs"),
-        "pickle": (pickle.dumps(_Hostile(executed)), "expected b'PK"),
+        "pickle": (pickle.dumps(Hostile(open, executed, "w")), "expected b'PK"),
         "old": (_saved(_model().state_dict(), _use_new_zipfile_serialization=False), "expected b'PK"),
         "torchscript": (_torchscript(_model()), "it is a TorchScript archive"),
-        "hostile": (_saved({"a": _Hostile(executed)}), r"save model.state_dict\(\)"),
+        "hostile": (_saved({"a": Hostile(open, executed, "w")}), r"save model.state_dict\(\)"),
         "module": (_saved(_model()), r"save model.state_dict\(\)"),
         "list": (_saved([torch.zeros(2)]), "it holds a list"),
         "other": (_saved({"epoch": 3, "lr": 0.1}), "it holds 'epoch', 'lr'; expected a state_dict"),

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from sklearn.datasets import load_sample_images
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, images, listing
 from datasets.folders.image_folder import fraction, load, open_index
+from tests import conftest
 from tests.conftest import ROOT, environment
 
 PHOTO = Image.fromarray(load_sample_images().images[0])
@@ -187,19 +189,6 @@ def test_a_split_by_path_of_few_images(tmp_path, start, lines):
 def test_a_share_has_no_effect_on_folders_of_splits(data, start, lines):
     fingerprint = start(data).fingerprint
     assert start(data, val_share=0.5).fingerprint == fingerprint and start.read == [] and lines == []
-
-
-@pytest.mark.parametrize("text, value", [("10%", 0.1), ("0.1", 0.1), ("99.9%", 0.999), ("1e-3", 0.001)])
-def test_val_share(text, value):
-    assert image_folder.val_share(text) == value
-
-
-@pytest.mark.parametrize("text", ["0", "0%", "1", "100%", "10", "-1%", "nan", "", "a tenth"])
-def test_no_val_share(text):
-    with pytest.raises(
-        argparse.ArgumentTypeError, match=r"is not a share like 10% or 0\.1, above 0 and below 1"
-    ):
-        image_folder.val_share(text)
 
 
 def test_images_without_class_folders(tmp_path, start, lines):
@@ -580,35 +569,9 @@ def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
     assert start(data).bytes[1] == len(photo(1)) + 4
 
 
-def _damage_json(folder):
-    (folder / "index.json").write_text((folder / "index.json").read_text()[:-100])
-
-
-def _deep_json(folder):
-    (folder / "index.json").write_text("[" * 100_000)
-
-
-def _older_format(folder):
-    meta = json.loads((folder / "index.json").read_text())
-    (folder / "index.json").write_text(json.dumps(meta | {"format": 0}))
-
-
-def _cut_column(folder):
-    os.truncate(folder / "widths.npy", os.path.getsize(folder / "widths.npy") - 1)
-
-
-def _flip_bit(folder):
-    content = bytearray((folder / "heights.npy").read_bytes())
-    content[-1] ^= 64
-    (folder / "heights.npy").write_bytes(content)
-
-
-def _other_column(folder):
-    shutil.copy(folder / "widths.npy", folder / "labels.npy")
-
-
-def _no_column(folder):
-    (folder / "plain.npy").unlink()
+def _changed(name: str, change):
+    """Return a function that changes the content of a file of an index."""
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
 def _nothing(folder):
@@ -616,15 +579,26 @@ def _nothing(folder):
     folder.mkdir()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [_damage_json, _deep_json, _older_format, _cut_column, _flip_bit, _other_column, _no_column, _nothing],
-)
+DAMAGES = {
+    "JSON that is cut": _changed("index.json", lambda content: content[:-100]),
+    "deep JSON": _changed("index.json", lambda content: b"[" * 100_000),
+    "older format": _changed(
+        "index.json", lambda content: json.dumps(json.loads(content) | {"format": 0}).encode()
+    ),
+    "cut column": _changed("widths.npy", lambda content: content[:-1]),
+    "flipped bit": _changed("heights.npy", lambda content: content[:-1] + bytes([content[-1] ^ 64])),
+    "other column": lambda folder: shutil.copy(folder / "widths.npy", folder / "labels.npy"),
+    "no column": lambda folder: (folder / "plain.npy").unlink(),
+    "nothing": _nothing,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_index_is_made_anew(data, start, lines, damage):
     first = start(data)
     fingerprint, folder = first.fingerprint, first.folder
-    damage(data.parent / "cache" / os.path.basename(folder))
-    if damage is not _flip_bit:
+    DAMAGES[damage](data.parent / "cache" / os.path.basename(folder))
+    if damage != "flipped bit":
         with pytest.raises(BadInput, match=r"the index .* is damaged or of another version"):
             open_index(folder)
     second = start(data)
@@ -659,15 +633,8 @@ print("fingerprint", index.fingerprint, len(index), flush=True)
 """
 
 
-def scanning(data, cache, seconds):
-    return subprocess.Popen(
-        [sys.executable, "-c", SCAN, str(data), str(cache), str(seconds)],
-        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
 def test_of_several_processes_one_scans(data, tmp_path, start):
-    processes = [scanning(data, tmp_path / "cache", 0.1) for _ in range(3)]
+    processes = [conftest.start("-c", SCAN, data, tmp_path / "cache", 0.1) for _ in range(3)]
     outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(len(output) for output in outputs) == [1, 1, 6], outputs
@@ -676,7 +643,7 @@ def test_of_several_processes_one_scans(data, tmp_path, start):
 
 
 def test_nothing_of_a_killed_scan_is_believed(data, tmp_path, start, monkeypatch):
-    process = scanning(data, tmp_path / "cache", 60)
+    process = conftest.start("-c", SCAN, data, tmp_path / "cache", 60)
     assert process.stdout.readline().startswith("read ")
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -757,16 +724,30 @@ def test_an_index_of_a_million_images_is_opened_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, value",
-    [("0", 0), ("1", 1), ("0.001", 0.001), ("0.1%", 0.001), ("0.7%", 0.007), ("100%", 1), ("1e-3", 0.001)],
+    "parse, ends, expected",
+    [
+        (fraction, {"0": 0, "1": 1, "100%": 1}, "0.1% or 0.001, in 0..1"),
+        (image_folder.val_share, {}, "10% or 0.1, above 0 and below 1"),
+    ],
 )
-def test_fraction(text, value):
-    assert fraction(text) == value and isinstance(fraction(text), float)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "%", "-0.1", "1.1", "101%", "nan", "inf", "-inf%", "a", "0.1%%", "1e999999"]
-)
-def test_no_fraction(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=r"is not a share like 0\.1% or 0\.001, in 0\.\.1"):
-        fraction(text)
+def test_shares(parse, ends, expected):
+    for text, value in ({"0.1%": 0.001, "0.7%": 0.007, "10%": 0.1, "0.1": 0.1, "1e-3": 0.001} | ends).items():
+        assert parse(text) == value and isinstance(parse(text), float)
+    wrong = [
+        "",
+        "%",
+        "-0.1",
+        "-1%",
+        "1.1",
+        "10",
+        "101%",
+        "nan",
+        "inf",
+        "-inf%",
+        "a tenth",
+        "0.1%%",
+        "1e999999",
+    ]
+    for text in wrong + [end for end in ("0", "0%", "1", "100%") if not ends]:
+        with pytest.raises(argparse.ArgumentTypeError, match=f"is not a share like {re.escape(expected)}"):
+            parse(text)

@@ -136,38 +136,30 @@ def test_orientation(kind, orientation):
         assert not np.array_equal(expected[:64, :64], np.asarray(SMALL)[:64, :64])
 
 
-@pytest.mark.parametrize("orientation", [0, 9])
-def test_orientation_that_is_none(orientation):
-    content = encode(SMALL, exif=exif(orientation))
-    assert inspect(content, "a.jpg") == Header(96, 64, 3, 1, True)
-    assert np.array_equal(decode(content), decode(encode(SMALL)))
-
-
-def test_orientation_of_xmp():
-    packet = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
-    content = encode(SMALL, xmp=packet)
-    assert inspect(content, "a.jpg") == Header(64, 96, 3, 6, False)
-    assert np.array_equal(decode(content), pillow(content))
-
-
-def test_exif_that_other_segments_follow():
-    content = encode(SMALL, exif=exif(6), xmp=b"<x:xmpmeta/>")
-    assert inspect(content, "a.jpg") == Header(64, 96, 3, 6, False)
-
-
-def test_exif_as_text_in_a_png():
-    text = f"\nexif\n{len(exif(6).tobytes()):8}\n{exif(6).tobytes().hex()}\n".encode()
-    content = PNG[:33] + chunk(b"tEXt", b"Raw profile type exif\0" + text) + PNG[33:]
-    assert inspect(content, "a.png") == Header(64, 96, 3, 6, False)
-    assert np.array_equal(decode(content), pillow(content))
-
-
-def test_damaged_exif_is_no_reason_to_refuse():
+def damaged_exif() -> bytes:
     content = encode(SMALL, exif=exif(6))
     place = content.index(b"Exif\0\0") + 6
-    content = content[:place] + b"garbage!" + content[place + 8 :]
-    assert inspect(content, "a.jpg") == Header(96, 64, 3, 1, True)
-    assert np.array_equal(decode(content), decode(encode(SMALL)))
+    return content[:place] + b"garbage!" + content[place + 8 :]
+
+
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+TEXT = f"\nexif\n{len(exif(6).tobytes()):8}\n{exif(6).tobytes().hex()}\n".encode()
+ORIENTATIONS = {  # content, whether it is turned
+    "0": (encode(SMALL, exif=exif(0)), False),
+    "9": (encode(SMALL, exif=exif(9)), False),
+    "of XMP": (encode(SMALL, xmp=XMP), True),
+    "before other segments": (encode(SMALL, exif=exif(6), xmp=b"<x:xmpmeta/>"), True),
+    "text in a PNG": (PNG[:33] + chunk(b"tEXt", b"Raw profile type exif\0" + TEXT) + PNG[33:], True),
+    "damaged": (damaged_exif(), False),  # no reason to refuse
+}
+
+
+@pytest.mark.parametrize("name", ORIENTATIONS)
+def test_other_orientations(name):
+    content, turned = ORIENTATIONS[name]
+    expected = Header(64, 96, 3, 6, False) if turned else Header(96, 64, 3, 1, True)
+    assert inspect(content, "a.png" if "PNG" in name else "a.jpg") == expected
+    assert np.array_equal(decode(content), pillow(content) if turned else decode(encode(SMALL)))
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from datasets.loaders import backends
 from datasets.loaders.engines.paired_dali import PairedDali
 from datasets.loaders.engines.threads import Threads
 from datasets.loaders.loader import Loader
-from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import WholeBatchSampler
 from datasets.stores.files import PairFiles
+from tests.support.receipts import sums_of
 
 CPU = torch.device("cpu")
 MISSING = backends.reasons(CPU)["dali"]
@@ -101,15 +101,6 @@ def epoch_of(loader, epoch=1, steps=None):
     return batches, loader.receipt.take()
 
 
-def planned(pairs, epoch=1):
-    """Return the receipt's sums of an epoch, computed from the plan."""
-    plan, receipt = plan_of(pairs), Receipt()
-    plan.seek((epoch - 1) * len(plan))
-    for batch in plan:
-        receipt.add(batch.ids, batch.labels, batch.crops)
-    return receipt.take()
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_pair_once_and_one_window_for_both(engine, world_size, pairs):
@@ -135,7 +126,7 @@ def test_every_pair_once_and_one_window_for_both(engine, world_size, pairs):
                     assert f"{number:02}." in pairs.path(batch.ids[row])
                     seen.append((number, top, start, flip))
         assert sorted(number for number, *_ in seen) == list(range(COUNT))
-        assert torch.equal(total, planned(pairs, epoch)), "the receipt is equal at any world size"
+        assert torch.equal(total, sums_of(plan_of(pairs), epoch)), "the receipt is equal at any world size"
         windows.append(seen)
     assert windows[0] != windows[1] and {flip for *_, flip in windows[0]} == {0, 1, 2, 3}
     assert [each[0] for each in windows[0]] != [each[0] for each in windows[1]], (
@@ -331,7 +322,7 @@ def test_an_abandoned_epoch_leaves_nothing_for_the_next(engine, pairs):
     threads = threading.active_count()
     with loader_of(pairs, engine) as loader:
         epoch_of(loader, 5, steps=2)
-        assert torch.equal(epoch_of(loader)[1], planned(pairs))
+        assert torch.equal(epoch_of(loader)[1], sums_of(plan_of(pairs)))
     assert threading.active_count() <= threads
 
 

@@ -84,28 +84,32 @@ def test_the_name_and_the_arguments_of_the_seed():
     assert not DpexDataLoader(Count(), True, num_workers=2).distribute_mode
 
 
-@pytest.mark.parametrize("options", [
-    {"batch_size": 7, "shuffle": True, "drop_last": True}, {"batch_size": None},
-    {"batch_sampler": [[3, 1], [2], [59, 0, 4]],
-     "collate_fn": lambda samples: [sample["image"] for sample in samples]},
-], ids=lambda options: " ".join(options))  # fmt: skip
-def test_the_batches_of_torch_in_the_same_order(folder, options):
-    assert same(remote(Squares(), **options), plain(Squares(), **options))
+@pytest.mark.parametrize("workers, options", [
+    (2, {"batch_size": 7, "shuffle": True, "drop_last": True}), (1, {"batch_size": None}),
+    (1, {"batch_sampler": [[3, 1], [2], [59, 0, 4]],
+         "collate_fn": lambda samples: [sample["image"] for sample in samples]}),
+], ids=["shuffle drop_last", "batch_size None", "batch_sampler collate_fn"])  # fmt: skip
+def test_the_batches_of_torch_in_the_same_order(folder, workers, options):
+    assert same(remote(Squares(), workers, **options), plain(Squares(), **options))
 
 
 def test_random_numbers_follow_from_the_seed_and_not_from_the_workers(folder):
-    few, many = remote(Draws(), 1, batch_size=4), remote(Draws(), 3, batch_size=4)
-    for left, right in zip(few, many, strict=True):
+    """They differ in every epoch, with and without persistent_workers."""
+    found = []
+    for workers, persistent in ((1, False), (2, True)):
+        torch.manual_seed(3)
+        options = {"batch_size": 4, "num_workers": workers, "persistent_workers": persistent}
+        with RayDataLoader(Draws(), True, **options) as loader:
+            first, second = list(loader), list(loader)
+        drawn = torch.cat([batch[4] for batch in first + second])
+        assert len(drawn.unique()) == len(drawn) == 48
+        found.append(first)
+    for left, right in zip(*found, strict=True):
         assert all(torch.equal(left[k], right[k]) for k in (0, 4, 5, 6))
-    assert {int(n) for batch in many for n in batch[2]} == {3}
+    many = found[1]
+    assert {int(n) for batch in many for n in batch[2]} == {2}
     seeds = {(int(worker), int(seed)) for batch in many for worker, seed in zip(*batch[1:4:2], strict=True)}
-    assert len({seed for _, seed in seeds}) == len({worker for worker, _ in seeds}) == 3
-    for persistent in (False, True):
-        with RayDataLoader(
-            Draws(), True, batch_size=4, num_workers=2, persistent_workers=persistent
-        ) as loader:
-            drawn = torch.cat([batch[4] for _ in range(2) for batch in loader])
-        assert len(drawn.unique()) == len(drawn)
+    assert len({seed for _, seed in seeds}) == len({worker for worker, _ in seeds}) == 2
 
 
 def test_worker_init_fn_and_a_data_set_that_changes_between_epochs(folder):
@@ -168,8 +172,8 @@ def test_no_more_batches_are_made_than_are_wanted(folder, tmp_path):
 
 
 def test_a_slow_batch_is_waited_for_unless_there_is_a_limit(folder):
-    with RayDataLoader(Squares(2, seconds=4.0), True, num_workers=1) as loader:
-        assert same(list(loader), plain(Squares(2)))
+    with RayDataLoader(Squares(1, seconds=2.5), True, num_workers=1) as loader:  # its pool looks every 2 s
+        assert same(list(loader), plain(Squares(1)))
         loader.timeout = 1.0
         with pytest.raises(RuntimeError, match=r"within 1 seconds"):
             list(loader)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from common.ground.exits import BadInput
 from datasets.memory import cifar10
+from tests.support.hostile_pickle import Hostile
 
 N = 20  # images a file
 
@@ -80,24 +81,27 @@ def _check(sets):
         assert part.labels[rows].tolist() == labels
 
 
-@pytest.mark.parametrize("below", ["", "cifar-10-batches-py"])
-def test_python_folder(tmp_path, known, below):
-    (tmp_path / below).mkdir(exist_ok=True)
+def _files(version, known):
+    """Return file name -> content of a version; the md5 table expects these files."""
+    if version == "binary":
+        return {f"{name}.bin": _binary_batch(number) for number, name in enumerate(NAMES)}
     batches = {name: _python_batch(number) for number, name in enumerate(NAMES)}
     known(**batches)
-    for name, content in batches.items():
-        (tmp_path / below / name).write_bytes(content)
+    return batches
+
+
+@pytest.mark.parametrize(
+    "version, folder", [("python", "cifar-10-batches-py"), ("binary", "cifar-10-batches-bin")]
+)
+@pytest.mark.parametrize("is_below", [False, True])
+def test_folder(tmp_path, known, version, folder, is_below):
+    place = tmp_path / folder if is_below else tmp_path
+    place.mkdir(exist_ok=True)
+    for name, content in _files(version, known).items():
+        (place / name).write_bytes(content)
     sets = cifar10.load(str(tmp_path), custom_data=False)
     _check(sets)
     assert "official files, checked" in sets[0].source
-
-
-@pytest.mark.parametrize("below", ["", "cifar-10-batches-bin"])
-def test_binary_folder(tmp_path, known, below):
-    (tmp_path / below).mkdir(exist_ok=True)
-    for number, name in enumerate(NAMES):
-        (tmp_path / below / f"{name}.bin").write_bytes(_binary_batch(number))
-    _check(cifar10.load(str(tmp_path), custom_data=False))
 
 
 def _archive(folder, members):
@@ -112,14 +116,8 @@ def _archive(folder, members):
 
 @pytest.mark.parametrize("version", ["python", "binary"])
 def test_archive_is_read_in_place(tmp_path, known, version):
-    if version == "python":
-        batches = {name: _python_batch(number) for number, name in enumerate(NAMES)}
-        known(**batches)
-        members = {f"cifar-10-batches-py/{name}": content for name, content in batches.items()}
-    else:
-        members = {
-            f"cifar-10-batches-bin/{name}.bin": _binary_batch(number) for number, name in enumerate(NAMES)
-        }
+    short = {"python": "py", "binary": "bin"}[version]
+    members = {f"cifar-10-batches-{short}/{name}": each for name, each in _files(version, known).items()}
     content = _archive(tmp_path, {"../escaped": b"!", "/escaped": b"!"} | members)
     name = f"cifar-10-{version}.tar.gz"
     known(**{name: content})
@@ -164,38 +162,21 @@ def test_class_folders(tmp_path):
         cifar10.load(str(tmp_path), custom_data=False)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 1000, -1])
-def test_truncated_python_batch(tmp_path, known, cut):
-    batches = {name: _python_batch(number) for number, name in enumerate(NAMES)}
-    known(**batches)
-    for name, content in batches.items():
-        (tmp_path / name).write_bytes(content[:cut] if name == "data_batch_3" else content)
-    with pytest.raises(
-        BadInput, match=r"data_batch_3 is not the official file .* bytes with md5 .*, expected md5"
-    ):
+@pytest.mark.parametrize("version, name, cut, message", [
+    *[("python", "data_batch_3", cut, "data_batch_3 is not the official file .* with md5 .*, expected md5")
+      for cut in (0, 1, 1000, -1)],
+    ("python", "data_batch_2", None, "cannot read .*data_batch_2: No such file"),
+    ("binary", "data_batch_5.bin", -1, f"data_batch_5.bin has {N * 3073 - 1} bytes, expected {N * 3073}"),
+])  # fmt: skip
+def test_a_batch_that_is_truncated_or_missing(tmp_path, known, version, name, cut, message):
+    files = _files(version, known)
+    files[name] = files[name][:cut]
+    for each, content in files.items():
+        (tmp_path / each).write_bytes(content)
+    if cut is None:
+        (tmp_path / name).unlink()
+    with pytest.raises(BadInput, match=message):
         cifar10.load(str(tmp_path), custom_data=False)
-
-
-def test_missing_batch(tmp_path, known):
-    known(data_batch_1=_python_batch(0))
-    (tmp_path / "data_batch_1").write_bytes(_python_batch(0))
-    with pytest.raises(BadInput, match=r"cannot read .*data_batch_2: No such file"):
-        cifar10.load(str(tmp_path), custom_data=False)
-
-
-def test_truncated_binary_batch(tmp_path, known):
-    for number, name in enumerate(NAMES):
-        (tmp_path / f"{name}.bin").write_bytes(_binary_batch(number)[: -1 if number == 4 else None])
-    with pytest.raises(BadInput, match=rf"data_batch_5.bin has {N * 3073 - 1} bytes, expected {N * 3073}"):
-        cifar10.load(str(tmp_path), custom_data=False)
-
-
-class _Hostile:
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -208,7 +189,7 @@ def test_hostile_pickle_executes_nothing(tmp_path, protocol):
     ]
     for call in calls:
         with pytest.raises(BadInput, match=r"which is not allowed"):
-            cifar10.parse_python_batch("data_batch_1", pickle.dumps(_Hostile(*call), protocol))
+            cifar10.parse_python_batch("data_batch_1", pickle.dumps(Hostile(*call), protocol))
     assert not trap.exists()
 
 
