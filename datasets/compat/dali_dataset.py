@@ -15,13 +15,13 @@ is freed without reloading a module.
 
 import argparse
 import functools
+import numbers
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from common.distributed import ranks
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, listing
 from datasets.loaders import backends
@@ -34,6 +34,10 @@ from datasets.stores import pack as packs
 from datasets.stores.files import FileStore
 
 _MEAN, _STD = (tuple(255 * each for each in part) for part in (MEAN, STD))
+_ORDER = (
+    "the positional arguments are data_dir, batch_size, val_batch_size, workers, use_dali, dali_cpu, fp16; "
+    "give size= and all others by name"
+)
 
 
 class Loader:
@@ -105,7 +109,7 @@ class Dataset:
     min_crop_size: minimum share of an image's area in a training crop.
     world_size: number of processes that share an epoch.
     cuda: use a GPU if one is available.
-    mean, std: of pixels 0..255.
+    mean, std: of pixels 0..255, or of pixels / 255 if every std is below 1.
     pin_memory: copy to a GPU from pinned memory.
     backend: one of backends.BACKENDS instead of use_dali and dali_cpu.
     rank: default that of torch.distributed.
@@ -147,8 +151,13 @@ class Dataset:
         counts = {"batch_size": batch_size, "val_batch_size": val_batch_size, "size": size}
         counts |= {"workers": workers, "world_size": world_size}
         for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+                raise BadInput(f"{name} {value!r} is not a number; {_ORDER}")
             if value < 1:
                 raise BadInput(f"{name} {value} is not above 0")
+        for name, value in {"use_dali": use_dali, "dali_cpu": dali_cpu, "fp16": fp16}.items():
+            if not isinstance(value, bool):
+                raise BadInput(f"{name} {value!r} is not True or False; {_ORDER}")
         if use_dali and backend and not backend.startswith("dali"):
             raise BadInput(f"use_dali=True and backend={backend!r} contradict each other")
         if not 0 < min_crop_size <= 1:
@@ -164,10 +173,7 @@ class Dataset:
             self.device = torch.device("cuda", torch.cuda.current_device())
         named = ("dali" if dali_cpu else "dali-gpu") if use_dali else "pytorch"
         self.backend = backends.resolve(backend or named, self.device)
-        if rank is None and world_size > 1 and not ranks.is_initialized():
-            raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
-        rank = (ranks.rank() if world_size > 1 else 0) if rank is None else rank
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._world_size = _rank(rank, world_size), world_size
         self._size, self._scale, self._seed = size, (min_crop_size, 1.0), seed
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         options: dict[str, Any] = {"max_bad": max_bad_images, "val_share": share}
@@ -175,8 +181,9 @@ class Dataset:
         options["classes"] = self._train_index.classes
         self._val_index = image_folder.load(data_dir, "val", cache, **options)
 
+        unit = 1 if all(each < 1 for each in std) else 255
         delivery = {
-            "mean": tuple(each / 255 for each in mean), "std": tuple(each / 255 for each in std),
+            "mean": tuple(each / unit for each in mean), "std": tuple(each / unit for each in std),
             "dtype": torch.float16 if fp16 else None, "pinned": pin_memory,
         }  # fmt: skip
 
@@ -236,3 +243,14 @@ class Dataset:
         order = BatchSampler(len(self._train_index), together, self._seed, **place)
         crop = functools.partial(random_resized_crop, scale=self._scale)
         return Plan(self._train_index, order, crop, self._size)
+
+
+def _rank(rank: int | None, world_size: int) -> int:
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if rank is None:
+        if world_size > 1 and not joined:
+            raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
+        rank = torch.distributed.get_rank() if world_size > 1 else 0
+    if not 0 <= rank < world_size:
+        raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
+    return rank

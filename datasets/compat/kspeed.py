@@ -39,6 +39,8 @@ from datasets.stores.shared import address
 from datasets.stores.store import Store
 from datasets.stores.tiers import Stores
 
+_handed_on: list[str | None] = [None]  # the password that this process has put into its environment
+
 
 class KSpeedFolder:
     """The files below a folder, by path: absolute, or as joined to `root`, or relative to it.
@@ -287,8 +289,7 @@ def _open_stores(
     """Return the stores of encoded samples in a place of KSpeedFolder. Raises BadInput."""
     if not place or place.startswith("/"):
         return Stores(place or None, None, mode, True, log, "encoded")
-    if password and not os.environ.get(address.PASSWORD_FILE) and not os.environ.get(address.PASSWORD):
-        os.environ[address.PASSWORD] = password  # which workers inherit; a pickle may be stored on a disk
+    _hand_on(password)
     url = place if "://" in place else f"redis://{place}"
     if user and "@" not in url:
         url = url.replace("://", f"://{urllib.parse.quote(user, safe='')}@", 1)
@@ -306,6 +307,13 @@ def _open_stores(
         return stores
     except BadInput as error:
         raise BadInput(str(error).replace("--cache", "iplist")) from None
+
+
+def _hand_on(password: str | None) -> None:
+    """Put the password into the environment, which workers inherit. A pickle may be stored on a disk."""
+    known = os.environ.get(address.PASSWORD)
+    if password and not os.environ.get(address.PASSWORD_FILE) and known in (None, "", _handed_on[0]):
+        os.environ[address.PASSWORD] = _handed_on[0] = password
 
 
 def _close(stores: Stores | None, pid: int) -> None:

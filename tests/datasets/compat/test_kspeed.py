@@ -49,9 +49,9 @@ def cache_dir(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
     """Restore the environment variables that a password of a script changes."""
+    monkeypatch.setattr(kspeed, "_handed_on", [None])
     monkeypatch.setenv(address.PASSWORD, "")
     monkeypatch.delenv(address.PASSWORD)
-    monkeypatch.setattr(kspeed, "_handed_on", [None])
 
 
 def whole(folder) -> list[str]:
@@ -235,18 +235,6 @@ def test_servers_that_fail(images, cache_dir, tmp_path, monkeypatch):
     assert right(never, paths) and len(said) == 1 and "Connection refused" in said[0]
     assert counts(never)["hits"] == 0
     never.close()
-
-
-def test_without_an_index(images, tmp_path):
-    """Without an index it reads the files, and does not stop."""
-    said = []
-    file = tmp_path / "file"
-    file.write_text("no folder")
-    folder = KSpeedFolder(images, 1, None, cache_dir=str(file), log=said.append)
-    assert right(folder, whole(images))
-    assert len(said) == 1 and "the files are read without a cache" in said[0]
-    with pytest.raises(BadInput, match="cannot write the index"):
-        KSpeedCallable(images / "train", 4, cache_dir=str(file), log=said.append)
 
 
 def test_wrong_arguments(images, cache_dir):

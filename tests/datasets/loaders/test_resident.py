@@ -1,5 +1,6 @@
 """A loader with images on the device gives the same batches and receipts."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from datasets.loaders.engines.memory import Windows, make_loader, plan_of
-from datasets.loaders.engines.resident import Gather, Resident, resident_loader
+from datasets.loaders.engines.resident import Resident, resident_loader
 from datasets.loaders.loader import Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip
@@ -38,7 +39,8 @@ def test_gathered_on_a_device_as_cut_on_the_host(channels, padding, flip, reflec
     data = _set(channels, padding=padding, flip=flip)
     ids = np.random.default_rng(0).integers(0, len(data), 151)
     crops = crop_flip(data, ids, 3, 5)
-    gather = Gather(data.images, padding, torch.device("cpu"), reflect)
+    data = dataclasses.replace(data, reflect=reflect)
+    gather = Resident(data, True, torch.device("cpu")).gather
     images = gather(np.stack([ids, *crops]))
     assert images.dtype == torch.uint8 and images.is_contiguous()
     assert np.array_equal(images, Windows(data.images, padding, reflect)(ids, crops))

@@ -45,11 +45,6 @@ class _Python2Pickler(pickle._Pickler):
     dispatch[bytes] = save_bytes
 
 
-def _binary_batch(number):
-    images, labels = _content(number)
-    return np.hstack([np.array(labels, dtype=np.uint8)[:, None], images]).tobytes()
-
-
 NAMES = [*cifar10.TRAIN_FILES, *cifar10.TEST_FILES]
 
 
@@ -61,7 +56,6 @@ def known(monkeypatch):
         for name, content in contents.items():
             monkeypatch.setitem(cifar10.MD5, name, hashlib.md5(content).hexdigest())
 
-    monkeypatch.setattr(cifar10, "_BATCH", N)
     return learn
 
 
@@ -81,30 +75,25 @@ def _check(sets):
         assert part.labels[rows].tolist() == labels
 
 
-def _files(version, known):
-    """Return file name -> content of a version; the md5 table expects these files."""
-    if version == "binary":
-        return {f"{name}.bin": _binary_batch(number) for number, name in enumerate(NAMES)}
+def _files(known):
+    """Return file name -> content; the md5 table expects these files."""
     batches = {name: _python_batch(number) for number, name in enumerate(NAMES)}
     known(**batches)
     return batches
 
 
-@pytest.mark.parametrize(
-    "version, folder", [("python", "cifar-10-batches-py"), ("binary", "cifar-10-batches-bin")]
-)
-@pytest.mark.parametrize("is_below", [False, True])
-def test_folder(tmp_path, known, version, folder, is_below):
-    place = tmp_path / folder if is_below else tmp_path
+@pytest.mark.parametrize("folder", ["", cifar10.FOLDER])
+def test_folder(tmp_path, known, folder):
+    place = tmp_path / folder
     place.mkdir(exist_ok=True)
-    for name, content in _files(version, known).items():
+    for name, content in _files(known).items():
         (place / name).write_bytes(content)
     sets = cifar10.load(str(tmp_path), custom_data=False)
     _check(sets)
     assert "official files, checked" in sets[0].source
 
 
-def _archive(folder, members):
+def _archive(members):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in members.items():
@@ -114,18 +103,15 @@ def _archive(folder, members):
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("version", ["python", "binary"])
-def test_archive_is_read_in_place(tmp_path, known, version):
-    short = {"python": "py", "binary": "bin"}[version]
-    members = {f"cifar-10-batches-{short}/{name}": each for name, each in _files(version, known).items()}
-    content = _archive(tmp_path, {"../escaped": b"!", "/escaped": b"!"} | members)
-    name = f"cifar-10-{version}.tar.gz"
-    known(**{name: content})
+def test_archive_is_read_in_place(tmp_path, known):
+    members = {f"{cifar10.FOLDER}/{name}": each for name, each in _files(known).items()}
+    content = _archive({"../escaped": b"!", "/escaped": b"!"} | members)
+    known(**{cifar10.ARCHIVE: content})
     folder = tmp_path / "data"
     folder.mkdir()
-    (folder / name).write_bytes(content)
+    (folder / cifar10.ARCHIVE).write_bytes(content)
     _check(cifar10.load(str(folder), custom_data=False))
-    assert [entry.name for entry in tmp_path.rglob("*")] == ["data", name]
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["data", cifar10.ARCHIVE]
 
 
 def test_class_folders(tmp_path):
@@ -162,14 +148,13 @@ def test_class_folders(tmp_path):
         cifar10.load(str(tmp_path), custom_data=False)
 
 
-@pytest.mark.parametrize("version, name, cut, message", [
-    *[("python", "data_batch_3", cut, "data_batch_3 is not the official file .* with md5 .*, expected md5")
+@pytest.mark.parametrize("name, cut, message", [
+    *[("data_batch_3", cut, "data_batch_3 is not the official file .* with md5 .*, expected md5")
       for cut in (0, 1, 1000, -1)],
-    ("python", "data_batch_2", None, "cannot read .*data_batch_2: No such file"),
-    ("binary", "data_batch_5.bin", -1, f"data_batch_5.bin has {N * 3073 - 1} bytes, expected {N * 3073}"),
+    ("data_batch_2", None, "cannot read .*data_batch_2: No such file"),
 ])  # fmt: skip
-def test_a_batch_that_is_truncated_or_missing(tmp_path, known, version, name, cut, message):
-    files = _files(version, known)
+def test_a_batch_that_is_truncated_or_missing(tmp_path, known, name, cut, message):
+    files = _files(known)
     files[name] = files[name][:cut]
     for each, content in files.items():
         (tmp_path / each).write_bytes(content)

@@ -17,23 +17,21 @@ SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 KINDS = [("train", 30), ("t10k", 7)]
 
 
-def _write_fashion(folder, monkeypatch, packed):
+def _write_fashion(folder, monkeypatch):
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
     for part, count in KINDS:
         images = bytes(16) + generator.integers(0, 256, count * 784, dtype=np.uint8).tobytes()
         labels = bytes(8) + bytes(number % 10 for number in range(count))
         for name, content in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", labels)):
-            if packed:
-                name, content = f"{name}.gz", gzip.compress(content)
+            name, content = f"{name}.gz", gzip.compress(content)
             (folder / name).write_bytes(content)
             monkeypatch.setitem(fashion_mnist.MD5, name, hashlib.md5(content).hexdigest())
 
 
 @pytest.mark.parametrize("below", ["", "raw", "FashionMNIST/raw"])
-@pytest.mark.parametrize("packed", [True, False])
-def test_fashion_mnist_packed_and_unpacked(tmp_path, monkeypatch, packed, below):
-    _write_fashion(tmp_path / below, monkeypatch, packed)
+def test_fashion_mnist(tmp_path, monkeypatch, below):
+    _write_fashion(tmp_path / below, monkeypatch)
     for (_, count), part in zip(KINDS, fashion_mnist.load(str(tmp_path), custom_data=False), strict=True):
         assert part.images.shape == (count, 1, 28, 28) and part.images.dtype == torch.uint8
         assert part.labels.tolist() == [number % 10 for number in range(count)]
@@ -42,14 +40,14 @@ def test_fashion_mnist_packed_and_unpacked(tmp_path, monkeypatch, packed, below)
 def test_fashion_mnist_truncated_or_absent(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"no Fashion-MNIST in .*custom_data=true"):
         fashion_mnist.load(str(tmp_path), custom_data=False)
-    _write_fashion(tmp_path, monkeypatch, packed=True)
+    _write_fashion(tmp_path, monkeypatch)
     file = tmp_path / "t10k-images-idx3-ubyte.gz"
     content = file.read_bytes()
     file.write_bytes(content[:-5])
     with pytest.raises(BadInput, match=r"t10k-images-idx3-ubyte.gz is not the official file"):
         fashion_mnist.load(str(tmp_path), custom_data=False)
     file.unlink()
-    with pytest.raises(BadInput, match=r"holds neither t10k-images"):
+    with pytest.raises(BadInput, match=r"cannot read .*t10k-images.*: No such file"):
         fashion_mnist.load(str(tmp_path), custom_data=False)
 
 
