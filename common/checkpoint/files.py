@@ -18,6 +18,7 @@ import os
 import pickle
 import re
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable
 from typing import IO, Any, cast
@@ -126,13 +127,19 @@ def find_unreadable(value: Any, name: str = "") -> str:
     try:
         torch.save(_outline(value), file)
         file.seek(0)
-        torch.load(file, weights_only=True)
+        _torch_load(file)
         return ""
     except Exception:  # pickle raises many types
         parts: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
         parts = enumerate(value) if isinstance(value, list | tuple) else parts
         inner = (find_unreadable(each, f"{name}.{part}".lstrip(".")) for part, each in parts)
         return next(filter(None, inner), f"{name}, a {type(value).__name__}")
+
+
+def _torch_load(file: str | IO[bytes]) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.1 warns of its own code
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _outline(value: Any) -> Any:
@@ -190,7 +197,7 @@ def load(path: str, most: int = sys.maxsize) -> dict:
             unpacked = sum(record.file_size for record in archive.infolist())
         if len(records) > most or unpacked > size:  # torch.save does not compress
             raise Refused(f"it has {len(records)} records and {size} bytes, and unpacks to {unpacked} bytes")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = _torch_load(path)
     except Refused:
         raise
     except pickle.UnpicklingError as error:
