@@ -586,11 +586,11 @@ def text(values: list[float]) -> str:
     return rounds.spread(values, ".2f", "x") if values else "-"
 
 
-def print_figures(found: dict[int, dict]) -> None:
+def print_figures(rows_of: dict[int, dict]) -> None:
     """Print the table of figures, targets, and whether they were met."""
     print("\n| figure (ratio in one round) | images | median (range) | n | target | |\n" + 6 * "|---" + "|")
     for figure in FIGURES:
-        for kilobytes, rows in found.items():
+        for kilobytes, rows in rows_of.items():
             values, target = ratios(rows, figure.row, figure.reference), figure.target
             if values:
                 met = "-" if target is None else "met" if statistics.median(values) >= target else "missed"
@@ -678,16 +678,16 @@ def main():
     options = parse_args()
     if options.row:
         return work(options.row, options.folder, options.images)
-    found = {}
+    rows_of = {}
     with rounds.conditions(), tempfile.TemporaryDirectory() as temporary:
         names = [name for name in ROWS if name in options.only]
         for kilobytes in options.sizes:
             title, folder = f"{kilobytes} KB", f"{temporary}/{kilobytes}"
             print(f"{title}: {make_images(f'{folder}/images', kilobytes, options)}", flush=True)
-            found[kilobytes] = measure("tests.benchmarks.loaders", title, names, folder, options)
-        print_figures(found)
-        print_rows(found)
-        print_versions(found)
+            rows_of[kilobytes] = measure("tests.benchmarks.loaders", title, names, folder, options)
+        print_figures(rows_of)
+        print_rows(rows_of)
+        print_versions(rows_of)
 
 
 if __name__ == "__main__":

@@ -104,13 +104,13 @@ def main() -> None:
         return work(options.row, options.folder, options.images)
     with conditions(), tempfile.TemporaryDirectory() as folder:
         print(loaders.make_images(f"{folder}/images", KILOBYTES, options))
-        found = loaders.measure("tests.benchmarks.packing", "packs", options.only, folder, options)
+        measured = loaders.measure("tests.benchmarks.packing", "packs", options.only, folder, options)
         print("\n| row | images/s |\n|---|---|")
-        for name, row in found.items():
+        for name, row in measured.items():
             print(f"| {name} | {loaders.rate(row)} |")
         print("\n| ratio in one round | median (range) | n | target |\n|---|---|---|---|")
         for name, reference, target in FIGURES:
-            ratios = loaders.text(loaders.ratios(found, name, reference))
+            ratios = loaders.text(loaders.ratios(measured, name, reference))
             print(f"| {name} / {reference} | {ratios} | {options.rounds} | >= {target}x |")
 
 
