@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.cache [--images 512] [--rounds 5] [--workers 2]
 
-The images are 500x375 JPEG files of about 100 KB in the page cache. A real redis-server runs on the same
-cores, over TCP on the loopback. In a round all contestants run one after the other. The output has the
-medians over the rounds, and the medians of the ratios within the rounds.
+The images are those of tests/benchmarks/loaders.py, 116 KB, in the page cache. A real redis-server runs on
+the same cores, over TCP on the loopback. In a round all contestants run one after the other. The output has
+the medians over the rounds, and the medians of the ratios within the rounds.
 
 - loaders: epochs of batches of 64, decoded, cropped to 224 pixels and normalised, on the CPU.
 - synthetic compute: after each batch the process sleeps for 20 ms instead of a device's work.
@@ -12,15 +12,12 @@ medians over the rounds, and the medians of the ratios within the rounds.
 """
 
 import contextlib
-import os
 import tempfile
 import time
 import types
 
-import numpy as np
 import redis
 import torch
-from PIL import Image
 
 from datasets.folders import image_folder
 from datasets.loaders import backends
@@ -31,23 +28,12 @@ from datasets.stores.files import FileStore
 from datasets.stores.shared import address, connection
 from datasets.stores.shared.redis_store import RedisStore
 from datasets.stores.tiers import Tiers
+from tests.benchmarks.loaders import SIZES, write_images
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 from tests.support.redis_server import RedisServer
 
 CPU = torch.device("cpu")
-BATCH, COMPUTE = 64, 0.02  # images, seconds
-
-
-def write_images(folder: str, count: int) -> None:
-    draw = np.random.default_rng(0)
-    y, x = np.mgrid[:375, :500]
-    for split, number in (("train", count), ("val", 1)):
-        os.makedirs(os.path.join(folder, split, "class"))
-        for each in range(number):
-            wave = np.sin((x * draw.normal() + y * draw.normal()) / 9)
-            pixels = 128 + 60 * wave[:, :, None] + draw.normal(0, 22, (375, 500, 3))
-            image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-            image.save(os.path.join(folder, split, "class", f"{each:05}.jpg"), quality=90)
+BATCH, COMPUTE, KILOBYTES = 64, 0.02, 116  # images, seconds, size of an image
 
 
 def show(title: str, unit: str, found: dict[str, list[float]], ratios: list[tuple[str, str, str]]) -> None:
@@ -66,7 +52,7 @@ def main(arguments=None) -> None:
     said = []
     with contextlib.ExitStack() as stack, conditions():
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        write_images(f"{folder}/images", args.images)
+        print(write_images(f"{folder}/images", SIZES[KILOBYTES], KILOBYTES, args.images))
         index = image_folder.load(f"{folder}/images", "train", f"{folder}/cache")
         files = FileStore(index)
         packs = {form: pack.build(index, f"{folder}/{form}", form) for form in forms.SIZED}

@@ -7,7 +7,6 @@ python -m tests.benchmarks.checkpoint [--device cuda] [--rounds 7]
 - Seconds of a receipt, compared with a training step of 128 CIFAR-sized images on this device.
 """
 
-import datetime
 import os
 import statistics
 import tempfile
@@ -24,15 +23,18 @@ from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
 from launch.bench import now
-from tests.benchmarks.rounds import describe, make_parser, spread
+from tests.benchmarks.rounds import conditions, make_parser, spread
 
 
 def main():
     parser = make_parser(__doc__, 7)
     parser.add_argument("--device", default="cpu", help="default: cpu")
     options = parser.parse_args()
-    device, rounds = torch.device(options.device), options.rounds
-    print(f"{datetime.date.today()}, {describe()}")
+    with conditions():
+        measure(torch.device(options.device), options.rounds)
+
+
+def measure(device: torch.device, rounds: int) -> None:
     model = models.resnet18(3, 10).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     data, _ = cifar10.load(None, True)
@@ -85,7 +87,6 @@ def main():
         f"{statistics.median(whole[1:]) * 1e3:.1f} ms (medians)"
     )
     print(f"{size_of(state) / 1e6:.0f} MB: blocked {spread(ratios, '.1f', 'x')} less, n={rounds}")
-    print(f"load average at the end {os.getloadavg()[0]:.2f}")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ Notes on the rows:
 import argparse
 import concurrent.futures
 import contextlib
-import datetime
 import importlib.metadata
 import io
 import itertools
@@ -65,6 +64,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from common.distributed.entry import entry
 from tests.benchmarks import rounds
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -74,10 +74,6 @@ CLASSES = 10
 SIDE, BATCH, WORKERS = 224, 64, 2
 SECONDS = 1.0  # least length of a turn
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
-INSTALL = {  # module -> command that installs it
-    "nvidia": "pip install nvidia-dali-cuda120",
-    "ffcv": "apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ && pip install ffcv",
-}
 THREADS = {"OMP_NUM_THREADS": str(WORKERS), "GOMP_SPINCOUNT": "1000"}  # the environment of all rows
 VERSIONS = (
     "torch", "numpy", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "pyarrow",
@@ -153,6 +149,13 @@ def link_images(root: str, source: str, count: int) -> str:
         os.makedirs(folder, exist_ok=True)
         os.symlink(path.resolve(), os.path.join(folder, path.name))
     return f"{count} images of {source}, {mean_kilobytes(paths):.1f} KB"
+
+
+def make_images(root: str, kilobytes: int, options: argparse.Namespace) -> str:
+    """Link the images of --data_url, or write images of this size. Return a description."""
+    if options.data_url:
+        return link_images(root, options.data_url, options.images)
+    return write_images(root, SIZES[kilobytes], kilobytes, options.images)
 
 
 def mean_kilobytes(paths: list[pathlib.Path]) -> float:
@@ -397,12 +400,9 @@ class Figure(NamedTuple):
 
 FIGURES = [
     Figure("threads from JPEG / decoding alone", "threads", "decoding", 0.92),
-    Figure("threads from JPEG / torchvision", "threads", "torchvision"),
     Figure("threads from JPEG / DALI CPU", "threads", "dali-reader"),
-    Figure("decoded pack, uint8 / torchvision (float32)", "pack-uint8", "torchvision"),
     Figure("decoded pack, uint8 / DALI CPU (float32)", "pack-uint8", "dali-reader"),
     Figure("threads from JPEG / FFCV JPEG", "threads", "ffcv-jpeg"),
-    Figure("pack, small JPEGs / torchvision", "pack-jpeg", "torchvision"),
     Figure("pack, small JPEGs / threads from JPEG", "pack-jpeg", "threads", 2.3),
     Figure("pack, small JPEGs / FFCV JPEG", "pack-jpeg", "ffcv-jpeg", 1.5),
     Figure("decoded pack / FFCV raw, same size, uint8", "pack-uint8", "ffcv-raw-short-uint8", 2.0),
@@ -432,10 +432,7 @@ def work(name: str, folder: str, count: int) -> None:
             raise ValueError(f"an epoch has {delivered} images, expected {row.count}")
     except Exception as error:
         traceback.print_exc()
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, ImportError) and error.name and error.name.partition(".")[0] in INSTALL:
-            reason = f"not installed: {INSTALL[error.name.partition('.')[0]]}"
-        send({"skipped": reason})
+        send({"skipped": f"{type(error).__name__}: {error}"})
         return
     send({"delivers": kinds[0][1], "reads": row.reads, "versions": versions()})
     for _ in sys.stdin:
@@ -589,22 +586,17 @@ def text(values: list[float]) -> str:
     return rounds.spread(values, ".2f", "x") if values else "-"
 
 
-def print_figures(found: dict[int, dict]) -> list[dict]:
-    """Print and return the table of figures, targets, and whether they were met."""
-    shown = []
+def print_figures(rows_of: dict[int, dict]) -> None:
+    """Print the table of figures, targets, and whether they were met."""
     print("\n| figure (ratio in one round) | images | median (range) | n | target | |\n" + 6 * "|---" + "|")
     for figure in FIGURES:
-        for kilobytes, rows in found.items():
+        for kilobytes, rows in rows_of.items():
             values, target = ratios(rows, figure.row, figure.reference), figure.target
             if values:
-                verdict = (
-                    "-" if target is None else "met" if statistics.median(values) >= target else "missed"
-                )
-                images, aim = f"{kilobytes} KB", f">= {target}x" if target else "-"
-                print(f"| {figure.text} | {images} | {text(values)} | {len(values)} | {aim} | {verdict} |")
-                row = {"figure": figure.text, "kilobytes": kilobytes, "ratios": values, "target": target}
-                shown.append(row | {"verdict": verdict})
-    return shown
+                met = "-" if target is None else "met" if statistics.median(values) >= target else "missed"
+                aim = f">= {target}x" if target else "-"
+                cells = [figure.text, f"{kilobytes} KB", text(values), str(len(values)), aim, met]
+                print(f"| {' | '.join(cells)} |")
 
 
 def print_rows(found: dict[int, dict]) -> None:
@@ -637,37 +629,35 @@ def print_versions(found: dict[int, dict]) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rounds.make_parser(__doc__, 5)
     parser.add_argument("--sizes", default="44,116", help="kilobytes of an image (default: %(default)s)")
-    parser.add_argument("--data_url", metavar="DIR", help="use JPEGs of DIR/train/<class>/ instead")
-    parser.add_argument("--images", type=int, default=512, help="images of an epoch (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--only", metavar="NAME,NAME", help=f"rows (default: all): {', '.join(ROWS)}")
-    parser.add_argument(
-        "--python",
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="of rows NAME and NAME-*",
-    )
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
-    parser.add_argument("--row", help=argparse.SUPPRESS)  # this is the process of a row
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    known = list(ROWS)
+    options = parse_rows(parser, list(ROWS))
     options.sizes = [int(size) for size in options.sizes.split(",")]
     if options.data_url:
         options.sizes = [round(mean_kilobytes([*pathlib.Path(options.data_url, "train").glob("*/*")]))]
     elif unknown := set(options.sizes) - set(SIZES):
         parser.error(f"--sizes {unknown}: expected some of {list(SIZES)}")
+    if options.images % (BATCH * WORKERS):
+        parser.error(f"--images {options.images} is not divisible by {BATCH * WORKERS}")
+    return options
+
+
+def parse_rows(parser: argparse.ArgumentParser, known: list[str]) -> argparse.Namespace:
+    """Add the options of a program that measures rows, parse them, and let all rows use the same cores."""
+    add = parser.add_argument
+    add("--data_url", metavar="DIR", help="use JPEGs of DIR/train/<class>/ instead")
+    add("--images", type=int, default=512, help="number of images (default: %(default)s)")
+    add("--only", metavar="NAME,NAME", help=f"rows (default: all): {', '.join(known)}")
+    add("--python", action="append", default=[], metavar="NAME=PATH", help="of rows NAME and NAME-*")
+    add("--row", help=argparse.SUPPRESS)  # this is the process of a row
+    add("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
     options.only = options.only.split(",") if options.only else known
     if unknown := set(options.only) - set(known):
         parser.error(f"--only {', '.join(unknown)}: expected some of {', '.join(known)}")
-    if options.images % (BATCH * WORKERS):
-        parser.error(f"--images {options.images} is not divisible by {BATCH * WORKERS}")
     options.python = parse_pythons(parser, options.python, known)
+    if not options.row and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:WORKERS])
     return options
 
 
@@ -683,38 +673,21 @@ def parse_pythons(parser: argparse.ArgumentParser, given: list[str], known: list
     return pythons
 
 
+@entry
 def main():
     options = parse_args()
     if options.row:
         return work(options.row, options.folder, options.images)
-    if hasattr(os, "sched_setaffinity"):  # all rows use the same cores
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:WORKERS])
-    begun = {
-        "date": str(datetime.date.today()),
-        "machine": rounds.describe(),
-        "load_average": [os.getloadavg()[0]],
-    }
-    print(f"{begun['date']}, {begun['machine']}", flush=True)
-    found, images = {}, {}
-    with tempfile.TemporaryDirectory() as temporary:
+    rows_of = {}
+    with rounds.conditions(), tempfile.TemporaryDirectory() as temporary:
         names = [name for name in ROWS if name in options.only]
         for kilobytes in options.sizes:
             title, folder = f"{kilobytes} KB", f"{temporary}/{kilobytes}"
-            if options.data_url:
-                images[kilobytes] = link_images(f"{folder}/images", options.data_url, options.images)
-            else:
-                size = SIZES[kilobytes]
-                images[kilobytes] = write_images(f"{folder}/images", size, kilobytes, options.images)
-            print(f"{title}: {images[kilobytes]}", flush=True)
-            found[kilobytes] = measure("tests.benchmarks.loaders", title, names, folder, options)
-    figures = print_figures(found)
-    print_rows(found)
-    print_versions(found)
-    begun["load_average"].append(os.getloadavg()[0])
-    print("load average {:.2f} at the beginning, {:.2f} at the end".format(*begun["load_average"]))
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(begun | {"images": images, "rows": found, "figures": figures}, file, indent=1)
+            print(f"{title}: {make_images(f'{folder}/images', kilobytes, options)}", flush=True)
+            rows_of[kilobytes] = measure("tests.benchmarks.loaders", title, names, folder, options)
+        print_figures(rows_of)
+        print_rows(rows_of)
+        print_versions(rows_of)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ then once in each round, in turns. Ratios are those of two rows in one round. Th
 (fsync); FFCV leaves that to the kernel.
 """
 
-import argparse
 import concurrent.futures
 import functools
 import itertools
@@ -23,6 +22,7 @@ import time
 
 from PIL import Image
 
+from common.distributed.entry import entry
 from tests.benchmarks import loaders
 from tests.benchmarks.rounds import conditions, make_parser
 
@@ -97,35 +97,20 @@ def work(name: str, folder: str, images: int) -> None:
         print(json.dumps({"seconds": seconds, "images": images}), file=channel, flush=True)
 
 
+@entry
 def main() -> None:
-    parser = make_parser(__doc__, 5)
-    add = parser.add_argument
-    add("--images", type=int, default=512, help="default: %(default)s")
-    add("--data_url", metavar="DIR", help="use JPEGs of DIR/train/<class>/ instead")
-    add("--only", default=",".join(ROWS), help="default: %(default)s")
-    add("--python", action="append", default=[], metavar="NAME=PATH", help="of rows NAME and NAME-*")
-    add("--row", help=argparse.SUPPRESS)  # this is the process of a row
-    add("--folder", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = loaders.parse_rows(make_parser(__doc__, 5), list(ROWS))
     if options.row:
         return work(options.row, options.folder, options.images)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: loaders.WORKERS])
-    options.python = loaders.parse_pythons(parser, options.python, list(ROWS))
     with conditions(), tempfile.TemporaryDirectory() as folder:
-        root = f"{folder}/images"
-        if options.data_url:
-            print(loaders.link_images(root, options.data_url, options.images))
-        else:
-            print(loaders.write_images(root, loaders.SIZES[KILOBYTES], KILOBYTES, options.images))
-        rows = options.only.split(",")
-        found = loaders.measure("tests.benchmarks.packing", "packs", rows, folder, options)
+        print(loaders.make_images(f"{folder}/images", KILOBYTES, options))
+        measured = loaders.measure("tests.benchmarks.packing", "packs", options.only, folder, options)
         print("\n| row | images/s |\n|---|---|")
-        for name, row in found.items():
+        for name, row in measured.items():
             print(f"| {name} | {loaders.rate(row)} |")
         print("\n| ratio in one round | median (range) | n | target |\n|---|---|---|---|")
         for name, reference, target in FIGURES:
-            ratios = loaders.text(loaders.ratios(found, name, reference))
+            ratios = loaders.text(loaders.ratios(measured, name, reference))
             print(f"| {name} / {reference} | {ratios} | {options.rounds} | >= {target}x |")
 
 

@@ -6,7 +6,7 @@
 The first table has the images/s of image_folder.load() without an index, with --scan whole and headers. Both
 list the folder, read, judge and write the index. They are compared with torchvision's ImageFolder plus one
 read of each file, in as many threads as the scan has, and one file after the other. Ratios are medians of the
-ratios within rounds. CPU: microseconds of all threads for each image.
+ratios within rounds.
 
 The second table has the seconds from the start of jobs/imagenet.py (--training_only) to the report of its
 first step, without an index ("first") and with it ("second"). "no images" is the job with the backend
@@ -21,7 +21,9 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from PIL import Image
@@ -30,7 +32,7 @@ from torchvision.datasets import ImageFolder
 from common.run import starts
 from datasets.folders import image_folder
 from tests.benchmarks import jobs
-from tests.benchmarks.rounds import conditions, divide, make_parser, spread
+from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 
 SIZES = {3: 20_000, 110: 1000}  # kilobytes of a file -> files of the first table
 POOL = 64  # different images
@@ -101,31 +103,19 @@ SCANS = {
 }
 
 
-def measure_scans(folder: str, files: int, options: argparse.Namespace) -> dict:
-    """Return {contestant: {"images_per_s": [...], "cpu_us": [...]}}, a number for each round."""
-    found: dict = {name: {"images_per_s": [], "cpu_us": []} for name in SCANS}
-    for number in range(options.rounds + 1):
-        for name, function in SCANS.items():
-            drop(options.cold)
-            seconds, cpu = time.perf_counter(), time.process_time()
-            count = function(folder)
-            seconds, cpu = time.perf_counter() - seconds, time.process_time() - cpu
-            assert count == files
-            if number:  # the first round is the warm-up
-                found[name]["images_per_s"].append(files / seconds)
-                found[name]["cpu_us"].append(1e6 * cpu / files)
-    return found
+def print_scans(folder: str, files: int, options: argparse.Namespace) -> None:
+    """Measure the contestants in turns, and print the images/s of each and its ratio to the first."""
 
+    def rate(function: Callable[[str], int]) -> float:
+        drop(options.cold)
+        begin = time.perf_counter()
+        assert function(folder) == files
+        return files / (time.perf_counter() - begin)
 
-def print_scans(found: dict) -> None:
-    base = next(iter(found.values()))["images_per_s"]
-    for name, row in found.items():
-        ratios = divide(row["images_per_s"], base)
-        print(
-            f"  {name:<24}{spread(row['images_per_s'], '.0f'):>28} images/s  "
-            f"{spread(ratios, '.2f'):>18} x  CPU {spread(row['cpu_us'], '.1f')} us",
-            flush=True,
-        )
+    rates = take_turns({name: partial(rate, function) for name, function in SCANS.items()}, options.rounds)
+    base = next(iter(rates.values()))
+    for name, own in rates.items():
+        print(f"  {name:<24}{spread(own, '.0f'):>28} images/s  {spread(divide(own, base)):>18} x", flush=True)
 
 
 def measure_starts(folder: str, options: argparse.Namespace) -> dict:
@@ -178,7 +168,7 @@ def measure(options: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             write(folder, files, min(files, 100), kilobytes)
             print(f"{files} files of {kilobytes} KB", flush=True)
-            print_scans(measure_scans(folder, files, options))
+            print_scans(folder, files, options)
     if options.files:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             write(folder, options.files, min(options.files, options.classes), options.kilobytes)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.compute.models import resnet18
-from tests.conftest import QUICK, ROOT, records, run, run_ranks
+from tests.conftest import QUICK, records, run, run_ranks
 
 JOB = (*QUICK, "--epochs=1", "--batch_size=240")
 TWO = ("jobs/train_ddp.py", *QUICK)
@@ -65,11 +65,3 @@ def test_a_file_that_no_process_can_load(trained, tmp_path):
     result = run("jobs/train.py", *JOB, f"--resume={trained / 'best.pth'}", *output, code=2)
     line, = result.stderr.splitlines()  # fmt: skip
     assert line.endswith(f"--weights {trained / 'best.pth'}")
-
-
-def test_the_script_of_the_readme(trained):
-    """The script prints the class of the first digit of the test set."""
-    text = (ROOT / "jobs" / "README.md").read_text(encoding="utf-8")
-    script, = re.findall(r"```python\n((?:(?!```).)*OUT/classes\.json.*?)```", text, re.DOTALL)  # fmt: skip
-    script = script.replace("OUT/", f"{trained}/").replace("resnet18(", "resnet18(width=8, ")
-    assert re.fullmatch(r"\d", run("-c", script).stdout.strip())

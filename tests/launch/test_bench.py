@@ -26,11 +26,11 @@ def test_rows_of_all_loaders_as_json_and_as_a_table(folder, tmp_path, capsys):
         f"--pack={tmp_path / 'pack'}",
     )  # fmt: skip
     assert "dali-gpu: it needs a GPU" in result.stderr or torch.cuda.is_available()
-    found = json.loads(result.stdout)
-    rows = {row["backend"]: row for row in found["rows"]}
+    measured = json.loads(result.stdout)
+    rows = {row["backend"]: row for row in measured["rows"]}
     here = {name for name, reason in backends.reasons(torch.device("cpu")).items() if not reason}
     assert {name.removesuffix(" + pack") for name in rows} == here and "threads + pack" in rows
-    assert rows["pytorch"]["ratio"] == 1 and found["choice"] in rows.keys() - {"synthetic"}
+    assert rows["pytorch"]["ratio"] == 1 and measured["choice"] in rows.keys() - {"synthetic"}
     for row in rows.values():
         assert row["warm"] > 0 and row["bytes"] > 1e8 and 0 <= row["wait"] <= 1
         if row["backend"] == "synthetic":  # it reads nothing
@@ -39,11 +39,11 @@ def test_rows_of_all_loaders_as_json_and_as_a_table(folder, tmp_path, capsys):
             assert row["cold"] > 0 and 0 <= row["wait_cold"] <= 1
         assert 0 < row["cores"] < 64 and row["spread"][0] <= row["warm"] <= row["spread"][1]
 
-    bench._print(found)
+    bench._print(measured)
     *table, computes, choice = capsys.readouterr().out.splitlines()
     synthetic = next(line.split() for line in table if line.startswith("synthetic "))
     assert synthetic[3] == synthetic[7] == "-"  # cold, wait cold
-    assert computes.startswith("resnet18 computes ") and choice == f"choice: {found['choice']}"
+    assert computes.startswith("resnet18 computes ") and choice == f"choice: {measured['choice']}"
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from common.checkpoint.schedules import ScheduleState, plain
+from common.checkpoint.schedules import ScheduleState
 from common.console.arguments import Interval
 from common.ground.exits import BadInput
 from tests.support.checkpointers import make
@@ -245,11 +245,3 @@ def test_fractions_of_an_epoch(job):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.2)
     with pytest.raises(Exception, match="CosineAnnealingWarmRestarts was not called once per step"):
         ScheduleState(optimizer, lrs.CosineAnnealingWarmRestarts(optimizer, 7), {}).load(saved)
-
-
-def test_plain():
-    numpy = pytest.importorskip("numpy")
-    found = plain({"a": numpy.float64(0.5), 3: [True, None, (1, "x")], "f": print, "t": torch.ones(2)})
-    assert found.keys() == {"a", 3, "t"} and type(found["a"]) is float and found[3] == [True, None, (1, "x")]
-    with pytest.raises(BadInput, match="cannot hold a, b, set"):
-        plain({"a": {"b": {1}}})

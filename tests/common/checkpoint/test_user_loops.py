@@ -590,32 +590,47 @@ def test_another_schedule_or_optimizer_is_a_line_in_the_log(tmp_path, capsys):
         Adam().train(tmp_path)
 
 
-def test_a_step_that_is_not_the_number_of_batches_is_refused(tmp_path):
-    class Breaks(Loop):
+class Refused:
+    """Cases that a Checkpointer refuses."""
+
+    class CountsTwo(Loop):
         def step(self, inputs, labels, step):
             super().step(inputs, labels, step)
             self.checkpoint.is_due(step + 2)
 
-    with pytest.raises(BadInput, match=r"the loop counts step 2 after 1 batches"):
-        Breaks().train(tmp_path / "counts")
-
-    class Again(Loop):
+    class ReadsTwice(Loop):
         def begin(self, epoch):
             next(iter(self.checkpoint.loader))  # a pass of its own before the epoch
 
-    with pytest.raises(BadInput, match=r"the training loader is at step 0 after 1 batches"):
-        Again().train(tmp_path / "again")
-
-
-def test_what_is_trained_and_not_saved_is_refused(tmp_path):
-    class Uncertain(Loop):
+    class TrainsMore(Loop):
         def build(self):
             super().build()
             self.sigma = torch.nn.Parameter(torch.zeros(2))
             self.optimizer.add_param_group({"params": [self.sigma]})
 
-    with pytest.raises(BadInput, match=r"the optimizer trains 1 tensors that no checkpoint holds"):
-        Uncertain().train(tmp_path)
+    class AddsLate(Loop):
+        def begin(self, epoch):
+            self.checkpoint.add(ema=self.model)
+
+    class Bundles(Loop):
+        def build(self):
+            super().build()
+            self.optimizer = argparse.Namespace(optimizers=[self.optimizer])
+
+
+@pytest.mark.parametrize(
+    "case, message",
+    [
+        (Refused.CountsTwo, "the loop counts step 2 after 1 batches"),
+        (Refused.ReadsTwice, "the training loader is at step 0 after 1 batches"),
+        (Refused.TrainsMore, "the optimizer trains 1 tensors that no checkpoint holds"),
+        (Refused.AddsLate, r"checkpoint.add\(ema\) comes after resume\(\)"),
+        (Refused.Bundles, "the optimizer Namespace is not a torch.optim.Optimizer"),
+    ],
+)
+def test_loops_that_could_not_be_resumed_are_refused(case, message, tmp_path):
+    with pytest.raises(BadInput, match=message):
+        case().train(tmp_path)
 
 
 def test_a_batch_that_is_not_finite_costs_one_window_of_an_accumulation(tmp_path, capsys):
@@ -685,23 +700,3 @@ def test_a_state_that_becomes_unreadable_is_noticed_at_the_first_save(tmp_path):
     with pytest.raises(BadInput, match=r"step_\d+.pt was not saved: it cannot be read back") as error:
         Grows().train(tmp_path)
     assert error.value.code == 6 and not list((tmp_path / "checkpoints").glob("*.pt"))
-
-
-def test_calls_in_the_wrong_order_and_wrong_objects_are_refused(tmp_path):
-    class AddedLate(Loop):
-        def begin(self, epoch):
-            self.checkpoint.add(ema=self.model)
-
-    class Pair:
-        def __init__(self, *optimizers):
-            self.optimizers = optimizers
-
-    class Bundle(Loop):
-        def build(self):
-            super().build()
-            self.optimizer = Pair(self.optimizer)
-
-    with pytest.raises(BadInput, match=r"checkpoint.add\(ema\) comes after resume\(\)"):
-        AddedLate().train(tmp_path / "late")
-    with pytest.raises(BadInput, match=r"the optimizer Pair is not a torch.optim.Optimizer"):
-        Bundle().train(tmp_path / "bundle")

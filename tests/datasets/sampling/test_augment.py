@@ -8,7 +8,6 @@ from torchvision.transforms.v2 import RandomResizedCrop
 
 from datasets.loaders.engines.memory import Windows
 from datasets.sampling.augment import (  # fmt: skip
-    CropFlip,
     alternating_flip,
     center_crop,
     center_square,
@@ -83,16 +82,6 @@ def test_windows_are_cut_as_torchvision_cuts_them(reflect):
     for image, result, top, left, flip in zip(images, cut, *parameters, strict=True):
         expected = crop(pad(image, [3, 3], padding_mode=mode), int(top), int(left), 12, 10)
         assert torch.equal(result, hflip(expected) if flip else expected)
-
-
-def test_a_window_by_hand():
-    image = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
-    parameters = CropFlip(np.array([0]), np.array([2]), np.array([True]))
-    assert Windows(image, 1)(np.array([0]), parameters)[0, :, :, 0].tolist() == [
-        [0, 0, 0],
-        [0, 3, 2],
-        [0, 6, 5],
-    ]
 
 
 # random-resized crops
