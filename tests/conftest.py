@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -157,8 +158,12 @@ def processes_of(job: subprocess.Popen) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """Return a port that is free now. It is below those that Linux gives to connections (from 32768 on) and
+    above those of Ray's workers, so another process seldom takes it meanwhile."""
+    while True:
+        port = 20000 + secrets.randbelow(12000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def pytest_addoption(parser):

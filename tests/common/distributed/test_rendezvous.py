@@ -145,9 +145,7 @@ def test_survivors_of_a_lost_process_exit(number, tmp_path):
     nodes = [
         _node(port, rank, 2, "--processes_per_node=2", *LONG, f"--output_dir={tmp_path}") for rank in range(2)
     ]
-    for line in nodes[0].stdout:
-        if " step=3 " in line:
-            break
+    assert any(" step=3 " in line for line in nodes[0].stdout), finish(nodes[0], None).stderr
     lost = processes_of(nodes[1])[1]
     os.kill(lost, number)
     begin = time.monotonic()

@@ -278,7 +278,7 @@ def test_the_documented_call_with_every_kind_of_server(images, cache_dir, tmp_pa
                 )
 
             if line is None:
-                with pytest.raises(BadInput, match="users admin and default were tried"):
+                with pytest.raises(BadInput, match="refuses the user or the password"):
                     call()
                 continue
             found = call()
@@ -418,13 +418,11 @@ def test_a_source_is_right_at_the_ends_of_epochs(good, cache_dir):
     assert paths == sorted(whole(good))
 
 
-def test_a_png_that_is_named_jpg(good, cache_dir, capsys):
-    """It gives a warning, and the bytes are those of the file, because DALI decodes by content."""
+def test_a_png_that_is_named_jpg(good, cache_dir):
+    """The bytes are those of the file, because DALI decodes by content."""
     path = good / "class_1" / "001.jpg"
     Image.open(path).save(path, "PNG")
     (source,) = sources(good, cache_dir, 1, 28, shuffle=False)
-    warning = f"warning: 1 of 28 images of {good} have the extension of another format: {path} is a PNG"
-    assert warning in capsys.readouterr().out
     id = [source.index.path(id) for id in range(28)].index(str(path))
     assert batches_of(source, 0)[0][id][0] == path.read_bytes()
 
