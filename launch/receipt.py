@@ -6,8 +6,8 @@
 RUN_A and RUN_B: output folders of runs, at any world size, with any loader, restarted or not; or folders of
 the receipt that `python -m launch new --receipt` adds to any loop. Exit codes: 0 equal; 1 the data differ
 (the output names the first epoch and step, and what differs), one run is shorter, or the states differ at the
-same number of processes; 2 a receipt cannot be read. With other numbers of processes sums are rounded
-differently, so different states are expected.
+same number of processes; 2 a receipt cannot be read, or the runs have different seeds. With other numbers of
+processes sums are rounded differently, so different states are expected.
 """
 
 import os
@@ -35,6 +35,9 @@ def main(arguments: list[str]) -> int:
     if args.run_b is None:
         raise BadInput("expected RUN_A RUN_B: one run is enough only for a receipt of `launch new --receipt`")
     runs = {path: receipt.read(path) for path in (args.run_a, args.run_b)}
+    seeds = [_setting(path, "seed") for path in paths]
+    if None not in seeds and seeds[0] != seeds[1]:
+        raise BadInput(f"the runs have the seeds {seeds[0]} and {seeds[1]}: their samples differ by design")
     for path, records in runs.items():
         missing = int(records["step"][-1]) - len(records)
         lost = f", {missing} without a record" if missing else ""
@@ -127,6 +130,11 @@ def _difference(one: object, other: object) -> float:
         return float((one - other).abs().max() / torch.maximum(one.abs().max(), other.abs().max()))
     except (TypeError, ValueError, RuntimeError):  # a part that one run lacks, text, or another shape
         return float("inf")
+
+
+def _setting(run: str, name: str) -> object:
+    """Return an option of a run, as its last start had it; None if it is not known."""
+    return next((start["settings"].get(name) for start in reversed(starts.read(run))), None)
 
 
 def _world_size(run: str) -> object:
