@@ -13,6 +13,7 @@ import torch
 
 from common.checkpoint import files
 from common.ground.exits import BadInput
+from common.run import starts
 from datasets.sampling import loop_receipt, receipt
 from launch.prove import evidence, trial
 from launch.simulate.commands import get_option
@@ -20,12 +21,13 @@ from launch.simulate.commands import get_option
 _STEPS = 24  # of a run, if the options name no number
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 REFERENCE, KILLED, DAMAGED = "reference", "killed and restarted", "restarted from a damaged checkpoint"
+ENGINE = "another engine"  # than that of the reference
 
 
 class Case(NamedTuple):
     """A run that is compared with the reference.
 
-    name: one of those above, or another one.
+    name: one of those above, or another text.
     options: of the job, after its own.
     checks_state: whether states and weights must be equal too.
     must_differ: whether a difference is right.
@@ -119,8 +121,7 @@ class OwnJob(Job):
         else:
             self.unchecked.append(f"another number of workers: {name} has no --workers")
         if "--data_backend" in self._known and get_option(self.options, "--custom_data") != "true":
-            other = "pytorch" if get_option(self.options, "--data_backend") == "threads" else "threads"
-            cases.append(Case(f"engine {other}", (f"--data_backend={other}",), checks_state=False))
+            cases.append(Case(ENGINE, checks_state=False))
         else:
             self.unchecked.append(f"another engine: {name} has no --data_backend")
         if "--seed" in self._known:
@@ -132,6 +133,10 @@ class OwnJob(Job):
         folder = self.folder(case.name)
         if case.name == DAMAGED and not self._damage(folder):
             return "not run"
+        if case.name == ENGINE:
+            used = starts.read(self.folder(REFERENCE))[-1].get("data backend")
+            other = "pytorch" if used == "threads" else "threads"
+            case = case._replace(options=(f"--data_backend={other}",))
         command = self.command((*case.options, f"--output_dir={folder}"))
         kills: list[float] = []
         if case.name == KILLED:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from datasets.folders import random_folder
 from tests.conftest import ROOT, run
 
 SCRIPT = Path(__file__).parent / "leaves_out.py"
@@ -48,6 +49,16 @@ def test_a_script_that_forgets_its_random_numbers_differs(tmp_path):
 def test_what_a_script_leaves_out_is_noticed(part, tmp_path):
     shown = prove_script(tmp_path, part, 0 if part == "nothing" else 20).stdout
     assert ("exact" if part == "nothing" else "differs: killed and restarted: ") in shown
+
+
+@pytest.mark.faults
+def test_a_folder_of_images_is_read_by_another_engine(tmp_path):
+    data = random_folder.make(str(tmp_path / "data"))
+    options = ("--arch=resnet18", "--image_size=32", "--batch_size=64", "--max_steps=8", "--training_only")
+    options += ("--data_backend=threads", f"--cache_dir={tmp_path / 'index'}")
+    shown = prove("jobs/imagenet.py", "--kills=1", "--", f"--data_url={data}", *options).stdout
+    assert re.search(r"^exact: 5 runs equal the reference", shown, re.MULTILINE)
+    assert "another engine" in shown and "--data_backend=pytorch" in shown and "not checked" not in shown
 
 
 @pytest.mark.faults
