@@ -184,7 +184,7 @@ class MapStyle:
 
     def __init__(self, fetcher: Fetcher, workers: Any):
         self._batches, self._workers = _Batches(fetcher), workers
-        self.example, self.collate_fn = fetcher.example, fetcher.collate_fn
+        self.example, self.collate_fn, self.items = fetcher.example, fetcher.collate_fn, fetcher.items
         self._keys: _Keys | None = None
 
     def run(self, plan: Plan) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
