@@ -63,7 +63,7 @@ def read_steps(run: Run, script: str, steps: list[int], options: list[str], pixe
     if theirs and theirs != fingerprint:
         raise BadInput(
             f"the training data of {run.folder} had the fingerprint {theirs}, and now it is {fingerprint}: "
-            "the data changed, or another --data_url is needed after --"
+            "the data changed, or the run had another --job, or another --data_url (after --)"
         )
     for step in answered:
         run.check(step.step, step.sums.numpy().view(np.uint64))
@@ -93,9 +93,7 @@ def describe_pixels(run: Run) -> str:
     start = run.starts[-1]
     settings, backend = start["settings"], str(start.get("data backend"))
     if settings.get("pack") or settings.get("cache") or backend in CACHED:
-        return (
-            "the run read its images from a pack or a cache, which may hold smaller ones; these are the files"
-        )
+        return "the run read a pack or a cache, which may hold smaller images; these are read from the files"
     if backend == "dali-gpu":
         return "the run decoded its images on a GPU, which rounds pixels differently"
     return ""

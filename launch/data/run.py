@@ -137,11 +137,14 @@ class Run:
             line += f"; it is the mean of the steps {before + 1}-{end}"
             if count < end - before:
                 line += f" (--count {end - before} shows all of them)"
-        return line, [step for step in range(max(1, end - count + 1), end + 1) if self.has(step)]
+        recorded = [step for step in range(max(1, end - count + 1), end + 1) if self.has(step)]
+        if not recorded:
+            raise BadInput(f"{line}; the receipt has none of the {count} steps up to {end}")
+        return line, recorded
 
 
 def _largest_jump(losses: np.ndarray) -> int:
-    """Return the place of the loss with the largest increase; a loss that is not finite counts as infinite."""
+    """Return the place of the loss with the largest increase. A loss that is not finite is infinite."""
     values = np.where(np.isfinite(losses), losses, np.inf)
     before = np.where(np.isfinite(values[:-1]), values[:-1], values[1:])  # after it nothing jumps
     with np.errstate(invalid="ignore"):

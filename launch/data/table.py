@@ -19,10 +19,8 @@ def rows(step: Step) -> list[list[str]]:
         own = {name: column[place] for name, column in parameters.items()}
         other = int(step.ids[place ^ 1]) if (place ^ 1) < len(step.ids) else id
         content = step.names or step.items
-        lines.append(
-            [str(rank), str(id), label(step, place), _crop(own), _flip(own), _effects(own, other)]
-            + [_shorten(content[place]) if content else ""]
-        )
+        described = label(step, place), _crop(own), _flip(own), _effects(own, other)
+        lines.append([str(rank), str(id), *described, _shorten(content[place]) if content else ""])
     used = [number for number, column in enumerate(zip(*lines[1:], strict=True)) if any(column)]
     return [[line[number] for number in used] for line in lines]
 
