@@ -86,7 +86,7 @@ def _show_steps(run: Run, steps: list[int], args: argparse.Namespace, options: l
         sheet.save(picture, args.to)
         total = sum(len(step.pixels) for step in answered)
         print("", printable(f"{args.to}: {count} of {total} images"), sep="\n")
-        if difference := job.describe_pixels(run):
+        if difference := job.describe_pixels(run, steps, options):
             print(f"note: {difference}")
     return 0
 

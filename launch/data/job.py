@@ -19,7 +19,7 @@ from launch.data.run import Run
 from launch.simulate.commands import get_option
 
 # options of a run that its data do not depend on, or that are chosen here
-_DROPPED = OPERATION - {"data_url", "scan"} | {"config", "distribute_mode", "freeze", "prof"}
+_DROPPED = OPERATION - {"data_url", "scan"} | {"config", "distribute_mode", "freeze", "pack_form", "prof"}
 _CHOSEN = {"enable_gpu": False, "resume": "never", "training_only": True}
 _ENGINES = {**CACHED, "dali-gpu": "dali", "ray": "threads"}  # they need no cache, GPU or cluster
 
@@ -46,7 +46,7 @@ def read_steps(run: Run, script: str, steps: list[int], options: list[str], pixe
         if not run.has(step):
             run.check(step, np.zeros(3, np.uint64))
     with tempfile.TemporaryDirectory(prefix="bootfile-data-") as folder:
-        settings = _settings(run, folder, get_option(options, "--cache_dir"))
+        settings = _settings(run, run.start_of(steps[-1]), folder, get_option(options, "--cache_dir"))
         config = os.path.join(folder, "settings.json")
         with open(config, "w", encoding="utf-8") as file:
             json.dump(settings, file)
@@ -70,10 +70,9 @@ def read_steps(run: Run, script: str, steps: list[int], options: list[str], pixe
     return answered
 
 
-def _settings(run: Run, folder: str, cache_dir: str | None) -> dict:
-    """Return the options of the run for the job. Its index of images is copied to `folder`: if files have
-    changed, the job scans them, and must not replace the run's index."""
-    start = run.starts[-1]
+def _settings(run: Run, start: dict, folder: str, cache_dir: str | None) -> dict:
+    """Return the options of a start of the run for the job. The run's index of images is copied to `folder`:
+    if files have changed, the job scans them, and must not replace the run's index."""
     given = start["settings"]
     settings = {name: value for name, value in given.items() if value is not None and name not in _DROPPED}
     settings |= {name: value for name, value in _CHOSEN.items() if name in given}
@@ -88,12 +87,15 @@ def _settings(run: Run, folder: str, cache_dir: str | None) -> dict:
     return settings
 
 
-def describe_pixels(run: Run) -> str:
-    """Return how the pixels of a run may differ from those that its job reads now; "" if they are equal."""
-    start = run.starts[-1]
-    settings, backend = start["settings"], str(start.get("data backend"))
-    if settings.get("pack") or settings.get("cache") or backend in CACHED:
+def describe_pixels(run: Run, steps: list[int], options: list[str]) -> str:
+    """Return why the pixels of steps may differ from those that the model got; "" if they are equal."""
+    starts = [run.start_of(step) for step in steps]
+    backends = [str(start.get("data backend") or "") for start in starts]
+    stored = any(start["settings"].get("pack") or start["settings"].get("cache") for start in starts)
+    if (stored or CACHED.keys() & set(backends)) and get_option(options, "--pack", "--cache") is None:
         return "the run read a pack or a cache, which may hold smaller images; these are read from the files"
-    if backend == "dali-gpu":
+    if "dali-gpu" in backends:
         return "the run decoded its images on a GPU, which rounds pixels differently"
+    if len(set(backends)) > 1:
+        return f"{' and '.join(dict.fromkeys(backends))} read these steps, and they round pixels differently"
     return ""
