@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     add("--to", metavar="FILE.png", help="also draw the images of the steps, as the model got them")
     add("--force", action="store_true", help="replace FILE.png even if it was not made by this command")
     add("--job", metavar="SCRIPT", help="the job of the run (default: the file of its name in jobs/)")
-    help = "size of the training set, for --sample in a run whose starts.jsonl lacks it (before 0.15)"
+    help = "size of the training set, for --sample in a run that is older than this command"
     add("--samples", type=positive_int, metavar="N", help=help)
     args = parser.parse_args(arguments[:split])
     if sum(each is not None for each in (args.step, args.sample, args.around)) != 1:
