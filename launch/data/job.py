@@ -56,8 +56,9 @@ def read_steps(run: Run, script: str, steps: list[int], options: list[str], pixe
         job = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
         answer = replay.read(folder) if job.returncode == 0 else None
     if answer is None:
-        reason = job.stderr.strip().splitlines()[-1:] or ["it read no step with a loader of datasets/loaders"]
-        raise BadInput(f"{script} could not read the data: {reason[0].removeprefix('error: ')}")
+        lines = job.stderr.strip().splitlines() or ["it read no step with a loader of datasets/loaders"]
+        reason = next((line for line in lines if line.startswith("error: ")), lines[-1])
+        raise BadInput(f"{script} could not read the data: {reason.removeprefix('error: ')}")
     fingerprint, answered = answer
     theirs = run.starts[-1].get("training data")
     if theirs and theirs != fingerprint:
@@ -65,8 +66,8 @@ def read_steps(run: Run, script: str, steps: list[int], options: list[str], pixe
             f"the training data of {run.folder} had the fingerprint {theirs}, and now it is {fingerprint}: "
             "the data changed, or the run had another --job, or another --data_url (after --)"
         )
-    for step in answered:
-        run.check(step.step, step.sums.numpy().view(np.uint64))
+    for each in answered:
+        run.check(each.step, each.sums.numpy().view(np.uint64))
     return answered
 
 

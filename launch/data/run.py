@@ -51,7 +51,7 @@ class Run:
     def has(self, step: int) -> bool:
         """Return whether the receipt has a record of a step, counted from 1."""
         place = np.searchsorted(self.records["step"], step)
-        return place < len(self.records) and int(self.records["step"][place]) == step
+        return bool(place < len(self.records) and self.records["step"][place] == step)
 
     def start_of(self, step: int) -> dict:
         """Return the start that made a step: the last one that began before it, because a restart makes

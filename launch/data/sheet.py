@@ -5,15 +5,12 @@ import math
 import re
 
 import numpy as np
+from PIL import Image, ImageDraw, PngImagePlugin
 
-from common.ground.exits import BadInput, import_optional
+from common.ground.exits import BadInput
 from common.ground.files import open_atomic
 from datasets.loaders.replay import Step
 from launch.data import table
-
-Image = import_optional("PIL.Image", "contact sheets need Pillow", "pillow")
-ImageDraw = import_optional("PIL.ImageDraw", "contact sheets need Pillow", "pillow")
-PngImagePlugin = import_optional("PIL.PngImagePlugin", "contact sheets need Pillow", "pillow")
 
 MARK = re.compile("made by bootfile launch data")  # in the first bytes of a sheet
 MARGIN, LINE = 4, 12  # pixels around an image, and of a line of text
