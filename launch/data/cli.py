@@ -55,10 +55,9 @@ def main(arguments: list[str]) -> int:
     if args.to and (args.sample is not None or not args.to.endswith(".png")):
         raise BadInput(f"--to {args.to}: expected a name that ends in .png, with --step or --around")
     if args.to:
+        sheet.check(args.to)
         confirm.check_replaceable(args.to, sheet.MARK, args.force)
     run, options = Run(args.run), arguments[split + 1 :]
-    if run.damaged:
-        print_line(f"note: {run.damaged} lines of starts.jsonl cannot be read: ranks may be wrong")
     if args.sample is not None:
         return _show_sample(run, args.sample, args.samples, get_option(options, "--cache_dir"))
     steps = [args.step]

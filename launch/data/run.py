@@ -28,8 +28,7 @@ class Run:
     folder: that of the run.
     `records`: result of receipt.read().
     `starts`: lines of starts.jsonl.
-    `damaged`: lines of starts.jsonl that cannot be read.
-    Raises BadInput.
+    Raises BadInput, also if a line of starts.jsonl cannot be read: the process of a sample would be wrong.
     """
 
     def __init__(self, folder: str):
@@ -41,7 +40,12 @@ class Run:
         if not self.starts:
             raise BadInput(f"{path} has no start that can be read: seed, options and world size are unknown")
         with open(path, "rb") as file:
-            self.damaged = sum(bool(line.strip()) for line in file) - len(self.starts)
+            lines = sum(bool(line.strip()) for line in file)
+        if lines != len(self.starts):
+            raise BadInput(
+                f"{path}: {lines - len(self.starts)} of {lines} lines are cut or damaged, so it is not known "
+                "how many processes made a step; without these lines the other starts are used"
+            )
 
     @property
     def last(self) -> int:
@@ -123,9 +127,11 @@ class Run:
         around: a step of it; None: the largest increase from one report to the next. Raises BadInput.
         """
         path = os.path.join(self.folder, runs.METRICS)
-        steps, losses = runs.read(self.folder, self.folder).figures.get("loss", (np.zeros(0), np.zeros(0)))
+        read = runs.read(self.folder, self.folder)
+        steps, losses = read.figures.get("loss", (np.zeros(0), np.zeros(0)))
+        damaged = "".join(f" ({note})" for note in read.notes if note.startswith(f"{runs.METRICS}:"))
         if len(steps) < 2:
-            raise BadInput(f"{path} has {len(steps)} reports with a loss; expected at least 2")
+            raise BadInput(f"{path} has {len(steps)} reports with a loss; expected at least 2{damaged}")
         place = int(np.searchsorted(steps, around)) if around else _largest_jump(losses)
         if place == len(steps):
             raise BadInput(f"{path} has no report of step {around}: the last one is of step {steps[-1]:.0f}")
@@ -137,6 +143,7 @@ class Run:
             line += f"; it is the mean of the steps {before + 1}-{end}"
             if count < end - before:
                 line += f" (--count {end - before} shows all of them)"
+        line += damaged
         recorded = [step for step in range(max(1, end - count + 1), end + 1) if self.has(step)]
         if not recorded:
             raise BadInput(f"{line}; the receipt has none of the {count} steps up to {end}")

@@ -180,6 +180,29 @@ def test_a_sheet_shows_each_pixel(digits, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in digits.rglob("*")} == before, "the run was changed"
 
 
+def test_a_step_is_read_as_its_rank_got_it():
+    """Also what a `transform` draws, which depends on the first sample of the rank's part."""
+    train_set, _ = image_set.load("digits", None, False)
+
+    def loader_of(sampler):
+        loader = make_loader(train_set, sampler, CPU, augment=True)
+        loader.transform = lambda images, labels: (images // 2 + torch.randint_like(images, 100), labels)
+        return loader
+
+    sampler = BatchSampler(len(train_set), 32, 3, max_steps=60)
+    whole = loader_of(sampler)
+    whole.seek(7)
+    for rank in range(2):
+        part = loader_of(sampler.shard(rank, 2))
+        part.seek(50)
+        batch, images, labels = whole.read_step(50, rank, 2)
+        expected = next(iter(part))
+        assert torch.equal(images, expected[0]) and torch.equal(labels, expected[1])
+        assert batch.ids.tolist() == sampler.shard(rank, 2).batch(50).tolist()
+    assert (whole.plan.sampler.step, whole.plan.sampler.total_steps) == (7, 60), "it is not moved"
+    assert len(whole.receipt.take()) == 0
+
+
 # The steps of a sample
 
 
@@ -282,6 +305,10 @@ CHANGES = {  # what happens to the folder of a run: (change, words, message)
     "no starts": (lambda run: (run / "starts.jsonl").unlink(), ["--step=1"], "has no start that can be read"),
     "cut starts": (lambda run: edit(run, "starts.jsonl", lambda it: it[:200]), ["--sample=1"],
                    "has no start that can be read"),
+    "second start cut": (lambda run: edit(run, "starts.jsonl", lambda it: it[:-20]), ["--sample=1"],
+                         "starts.jsonl: 1 of 2 lines are cut or damaged"),
+    "metrics cut": (lambda run: edit(run, "metrics.jsonl", lambda it: it[:90]), ["--around"],
+                    r"has 0 reports with a loss.*metrics.jsonl: 1 lines could not be read"),
     "other seed": (lambda run: edit(run, "starts.jsonl", other_seed), ["--sample=1"],
                    r"another digest for step \d: ids \w{16}, and now \w{16}"),
     "old run": (lambda run: edit(run, "starts.jsonl", lambda it: it.replace(b'"sampling"', b'"old"')),
@@ -298,6 +325,7 @@ CHANGES = {  # what happens to the folder of a run: (change, words, message)
     "two questions": (bool, ["--sample=1", "--step=1"], "expected one of --step N"),
     "no question": (bool, [], "expected one of --step N"),
     "script": (bool, ["--step=1", "--job=none.py"], "none.py: no such file"),
+    "folder of the picture": (bool, ["--step=1", "--to=none/step.png"], "none is not a folder in which"),
     "name": (bool, ["--step=1", "--to=step.jpg"], r"ends in .png"),
 }  # fmt: skip
 
