@@ -12,6 +12,7 @@ data backend: the loader's backend; with --data_backend auto, the one that was c
 sampling: the values that determine the ids of each step: sampler, samples, global batch, seed.
 settings: the job's arguments, without credentials.
 ignored: the names of the options that the job did not know.
+script: the path of the job on its node.
 environment: versions, device, nodes.
 """
 
@@ -45,6 +46,7 @@ def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
         "settings": arguments.settings(args),
         "ignored": getattr(args, "ignored", []),
         "environment": environment(),
+        "script": os.path.abspath(sys.argv[0]),
     }
     line = json.dumps(facts | known)
     with open(os.path.join(folder, FILE), "a", encoding="utf-8", opener=opener) as file:

@@ -165,6 +165,15 @@ def test_the_items_of_a_dataset_of_your_own(project, tmp_path, capsys):
     assert Image.open(picture).info["Software"] == sheet.MARK.pattern
 
 
+def test_a_job_of_the_same_name_in_another_folder_is_not_started(project):
+    folder, output = project
+    script = folder / "jobs" / "train.py"
+    with pytest.raises(BadInput, match=rf"was made by {script}, not by .*jobs/train.py: .* --job SCRIPT"):
+        cli.main([str(output), "--step=1"])
+    shown = run("-m", "launch", "data", output, "--step=3", cwd=folder)  # the project's own folder
+    assert len(lines_of(shown.stdout)) == 120
+
+
 def test_a_sheet_shows_each_pixel(digits, tmp_path):
     """Each pixel of a small image is a square."""
     before = {path: path.stat().st_mtime_ns for path in digits.rglob("*")}
