@@ -16,10 +16,10 @@ def rows(step: Step) -> list[list[str]]:
     parameters = {name: column.tolist() for name, column in step.parameters.items()}
     lines = [["rank", "id", "label", "crop", "flip", "effects", "file" if step.names else "item"]]
     for place, (rank, id) in enumerate(zip(step.ranks.tolist(), step.ids.tolist(), strict=True)):
-        own = {name: column[place] for name, column in parameters.items()}
+        values = {name: column[place] for name, column in parameters.items()}
         other = int(step.ids[place ^ 1]) if (place ^ 1) < len(step.ids) else id
         content = step.names or step.items
-        described = label(step, place), _crop(own), _flip(own), _effects(own, other)
+        described = label(step, place), _crop(values), _flip(values), _effects(values, other)
         lines.append([str(rank), str(id), *described, _shorten(content[place]) if content else ""])
     used = [number for number, column in enumerate(zip(*lines[1:], strict=True)) if any(column)]
     return [[line[number] for number in used] for line in lines]
@@ -43,32 +43,34 @@ def _shorten(content: str) -> str:
     return content if len(content) <= _LONGEST else f"{content[: _LONGEST - 3]}..."
 
 
-def _crop(own: dict[str, Any]) -> str:
+def _crop(values: dict[str, Any]) -> str:
     """Return the box in the image, for example 120x80+5+7: width, height, left, top. A window of a padded
     image has no size of its own."""
-    if "top" not in own:
+    if "top" not in values:
         return ""
-    size = f"{own['width']}x{own['height']}" if "width" in own else ""
-    return f"{size}+{own['left']}+{own['top']}"
+    size = f"{values['width']}x{values['height']}" if "width" in values else ""
+    return f"{size}+{values['left']}+{values['top']}"
 
 
-def _flip(own: dict[str, Any]) -> str:
-    if "flip" not in own:
+def _flip(values: dict[str, Any]) -> str:
+    if "flip" not in values:
         return ""
-    return ("no", "yes", "vertical", "both")[int(own["flip"])]
+    return ("no", "yes", "vertical", "both")[int(values["flip"])]
 
 
-def _effects(own: dict[str, Any], other: int) -> str:
+def _effects(values: dict[str, Any], other: int) -> str:
     """Return the changes of the pixels in words. other: id of the other sample of the pair that is mixed."""
-    if "operation" not in own:
+    if "operation" not in values:
         return ""
     words = []
-    if own["operation"]:
-        words.append(f"{OPERATIONS[own['operation']]} {own['strength']}")
-    words += [f"{name} {own[name] / ONE:.2f}" for name in _FACTORS if own[name] != ONE]
-    if own["erase_height"]:
-        box = f"{own['erase_width']}x{own['erase_height']}+{own['erase_left']}+{own['erase_top']}"
+    if values["operation"]:
+        words.append(f"{OPERATIONS[values['operation']]} {values['strength']}")
+    words += [f"{name} {values[name] / ONE:.2f}" for name in _FACTORS if values[name] != ONE]
+    if values["erase_height"]:
+        box = f"{values['erase_width']}x{values['erase_height']}+{values['erase_left']}+{values['erase_top']}"
         words.append(f"erased {box}")
-    if own["mix"] != NOTHING:
-        words.append(f"{'cutmix' if own['mix'] == CUTMIX else 'mixup'} {own['share'] / ONE:.2f} with {other}")
+    if values["mix"] != NOTHING:
+        words.append(
+            f"{'cutmix' if values['mix'] == CUTMIX else 'mixup'} {values['share'] / ONE:.2f} with {other}"
+        )
     return ", ".join(words)
