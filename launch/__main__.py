@@ -29,6 +29,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "export": ("inference.export", "export the network of a run: ONNX or torch.export"),
     "prove": ("prove.cli", "run a job with kills and restarts, and show whether it continues exactly"),
     "receipt": ("receipt", "compare the data and the states of two runs; show the first step that differs"),
+    "data": ("data.cli", "show the samples of a step, or the steps of a sample, checked against the receipt"),
 }
 REMOVED = {  # former options, and former words after a verb: what to use instead
     "pack --with": "add a line !PATH to .jobignore in the code folder",

@@ -1,4 +1,4 @@
-"""Read the options of a job from a TOML file: --config FILE.toml.
+"""Read the options of a job from a TOML or a JSON file: --config FILE.toml.
 
     dataset = "digits"        # the option's name, with _ or -
     epochs = 12
@@ -9,11 +9,28 @@ Options on the command line override those of the file.
 
 import argparse
 import importlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import read_file
+
+
+def read(path: str) -> dict[str, Any]:
+    """Return the content of a file: JSON if its name ends in .json, else TOML. Raises BadInput, as
+    read_toml() does."""
+    if not path.endswith(".json"):
+        return read_toml(path)
+    try:
+        content = json.loads(read_file(path, 2**20))
+    except OSError as error:
+        raise BadInput(error.strerror) from error
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise BadInput("is not an object of options")
+    return content
 
 
 def read_toml(path: str) -> dict[str, Any]:

@@ -54,13 +54,13 @@ class JobParser(Parser):
         return parsed
 
     def _read_config(self, path: str) -> list[str]:
-        """Return the settings of a TOML file as words of a command line. Raises BadInput, also if a key is
-        not an option."""
+        """Return the settings of a TOML or JSON file as words of a command line. Raises BadInput, also if a
+        key is not an option."""
         if not os.path.exists(path) and os.path.exists(os.path.join(ROOT, path)):
             path = os.path.join(ROOT, path)  # a platform may start the job in any folder
         options = {name: self._option_string_actions[option] for name, option in self.by_name().items()}
         try:
-            words = config.to_words(config.read_toml(path), options)
+            words = config.to_words(config.read(path), options)
             _, unknown = self.parse_known_args(words)
             if unknown:
                 self.error(self.unknown(names(unknown)))

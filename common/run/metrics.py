@@ -93,6 +93,7 @@ class Log:
         self._start: dict[str, Any] = {"time": round(time.time(), 3), "step": step, "steps": total_steps}
         self._start |= {"laps": {**self._laps}, "training data": loader.receipt.fingerprint}
         self._start |= {"data backend": getattr(loader, "backend", "")}
+        self._start |= {"sampling": getattr(loader, "sampling", {})}
         exits.at_success("results", self.finish)
         if model is None or not ranks.is_first():
             return

@@ -9,8 +9,10 @@ laps: the seconds before training, by kind of work.
 lost: the last report of the previous start, if it was after `step`.
 training data: the fingerprint of the data.
 data backend: the loader's backend; with --data_backend auto, the one that was chosen.
+sampling: the values that determine the ids of each step: sampler, samples, global batch, seed.
 settings: the job's arguments, without credentials.
 ignored: the names of the options that the job did not know.
+script: the path of the job on its node.
 environment: versions, device, nodes.
 """
 
@@ -44,6 +46,7 @@ def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
         "settings": arguments.settings(args),
         "ignored": getattr(args, "ignored", []),
         "environment": environment(),
+        "script": os.path.abspath(sys.argv[0]),
     }
     append_json_line(os.path.join(folder, FILE), facts | known)
 

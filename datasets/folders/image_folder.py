@@ -114,6 +114,16 @@ class ImageFolderIndex:
             self.base, os.fsdecode(self.names[self.offsets[id] : self.offsets[id + 1]].tobytes())
         )
 
+    def find(self, path: str) -> int | None:
+        """Return the id of an image; None if the index does not have it. path: absolute, or below `base`."""
+        name = os.fsencode(os.path.relpath(path, self.base) if os.path.isabs(path) else path)
+        names, place = self.names.tobytes(), -1
+        while (place := names.find(name, place + 1)) >= 0:
+            id = int(np.searchsorted(self.offsets, place))
+            if self.offsets[id] == place and self.offsets[id + 1] == place + len(name):
+                return id
+        return None
+
     @property
     def source(self) -> str:
         return self.base

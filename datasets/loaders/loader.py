@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import os
 import sys
 import time
 import weakref
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from common.ground.exits import BadInput
+from datasets.loaders import replay
 from datasets.sampling import generators
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import Batch, Plan
@@ -124,6 +126,10 @@ class ToDevice:
             copy.labels.record_stream(current)
         return copy.images, copy.labels
 
+    def to_pixels(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the uint8 images [n, C, H, W] that were normalised to `images`."""
+        return (images / self._scale + self._shift).round().clamp(0, 255).to(torch.uint8)
+
     def wait(self) -> None:
         """Wait until the memory of the last images given to move() may be overwritten."""
         if self._copied:
@@ -235,6 +241,8 @@ class Loader:
 
     def epochs_from(self, step: int) -> Iterator[int]:
         """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
+        if replay.REQUEST in os.environ:  # `python -m launch data` has started this job
+            replay.answer(self)
         for epoch in self.plan.epochs_from(step):
             self._seed(epoch, generators.EPOCH_START)
             yield epoch
@@ -248,6 +256,31 @@ class Loader:
     def collate_fn(self) -> Any:
         """Return the collate function of a loader of any Dataset; None if it is torch's."""
         return getattr(self.engine, "collate_fn", None)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Return the values that determine the ids of each step."""
+        sampler = self.plan.sampler
+        return {
+            "sampler": type(sampler).__name__,
+            "samples": sampler.size,
+            "global batch": sampler.global_batch,
+            "seed": sampler.seed,
+            "shuffle": getattr(sampler, "shuffle", True),
+            "views": self.plan.views,
+        }
+
+    def read_step(self, step: int, rank: int, world_size: int) -> tuple[Batch, Any, Any]:
+        """Return (batch, images, labels) of a global step, counted from 0, as this rank of a run of
+        `world_size` processes gets them. Neither the position nor the receipt changes. Do not call it while
+        the loader is iterated."""
+        plan, self.plan = self.plan, self.plan.only(step, rank, world_size)
+        try:
+            with contextlib.closing(self._copies()) as copies:
+                batch, copy = next(copies)
+                return batch, *self.to_device.end(copy)
+        finally:
+            self.plan = plan
 
     def lead(self, step: int) -> None:
         """Make this the loader of the training, at `step`: other loaders no longer seed this process."""

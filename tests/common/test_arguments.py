@@ -189,6 +189,20 @@ def test_a_file_of_options_on_a_python_without_a_reader(config, parse, monkeypat
         parse(*config("epochs = 1"))
 
 
+def test_a_file_of_options_may_be_json(parse, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text('{"epochs": 3, "amp": true, "title": "a \\" b"}')
+    assert parse("--config", str(path)) == {"epochs": 3, "amp": True, "title": 'a " b', "config": str(path)}
+    for text, said in (
+        ("{", "is not JSON"),
+        ("[1]", "is not an object"),
+        ('{"lr": null}', "lr = None: expected"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BadInput, match=rf"--config {path}: {said}"):
+            parse("--config", str(path))
+
+
 def test_what_a_launcher_adds_is_always_known(parse, monkeypatch):
     for word in ("--local-rank=0", "--local_rank=0"):
         parser = JobParser("")

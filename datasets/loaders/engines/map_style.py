@@ -188,7 +188,7 @@ class MapStyle:
 
     def __init__(self, fetcher: Fetcher, workers: Any):
         self._fetcher, self._workers = fetcher, workers
-        self.example, self.collate_fn = fetcher.example, fetcher.collate_fn
+        self.example, self.collate_fn, self.items = fetcher.example, fetcher.collate_fn, fetcher.items
 
     def run(self, plan: Plan) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
         """Yield each batch with its (inputs, targets). Its labels are digests of the targets."""

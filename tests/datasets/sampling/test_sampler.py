@@ -7,13 +7,46 @@ import numpy as np
 import pytest
 
 from common.ground.exits import BadInput
-from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler, permute
+from datasets.sampling.sampler import (
+    BatchSampler,
+    SequentialBatchSampler,
+    WholeBatchSampler,
+    permute,
+    unpermute,
+)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 97, 100, 1438, 4096, 50_000])
 def test_permutation_is_a_bijection(size):
     for seed, epoch in ((0, 0), (0, 1), (2**63, 7)):
         assert sorted(permute(np.arange(size), size, seed, epoch)) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 97, 100, 1438, 7919, 65_536, 10**9, 10**9 + 7, 2**62])
+def test_unpermute_is_the_inverse(size):
+    """Also of ids that were reached through values above the size."""
+    positions = np.arange(size) if size < 10**5 else np.random.default_rng(0).integers(0, size, 5000)
+    for seed, epoch in ((0, 1), (2**63, 7), (2**64 - 1, 2**32 - 1)):
+        ids = permute(positions, size, seed, epoch)
+        assert np.array_equal(unpermute(ids, size, seed, epoch), positions)
+    epochs = np.arange(1, 6)
+    ids = np.array([permute([size - 1], size, 3, epoch)[0] for epoch in epochs])
+    assert unpermute(ids, size, 3, epochs).tolist() == [size - 1] * 5
+
+
+UNSHUFFLED = functools.partial(WholeBatchSampler, shuffle=False)
+
+
+@pytest.mark.parametrize("kind", [BatchSampler, WholeBatchSampler, UNSHUFFLED])
+def test_a_sampler_finds_the_step_of_a_sample_in_each_epoch(kind):
+    sampler, epochs = kind(103, 10, seed=9), np.arange(1, 6)
+    for id in range(103):
+        for epoch, step in zip(epochs.tolist(), sampler.find(id, epochs).tolist(), strict=True):
+            steps = range((epoch - 1) * len(sampler), epoch * len(sampler))
+            assert [each for each in steps if id in sampler.batch(each)] == [step] * (step >= 0)
+    for id in (-1, 103):
+        with pytest.raises(BadInput, match=rf"sample {id} is not in 0\.\.102"):
+            sampler.find(id, epochs)
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])

@@ -1,0 +1,90 @@
+"""Draw the images of steps as the model got them: a contact sheet with labels."""
+
+import io
+import math
+import os
+import re
+
+import numpy as np
+from PIL import Image, ImageDraw, PngImagePlugin
+
+from common.ground.exits import BadInput
+from common.ground.files import open_atomic
+from datasets.loaders.replay import Step
+from launch.data import table
+
+MARK = re.compile("made by bootfile launch data")  # in the first bytes of a sheet
+MARGIN, LINE = 4, 12  # pixels around an image, and of a line of text
+_LEAST = 64  # pixels of a side: smaller images are enlarged by a whole factor
+_MOST = 10**8  # pixels of a sheet
+
+
+def scale_of(height: int, width: int) -> int:
+    """Return the factor by which images of this size are enlarged."""
+    return max(1, math.ceil(_LEAST / max(1, height, width)))
+
+
+def draw(steps: list[Step]) -> tuple[Image.Image, int]:
+    """Return (the sheet, the number of images on it, which is limited by its size).
+
+    Each step begins with a line of text. Each pixel of an image is a square of scale_of() pixels. Below
+    an image there are its label and its id. Raises BadInput if a step has no images.
+    """
+    for step in steps:
+        if not step.pixels:
+            raise BadInput(f"step {step.step} has no images [n, C, H, W] of 1 or 3 channels to draw")
+    heights, widths = zip(*(image.shape[:2] for step in steps for image in step.pixels), strict=True)
+    scale = scale_of(max(heights), max(widths))
+    high, wide = scale * max(heights) + 2 * LINE + MARGIN, scale * max(widths) + MARGIN
+    columns = max(math.ceil(math.sqrt(len(heights))), math.ceil(300 / wide))
+    most = max(1, _MOST // (high * wide))
+    parts, left = [], most
+    for step in steps:
+        parts.append(min(left, len(step.pixels)))
+        left -= parts[-1]
+    rows = [-(-count // columns) for count in parts]
+    height = sum(LINE + MARGIN + number * high for number in rows if number) + MARGIN
+    sheet = Image.new("RGB", (columns * wide + MARGIN, height), "white")
+    pen, top = ImageDraw.Draw(sheet), MARGIN
+    for step, count, number in zip(steps, parts, rows, strict=True):
+        if not count:
+            continue
+        pen.text((MARGIN, top), f"step {step.step}, epoch {step.epoch}", "black")
+        for place in range(count):
+            x, y = MARGIN + place % columns * wide, top + LINE + MARGIN + place // columns * high
+            pixels = np.repeat(np.repeat(step.pixels[place].numpy(), scale, 0), scale, 1)
+            pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+            sheet.paste(Image.fromarray(np.ascontiguousarray(pixels)), (x, y))
+            for line, words in enumerate((table.label(step, place), str(int(step.ids[place])))):
+                _write(pen, x, y + scale * max(heights) + line * LINE, words, wide - MARGIN)
+        top += LINE + MARGIN + number * high
+    return sheet, sum(parts)
+
+
+def _write(pen: ImageDraw.ImageDraw, x: int, y: int, words: str, width: int) -> None:
+    """Write words that are cut to a width in pixels."""
+    words = words.encode("latin-1", "replace").decode("latin-1")  # the built-in font has no other letters
+    while words and pen.textlength(words) > width:
+        words = words[:-1]
+    pen.text((x, y), words, "black")
+
+
+def check(path: str) -> None:
+    """Raise BadInput if no file can be made at a path. Nothing is written."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        raise BadInput(f"--to {path} is a folder")
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise BadInput(f"--to {path}: {folder} is not a folder in which this user can write")
+
+
+def save(sheet: Image.Image, path: str) -> None:
+    """Write a sheet as PNG, atomically. Raises BadInput."""
+    mark, content = PngImagePlugin.PngInfo(), io.BytesIO()
+    mark.add_text("Software", MARK.pattern)
+    sheet.save(content, "PNG", pnginfo=mark)
+    try:
+        with open_atomic(path) as file:
+            file.write(content.getvalue())
+    except OSError as error:
+        raise BadInput(f"cannot write --to {path}: {error.strerror}") from error
