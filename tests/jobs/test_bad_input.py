@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from tests.conftest import QUICK, environment, free_port, run, start
+from tests.conftest import QUICK, environment, run
+from tests.support.hostile_pickle import Hostile
 
 
 def _refused(output_dir, *command, **options):
@@ -67,51 +68,21 @@ def test_arguments_of_distributed_jobs(arguments, message, tmp_path):
     assert message in _refused(tmp_path / "out", "jobs/train_ddp.py", "--dataset=digits", *arguments)
 
 
-def test_batch_that_two_nodes_do_not_divide(tmp_path):
-    port = free_port()
-    command = (
-        "jobs/train_ddp.py",
-        "--dataset=digits",
-        "--batch_size=31",
-        f"--init_method=tcp://127.0.0.1:{port}",
-    )
-    first = start(*command, "--rank=0", "--world_size=2", "--output_dir", tmp_path / "out")
-    line = _refused(tmp_path / "out", *command, "--rank=1", "--world_size=2")
-    assert "batch size 31 is not divisible by 2 processes" in line
-    assert first.wait(60) == 2
-    first.communicate()
-
-
 def _batch_files(folder, content):
     folder.mkdir()
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         (folder / name).write_bytes(content)
 
 
-class _Hostile:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
 def test_hostile_and_truncated_batches(tmp_path):
     for name, content in (
-        ("hostile", pickle.dumps(_Hostile(str(tmp_path / "executed")))),
+        ("hostile", pickle.dumps(Hostile(open, str(tmp_path / "executed"), "w"))),
         ("cut", b"\x80\x02}q\x00"),
     ):
         _batch_files(tmp_path / name, content)
         line = _refused(tmp_path / "out", "jobs/train_ddp.py", "--data_url", tmp_path / name)
         assert f"data_batch_1 is not the official file (truncated or changed): {len(content)} bytes" in line
     assert not (tmp_path / "executed").exists()
-
-
-def test_truncated_binary_batch(tmp_path):
-    (tmp_path / "cifar-10-batches-bin").mkdir()
-    (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(bytes(3073))
-    line = _refused(tmp_path / "out", "jobs/train.py", "--data_url", tmp_path)
-    assert "data_batch_1.bin has 3073 bytes, expected 30730000" in line
 
 
 def test_no_data_and_no_network_names_the_three_ways(tmp_path):

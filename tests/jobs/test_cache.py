@@ -187,17 +187,6 @@ def test_data_that_change_between_two_runs(data, tmp_path):
         assert "hits" not in counts.get(f"{changed.fingerprint}:decoded256", {})
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--cache=redis://a:1,b"], "--cache names several hosts: name one"),
-    (["--cache=/dev/shm"], "is not redis://"),
-    (["--cache_mode=always"], "argument --cache_mode: invalid choice: 'always'"),
-])  # fmt: skip
-def test_bad_input_is_one_line(data, tmp_path, arguments, message):
-    result = run(*job(data, tmp_path, "--data_backend=threads", *arguments), code=2)
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1 and message in lines[0]
-
-
 def test_a_cache_that_is_not_there_is_named_once(data, tmp_path):
     where = f"--cache=redis://127.0.0.1:{free_port()}"
     printed = trained(start(*job(data, tmp_path, "--data_backend=threads", where)))
