@@ -143,6 +143,23 @@ def records(output_dir) -> list[dict]:
     return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
 
 
+def losses(output_dir) -> list[float]:
+    """Return the losses of the reports on training steps, in order."""
+    return [line["loss"] for line in records(output_dir) if "loss" in line]
+
+
+def read_until(process: subprocess.Popen, pattern: str) -> list[str]:
+    """Read the output of a job until a line matches, and return it. Fail if the job ends before."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if re.search(pattern, line):
+            return lines
+    pytest.fail(
+        f"the job ended before {pattern}\n{''.join(lines)}\n{process.stderr and process.stderr.read()}"
+    )
+
+
 def processes_of(job: subprocess.Popen) -> list[int]:
     """The pids of the processes that a job started for the ranks of its node, in the order of their ranks."""
     children = {}

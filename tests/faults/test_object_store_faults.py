@@ -22,6 +22,7 @@ from launch import manifests
 from tests.conftest import environment, run, start
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
+from tests.support.small_disk import small_disk
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
@@ -259,12 +260,7 @@ def test_a_disk_that_becomes_full_meanwhile(server, tmp_path, name):
     """If another process fills the disk during a fetch, the fetch fails with one line."""
     case = Case(server, tmp_path, 1000 + KINDS.index("full"))
     case.name = name
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=12m", "bootfile-test", str(case.here)], capture_output=True
-    )
-    if mount.returncode:
-        pytest.skip(f"a small file system cannot be mounted: {mount.stderr.decode().strip()}")
-    try:
+    with small_disk(case.here, "12m"):
         with FaultProxy(server.port, delay=0.2) as proxy:
             job = case.start(**proxy.environment)
             while not list(case.here.rglob(".partial-*")):
@@ -279,5 +275,3 @@ def test_a_disk_that_becomes_full_meanwhile(server, tmp_path, name):
         (case.here / ".bootfile-other").unlink()
         assert finished(case.start())[0] == 0
         case.check(done=True)
-    finally:
-        subprocess.run(["umount", "-l", str(case.here)], check=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from common.checkpoint import files as checkpoint
-from tests.conftest import finish, start
+from tests.conftest import finish, read_until, start
+from tests.support import small_disk as disks
 
 pytestmark = pytest.mark.faults
 
@@ -21,20 +22,8 @@ JOB = (
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 400 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def _until(job: subprocess.Popen, text: str) -> None:
-    for line in job.stdout:
-        if text in line:
-            return
-    pytest.fail(f"the job ended before {text}: {job.stderr.read()}")
+    with disks.small_disk(tmp_path / "disk", "400m") as folder:
+        yield folder
 
 
 def _newest(output: Path) -> int:
@@ -43,12 +32,12 @@ def _newest(output: Path) -> int:
 
 def test_a_disk_that_fills_up_and_is_emptied(small_disk):
     job = start(*JOB, f"--output_dir={small_disk}")
-    _until(job, " step=12 ")
+    read_until(job, " step=12 ")
     filler = small_disk / "filler"
     with open(filler, "wb") as file, pytest.raises(OSError, match="No space left on device"):
         while True:
             file.write(bytes(2**20))
-    _until(job, "was not saved: No space left on device")
+    read_until(job, "was not saved: No space left on device")
     newest = _newest(small_disk)
     assert newest >= 5
     filler.unlink()
@@ -59,7 +48,7 @@ def test_a_disk_that_fills_up_and_is_emptied(small_disk):
 
 def test_an_output_that_turns_read_only(small_disk):
     job = start(*JOB, f"--output_dir={small_disk}")
-    _until(job, " step=12 ")
+    read_until(job, " step=12 ")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True)
     if os.access(
         small_disk, os.W_OK
@@ -76,7 +65,7 @@ def test_an_output_that_turns_read_only(small_disk):
 def test_an_output_that_is_removed(tmp_path):
     output = tmp_path / "output"
     job = start(*JOB, f"--output_dir={output}")
-    _until(job, " step=12 ")
+    read_until(job, " step=12 ")
     shutil.rmtree(output, ignore_errors=True)
     shutil.rmtree(output, ignore_errors=True)
     printed = finish(job).stdout

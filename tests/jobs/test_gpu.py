@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from datasets.sampling import receipt
-from tests.conftest import environment, finish, records, run, start
-from tests.jobs.test_resume import wait_for
+from tests.conftest import environment, finish, losses, read_until, run, start
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,14 +32,10 @@ def _enable(gpu=True):
     return f"--enable_gpu={str(gpu).lower()}"
 
 
-def _read_losses(output_dir):
-    return [record["loss"] for record in records(output_dir) if "loss" in record]
-
-
 def _losses(output_dir, job, *arguments, **device):
     command = (f"jobs/{job}", *SMALL, _enable(**device), *arguments, "--output_dir", output_dir)
     run(*command, env=_environment(), timeout=300)
-    return _read_losses(output_dir)
+    return losses(output_dir)
 
 
 def _receipt(output_dir):
@@ -58,8 +53,8 @@ def on_cpu(tmp_path_factory):
     "job, tolerance", [("train.py", 1e-3), ("train_ddp.py", 1e-3), ("train_amp.py", 2e-2)]
 )
 def test_data_and_first_loss_are_those_of_the_cpu(job, tolerance, on_cpu, tmp_path):
-    losses = _losses(tmp_path, job)
-    assert losses[0] == pytest.approx(on_cpu[0][0], rel=tolerance) and len(losses) == 3
+    reported = _losses(tmp_path, job)
+    assert reported[0] == pytest.approx(on_cpu[0][0], rel=tolerance) and len(reported) == 3
     assert _receipt(tmp_path) == on_cpu[1]
     weights = torch.load(tmp_path / "epoch_1.pth", weights_only=True)
     assert {tensor.device.type for tensor in weights.values()} == {"cpu"}
@@ -71,8 +66,8 @@ def test_data_parallel_runs(tmp_path):
 
 def test_two_processes_share_a_gpu_over_gloo(on_cpu, tmp_path):
     processes = 2 * torch.cuda.device_count()
-    losses = _losses(tmp_path, "train_ddp.py", f"--processes_per_node={processes}")
-    assert losses[0] == pytest.approx(on_cpu[0][0], rel=1e-3)
+    reported = _losses(tmp_path, "train_ddp.py", f"--processes_per_node={processes}")
+    assert reported[0] == pytest.approx(on_cpu[0][0], rel=1e-3)
 
 
 @pytest.mark.parametrize("job", ["train.py", "train_amp.py", "train_fast.py"])
@@ -85,13 +80,13 @@ def test_a_restart(job, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run(*command, f"--output_dir={whole}", env=_environment(), timeout=300)
     stopped = start(*command, f"--output_dir={cut}", env=_environment())
-    assert "not compiled" not in "".join(wait_for(stopped, r"^epoch=2 step=6 "))
+    assert "not compiled" not in "".join(read_until(stopped, r"^epoch=2 step=6 "))
     os.kill(stopped.pid, signal.SIGTERM)
     finish(stopped, 143, timeout=300)
     assert "resumed from " in run(*command, f"--output_dir={cut}", env=_environment(), timeout=300).stdout
     assert _receipt(cut) == _receipt(whole)
-    assert len(_read_losses(whole)) == 15
-    assert _read_losses(cut) == pytest.approx(_read_losses(whole), abs=0.1)
+    assert len(losses(whole)) == 15
+    assert losses(cut) == pytest.approx(losses(whole), abs=0.1)
 
 
 @pytest.mark.parametrize("options", [("--amp=false",), ("--accumulate=2", "--ema=0.9", "--compile=true")])
@@ -107,6 +102,6 @@ def test_imagenet(options, tmp_path):
             "--lr=0.01", "--warmup=0", "--data_backend=threads", "--workers=2", *EFFECTS, *shared,
             f"--output_dir={output}", env=_environment(), timeout=300,
         )  # fmt: skip
-        found.append(_read_losses(output))
+        found.append(losses(output))
     assert _receipt(tmp_path / "cpu") == _receipt(tmp_path / "gpu")
     assert len(found[1]) == 3 and found[1][0] == pytest.approx(found[0][0], rel=2e-2)

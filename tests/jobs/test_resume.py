@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import torch
 from common.checkpoint import files as checkpoint
 from datasets.memory import digits
 from datasets.sampling import receipt
-from tests.conftest import QUICK, ROOT, finish, processes_of, records, run, run_ranks, start
+from tests.conftest import QUICK, ROOT, finish, processes_of, read_until, records, run, run_ranks, start
+from tests.support.small_disk import small_disk
 
 # 5 steps an epoch, 3 epochs
 DATA = (*QUICK, "--batch_size=240", "--epochs=3", "--report_every=1", "--save_every=2")
@@ -34,16 +34,6 @@ def weights(output, name="epoch_3.pth") -> dict[str, torch.Tensor]:
 
 def same_weights(one, other) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def wait_for(process: subprocess.Popen, pattern: str) -> list[str]:
-    """Read the output of a job until a line matches, and return it."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if re.search(pattern, line):
-            return lines
-    pytest.fail(f"the job ended before {pattern}\n{''.join(lines)}\n{process.stderr.read()}")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +59,7 @@ def test_three_processes_add_in_the_same_order_after_a_restart(tmp_path):
 def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
     job = start(*TWO, f"--output_dir={tmp_path}")
     folder = tmp_path / "checkpoints"
-    wait_for(job, "^epoch=1 step=1 ")
+    read_until(job, "^epoch=1 step=1 ")
     while not (folder.exists() and list(folder.glob(".partial-*"))):
         assert job.poll() is None
         time.sleep(0.001)
@@ -82,7 +72,7 @@ def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
 def test_sigterm_costs_no_step(whole, tmp_path):
     """If one rank receives the signal, all ranks stop at the same step."""
     stopped = start(*TWO, f"--output_dir={tmp_path}")
-    wait_for(stopped, r"^epoch=2 step=6 ")
+    read_until(stopped, r"^epoch=2 step=6 ")
     for _ in range(2):  # a second one changes nothing
         os.kill(processes_of(stopped)[-1], signal.SIGTERM)
     output = finish(stopped, 143).stdout
@@ -100,7 +90,7 @@ def test_sigterm_costs_no_step(whole, tmp_path):
 @pytest.mark.faults
 def test_sigkill_costs_at_most_an_interval(whole, tmp_path):
     killed = start(*TWO, f"--output_dir={tmp_path}")
-    wait_for(killed, r"^epoch=2 step=9 ")
+    read_until(killed, r"^epoch=2 step=9 ")
     os.kill(processes_of(killed)[-1], signal.SIGKILL)
     result = finish(killed, None)
     assert result.returncode not in (0, 143)
@@ -220,11 +210,11 @@ def test_a_schedule_that_follows_the_validation_loss_resumes_exactly(tmp_path):
     run(job, *arguments, f"--output_dir={tmp_path / 'whole'}")
     output = f"--output_dir={tmp_path / 'again'}"
     first = start(job, *arguments, output)
-    wait_for(first, "^epoch=2 step=3 ")
+    read_until(first, "^epoch=2 step=3 ")
     first.send_signal(signal.SIGTERM)
     finish(first, 143)
     second = start(job, *arguments, output)
-    wait_for(second, "^epoch=4 step=7 ")
+    read_until(second, "^epoch=4 step=7 ")
     second.kill()
     finish(second, -signal.SIGKILL)
     run(job, *arguments, output)
@@ -287,13 +277,8 @@ def test_one_bad_step_is_skipped_on_every_process(tmp_path):
 
 
 def test_an_output_that_fills_up_is_named_and_training_goes_on(tmp_path):
-    command = ["mount", "-t", "tmpfs", "-o", "size=50m", "tmpfs", str(tmp_path)]
-    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    try:
+    with small_disk(tmp_path, "50m"):
         result = run(*ONE, "--width=64", f"--output_dir={tmp_path}", "--max_steps=5", code=6)
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
     assert re.search(
         r"warning: step_2.pt was not saved: No space left on device, 89.\d MB are needed \(\d+.\d MB free",
         result.stdout,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, finish, is_stopped, records, run, start, wait_until
-from tests.jobs.test_resume import wait_for
+from tests.conftest import QUICK, ROOT, finish, is_stopped, read_until, records, run, start, wait_until
 
 # 5 steps an epoch
 DIGITS = (*QUICK, "--batch_size=240", "--report_every=1")
@@ -51,8 +50,8 @@ def test_a_second_job_is_refused_while_the_first_one_lives(tmp_path):
     long = ("jobs/train.py", *DIGITS, "--epochs=500")
     first = start(*long, option)
     try:
-        wait_for(first, "^epoch=1 step=5 .*loss")
-        wait_for(first, "val_loss")
+        read_until(first, "^epoch=1 step=5 .*loss")
+        read_until(first, "val_loss")
         wait_until(lambda: list(output.glob("checkpoints/step_*.pt")), first)
         first.send_signal(signal.SIGSTOP)
         wait_until(lambda: is_stopped(first), first)
@@ -111,8 +110,8 @@ def test_the_same_command_is_idempotent(finished, used, tmp_path):
 def test_a_run_that_was_killed_before_its_first_save_begins_anew(tmp_path):
     command = ("jobs/train.py", *DIGITS, "--save_every=3epochs", f"--output_dir={tmp_path}")
     job = start(*command, "--epochs=100")
-    wait_for(job, "val_loss")
-    wait_for(job, "^epoch=2 step=6 ")
+    read_until(job, "val_loss")
+    read_until(job, "^epoch=2 step=6 ")
     wait_until((tmp_path / "epoch_1.pth").exists, job)
     job.kill()
     job.communicate()

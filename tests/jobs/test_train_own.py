@@ -10,8 +10,8 @@ import pytest
 from datasets.sampling import receipt
 from launch.new.blocks import combine
 from launch.receipt import compare_states
-from tests.conftest import ROOT, finish, processes_of, records, run, run_ranks, start
-from tests.jobs.test_resume import figures, same_weights, wait_for, weights
+from tests.conftest import ROOT, finish, processes_of, read_until, records, run, run_ranks, start
+from tests.jobs.test_resume import figures, same_weights, weights
 
 OPTIONS = ("--epochs=3", "--batch_size=48", "--lr=0.01", "--report_every=1", "--save_every=4")
 
@@ -109,7 +109,7 @@ def test_a_job_of_ones_own_continues_exactly(blocks, ranks, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run_ranks(job, *OPTIONS, f"--output_dir={whole}", ranks=ranks)
     process = start(job, *OPTIONS, *shared, f"--output_dir={killed}")
-    wait_for(process, r"^epoch=2 step=\d+ loss")
+    read_until(process, r"^epoch=2 step=\d+ loss")
     os.kill(processes_of(process)[-1] if ranks > 1 else process.pid, signal.SIGKILL)
     finish(process, None)
     printed = run_ranks(job, *OPTIONS, f"--output_dir={killed}", ranks=ranks)[0].stdout

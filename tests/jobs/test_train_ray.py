@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 from common.ground.exits import LOST_CONTACT
-from tests.conftest import QUICK, environment, finish, records, run, start, wait_until
+from tests.conftest import QUICK, environment, finish, losses, records, run, start, wait_until
 from tests.support.ray_nodes import RayNodes, processes
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"')
@@ -19,10 +19,6 @@ DIGITS = (*QUICK, "--batch_size=32", "--max_steps=4", "--report_every=2")
 
 def receipts(output_dir) -> list:
     return [record["receipt"] for record in records(output_dir) if "receipt" in record]
-
-
-def losses(output_dir) -> list:
-    return [record["loss"] for record in records(output_dir) if "loss" in record]
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ from common.checkpoint import digest, lease
 from common.checkpoint import files as checkpoint
 from datasets.memory import cifar10
 from datasets.sampling import receipt
-from tests.common.checkpoint.test_mirror import Gate, keys, steps
-from tests.conftest import environment, finish, free_port, records, run, start
+from tests.common.checkpoint.test_mirror import Gate, keys, read_object, steps, write_object
+from tests.conftest import environment, finish, free_port, read_until, records, run, start
+from tests.jobs.test_resume import figures, same_weights, weights
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 from tests.support.redis_server import files_with
@@ -39,16 +40,22 @@ def server():
         yield server
 
 
+def write_images(folder: Path, count: int, size: tuple[int, int], ending: str) -> None:
+    """Write images of random pixels to a new folder."""
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(len(list(folder.parent.iterdir())))  # other pixels in each folder
+    for number in range(count):
+        pixels = draw.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.{ending}")
+
+
 @pytest.fixture(scope="module")
 def images(server, tmp_path_factory):
     """Return a folder of images, which are also at s3://data/images."""
-    folder, draw = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("images")
     for split, count in (("train", 12), ("val", 4)):
         for number in range(CLASSES):
-            (folder / split / f"class{number}").mkdir(parents=True)
-            for each in range(count):
-                pixels = draw.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / split / f"class{number}" / f"{each}.jpg")
+            write_images(folder / split / f"class{number}", count, (40, 48), "jpg")
     put(server, folder, "images")
     return folder
 
@@ -93,20 +100,11 @@ def brought(server, url: str, folder: Path) -> Path:
 
 def same(one: Path, other: Path) -> bool:
     """Compare figures, receipts and weights."""
-    clocks = ("time", "data_time", "compute_time", "images_per_s", "memory_mb")
-    figures = [
-        [
-            {name: line[name] for name in line if name not in clocks}
-            for line in records(output)
-            if "state" not in line
-        ]
-        for output in (one, other)  # a stopped job has saved one state more
+    reports = [  # a stopped job has saved one state more
+        [line for line in figures(output) if "state" not in line] for output in (one, other)
     ]
-    left, right = (torch.load(output / "epoch_3.pth", weights_only=True) for output in (one, other))
     receipts = ((output / receipt.FILE).read_bytes() for output in (one, other))
-    return figures[0] == figures[1] and len(set(receipts)) == 1 and all(
-        torch.equal(left[name], right[name]) for name in right
-    )  # fmt: skip
+    return reports[0] == reports[1] and len(set(receipts)) == 1 and same_weights(weights(one), weights(other))
 
 
 def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tmp_path):
@@ -114,9 +112,7 @@ def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tm
     url = "s3://runs/moved"
     urls = ("--data_url=s3://data/images", f"--train_url={url}")
     job = start(*JOB, *urls, env=node(server, tmp_path / "one"))
-    for line in job.stdout:
-        if line.startswith("epoch=2 step=4 "):
-            break
+    read_until(job, "^epoch=2 step=4 ")
     job.send_signal(signal.SIGTERM)
     stopped = finish(job, 143).stdout
     last = int(
@@ -172,14 +168,13 @@ def undisturbed(tmp_path_factory):
 
 def results_of(output: Path) -> dict[str, object]:
     """Return the bytes of the weights, of the receipt and of the newest checkpoint, and the figures."""
-    clocks = ("time", "data_time", "compute_time", "images_per_s", "memory_mb")
     newest = checkpoint.list_newest_first(str(output / "checkpoints"))[0]
     files = [*output.glob("*.pth"), output / receipt.FILE]
     state = checkpoint.read(newest)["objects"]["model"]
     return {path.name: path.read_bytes() for path in files} | {
         "step": Path(newest).name,
         "model": {name: each.tolist() for name, each in state.items()},
-        "figures": [{name: line[name] for name in line if name not in clocks} for line in records(output)],
+        "figures": figures(output),
         "states": (output / digest.FILE).read_text(),
     }
 
@@ -195,25 +190,17 @@ def run_with_kills(server, url: str, folder: Path, gates: list[tuple[str, int]])
                 time.sleep(0.01)
             job.kill()
             finish(job, None)
-        _put(server, url, lease.KEY, b'{"id": "killed", "time": 0}')  # the next start does not watch it
+        write_object(
+            server, url, lease.KEY, b'{"id": "killed", "time": 0}'
+        )  # the next start does not watch it
     run(*TRAIN, f"--train_url={url}", env=node(server, folder / "last"))
-    marker = json.loads(_content(server, url, ".bootfile-outputs.json"))
+    marker = json.loads(read_object(server, url, ".bootfile-outputs.json"))
     listed = {each["path"]: each["sha256"] for each in marker["files"]}
     for key in keys(server, url):  # every object is in the list; events of killed jobs may be missing there
         if not key.startswith((".bootfile-", "events.")) or key in listed:
-            assert hashlib.sha256(_content(server, url, key)).hexdigest() == listed.pop(key)
+            assert hashlib.sha256(read_object(server, url, key)).hexdigest() == listed.pop(key)
     assert not listed
     return results_of(brought(server, url, folder / "brought"))
-
-
-def _content(server, url: str, key: str) -> bytes:
-    name = f"{url.partition('://runs/')[2]}/{key}"
-    return server.client().get_object(Bucket="runs", Key=name)["Body"].read()
-
-
-def _put(server, url: str, key: str, content: bytes) -> None:
-    name = f"{url.partition('://runs/')[2]}/{key}"
-    server.client().put_object(Bucket="runs", Key=name, Body=content)
 
 
 @pytest.mark.parametrize(
@@ -265,12 +252,9 @@ def test_in_memory_sets_are_staged_too(server, tmp_path, monkeypatch):
     """They are staged: here CIFAR-10 as class folders."""
     for name, value in (server.environment | {"BOOTFILE_SCRATCH": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)
-    draw = np.random.default_rng(1)
     for split in ("train", "test"):
         for number in range(10):
-            (tmp_path / "cifar" / split / f"c{number}").mkdir(parents=True)
-            pixels = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "cifar" / split / f"c{number}" / "0.png")
+            write_images(tmp_path / "cifar" / split / f"c{number}", 1, (32, 32), "png")
     put(server, tmp_path / "cifar", "cifar")
     for far, near in zip(
         cifar10.load("s3://data/cifar", False), cifar10.load(str(tmp_path / "cifar"), False), strict=True
@@ -279,12 +263,9 @@ def test_in_memory_sets_are_staged_too(server, tmp_path, monkeypatch):
 
 
 def test_pairs_are_staged_and_a_job_without_checkpoints_brings_its_results(server, tmp_path):
-    draw, pairs = np.random.default_rng(2), tmp_path / "pairs"
+    pairs = tmp_path / "pairs"
     for side in ("blurry", "sharp"):
-        (pairs / "train" / side).mkdir(parents=True)
-        for number in range(3):
-            pixels = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(pairs / "train" / side / f"{number}.png")
+        write_images(pairs / "train" / side, 3, (32, 32), "png")
     put(server, pairs, "pairs")
     urls, env = (
         ("--data_url=s3://data/pairs", "--train_url=s3://runs/pairs"),

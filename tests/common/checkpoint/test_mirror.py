@@ -25,7 +25,7 @@ from common.ground.files import write_atomic
 from common.object_store.store import ObjectStore, StoreError
 from common.run.job import JobParser
 from common.run.output import Output
-from tests.conftest import environment, finish, start
+from tests.conftest import environment, finish, start, wait_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 
@@ -108,7 +108,7 @@ class Auditor(FaultProxy):
 
     def _content(self, key: str) -> bytes:
         with contextlib.suppress(self.server.client().exceptions.NoSuchKey):
-            return _read(self.server, self.url, key)
+            return read_object(self.server, self.url, key)
         return b""
 
 
@@ -158,10 +158,7 @@ class Job:
 
     def uploaded(self, server, step: int) -> None:
         """Wait until the list at the URL names the checkpoint."""
-        deadline = time.monotonic() + 60
-        while step not in steps(server, self.url):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: step in steps(server, self.url), timeout=60)
 
 
 def keys(server, url: str) -> list[str]:
@@ -174,18 +171,18 @@ def steps(server, url: str) -> list[int]:
     """Return the steps of the checkpoints that the list names."""
     if ".bootfile-outputs.json" not in keys(server, url):
         return []
-    marker = json.loads(_read(server, url, ".bootfile-outputs.json"))
+    marker = json.loads(read_object(server, url, ".bootfile-outputs.json"))
     return sorted(
         int(match[1]) for each in marker["files"] if (match := re.search(r"step_(\d+)\.pt$", each["path"]))
     )
 
 
-def _read(server, url: str, key: str) -> bytes:
+def read_object(server, url: str, key: str) -> bytes:
     name = f"{url.partition('://runs/')[2]}/{key}"
     return server.client().get_object(Bucket="runs", Key=name)["Body"].read()
 
 
-def _write(server, url: str, key: str, content: bytes) -> None:
+def write_object(server, url: str, key: str, content: bytes) -> None:
     server.client().put_object(Bucket="runs", Key=f"{url.partition('://runs/')[2]}/{key}", Body=content)
 
 
@@ -202,7 +199,7 @@ def test_results_are_at_the_url_and_come_back(server, tmp_path):
         ".bootfile-outputs.json", "checkpoints/latest", "checkpoints/step_4.pt", "checkpoints/step_4.pt.json",
         "checkpoints/step_6.pt", "checkpoints/step_6.pt.json", "metrics.jsonl",
     ]  # fmt: skip
-    marker = json.loads(_read(server, job.url, ".bootfile-outputs.json"))
+    marker = json.loads(read_object(server, job.url, ".bootfile-outputs.json"))
     assert marker["step"] == 6 and {each["path"] for each in marker["files"]} == set(
         keys(server, job.url)[1:]
     )
@@ -254,9 +251,7 @@ def test_a_kill_in_the_middle_of_an_upload(server, tmp_path, name):
     with Gate(server.port, f"/{name}", before) as gate:
         env = environment(**server.environment | gate.environment)
         job = start("-c", JOB, tmp_path / "one", url, env=env)
-        while gate.seen < before:
-            assert job.poll() is None
-            time.sleep(0.01)
+        wait_until(lambda: gate.seen >= before, job)
         job.send_signal(signal.SIGKILL)
         finish(job, -signal.SIGKILL)
     listed = steps(server, url)
@@ -277,16 +272,16 @@ def test_damaged_checkpoints_are_refused_for_the_one_before(server, tmp_path, ca
         job.save(step)
         job.uploaded(server, step)
     job.mirror.finish()
-    good = _read(server, url, "checkpoints/step_4.pt")
-    _write(server, url, "checkpoints/step_4.pt", good[:-100] + bytes(100))
+    good = read_object(server, url, "checkpoints/step_4.pt")
+    write_object(server, url, "checkpoints/step_4.pt", good[:-100] + bytes(100))
     second = Job(tmp_path / "two", url)
     assert second.step == 2 and not (tmp_path / "two" / "checkpoints" / "step_4.pt").exists()
     assert "checkpoint refused: s3://runs/damaged/checkpoints/step_4.pt: " in capsys.readouterr().out
     second.mirror.finish()
-    _write(server, url, "checkpoints/step_2.pt.json", b"{}")
+    write_object(server, url, "checkpoints/step_2.pt.json", b"{}")
     with pytest.raises(BadInput, match=r"no checkpoint can be used: .*step_4.*step_2"):
         Job(tmp_path / "three", url)
-    _write(server, url, ".bootfile-outputs.json", b"{")
+    write_object(server, url, ".bootfile-outputs.json", b"{")
     with pytest.raises(BadInput, match=r"bootfile-outputs\.json is damaged"):
         Job(tmp_path / "four", url)
 
@@ -330,13 +325,13 @@ def test_two_jobs_at_one_url(server, tmp_path, monkeypatch, capsys):
     assert "written to by another job, on " in capsys.readouterr().out
     second.save(20)
     second.uploaded(server, 20)
-    before = _read(server, url, ".bootfile-outputs.json")
+    before = read_object(server, url, ".bootfile-outputs.json")
     lines = queue.SimpleQueue()
     monkeypatch.setattr(mirror, "print_line", lines.put)
     first.save(12)  # it was paused, and now continues
     assert "belongs to another job" in lines.get(timeout=60)
     assert "belongs to another job" in first.mirror.finish()
-    assert _read(server, url, ".bootfile-outputs.json") == before and steps(server, url) == [2, 20]
+    assert read_object(server, url, ".bootfile-outputs.json") == before and steps(server, url) == [2, 20]
     assert ".bootfile-lease.json" in keys(server, url), "the lease is that of the second job"
 
     second.mirror.lease._ended.set()  # the same, after its successor has ended
@@ -356,7 +351,7 @@ def test_a_file_that_is_written_to_while_it_is_sent(server, tmp_path):
             number += 1
             job.mirror._wake.set()
     assert job.mirror.finish() == ""
-    assert _read(server, job.url, "metrics.jsonl") == (tmp_path / "one" / "metrics.jsonl").read_bytes()
+    assert read_object(server, job.url, "metrics.jsonl") == (tmp_path / "one" / "metrics.jsonl").read_bytes()
     assert not (tmp_path / "one" / ".mirror").exists()
 
 
@@ -392,10 +387,8 @@ def test_the_list_is_correct_at_any_moment(server, tmp_path, monkeypatch):
                 with open(job.folder / each, "a") as file:
                     file.write(f"{name} {step}\n")
             job.save(step, run=name)
-            deadline = time.monotonic() + 60
-            while job.mirror._listed.get(restoring.names_of(step)[0]) is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            first = restoring.names_of(step)[0]
+            wait_until(lambda first=first: job.mirror._listed.get(first) is not None, timeout=60)
         return job
 
     with Auditor(server, url, "reset") as audit:
@@ -406,14 +399,11 @@ def test_the_list_is_correct_at_any_moment(server, tmp_path, monkeypatch):
         audit.refuse = ".bootfile-outputs.json"  # the list is written, and the answer is lost
         (job.folder / "best.pth").write_bytes(b"another")
         job.save(4, run="one")
-        deadline = time.monotonic() + 60
-        while not job.mirror.error:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: job.mirror.error, timeout=60)
         audit.refuse = None
         assert job.mirror.finish() == "" and steps(server, url) == [4]
         shutil.rmtree(tmp_path / "one" / "checkpoints")
-        _write(server, url, "checkpoints/step_4.pt", b"damaged")
+        write_object(server, url, "checkpoints/step_4.pt", b"damaged")
         audit.wrong.clear()
         with pytest.raises(BadInput, match="no checkpoint can be used"):
             Job(tmp_path / "one", url)
@@ -424,15 +414,10 @@ def test_the_list_is_correct_at_any_moment(server, tmp_path, monkeypatch):
         assert audit.wrong == []
         there = keys(server, url)
         assert {"best.pth", "epoch_6.pth", "classes.json", *history} <= set(there)
-        listed = {each["path"] for each in json.loads(_read(server, url, ".bootfile-outputs.json"))["files"]}
+        listed = {
+            each["path"] for each in json.loads(read_object(server, url, ".bootfile-outputs.json"))["files"]
+        }
         assert listed == set(there) - {".bootfile-outputs.json"}
-
-
-def _until(condition) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_weights_of_the_run_stay_when_its_node_changes(server, tmp_path, monkeypatch):
@@ -446,7 +431,9 @@ def test_the_weights_of_the_run_stay_when_its_node_changes(server, tmp_path, mon
             (job.folder / f"epoch_{step}.pth").write_bytes(node.encode())
         job.save(step)
         assert job.mirror.finish() == ""
-    assert _read(server, url, "best.pth") == b"two" and _read(server, url, "epoch_2.pth") == b"one"
+    assert (
+        read_object(server, url, "best.pth") == b"two" and read_object(server, url, "epoch_2.pth") == b"one"
+    )
 
     # an error while the files are collected: the next upload sends the weights
     job, real = Job(tmp_path / "one", url), mirror._copy
@@ -460,18 +447,18 @@ def test_the_weights_of_the_run_stay_when_its_node_changes(server, tmp_path, mon
     (job.folder / "metrics.jsonl").write_text("{}")
     monkeypatch.setattr(mirror, "_copy", fail)
     job.save(10)
-    _until(lambda: job.mirror.error)
+    wait_until(lambda: job.mirror.error, timeout=60)
     monkeypatch.setattr(mirror, "_copy", real)
-    assert job.mirror.finish() == "" and _read(server, url, "best.pth") == b"better"
+    assert job.mirror.finish() == "" and read_object(server, url, "best.pth") == b"better"
 
     # a job that was killed between the two lists has removed best.pth from the list
-    marker = json.loads(_read(server, url, ".bootfile-outputs.json"))
+    marker = json.loads(read_object(server, url, ".bootfile-outputs.json"))
     marker["files"] = [each for each in marker["files"] if each["path"] != "best.pth"]
-    _write(server, url, ".bootfile-outputs.json", json.dumps(marker).encode())
+    write_object(server, url, ".bootfile-outputs.json", json.dumps(marker).encode())
     job = Job(tmp_path / "three", url)
     job.save(12)
     assert job.mirror.finish() == ""
-    assert "best.pth" in _read(server, url, ".bootfile-outputs.json").decode()
+    assert "best.pth" in read_object(server, url, ".bootfile-outputs.json").decode()
 
 
 @pytest.mark.parametrize("store", ["conditional", "refuses", "ignores"])
@@ -493,21 +480,21 @@ def test_a_job_that_was_held_does_not_replace_the_list_of_its_successor(server, 
             first = Job(tmp_path / "one", url, keep=1)
             first.save(10)
             first.uploaded(server, 10)
-            _until(lambda: first.mirror._listed)
+            wait_until(lambda: first.mirror._listed, timeout=60)
             proxy.passed = 0
             (first.folder / "best.pth").write_bytes(b"first")
             first.mirror._wake.set()
-            _until(lambda: proxy.holding)
+            wait_until(lambda: proxy.holding, timeout=60)
         first.mirror.lease._ended.set()
         second = Job(tmp_path / "two", url, keep=1)
         second.save(20)
         second.uploaded(server, 20)
         assert second.mirror.finish() == ""
-        before = _read(server, url, ".bootfile-outputs.json")
+        before = read_object(server, url, ".bootfile-outputs.json")
         proxy.released.set()
         assert first.mirror.finish() != ""
     if store == "conditional":
-        assert _read(server, url, ".bootfile-outputs.json") == before
+        assert read_object(server, url, ".bootfile-outputs.json") == before
     assert Job(tmp_path / "three", url).step == 20
 
 
@@ -535,10 +522,7 @@ def test_half_a_checkpoint_replaces_none(server, tmp_path, monkeypatch):
         job.uploaded(server, 2)
         audit.refuse = "step_4.pt.json"
         job.save(4)
-        deadline = time.monotonic() + 60
-        while "step_4.pt.json" not in job.mirror.error:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: "step_4.pt.json" in job.mirror.error, timeout=60)
         assert steps(server, url) == [2]
         audit.refuse = None
         path = Path(job.save(6))
@@ -555,9 +539,9 @@ def test_half_a_checkpoint_replaces_none(server, tmp_path, monkeypatch):
 
 def _flip(server, url: str, *names: str) -> None:
     for name in names:
-        content = bytearray(_read(server, url, name))
+        content = bytearray(read_object(server, url, name))
         content[len(content) // 2] ^= 1
-        _write(server, url, name, bytes(content))
+        write_object(server, url, name, bytes(content))
 
 
 def test_damage_at_the_url_leaves_the_nodes_own_checkpoints(server, tmp_path, monkeypatch, capsys):
@@ -651,11 +635,11 @@ def _put_checkpoint(server, url: str, folder: Path, step: int) -> None:
     files = []
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
-        _write(server, url, f"checkpoints/{path.name}", content)
+        write_object(server, url, f"checkpoints/{path.name}", content)
         digest = hashlib.sha256(content).hexdigest()
         files.append({"path": f"checkpoints/{path.name}", "size": len(content), "sha256": digest})
     text = json.dumps({"format": 1, "files": files, "step": step})
-    _write(server, url, ".bootfile-outputs.json", text.encode())
+    write_object(server, url, ".bootfile-outputs.json", text.encode())
 
 
 DEEP = b"[" * 100_000
@@ -672,7 +656,7 @@ DEEP = b"[" * 100_000
     ],
 )  # fmt: skip
 def test_lists_that_are_none_are_refused(server, tmp_path, content):
-    _write(server, "s3://runs/nolist", ".bootfile-outputs.json", content)
+    write_object(server, "s3://runs/nolist", ".bootfile-outputs.json", content)
     with pytest.raises(BadInput, match=r"s3://runs/nolist/\.bootfile-outputs\.json"):
         Job(tmp_path / "one", "s3://runs/nolist")
 
@@ -685,7 +669,7 @@ def test_checkpoints_in_a_list_that_cannot_be_there(server, tmp_path, names, req
     url = f"s3://runs/names{len(names[0])}-{len(names)}"
     paths = [f"checkpoints/{name}.pt{end}" for name in names for end in ("", ".json")]
     files = [{"path": path, "size": 5, "sha256": "0" * 64} for path in paths]
-    _write(server, url, ".bootfile-outputs.json", json.dumps({"format": 1, "files": files}).encode())
+    write_object(server, url, ".bootfile-outputs.json", json.dumps({"format": 1, "files": files}).encode())
     with FaultProxy(server.port) as proxy, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
         if len(names) > 1:
@@ -708,7 +692,7 @@ def test_leases_that_are_none_are_taken_over(server, tmp_path, monkeypatch, caps
     monkeypatch.setattr(url_lease, "WATCH", 0.1)
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / ".identity").write_bytes(b"\xff")
-    _write(server, "s3://runs/nolease", url_lease.KEY, content)
+    write_object(server, "s3://runs/nolease", url_lease.KEY, content)
     assert Job(tmp_path / "one", "s3://runs/nolease").mirror.finish() == ""
     assert len(capsys.readouterr().out.splitlines()) == 1
 
@@ -719,7 +703,7 @@ def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
     url = "s3://runs/facts"
     _put_checkpoint(server, url, tmp_path / "theirs", 1)
     _put_checkpoint(server, url, tmp_path / "theirs", 2)
-    marker = json.loads(_read(server, url, ".bootfile-outputs.json"))
+    marker = json.loads(read_object(server, url, ".bootfile-outputs.json"))
     (entry,) = (each for each in marker["files"] if each["path"].endswith("step_2.pt.json"))
     if facts is None:
         marker["files"].remove(entry)
@@ -727,9 +711,9 @@ def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
         if isinstance(facts, dict):
             known = checkpoint.facts_of(str(tmp_path / "theirs" / "step_2.pt"))
             facts = checkpoint._sealed(known | facts).encode()
-        _write(server, url, entry["path"], facts)
+        write_object(server, url, entry["path"], facts)
         entry |= {"size": len(facts), "sha256": hashlib.sha256(facts).hexdigest()}
-    _write(server, url, ".bootfile-outputs.json", json.dumps(marker).encode())
+    write_object(server, url, ".bootfile-outputs.json", json.dumps(marker).encode())
     job = Job(tmp_path / "one", url)
     assert (
         job.step == 1

@@ -8,7 +8,7 @@ import torch
 
 from common.distributed import batchnorm
 from common.ground.exits import BadInput
-from tests.conftest import ROOT, free_port, run
+from tests.conftest import ROOT, run_ranks
 
 WORKER = textwrap.dedent("""
     import os, sys
@@ -72,10 +72,7 @@ def _results(tmp_path, processes):
     script.write_text(WORKER)
     output = tmp_path / str(processes)
     output.mkdir()
-    run(
-        "-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--master-port={free_port()}",
-        script, output, ROOT,
-    )  # fmt: skip
+    run_ranks(script, output, ROOT, ranks=processes)
     return [torch.load(output / f"{rank}.pt", weights_only=True) for rank in range(processes)]
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, finish, processes_of, start
+from tests.conftest import QUICK, ROOT, finish, processes_of, read_until, start
 
 STUCK = textwrap.dedent(f"""
     import sys, time
@@ -82,6 +82,20 @@ def test_ctrl_c_while_torch_is_loaded_is_one_line():
     assert errors == ["error: interrupted"]
 
 
+def test_ctrl_c_of_a_profile(tmp_path):
+    """--prof saves nothing, so it ends at once and writes nothing."""
+    job = start(
+        "jobs/imagenet.py", "--data_backend=synthetic", "--arch=shufflenet_v2_x0_5", "--image_size=32",
+        "--batch_size=8", "--prof=1000000", "--epochs=1000", "--workers=1",
+        f"--output_dir={tmp_path / 'out'}",
+    )  # fmt: skip
+    read_until(job, "^data train=")
+    time.sleep(1)  # probably during the steps; before them it ends in the same way
+    job.send_signal(signal.SIGINT)
+    assert finish(job, 130, timeout=20).stderr.endswith("error: interrupted\n")
+    assert not (tmp_path / "out").exists()
+
+
 DIGITS = (*QUICK, "--batch_size=240", "--report_every=1")
 
 
@@ -104,9 +118,7 @@ def test_ctrl_c_of_a_job(tmp_path, processes, moment):
         "-c", slow, "jobs/train_ddp.py", *DIGITS, f"--processes_per_node={processes}",
         f"--output_dir={tmp_path}", start_new_session=True,
     )  # fmt: skip
-    for line in job.stdout:
-        if re.search(moment, line):
-            break
+    read_until(job, moment)
     os.killpg(job.pid, signal.SIGINT)
     result = finish(job, 130)
     assert "Traceback" not in result.stderr + result.stdout, result.stderr
@@ -161,9 +173,7 @@ def test_one_process_is_signalled_while_all_evaluate(tmp_path):
         "-c", slow, "jobs/train_ddp.py", *QUICK, "--processes_per_node=2", "--batch_size=24",
         "--max_steps=2", f"--output_dir={tmp_path}",
     )  # fmt: skip
-    for line in job.stdout:
-        if "evaluating" in line:
-            break
+    read_until(job, "evaluating")
     begin = time.monotonic()
     os.kill(processes_of(job)[1], signal.SIGTERM)
     result = finish(job, 143)
@@ -176,16 +186,12 @@ def test_one_process_is_signalled_while_all_evaluate(tmp_path):
 def test_a_closed_terminal_and_five_more_signals_lose_no_save(tmp_path):
     command = ("jobs/train_ddp.py", *DIGITS, "--processes_per_node=2", f"--output_dir={tmp_path}")
     job = start(*command, "--save_every=1000000", start_new_session=True)
-    for line in job.stdout:
-        if line.startswith("epoch=1 step=2 "):
-            break
+    read_until(job, "^epoch=1 step=2 ")
     others = (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP)
     os.killpg(job.pid, signal.SIGHUP)
-    for (
-        line
-    ) in job.stdout:  # of signals that arrive together, any may be the first, and for a slower rank too
-        if line.startswith("SIGHUP: "):
-            break
+    read_until(
+        job, "^SIGHUP: "
+    )  # of signals that arrive together, any may be the first, also for slower ranks
     for number in others:
         os.killpg(job.pid, number)
     said = r"stopped as asked after step (\d+); .* of step \1\n"

@@ -11,7 +11,7 @@ from PIL import Image
 from common.ground.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.loaders import backends
-from tests.conftest import ROOT, free_port, run
+from tests.conftest import ROOT, run, run_ranks
 
 TRAIN, VAL, CLASSES = 50, 23, 5
 MISSING = backends.reasons(torch.device("cpu"))["dali"]
@@ -197,12 +197,8 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_two_processes(folder, cache, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{PROCESSES}")
-    port = f"--master-port={free_port()}"
-    result = run("-m", "torch.distributed.run", "--nproc-per-node=2", port, script, folder, cache)
-    assert f"counted [50, {VAL}]" in result.stdout
+def test_two_processes(folder, cache):
+    assert f"counted [50, {VAL}]" in run_ranks("-c", PROCESSES, folder, cache)[0].stdout
 
 
 def test_precision_and_the_two_scales_of_mean_and_std(folder, cache):
