@@ -10,12 +10,12 @@ class Case(NamedTuple):
     package: the release that is examined, as "name==version".
     command: a program of this folder and its options.
     thread: the public thread about the defect, as "owner/repository#number"; "" for a correct set-up.
-    date: of the thread's first message.
+    date: of a message in the thread.
     text: what the restart does wrong, or which set-up is correct.
     expected: a part of the last line of `launch receipt`.
     stops: the steps after which the program is killed; the last start is not killed.
     ranks: number of processes.
-    fix: where the defect is corrected; "" if it is not, or for a correct set-up.
+    fix: the change that corrects the defect, "#number", and ", open" if it is not merged (September 2026).
     """
 
     name: str
@@ -47,7 +47,7 @@ CASES = [
     ),
     Case(
         "transformers-order", "transformers==4.57.1", "transformers_trainer.py 12 0 ids",
-        "huggingface/transformers#40690", "2025-09-04",
+        "huggingface/transformers#40691", "2025-09-04",
         "a restart in epoch 2 or later continues in the order of another epoch",
         "from step 13 on: the samples of steps 5-8 were read again", fix="#40691",
     ),
@@ -62,14 +62,13 @@ CASES = [
         "huggingface/accelerate#4071", "2026-06-10",
         "skip_first_batches sets the epoch of the sampler back to 1",
         "from step 13 on: the samples of steps 5-8 were read again",
-        fix="#4071, in 1.15",
+        fix="#4071",
     ),
     Case(
         "accelerate-state", "accelerate==1.15.0", "accelerate_loop.py 16 seedable loader",
         "huggingface/accelerate#4012", "2026-04-17",
         "save_state does not have the number of the epoch: the first order again",
         "from step 17 on: the samples of steps 1-16 were read again", (18,),
-        fix="#4012, open",
     ),
     Case(
         "accelerate-twice", "accelerate==1.15.0", "accelerate_loop.py 4 seedable loader",
@@ -88,13 +87,14 @@ CASES = [
         "huggingface/accelerate#4195", "2026-08-30",
         "use_stateful_dataloader restores the place, but in the order of epoch 1",
         "from step 13 on: the samples of steps 5-16 were read again", ranks=2,
+        fix="#4238, open",
     ),
     Case(
         "datasets-second-resume", "datasets==5.0.0", "datasets_stream.py 2 plain",
         "huggingface/datasets#8308", "2026-07-06",
         "the second restart begins at the first example again",
         "data different from step ", (3, 5),
-        fix="#8295, in 5.1",
+        fix="#8295",
     ),
     Case(
         "datasets-map", "datasets==4.8.4", "datasets_stream.py 2 map",
@@ -105,20 +105,20 @@ CASES = [
     Case(
         "datasets-shuffle", "datasets==5.2.0", "datasets_stream.py 2 shuffle",
         "huggingface/datasets#7901", "2025-12-12",
-        "a restart of a shuffled stream skips examples",
+        "a restart of a shuffled stream skips the examples in its buffer, as documented",
         "data different from step 5 on: ", (5,),
     ),
     Case(
         "datasets-workers", "datasets==5.2.0", "datasets_workers.py 12",
         "huggingface/datasets#7447", "2025-03-12",
         "with persistent workers and no set_epoch, later epochs have only the rest of the first one",
-        "from step 17 on: the samples of steps 17-20 were skipped",
+        "from step 17 on: the samples of steps 17-20 were skipped", fix="#7451",
     ),
     Case(
         "torchdata-epoch-end", "torchdata==0.10.1", "torchdata_loader.py 16 0",
         "meta-pytorch/data#1437", "2025-02-03",
         "a state that is saved at the end of an epoch drops the next epoch",
-        "data equal in the 24 steps of both; one run ends there", (18,), fix="#1439, in 0.11",
+        "data equal in the 24 steps of both; one run ends there", (18,), fix="#1439",
     ),
     Case(
         "torchdata-state-first", "torchdata==0.11.0", "torchdata_nodes.py 12 plain print",
@@ -142,7 +142,7 @@ CASES = [
         "torchdata-seed", "torchdata==0.10.1", "torchdata_loader.py 12 0 seeds",
         "meta-pytorch/data#1440", "2025-02-04",
         "the order does not depend on the seed: two runs with other seeds have the same order",
-        EQUAL, fix="#1441, in 0.11",
+        EQUAL, fix="#1441",
     ),
     # Correct set-ups: the release that has the fix, or another way to continue.
     Case("lightning-before", "lightning==2.5.2", "lightning_first_epoch.py 2", "", "",
