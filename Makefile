@@ -4,6 +4,7 @@
 # make demo     data and code to an object store, a job of two nodes, killed, restarted, and its report
 # make faults   the long fault runs
 # make compat   the quick tests with the oldest versions that are supported, on Python 3.10 and 3.11
+# make zoo      known defects of other trainers in their released packages: does the receipt find them?
 # make gpu     on a machine with a GPU: is all of it right there, and how fast?
 # make setup | lint | benchmark | benchmark-gpu | clean
 
@@ -11,6 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 COMPAT := .venv-compat
+ZOO := .venv-zoo
 COMPAT_PYTHON ?= $(foreach python,python3.10 python3.11,$(shell $(python) -c 'print("$(python)")' 2>/dev/null))
 COMPAT_TESTS := tests/datasets tests/common tests/jobs/test_start.py tests/jobs/test_bad_input.py tests/jobs/test_imagenet.py tests/jobs/test_resume.py tests/test_marks.py
 
@@ -38,6 +40,10 @@ compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installe
 	  $$(dirname $$installed)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults" $(COMPAT_TESTS) || status=$$?; \
 	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
 	done; exit $$status
+
+# CASES: names of tests/zoo/cases.py (default: all, about 20 minutes on 2 cores).
+zoo: $(ZOO)/installed
+	@$(ZOO)/bin/python -m tests.zoo $(CASES)
 
 # On a machine with a GPU: correctness first, then the figures, in 8 minutes. DATA=FOLDER holds CIFAR-10.
 gpu: setup
@@ -100,13 +106,21 @@ $(COMPAT)/$(notdir $(1))/installed: requirements.txt tests/requirements.txt test
 endef
 $(foreach python,$(COMPAT_PYTHON),$(eval $(call COMPAT_RULE,$(python))))
 
+# The environment has the newest releases. Each line of releases.txt is installed into a folder of its own.
+$(ZOO)/installed: tests/zoo/requirements.txt tests/zoo/releases.txt
+	$(PYTHON) -m venv --clear $(ZOO)
+	UV_COMPILE_BYTECODE=1 $(ZOO)/bin/python tests/install.py -r tests/zoo/requirements.txt
+	@grep -v '^#' tests/zoo/releases.txt | while read -r release others; do echo "$$release $$others"; \
+	  UV_COMPILE_BYTECODE=1 $(ZOO)/bin/python tests/install.py --no-deps --target $(ZOO)/releases/$$release $$release $$others || exit 1; done
+	@touch $@
+
 packages:
 	@command -v ip >/dev/null || sh tests/install_packages.sh optional iproute2
 	@command -v redis-server >/dev/null || sh tests/install_packages.sh optional redis-server
 	@command -v chromium >/dev/null || sh tests/install_packages.sh optional chromium
 
 clean:
-	rm -rf $(VENV) $(COMPAT) .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(COMPAT) $(ZOO) .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: train demo test quick faults compat gpu benchmark benchmark-gpu lint setup packages clean
+.PHONY: train demo test quick faults compat zoo gpu benchmark benchmark-gpu lint setup packages clean

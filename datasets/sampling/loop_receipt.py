@@ -157,10 +157,7 @@ def _sizes(value: Any) -> list[int]:
 
 
 def _hash(value: Any, count: int) -> np.ndarray:
-    """Return the hashes of `count` samples in a part of a batch, or one hash [1] if it is of all samples.
-
-    count: -1 if the value is one sample.
-    """
+    """Return the hashes of `count` samples (-1: the value is one), or one hash [1] that is of all samples."""
     if hasattr(value, "__array_interface__"):  # NumPy's arrays and numbers, images of PIL
         value = torch.from_numpy(np.array(value))
     if isinstance(value, torch.Tensor):
@@ -235,9 +232,10 @@ def read(folder: str) -> list[Start]:
     starts = _read_rank(folder, 0)
     others = [_read_rank(folder, rank) for rank in range(1, max(each.world_size for each in starts))]
     whole = []
-    for start in starts:  # the start of another rank is the nearest one in time
+    for start in starts:  # the start of another rank is the nearest one in time, unless it has none
         same = [_nearest(rank, start.time) for rank in others[: start.world_size - 1]]
-        if steps := _merge([each.steps for each in (start, *same)]):
+        steps = _merge([each.steps for each in (start, *same)])
+        if steps and all(_nearest(starts, each.time) is start for each in same):
             whole.append(start._replace(steps=steps))
     if not whole:
         raise ReceiptError(f"the receipt in {folder} holds no step of all processes")
@@ -307,7 +305,7 @@ def follow(starts: list[Start]) -> tuple[list[Step], list[str], bool]:
         if again < 0:
             text, equal = f"{text}: {_name(len(steps), first)} have no record", False
         elif again:
-            text += f": {_name(first, first + again)} were read twice, "
+            text += f": {_name(first, first + again)} {'was' if again == 1 else 'were'} read twice, "
             place = _count_equal(steps[first:], start.steps)
             text += "with the same samples" if place == again else describe(steps, first, start.steps, place)
             equal &= place == again

@@ -136,6 +136,15 @@ def test_what_cannot_be_hashed_needs_ids(tmp_path):
     assert loop_receipt.read(str(tmp_path / "a"))[0].steps[0].sums[1] == 2
 
 
+def test_a_start_without_a_record_of_another_rank_is_left_out(tmp_path):
+    record(tmp_path / "whole", batches([1, 2]))
+    record(tmp_path / "run", batches([1, 2], 2, 0), 0, 5, rank=0, world_size=2)  # rank 1 has read nothing
+    for rank in range(2):
+        record(tmp_path / "run", batches([1, 2], 2, rank), 0, rank=rank, world_size=2)
+    equal, lines = loop_receipt.report([str(tmp_path / "whole"), str(tmp_path / "run")])
+    assert equal and len(lines) == 3 and lines[-1] == "data equal for 24 steps"
+
+
 def test_files_that_end_in_a_record_are_continued(tmp_path):
     record(tmp_path / "whole", batches([1, 2]))
     record(tmp_path / "run", batches([1, 2]), stop=9)

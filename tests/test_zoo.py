@@ -1,0 +1,37 @@
+"""Each case of the zoo has a short program, a pinned release, and a row in the guide."""
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.zoo.cases import CASES
+
+FOLDER = ROOT / "tests" / "zoo"
+GUIDE = (ROOT / "guides" / "zoo.md").read_text(encoding="utf-8")
+PINS = {
+    *re.findall(r"^[\w-]+==[\w.]+", (FOLDER / "requirements.txt").read_text(), re.MULTILINE),
+    *re.findall(r"^[\w-]+==[\w.]+", (FOLDER / "releases.txt").read_text(), re.MULTILINE),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_case_is_complete(case):
+    program = FOLDER / case.command.split()[0]
+    assert len(program.read_text().splitlines()) <= 60
+    assert case.package in PINS
+    row = next(line for line in GUIDE.splitlines() if line.startswith(f"| `{case.name}` |"))
+    assert case.package.replace("==", " ") in row
+    if case.thread:
+        repository, number = re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", case.thread).groups()
+        assert f"github.com/{repository}/issues/{number}" in row and case.date in row
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", case.date)
+
+
+def test_each_program_and_release_has_a_case():
+    others = {"__init__.py", "__main__.py", "cases.py", "start.py"}
+    programs = {path.name for path in FOLDER.glob("*.py")} - others
+    assert programs == {case.command.split()[0] for case in CASES}
+    releases = re.findall(r"^[\w-]+==[\w.]+", (FOLDER / "releases.txt").read_text(), re.MULTILINE)
+    assert set(releases) <= {case.package for case in CASES}
+    assert len({case.name for case in CASES}) == len(CASES)

@@ -1,0 +1,150 @@
+"""Run the zoo: known defects of released packages and correct set-ups, each examined by a receipt.
+
+    make zoo                                 all cases, about 20 minutes on 2 cores
+    .venv-zoo/bin/python -m tests.zoo NAME   some cases; --list shows the names
+
+Each case trains once to the end, and once more with a kill (SIGKILL) and a restart. Then
+`python -m launch receipt` compares both. Exit codes: 0 each result is the expected one; 1 a result is not,
+or a program failed; 2 an unknown name.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.zoo.cases import CASES, EQUAL, Case
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RELEASES = Path(sys.prefix, "releases")  # see releases.txt
+LAST = 1000  # a step that no program reaches
+LIMIT = 600  # seconds for one start
+
+
+class Failed(Exception):
+    """A program did not end as it should. The message has its last line."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="names of cases (default: all)")
+    parser.add_argument("--list", action="store_true", help="show the names of the cases and end")
+    parser.add_argument(
+        "--to",
+        default="output_dir/zoo",
+        help="folder for the receipts, which is replaced (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="number of cases at a time (default: %(default)s)"
+    )
+    args = parser.parse_args()
+    names = {case.name for case in CASES}
+    if args.list:
+        print(*(case.name for case in CASES), sep="\n")
+        return 0
+    if unknown := set(args.names) - names:
+        print(f"error: unknown cases: {', '.join(sorted(unknown))}; --list shows the names")
+        return 2
+    cases = [case for case in CASES if case.name in args.names or not args.names]
+    project = Path(args.to).resolve()
+    shutil.rmtree(project, ignore_errors=True)
+    run(["-m", "launch", "new", "--receipt", str(project)], ROOT, os.environ)
+    lines = {}
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        tasks = {pool.submit(examine, case, project): case for case in cases}
+        for count, task in enumerate(concurrent.futures.as_completed(tasks), 1):
+            case = tasks[task]
+            lines[case.name] = task.result()
+            print(
+                f"[{count}/{len(cases)}] {case.name}, {case.package}",
+                *lines[case.name],
+                sep="\n      ",
+                flush=True,
+            )
+    return report(cases, lines)
+
+
+def examine(case: Case, project: Path) -> list[str]:
+    """Return the lines of `launch receipt` about a case, or one line with the reason of a failure."""
+    folder = project / case.name
+    folder.mkdir()
+    name, version = case.package.split("==")
+    paths = [str(project), str(RELEASES / case.package)]
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join(paths), "ZOO_PACKAGE": name, "ZOO_VERSION": version,
+        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    program, *options = case.command.split()
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}"]
+    command = [*(launcher if case.ranks > 1 else []), str(HERE / program)]
+    try:
+        for run_name, stops in (("undisturbed", ()), ("restarted", case.stops)):
+            for step in stops:
+                run([*command, run_name, str(step), *options], folder, environment, killed=True)
+            run([*command, run_name, str(LAST), *options], folder, environment)
+    except Failed as error:
+        return [f"failed: {error}"]
+    runs = [str(folder / each) for each in ("undisturbed", "restarted")]
+    result = subprocess.run(
+        [sys.executable, "-m", "launch", "receipt", *runs], cwd=ROOT, capture_output=True, text=True
+    )
+    return (result.stdout or result.stderr).replace(f"{folder}{os.sep}", "").splitlines()
+
+
+def run(arguments: list[str], folder: Path, environment: dict, killed: bool = False) -> None:
+    """Run Python and wait for it. Raises Failed if it does not end as expected."""
+    command = [sys.executable, *arguments]
+    try:
+        result = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"no end after {LIMIT} s: {' '.join(arguments)}") from error
+    was_killed = result.returncode == -signal.SIGKILL or "SIGKILL" in result.stderr  # also by torchrun
+    if was_killed != killed or (result.returncode and not killed):
+        lines = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
+        raise Failed(f"exit code {result.returncode} of {' '.join(arguments)}: {' '.join(lines[-1:])}")
+
+
+def report(cases: list[Case], lines: dict[str, list[str]]) -> int:
+    """Print the table and return the exit code."""
+    row = "{:26} {:21} {:46} {:11} {}"
+    print("", row.format("case", "release", "thread", "of", "result"), sep="\n")
+    counts = collections.Counter()
+    for case in cases:
+        text = lines[case.name][-1]
+        verdict = judge(case, text)
+        is_expected = case.expected in text and verdict != "failed"
+        counts.update({verdict: 1, "expected": is_expected, "defects": bool(case.thread)})
+        thread = case.thread or "correct set-up"
+        print(
+            row.format(
+                case.name, case.package, thread, case.date, verdict + " (NOT EXPECTED)" * (not is_expected)
+            )
+        )
+        print(f"    {case.text}", f"    {text}", sep="\n")
+    controls = len(cases) - counts["defects"]
+    print(f"\n{counts['found']} of {counts['defects']} defects found", end="; ")
+    print(f"no alarm in {counts['no alarm']} of {controls} correct set-ups", end="; ")
+    print(f"{counts['expected']} of {len(cases)} results are the expected ones")
+    return 0 if counts["expected"] == len(cases) else 1
+
+
+def judge(case: Case, text: str) -> str:
+    """Return the result of a case. text: the last line about it."""
+    if not text.startswith("data "):
+        return "failed"
+    is_equal = text.startswith(EQUAL)
+    if case.thread:
+        return "not found" if is_equal else "found"
+    return "no alarm" if is_equal else "alarm"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

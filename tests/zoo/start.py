@@ -1,0 +1,81 @@
+"""What each program of the zoo needs: its arguments, a tiny data set, and the receipt of this start.
+
+    python PROGRAM.py OUT STEPS [OPTION ...]
+
+The program trains up to step STEPS and is then killed (SIGKILL), as a platform does it. If OUT has a
+checkpoint, the program continues from it. The program chooses the steps of its checkpoints. The variables
+ZOO_PACKAGE and ZOO_VERSION name the release that is examined; another one is refused.
+"""
+
+import importlib.metadata
+import os
+import signal
+import sys
+
+import torch
+from receipt import Receipt
+
+PACKAGE, VERSION = os.environ["ZOO_PACKAGE"], os.environ["ZOO_VERSION"]
+if importlib.metadata.version(PACKAGE).partition("+")[0] != VERSION:
+    sys.exit(f"expected {PACKAGE} {VERSION}, got {importlib.metadata.version(PACKAGE)}")
+OUT, STEPS, OPTIONS = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+SAVED = os.path.join(OUT, "saved.pt")  # for programs that choose the place of their checkpoint
+
+IDS = "id" if "ids" in OPTIONS else None
+samples = torch.rand(32, 4, generator=torch.Generator().manual_seed(0))  # 8 steps in an epoch of batches of 4
+receipt = Receipt(OUT, seed=0, rank=RANK, world_size=WORLD_SIZE, ids=IDS)
+
+
+class Regression(torch.nn.Module):
+    """A model with one layer. It returns its loss, as the trainers expect it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, x, **others):
+        return {"loss": self.layer(x).square().mean()}
+
+
+model = Regression()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(batch):
+    """Train one step, for programs that have no trainer. batch: [n, 4]."""
+    optimizer.zero_grad()
+    model(batch)["loss"].backward()
+    if torch.distributed.is_initialized():
+        for parameter in model.parameters():
+            torch.distributed.all_reduce(parameter.grad)
+            parameter.grad /= WORLD_SIZE
+    optimizer.step()
+
+
+def record(batch, epoch=1):
+    """Record the batch of a step. epoch: its number, from 1 on."""
+    receipt.add(batch, epoch)
+
+
+def stop():
+    """Kill this process if STEPS steps are done."""
+    if receipt.step >= STEPS:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def load():
+    """Return what save() wrote and set the first step of the receipt; None if this is the first start."""
+    if not os.path.exists(SAVED):
+        return None
+    saved = torch.load(SAVED, weights_only=False)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    receipt.load_state_dict(saved["receipt"])
+    return saved["data"]
+
+
+def save(data):
+    """Write a checkpoint. data: the state of the loader or of the trainer's accessories."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save({**state, "receipt": receipt.state_dict(), "data": data}, SAVED)
