@@ -314,11 +314,14 @@ class ObjectStore:
     ) -> None:
         entry, _ = self._open("head_object", key, size)
         file.truncate(0)
-        count = self._transfer(self.client.download_fileobj, file, key, size, progress)
-        file.flush()
-        with open(file.fileno(), "rb", closefd=False) as written:
-            written.seek(0)
-            _check_bytes(written, count, entry, sha256)
+
+        def check(count: int) -> None:
+            file.flush()
+            with open(file.fileno(), "rb", closefd=False) as written:
+                written.seek(0)
+                _check_bytes(written, count, entry, sha256)
+
+        self._transfer(self.client.download_fileobj, file, key, size, progress, check)
 
     def _send_file(
         self,
@@ -342,11 +345,13 @@ class ObjectStore:
         key: str,
         size: int,
         progress: _Progress,
+        check: Callable[[int], object] = lambda count: None,
         **options: Any,
-    ) -> int:
-        """Send or receive a file in parts, and return the number of bytes. Raises StoreError and OSError.
+    ) -> None:
+        """Send or receive a file in parts. Raises StoreError and OSError.
 
-        transfer: upload_fileobj or download_fileobj of boto3's client.
+        transfer: upload_fileobj or download_fileobj of boto3's client. check: called with the number of bytes
+        at the end; it may raise Damaged.
         """
         from boto3.s3.transfer import TransferConfig
 
@@ -371,7 +376,7 @@ class ObjectStore:
         place = {"Bucket": self.location.bucket, "Key": self.location.full(key)}
         try:
             transfer(Fileobj=file, **place, Callback=note, Config=config, **options)
-            return count
+            check(count)
         except (OSError, StoreError):
             raise
         except Exception as error:
