@@ -309,9 +309,8 @@ class Checkpointer:
         self.log.info(weights.load(path, self.model, complete, arch))
         if "ema" in self._state.objects:  # the average begins at, or consists of, these weights
             self._state.objects["ema"].module.load_state_dict(self.model.state_dict())
-        if arch and pretrained.is_name(arch, path):
-            return
-        if line := weights.compare_class_names(path, self._class_names):
+        line = weights.compare_class_names(path, self._class_names)
+        if line and not pretrained.is_name(arch, path):
             self.log.info(line)
 
     def _is_own(self, start: dict) -> bool:

@@ -128,8 +128,8 @@ class RunState:
         saved = state["objects"]
         optional = {"scheduler", "scaler"}  # not every job had a scaler
         criterion = self.objects.get("criterion")
-        if not isinstance(criterion, torch.nn.Module) or not list(criterion.parameters()):
-            optional.add("criterion")  # earlier versions did not save its constants
+        if not (isinstance(criterion, torch.nn.Module) and list(criterion.parameters())):
+            optional.add("criterion")  # version 0.11 did not save its constants
         if missing := sorted(self.objects.keys() - saved.keys() - optional):
             raise files.Refused(
                 f"it has no {missing[0]!r}, which this run saves: leave it out, as in that run"

@@ -13,7 +13,7 @@ import torch
 
 from common.checkpoint import files as checkpoint
 from common.checkpoint.files import Refused
-from common.ground.files import sweep, write_atomic
+from common.ground.files import write_atomic
 from tests.conftest import start
 from tests.support.hostile_pickle import Hostile
 from tests.support.small_disk import small_disk
@@ -182,14 +182,3 @@ def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
     assert [step for step in (6, 5) if (tmp_path / f"step_{step}.pt").exists()] == [6] + [5] * (
         len(whole) < 2
     )
-
-
-def test_a_file_that_is_being_written_is_not_swept(tmp_path, monkeypatch):
-    replace = os.replace
-
-    def sweep_first(*names):
-        sweep(str(tmp_path))
-        replace(*names)
-
-    monkeypatch.setattr(os, "replace", sweep_first)
-    checkpoint.read(_write(tmp_path))
