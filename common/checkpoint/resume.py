@@ -98,10 +98,12 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
     """
     if wanted == "auto":
         paths = checkpoint.list_newest_first(folder)
+    elif os.path.isdir(wanted):
+        paths = _list(wanted)
     else:
-        paths = _list(wanted) if os.path.isdir(wanted) else [wanted] * os.path.exists(wanted)
-        if not paths:
-            raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
+        paths = [wanted] if os.path.exists(wanted) else []
+    if not paths and wanted != "auto":
+        raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
     refused = []
     for path in paths:
         try:

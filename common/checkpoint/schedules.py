@@ -90,7 +90,9 @@ class ScheduleState:
                 raise BadInput(f"{refusal}it has no {method}()")
         state = self.scheduler.state_dict()
         plain(state, f"{refusal}a checkpoint cannot hold its ")
-        for name, value in vars(self.scheduler).items() if type(self.scheduler).__module__ != _TORCH else ():
+        if type(self.scheduler).__module__ == _TORCH:
+            return
+        for name, value in vars(self.scheduler).items():
             if name not in state and value is not self.optimizer and not callable(value):
                 raise BadInput(f"{refusal}its state_dict() leaves out {name!r}")
 
