@@ -21,7 +21,7 @@ from common.checkpoint.optimizer_steps import OptimizerSteps
 from common.checkpoint.saver import Saver, find_infinite
 from common.checkpoint.state import RunState
 from common.console.arguments import boolean, interval, positive_float, positive_int
-from common.distributed import preemption, ranks
+from common.distributed import barrier, preemption, ranks
 from common.ground import exits
 from common.ground.exits import BadInput
 from common.run import output
@@ -78,8 +78,8 @@ class Checkpointer:
         self._writes = not output.writes_nothing(args)
         self._wanted = args.resume  # "auto", "never", or the path to continue from
         self._last_save = time.monotonic()
-        self._stop = self._save_late = False  # any rank was asked to stop; --save_every in seconds is due
-        self._waits = self._overdue = False  # gradients wait for an optimizer step; a save waits for it
+        self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
+        self._late = False  # --save_every in seconds is due, or a save waits for an optimizer step
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
 
     def add(self, **objects: Any) -> None:
@@ -105,11 +105,11 @@ class Checkpointer:
             preemption.watch(self.args.grace, ranks.store())
             self.log.start(self.loader, total_steps, total_steps)
             return total_steps
-        if self._writes:
-            self._open_output()
         step = self._restore()
-        if self.forward is not self.model and ranks.world_size() > 2:
-            self._settle_buckets()
+        if ranks.world_size() > 2 and isinstance(self.forward, torch.nn.parallel.DistributedDataParallel):
+            from common.distributed.gradients import settle_buckets
+
+            settle_buckets(self.forward, self.loader.example(2))  # otherwise a restart rounds differently
         objects = self._state.objects
         self._steps = OptimizerSteps(objects, self._state.before_step, self.log.warn_once)
         self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
@@ -162,7 +162,7 @@ class Checkpointer:
             self.log.info(warning)
         self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
         if self._waits and step < self.total_steps:
-            self._overdue = self._is_planned(step)
+            self._late = self._is_planned(step)
             return self.log.is_due(step)
         return self._is_save_due(step) or self.log.is_due(step)
 
@@ -185,16 +185,15 @@ class Checkpointer:
         if ranks.is_first():
             if self._stop:
                 self._saver.check(wait=True)  # a write that failed is tried again
-            capture = lambda: self._state.capture(step, self.steps_per_epoch)  # noqa: E731
-            self._saver.save_checkpoint(step, self._state.run, capture, self._is_planned(step))
-        self._save_late = self._overdue = False
+            self._saver.save_checkpoint(
+                step, self._state.run, lambda: self._state.capture(step), self._is_planned(step)
+            )
+        self._late = False
         self._last_save = time.monotonic()
         if self._stop:
             self._exit(step)
 
-    def must_stop(self) -> bool:
-        """Return whether this process, or another one of the job, was asked to stop."""
-        return preemption.asked()
+    must_stop = staticmethod(preemption.asked)  # whether this process, or another one of the job, must stop
 
     def save_weights(
         self, epoch: int, step: int, val_sums: torch.Tensor, model: torch.nn.Module | None = None
@@ -231,9 +230,7 @@ class Checkpointer:
 
         name = f"epoch_{epoch}.pth" if self.args.epoch_weights else ""
         average = None if model is self.model else model
-        self._saver.save_weights(
-            name, step, average, lambda: self._state.capture(step, 1)["objects"], keep_best
-        )
+        self._saver.save_weights(name, step, average, lambda: self._state.capture(step)["objects"], keep_best)
 
     def stops_early(self, epochs: int | None) -> bool:
         """Return whether the last `epochs` epochs were not better than the best before them; None: never.
@@ -259,24 +256,17 @@ class Checkpointer:
         else:
             self.finish()
 
-    def _open_output(self) -> None:
-        """Become the only job that writes to the output, and restore the results from its URL."""
-        resume.claim(self.args, self._is_own)
-        if self.output.url:
-            from common.checkpoint import mirror
-
-            self._mirror = mirror.open_mirror(self.output, self._wanted, self.args.keep)
-            if self._mirror:
-                self._saver.saved = self._mirror.saved
-        if ranks.is_first():
-            self._wanted = resume.wanted(self.args)
-
     def _restore(self) -> int:
-        """Restore the checkpoint to continue from, or --weights, on every rank. Return its step."""
-        state, error = self._choose() if ranks.is_first() else (None, None)
-        state, error = ranks.broadcast_object((state, error))
-        if error:
-            raise BadInput(error)
+        """Open the output, and restore the checkpoint to continue from, or --weights, on every rank. Return
+        its step."""
+        state = error = None
+        if ranks.is_first():
+            try:
+                state = self._choose()
+            except BadInput as refused:
+                error = refused
+        barrier.wait_for_all("checkpoint", "to restore a checkpoint", error)
+        state = ranks.broadcast_object(state)
         if state and not ranks.is_first():
             self._state.restore(state)
         given = self.args.weights
@@ -289,23 +279,18 @@ class Checkpointer:
             self._saver.resume_at(state["step"] if state and self._wanted == "auto" else 0)
         return state["step"] if state else 0
 
-    def _choose(self) -> tuple[dict | None, str | None]:
-        """Return (state to continue from, or None; why the run cannot begin or continue)."""
-        if self._writes and (unsaveable := self._state.find_unsaveable()):
-            return None, unsaveable
-        uploaded = self._mirror.results() if self._mirror else ()
-        if self._mirror and (reason := resume.refusal(self.args, self._is_own, uploaded)):
-            return None, reason
+    def _choose(self) -> dict | None:
+        """Return the state to continue from on rank 0, or None. Raises BadInput."""
+        if self._writes:
+            self._state.check_saveable()
+            self._mirror = resume.take_output(self.args, self._is_own, self.args.keep)
+            self._wanted = resume.wanted(self.args)
+            if self._mirror:
+                self._saver.saved = self._mirror.saved
         if self._wanted == "never":
-            return None, None
-        try:
-            path, state = resume.choose(
-                self._wanted,
-                self._saver.checkpoints,
-                lambda state: self._state.check_and_restore(state, self.total_steps),
-            )
-        except BadInput as error:
-            return None, str(error)
+            return None
+        load = lambda state: self._state.load(state, self.total_steps)  # noqa: E731
+        path, state = resume.choose(self._wanted, self._saver.checkpoints, load)
         if state:
             if self._wanted == "auto":
                 self._state.run = state["run"]
@@ -313,9 +298,9 @@ class Checkpointer:
             if "training data" not in self._state.identity:
                 self.log.info("warning: the training data are not compared: the receipt has no fingerprint")
             self.log.info(f"resumed from {path}: epoch {epoch}, step {state['step']} of {self.total_steps}")
-            if self._state.change:
-                self.log.info(f"the schedule of the checkpoint is another one: {self._state.change}")
-        return state, None
+            if change := self._state.schedule.change:
+                self.log.info(f"the schedule of the checkpoint is another one: {change}")
+        return state
 
     def _load_weights(self, path: str, complete: bool = False) -> None:
         from common.checkpoint import pretrained, weights  # only a run with --weights or --evaluate needs it
@@ -324,9 +309,8 @@ class Checkpointer:
         self.log.info(weights.load(path, self.model, complete, arch))
         if "ema" in self._state.objects:  # the average begins at, or consists of, these weights
             self._state.objects["ema"].module.load_state_dict(self.model.state_dict())
-        if arch and pretrained.is_name(arch, path):
-            return
-        if line := weights.compare_class_names(path, self._class_names):
+        line = weights.compare_class_names(path, self._class_names)
+        if line and not pretrained.is_name(arch, path):
             self.log.info(line)
 
     def _is_own(self, start: dict) -> bool:
@@ -342,14 +326,6 @@ class Checkpointer:
         lines = digest.read(self.output.folder).values()  # a save may have waited for an optimizer step
         is_before = is_before or (bool(lines) and not any(line.get("saved", True) for line in lines))
         return is_before and all(identity[name] == each for name, each in self._state.identity.items())
-
-    def _settle_buckets(self) -> None:
-        """Make DistributedDataParallel choose its buckets before the first step (distributed/gradients.py);
-        otherwise the first step after a restart rounds differently."""
-        from common.distributed.gradients import settle_buckets
-
-        if isinstance(self.forward, torch.nn.parallel.DistributedDataParallel):
-            settle_buckets(self.forward, self.loader.example(2))
 
     def _warn_of_generators(self) -> None:
         """Print one warning that names generators which neither a checkpoint nor the loader knows."""
@@ -374,14 +350,13 @@ class Checkpointer:
         if not self._writes:
             return False
         every = self.args.save_every.steps(self.steps_per_epoch)
-        is_late = self._save_late or self._overdue
-        return is_late or step == self.total_steps or (every > 0 and step % every == 0)
+        return self._late or step == self.total_steps or (every > 0 and step % every == 0)
 
     def _note(self, verdict: Verdict | None) -> None:
         """Apply the verdict of all ranks on a step."""
         if verdict is None:
             return
-        self._stop, self._save_late = self._stop or verdict.asked, verdict.late
+        self._stop, self._late = self._stop or verdict.asked, self._late or verdict.late
         self.log.is_late = verdict.report
         state = self._state
         if not verdict.bad:
@@ -426,7 +401,10 @@ class TrainingParser(JobParser):
         self.checks.append(check)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        _add_batch_size_per_gpu(self)
+        for group in self._action_groups:
+            if self._option_string_actions.get("--batch_size") in group._group_actions:
+                help = "samples of one optimizer step in each process, in place of --batch_size"
+                group.add_argument("--batch_size_per_gpu", type=positive_int, help=help)
         _add_arguments(self)  # after the job's own, as --help shows them
         parsed = super().parse_args(args, namespace)
         if getattr(parsed, "batch_size_per_gpu", None):
@@ -448,15 +426,6 @@ class TrainingParser(JobParser):
             )
         parsed.batch_size = parsed.batch_size or self.get_default("batch_size")
         return parsed, unknown
-
-
-def _add_batch_size_per_gpu(parser: JobParser) -> None:
-    """Add --batch_size_per_gpu next to --batch_size."""
-    batch_size = parser._option_string_actions.get("--batch_size")
-    for group in parser._action_groups:
-        if batch_size in group._group_actions:
-            help = "samples of one optimizer step in each process, in place of --batch_size"
-            group.add_argument("--batch_size_per_gpu", type=positive_int, help=help)
 
 
 def _add_arguments(parser: JobParser) -> None:

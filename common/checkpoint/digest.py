@@ -30,15 +30,17 @@ def leaves(objects: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    parts: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
-    if isinstance(value, list | tuple):
+    parts: Iterable[tuple[Any, Any]]
+    if isinstance(value, dict):
+        is_optimizer = value.keys() >= {"state", "param_groups"}
+        parts = [("state", value["state"])] if is_optimizer else value.items()
+    elif isinstance(value, list | tuple):
         parts = enumerate(value)
-    elif not isinstance(value, dict):
+    else:
         yield name, value
-    is_optimizer = isinstance(value, dict) and value.keys() >= {"state", "param_groups"}
+        return
     for part, each in parts:
-        if not is_optimizer or part == "state":
-            yield from _leaves(f"{name}.{part}", each)
+        yield from _leaves(f"{name}.{part}", each)
 
 
 def summarize(step: int, objects: dict[str, Any]) -> dict:

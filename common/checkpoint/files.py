@@ -16,25 +16,29 @@ import io
 import json
 import os
 import pickle
-import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable
 from typing import IO, Any, cast
 
 import numpy as np
 import torch
 
+from common.checkpoint.digest import leaves
 from common.ground.exits import BadInput
-from common.ground.files import open_atomic, opener, sha256_file, sweep, sync_folder, write_atomic
+from common.ground.files import (
+    open_atomic,
+    opener,
+    read_file,
+    sha256_file,
+    state_of,
+    sync_folder,
+    write_atomic,
+)
+from common.run.output import checkpoint_names
 
 LATEST = "latest"
-_NAME = re.compile(r"step_(\d+)\.pt")
-Chunk = bytes | memoryview  # the types that torch.save writes
-_TAIL = 4096  # bytes
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
-_PAGE = "it is an HTML or XML page, as a failed download leaves it"
 
 
 class Refused(Exception):
@@ -51,26 +55,27 @@ def write(path: str, state: dict, **facts: Any) -> None:
     state: nested dictionaries and lists of tensors and plain types. Raises OSError with the system's reason.
     Files of other names are not touched.
     """
-    folder = os.path.dirname(path)
-    checksum = hashlib.sha256()
-    size = 0
-
-    def record(chunk: Chunk) -> None:
-        nonlocal size
-        checksum.update(chunk)
-        size += len(chunk)
-
     with open_atomic(path) as file:
-        _save(state, file, record)
+        digest = _save(state, file)
         # The checksum is written first, so a checkpoint always has one.
-        write_atomic(f"{path}.json", _sealed({"sha256": checksum.hexdigest(), "size": size} | facts))
-    sync_folder(folder)
+        write_facts(path, {"sha256": digest, "size": file.tell()} | facts)
+    sync_folder(os.path.dirname(path))
+
+
+def write_facts(path: str, facts: dict) -> None:
+    """Write the .json of a checkpoint: the facts, with a digest that shows if this file itself is damaged."""
+    write_atomic(f"{path}.json", _sealed(facts))
+
+
+def write_latest(path: str) -> None:
+    """Record that this checkpoint is the newest one of its folder."""
+    write_atomic(os.path.join(os.path.dirname(path), LATEST), f"{os.path.basename(path)}\n")
 
 
 def write_weights(path: str, weights: dict) -> None:
     """Write a plain state_dict atomically, without a checksum. Raises OSError."""
     with open_atomic(path) as file:
-        _save(weights, file, lambda chunk: None)
+        _save(weights, file)
     sync_folder(os.path.dirname(path))
 
 
@@ -79,23 +84,14 @@ def verify(path: str) -> dict:
     facts = facts_of(path)
     try:
         with open(path, "rb", opener=opener) as file:
-            start, size = file.read(64), os.fstat(file.fileno()).st_size
-            if not size:
-                raise Refused("it is empty")
-            if start.lstrip()[:1] == b"<":
-                raise Refused(_PAGE)
+            size = os.fstat(file.fileno()).st_size
             if size != facts["size"]:
-                kind = "truncated" if size < facts["size"] else "too long"
-                raise Refused(f"it is {kind}: {size} bytes instead of {facts['size']}")
-            file.seek(0)
-            if sha256_file(file) == facts["sha256"]:
-                return facts
-            file.seek(max(0, size - _TAIL))
-            if not file.read().strip(b"\0"):
-                raise Refused("it ends in zeros: its last blocks were never written")
+                raise Refused(f"it has {size} bytes, expected {facts['size']}")
+            if sha256_file(file) != facts["sha256"]:
+                raise Refused("its content changed after it was written: the sha256 differs")
     except OSError as error:
         raise Refused(f"it cannot be read: {error.strerror}") from error
-    raise Refused("its content changed after it was written: the sha256 differs")
+    return facts
 
 
 def facts_of(path: str) -> dict:
@@ -103,37 +99,45 @@ def facts_of(path: str) -> dict:
     Refused."""
     name = os.path.basename(f"{path}.json")
     try:
-        with open(f"{path}.json", encoding="utf-8", opener=opener) as file:
-            text = file.read(2**20)
-        facts = json.loads(text)
-        del facts["seal"]
-        if _sealed(facts) == text:
-            return facts
+        content = read_file(f"{path}.json", 2**20)
     except FileNotFoundError:
         raise Refused(f"its checksum {name} is missing") from None
     except OSError as error:
         raise Refused(f"its checksum {name} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
+    return parse_facts(content, name)
+
+
+def parse_facts(content: bytes, name: str) -> dict:
+    """Return the facts in the content of a checkpoint's .json. name: of this file. Raises Refused."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        facts = json.loads(content)
+        del facts["seal"]
+        if _sealed(facts).encode() == content and type(facts["size"]) is int and type(facts["sha256"]) is str:
+            return facts
     raise Refused(f"its checksum {name} is damaged")
 
 
-def find_unreadable(value: Any, name: str = "") -> str:
-    """Return the name and the type of a part that torch.load(weights_only=True) refuses; "" if all are read.
+def check_readable(objects: dict) -> None:
+    """Raise ValueError with the name and the type of a part that torch.load(weights_only=True) refuses.
 
-    value: nested dictionaries, lists and tuples. Tensors are not read. Numbers of NumPy become plain ones.
+    objects: nested dictionaries, lists and tuples. Tensors are not read. Numbers of NumPy become plain ones.
     """
+    if not _is_readable(objects):
+        names = (
+            f"{name}, a {type(each).__name__}" for name, each in leaves(objects) if not _is_readable(each)
+        )
+        name = next(names, "one of its parts")
+        raise ValueError(f"it cannot hold {name}: use tensors, numbers, text, lists and dictionaries")
+
+
+def _is_readable(value: Any) -> bool:
     file = io.BytesIO()
-    try:
+    with contextlib.suppress(Exception):  # pickle raises many types
         torch.save(_outline(value), file)
         file.seek(0)
         _torch_load(file)
-        return ""
-    except Exception:  # pickle raises many types
-        parts: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
-        parts = enumerate(value) if isinstance(value, list | tuple) else parts
-        inner = (find_unreadable(each, f"{name}.{part}".lstrip(".")) for part, each in parts)
-        return next(filter(None, inner), f"{name}, a {type(value).__name__}")
+        return True
+    return False
 
 
 def _torch_load(file: str | IO[bytes]) -> Any:
@@ -154,7 +158,6 @@ def _outline(value: Any) -> Any:
 
 
 def _sealed(facts: dict) -> str:
-    """Return the facts as JSON, with a digest that shows if the checksum file itself is damaged."""
     seal = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return json.dumps(facts | {"seal": seal})
 
@@ -163,15 +166,6 @@ def read(path: str) -> dict:
     """Verify a checkpoint and return its state, on the CPU; nothing in it is executed. Raises Refused."""
     verify(path)
     return load(path)
-
-
-def check_readable(path: str) -> None:
-    """Read a checkpoint that was written just now; if this fails, delete it and raise ValueError."""
-    try:
-        read(path)
-    except Refused as reason:
-        _discard(path)
-        raise ValueError(f"it cannot be read back: {reason}") from reason
 
 
 def load(path: str, most: int = sys.maxsize) -> dict:
@@ -187,7 +181,7 @@ def load(path: str, most: int = sys.maxsize) -> dict:
         raise Refused(f"it cannot be read: {error.strerror}") from error
     if not start.startswith(_ZIP):
         if start.lstrip()[:1] == b"<":
-            raise Refused(_PAGE)
+            raise Refused("it is an HTML or XML page, as a failed download leaves it")
         raise Refused(f"it begins with {start[:8]!r}, expected {_ZIP!r}: torch.save writes a zip file")
     try:
         records = torch._C.PyTorchFileReader(path).get_all_records()  # torch.load reads the same list
@@ -206,7 +200,7 @@ def load(path: str, most: int = sys.maxsize) -> dict:
             "model.state_dict(), not the model)"
         ) from error
     except Exception as error:  # a damaged file can make torch raise any exception
-        raise Refused(f"torch cannot load it: {_first_line(error)}") from error
+        raise Refused(f"torch cannot load it: {first_line(error)}") from error
     if not isinstance(state, dict):
         raise Refused(f"it holds a {type(state).__name__}, not a dictionary")
     return state
@@ -216,26 +210,19 @@ def list_newest_first(folder: str) -> list[str]:
     """Return the paths of the checkpoints in a folder, in the order in which to try them: first those of the
     run of `latest`, then those of other runs; within each, the highest step first."""
     try:
-        names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        names = checkpoint_names(folder)
     except OSError as error:
         raise BadInput(f"checkpoints in {folder} cannot be listed: {error.strerror}") from error
+    paths = [os.path.join(folder, name) for name in reversed(names)]
     current = _run_of(os.path.join(folder, _latest(folder)))
-
-    def rank(name: str) -> tuple[bool, int]:
-        return _run_of(os.path.join(folder, name)) == current, int(
-            name.removeprefix("step_").removesuffix(".pt")
-        )
-
-    return [os.path.join(folder, name) for name in sorted(names, key=rank, reverse=True)]
+    return sorted(paths, key=lambda path: _run_of(path) != current)
 
 
 def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
     """Delete old checkpoints: those of other runs, and those of this run except the last `count` whole ones.
 
-    Temporary files of killed writers are deleted too. The checkpoint that `latest` names stays. A damaged
-    checkpoint is not counted, and is deleted only if there are `count` whole ones.
+    The checkpoint that `latest` names stays. A damaged checkpoint is not counted, and is deleted only if
+    there are `count` whole ones.
 
     folder: the folder of the checkpoints.
     run: the id of this run.
@@ -243,7 +230,7 @@ def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
     whole: the checkpoints that are known to be whole, path -> identity; updated, so each file is read once.
     """
     latest = os.path.join(folder, _latest(folder))
-    whole[latest] = _identity(latest)
+    whole[latest] = state_of(latest)
     own, stays = [], {latest}
     for path in list_newest_first(folder):
         if _run_of(path) in (run, None):
@@ -257,84 +244,65 @@ def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
         for path in own:
             if path not in stays:
                 _discard(path)
-    sweep(folder)
 
 
 def _is_whole(path: str, known: dict[str, tuple]) -> bool:
-    if known.get(path) != _identity(path):
+    if known.get(path) != state_of(path):
         try:
             verify(path)
         except Refused:
             return False
-        known[path] = _identity(path)
+        known[path] = state_of(path)
     return True
 
 
-def _identity(path: str) -> tuple:
-    """Return a value that changes when the file is replaced, truncated or written to."""
-    with contextlib.suppress(OSError):
-        status = os.stat(path)
-        return status.st_ino, status.st_size, status.st_mtime_ns
-    return ()
-
-
 def _discard(path: str) -> None:
-    _remove(path)
-    _remove(f"{path}.json")
+    for each in (path, f"{path}.json"):
+        with contextlib.suppress(OSError):
+            os.unlink(each)
 
 
 def _latest(folder: str) -> str:
-    try:
-        with open(os.path.join(folder, LATEST), encoding="utf-8", opener=opener) as file:
-            return os.path.basename(file.read(256).strip())
-    except (OSError, UnicodeDecodeError):
-        return ""
+    with contextlib.suppress(OSError):
+        return os.path.basename(read_file(os.path.join(folder, LATEST), 256).decode(errors="replace").strip())
+    return ""
 
 
 def _run_of(path: str) -> str | None:
-    try:
+    with contextlib.suppress(Refused):
         return facts_of(path).get("run")
-    except Refused:
-        return None
+    return None
 
 
-def _save(state: dict, file: IO[bytes], record: Callable[[Chunk], object]) -> None:
-    """Save into a file with torch.save. record: called with every chunk that is written."""
-    target = _Recorded(file, record)
+def _save(state: dict, file: IO[bytes]) -> str:
+    """Save into a file with torch.save, and return the sha256 of what was written."""
+    target = _Hashed(file)
     try:
         torch.save(state, cast("IO[bytes]", target))  # it calls write() and flush() only
     except RuntimeError as error:  # torch raises it if the disk is full, for example
         raise target.error or error from None
     if target.error:
         raise target.error
-    file.flush()
-    os.fsync(file.fileno())  # before the checksum appears
+    return target.sha256.hexdigest()
 
 
-class _Recorded:
-    """A file for torch.save that passes every chunk to `record` and keeps the error of the system."""
+class _Hashed:
+    """A file for torch.save that computes the sha256 and keeps the error of the system."""
 
-    def __init__(self, file: IO[bytes], record: Callable[[Chunk], object]):
-        self.file, self.record = file, record
+    def __init__(self, file: IO[bytes]):
+        self.file, self.flush, self.sha256 = file, file.flush, hashlib.sha256()
         self.error: OSError | None = None
 
-    def write(self, chunk: Chunk) -> int:
+    def write(self, chunk: bytes | memoryview) -> int:
         try:
-            written = self.file.write(chunk)
+            self.file.write(chunk)
         except OSError as error:
             self.error = error
             raise
-        self.record(chunk)
-        return written
-
-    def flush(self) -> None:
-        self.file.flush()
+        self.sha256.update(chunk)
+        return len(chunk)
 
 
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def first_line(error: Exception) -> str:
+    """Return the class of an error and the first line of its text."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

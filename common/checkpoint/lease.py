@@ -13,7 +13,8 @@ import threading
 import time
 import uuid
 
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, print_line
+from common.ground.files import read_file, write_atomic
 from common.object_store.errors import shown
 from common.object_store.store import ObjectStore
 
@@ -60,10 +61,9 @@ class Lease:
         when = other.get("time")
         if isinstance(when, int | float) and time.time() - when > _OLD:
             return
-        print(
-            f"{self.url} was last written to by another job, on {_text(other, 'host')}: checking for "
-            f"{WATCH:.0f} s whether it still runs",
-            flush=True,
+        print_line(
+            f"{self.url} was last written to by another job, on {other.get('host')}: checking for "
+            f"{WATCH:.0f} s whether it still runs"
         )
         deadline = time.monotonic() + WATCH
         while time.monotonic() < deadline:
@@ -76,23 +76,20 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEW) and not self.lost:
-            try:
+            with contextlib.suppress(BadInput):  # the next upload reports it
                 self.check()
                 if not self._ended.is_set():
                     self._write()
-            except BadInput:
-                pass  # the next upload reports it
 
     def _read(self) -> tuple[dict, str | None]:
         """Return the content of the lease, {} if it is missing, and its ETag."""
         content, etag = self.store.read_version(KEY)
         if etag is None:
             return {}, None
+        holder = None
         with contextlib.suppress(ValueError, RecursionError):
             holder = json.loads(content)
-            if isinstance(holder, dict) and holder:
-                return holder, etag
-        return {"id": None}, etag
+        return holder if isinstance(holder, dict) and holder else {"id": None}, etag
 
     def _write(self) -> None:
         """Replace the version that was read. check() notices if another job has replaced it."""
@@ -104,24 +101,16 @@ def _in_use(url: str, other: dict) -> str:
     if not other:
         return f"the lease of {url} was deleted, perhaps by another job: nothing more is uploaded"
     return (
-        f"{url} belongs to another job that is running (process {_text(other, 'pid')} on "
-        f"{_text(other, 'host')}): the results would be mixed; give every job a train_url of its own"
+        f"{url} belongs to another job that is running (process {shown(str(other.get('pid')))} on "
+        f"{shown(str(other.get('host')))}): the results would be mixed; give every job a train_url of its own"
     )
-
-
-def _text(other: dict, name: str) -> str:
-    return shown(str(other.get(name)))
 
 
 def _identity(folder: str) -> str:
     path = os.path.join(folder, ".identity")
-    try:
-        with open(path, encoding="utf-8") as file:
-            if known := file.read().strip():
-                return known
-    except (OSError, UnicodeDecodeError):
-        pass
+    with contextlib.suppress(OSError):
+        if known := read_file(path, 64).decode(errors="replace").strip():
+            return known
     own = uuid.uuid4().hex
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(own)
+    write_atomic(path, own)
     return own

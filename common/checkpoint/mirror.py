@@ -27,7 +27,6 @@ from common.checkpoint.lease import Lease
 from common.checkpoint.output_list import File
 from common.checkpoint.restore import CHECKPOINTS, HISTORY
 from common.checkpoint.saver import describe
-from common.distributed import barrier, ranks
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
 from common.ground.files import sha256_file, state_of
@@ -41,98 +40,66 @@ _LAST = 10.0  # seconds for the last upload if the job ends with an error
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json)")  # written by a rename and never changed in place
 _LATEST = f"{CHECKPOINTS}/{checkpoint.LATEST}"
 _SNAPSHOTS = ".mirror"  # in the output folder: copies of the files that are being sent
-# files that a job may send in parts: unfinished uploads of other names belong to other programs
-_IN_PARTS = re.compile(
-    r"checkpoints/step_\d+\.pt|epoch_\d+\.pth|best\.pth|(metrics|state)\.jsonl|receipt\.bin"
-)
-
-
-def open_mirror(output: Output, resume: str, keep: int) -> "Mirror | None":
-    """Return the mirror of an output with a URL on rank 0, and None on the other ranks.
-
-    Call it on every rank, before the run is resumed: if resume is "auto", it restores the newest checkpoint.
-    keep: the number of checkpoints to keep at the URL. Raises BadInput on every rank.
-    """
-    mirror, trouble = None, None
-    if ranks.is_first():
-        try:
-            mirror = Mirror(output)
-            mirror.open(resume, keep)
-        except BadInput as error:
-            trouble = error
-        except OSError as error:
-            trouble = BadInput(f"cannot restore into {output.folder}: {error.strerror} ({error.filename})")
-    barrier.wait_for_all("restoring", "to restore the outputs", trouble)
-    return mirror
 
 
 class Mirror:
-    """Uploads the files of an output to its URL, in a thread."""
+    """Uploads the files of an output to its URL, in a thread of rank 0, and holds the lease of the URL.
 
-    def __init__(self, output: Output):
+    If `resume` is "auto", it restores the newest checkpoint of the URL first. keep: the number of checkpoints
+    to keep at the URL. Raises BadInput.
+    """
+
+    def __init__(self, output: Output, resume: str | None = None, keep: int = 1):
         if output.url is None:
             raise ValueError(f"{output.folder} has no URL")
-        self.output, self.folder, self.url, self.error = output, output.folder, output.url, ""
-        self.store, self.keep = ObjectStore(output.url, threads=4), 1
-        self.lease: Lease | None = None
-        self._listed: dict[str, File] = {}  # the files in the list at the URL
-        self._etag: str | None = None  # the version of the list at the URL
-        self._sure = True  # whether _listed is certain: the last attempt to write the list succeeded
-        self._files: dict[str, File] = {}  # the complete files at the URL
-        self._sent: dict[str, tuple | None] = {}  # path -> the file's state when it was sent
-        self._saved = False  # whether this start has saved a checkpoint
-        self._resumed = 0  # the step that training continues from
-        self._replaced = True  # whether the last checkpoint that was sent has replaced the older ones
-        self._doomed: set[str] = set()  # files that the next checkpoint replaces
-        self._garbage: set[str] = set()  # files to delete: the list does not name them any more
-        self._wake, self._ending, self._asked = threading.Event(), threading.Event(), threading.Event()
+        self.folder, self.url, self.keep, self.error = output.folder, output.url, keep, ""
+        self.store = ObjectStore(output.url, threads=4)
+        self._sent: dict[str, tuple] = {}  # path -> the file's state when it was sent
+        self._resumed = self._step = 0  # step of the checkpoint of start(); of the newest one of this run
+        self._wake, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        exits.at_end("upload", self._end)
-
-    def open(self, resume: str = "auto", keep: int = 1) -> None:
-        """Take the lease of the URL; if resume is "auto", restore a newer checkpoint. Raises BadInput."""
-        self.keep = keep
-        self.output.hold()
         shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
         self.lease = Lease(self.store, self.folder)
         try:
             self._look(resume)
-        except BaseException:
+        except BaseException as error:
             self._release()
+            if isinstance(error, OSError):
+                reason = f"{error.strerror} ({error.filename})"
+                raise BadInput(f"cannot restore into {self.folder}: {reason}") from error
             raise
+        exits.at_end("upload", self._end)
 
-    def _look(self, resume: str) -> None:
-        self._listed, self._etag = restoring.read_list(self.store)
-        self._files = self._listed.copy()
+    def _look(self, resume: str | None) -> None:
+        self._files, self._etag = restoring.read_list(self.store)  # the complete files at the URL; the list's
+        self._listed: dict[str, File] | None = self._files.copy()  # None: unknown, a write may have failed
         there = {entry.key for entry in self.store.list(CHECKPOINTS)}
+        # files that the next checkpoint replaces, here those of uploads that did not end
         self._doomed = {path for path in there - self._files.keys() if restoring.step_of(path) is not None}
-        self._replaced = not self._doomed
         with contextlib.suppress(StoreError):  # the permission may be missing; `launch clean` does it too
             for key, upload, _ in self.store.uploads():  # left by a killed job: billed until aborted
-                if _IN_PARTS.fullmatch(key):
-                    self.store.abort(key, upload)
-        if resume == "auto":
-            self._doomed |= restoring.restore(self.store, self.folder, self._listed, there)
-            if self._listed:  # a job that was killed while it replaced best.pth has removed it from the list
-                self._files = restoring.stored(self.store, ["best.pth"]) | self._files
+                if restoring.step_of(key) is not None or WEIGHTS.fullmatch(key) or key in HISTORY:
+                    self.store.abort(key, upload)  # those of other names belong to other programs
+        if resume == "auto" and self._files:
+            self._doomed |= restoring.restore(self.store, self.folder, self._files, there)
+            # a job that was killed while it replaced best.pth has removed it from the list
+            self._files = restoring.stored(self.store, ["best.pth"]) | self._files
 
     def results(self) -> list[str]:
         """Return the checkpoints and weights that the list at the URL names."""
-        return [path for path in self._listed if path.endswith((".pt", ".pth"))]
+        return [path for path in self._files if path.endswith((".pt", ".pth"))]
 
     def start(self, step: int) -> None:
         """Upload from now on. step: the step that training continues from, or 0."""
-        self._resumed = step
+        self._resumed = self._step = step
         for path in self._files:
-            number = restoring.step_of(path)
-            if number is not None and (step == 0 or number > step):
+            if (number := restoring.step_of(path)) is not None and number > step:
                 self._doomed.add(path)  # of another run, or of steps that this run repeats
         self._thread.start()
 
-    def saved(self) -> None:
-        """Upload now: the run has saved a checkpoint and deleted old ones."""
-        self._saved = True
-        self._asked.set()
+    def saved(self, step: int) -> None:
+        """Upload now: the run has saved the checkpoint of this step and deleted old ones."""
+        self._step = step
         self._wake.set()
 
     def finish(self, seconds: float | None = None) -> str:
@@ -174,114 +141,76 @@ class Mirror:
         self._release()
 
     def _release(self) -> None:
-        lease, self.lease = self.lease, None
-        if lease:
-            with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change
-                lease.release()
-
-    def _check_lease(self) -> None:
-        """Raise BadInput if another job has taken the lease."""
-        assert self.lease is not None  # open() has taken it
-        self.lease.check()
+        with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change
+            self.lease.release()
 
     def _try(self) -> None:
-        asked = self._asked.is_set()
-        self._asked.clear()
+        before = self.error
         try:
-            if self.lease is None:
-                self.open("never")  # a job without a Checkpointer does not resume
             self._upload()
             self.error = ""
         except Exception as error:  # no error of an upload may stop the training
             reason = str(error) if isinstance(error, BadInput) else describe(error, self.folder)
-            new = not self.error
             self.error = f"not uploaded to {self.url}: {reason}"
-            if (asked or new) and not self._ending.is_set():
+            if self.error != before and not self._ending.is_set():
                 print_line(f"warning: {self.error}; the training continues, and the next save retries")
 
     def _upload(self) -> None:
-        self._check_lease()
+        self.lease.check()
         # The checkpoint is chosen first, so the weights and the history reach at least to its step.
-        step = self._newest()
-        pair = restoring.names_of(step) if step is not None else ()
-        names = self._plain_files()
-        weights = filter(WEIGHTS.fullmatch, names)
-        results = [*weights, *HISTORY, *pair, *([_LATEST] if pair else [])]
-        others = [name for name in names if name not in results]
+        step = self._step
+        pair = restoring.names_of(step) if self._is_whole(step) else ()
+        entries = os.scandir(self.folder)
+        plain = sorted(each.name for each in entries if each.is_file() and not each.name.startswith("."))
+        first = [*filter(WEIGHTS.fullmatch, plain), *HISTORY, *pair, *([_LATEST] if pair else [])]
+        others = [name for name in plain if name not in first]
         try:
-            changed = {name: file for name in (*results, *others) if (file := self._snapshot(name, step))}
-            self._replaced = self._replaced and changed.keys().isdisjoint(pair)
+            changed = {name: file for name in (*first, *others) if (file := self._snapshot(name))}
             self._write_list()  # without the files that are overwritten
-            for name in results:
-                self._send(name, changed)
-            if step is not None and not self._replaced and set(pair) <= self._files.keys():
-                self._retire(step)
+            for names in (first, others):
+                for name in (each for each in names if each in changed):
+                    self.lease.check()
+                    path = os.path.join(self.folder, _SNAPSHOTS, name)
+                    self.store.send(path, name, sha256=changed[name].sha256)
+                    self._files[name] = changed[name]
+                replaces = step > self._resumed and bool(pair) and set(pair) <= self._files.keys()
+                if replaces:
+                    self._retire(step)
                 self._write_list()
-                self._replaced = True
-            for name in others:
-                self._send(name, changed)
-            self._write_list()
         finally:
             shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
-        if self._garbage:
-            self._check_lease()
-            self.store.delete(sorted(self._garbage))
-            self._garbage.clear()
+        if replaces and self._doomed:
+            self.lease.check()
+            self.store.delete(sorted(self._doomed))
+            self._doomed.clear()
 
-    def _newest(self) -> int | None:
-        """Return the step of the newest whole checkpoint of this run on the node."""
-        for path in checkpoint.list_newest_first(os.path.join(self.folder, CHECKPOINTS)):
-            name = f"{CHECKPOINTS}/{os.path.basename(path)}"
-            step = restoring.step_of(name)
-            if not self._saved and step != self._resumed:  # may be another run's
-                continue
-            with contextlib.suppress(checkpoint.Refused, OSError):
-                if name not in self._files or self._sent.get(name) != state_of(path):
-                    checkpoint.verify(path)
-                return step
-        return None
+    def _is_whole(self, step: int) -> bool:
+        """Return whether this node has the checkpoint of a step, and it is not damaged."""
+        name, _ = restoring.names_of(step)
+        path = os.path.join(self.folder, name)
+        with contextlib.suppress(checkpoint.Refused, OSError):
+            if name not in self._files or self._sent.get(name) != state_of(path):
+                checkpoint.verify(path)
+            return True
+        return False
 
-    def _plain_files(self) -> list[str]:
-        """Return the names of the files directly in the folder."""
-        names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
-        files = filter(lambda name: os.path.isfile(os.path.join(self.folder, name)), names)
-        return sorted(name for name in files if not name.endswith(".partial"))
-
-    def _snapshot(self, name: str, step: int | None) -> File | None:
+    def _snapshot(self, name: str) -> File | None:
         """Copy a file, so that it can change while it is sent, and remove its earlier version from the files
-        at the URL. Return None if it is at the URL already.
-
-        step: the step of the newest checkpoint, for the content of LATEST.
-        """
-        snapshot = os.path.join(self.folder, _SNAPSHOTS, name)
-        os.makedirs(os.path.dirname(snapshot), exist_ok=True)
-        state = None
-        if name == _LATEST:
-            assert step is not None  # it is sent together with a checkpoint
-            with open(snapshot, "w", encoding="utf-8") as file:
-                file.write(f"{checkpoint.name_of(step)}\n")
-        else:
-            path = os.path.join(self.folder, name)
-            try:
-                state = state_of(path)
-                if name in self._files and self._sent.get(name) == state:
-                    return None
-                _copy(path, snapshot)
-            except FileNotFoundError:  # it is being replaced: the next upload sends it
+        at the URL. Return None if it is at the URL already."""
+        path, snapshot = (os.path.join(self.folder, *parts, name) for parts in ((), (_SNAPSHOTS,)))
+        try:
+            state = state_of(path)
+            if name in self._files and self._sent.get(name) == state:
                 return None
-        own = File(os.path.getsize(snapshot), sha256_file(snapshot))
+            _copy(path, snapshot)
+        except FileNotFoundError:  # it is being replaced: the next upload sends it
+            return None
+        file = File(os.path.getsize(snapshot), sha256_file(snapshot))
         self._sent[name] = state
-        if self._files.get(name) == own:
+        if self._files.get(name) == file:
             return None
         self._files.pop(name, None)
-        return own
-
-    def _send(self, name: str, changed: dict[str, File]) -> None:
-        if name in changed:
-            self._check_lease()
-            self.store.send(os.path.join(self.folder, _SNAPSHOTS, name), name, sha256=changed[name].sha256)
-            self._files[name] = changed[name]
-            self._garbage.discard(name)
+        return file
 
     def _retire(self, step: int) -> None:
         """Remove from the list the files that the checkpoint of `step` replaces."""
@@ -289,10 +218,8 @@ class Mirror:
         for old in sorted(steps | {step})[: -self.keep]:
             self._doomed |= set(restoring.names_of(old))
         self._doomed -= {*restoring.names_of(step), _LATEST}
-        for each in self._doomed:
-            self._files.pop(each, None)
-        self._garbage |= self._doomed
-        self._doomed.clear()
+        for path in self._doomed:
+            self._files.pop(path, None)
 
     def _write_list(self) -> None:
         """Write the list of the complete files at the URL. A checkpoint is listed only with its checksum."""
@@ -302,26 +229,27 @@ class Mirror:
             if (step := restoring.step_of(path)) is None
             or set(restoring.names_of(step)) <= self._files.keys()
         }
-        if files == self._listed and self._sure:
+        if files == self._listed:
             return
-        self._check_lease()
-        self._sure = False
+        self.lease.check()
+        self._listed = None
         text = output_list.text(files, max(restoring.steps_of(files), default=None))
-        etag = self.store.replace(output_list.NAME, text, self._etag)
-        if not etag:  # another job has replaced it, or an attempt of this job whose answer was lost
+        for _ in range(2):
+            if etag := self.store.replace(output_list.NAME, text, self._etag):
+                self._etag, self._listed = etag, files
+                return
+            # another job has replaced it, or an attempt of this job whose answer was lost
             self._etag = self.store.read_version(output_list.NAME)[1]
-            self._check_lease()  # after the read: a job that takes the lease from now on changes the ETag
-            etag = self.store.replace(output_list.NAME, text, self._etag)
-        if not etag:
-            raise BadInput(f"the list at {self.url} changed while it was written")
-        self._etag, self._listed, self._sure = etag, files, True
+            self.lease.check()  # after the read: a job that takes the lease from now on changes the ETag
+        raise BadInput(f"the list at {self.url} changed while it was written")
 
 
 def _copy(path: str, snapshot: str) -> None:
+    os.makedirs(os.path.dirname(snapshot), exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(snapshot)
     if _FOREVER.fullmatch(path):
-        with contextlib.suppress(PermissionError, OSError):  # not every file system has hard links
+        with contextlib.suppress(OSError):  # not every file system has hard links
             os.link(path, snapshot)
             return
     shutil.copyfile(path, snapshot)

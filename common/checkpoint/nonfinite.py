@@ -14,8 +14,6 @@ from common.distributed import ranks
 from common.ground import exits
 from common.ground.exits import BadInput
 
-_foreach_copy_ = getattr(torch, "_foreach_copy_", None)  # not in torch 2.1
-
 
 class Diverged(BadInput):
     """Too many consecutive steps whose loss or gradient was not finite."""
@@ -158,12 +156,15 @@ class Guard:
             kept = good if bad is True else torch.where(bad, good, _flat(buffers))
             self._kept[dtype] = kept
             parts = kept.split([buffer.numel() for buffer in buffers])
-            parts = [part.view_as(buffer) for buffer, part in zip(buffers, parts, strict=True)]
-            if _foreach_copy_:
-                _foreach_copy_(buffers, parts)
-                continue
-            for buffer, part in zip(buffers, parts, strict=True):
-                buffer.copy_(part)
+            _copy_all(buffers, [part.view_as(each) for each, part in zip(buffers, parts, strict=True)])
+
+
+def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    if hasattr(torch, "_foreach_copy_"):  # not in torch 2.1
+        torch._foreach_copy_(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 def _flat(buffers: list[torch.Tensor]) -> torch.Tensor:

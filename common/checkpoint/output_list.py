@@ -24,15 +24,14 @@ def parse(content: bytes) -> tuple[object, dict[str, File]]:
     """Return the format of a list and its files by path. Raises ValueError if it is not a list of files."""
     try:
         table = json.loads(content)
-        entries = [(each["path"], each["size"], each["sha256"]) for each in table["files"]]
+        files = {each["path"]: File(each["size"], each["sha256"]) for each in table["files"]}
+        for path, file in files.items():
+            is_size = type(file.size) is int and file.size >= 0
+            if not (isinstance(path, str) and is_size and _SHA256.fullmatch(file.sha256)):
+                raise ValueError(f"{path!r} has no valid size and sha256")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("not a list of files") from error
-    for path, size, sha256 in entries:
-        if not (isinstance(path, str) and type(size) is int and size >= 0 and isinstance(sha256, str)):
-            raise ValueError("not a list of files")
-        if not _SHA256.fullmatch(sha256):
-            raise ValueError("not a list of files")
-    return table.get("format"), {path: File(size, sha256) for path, size, sha256 in entries}
+    return table.get("format"), files
 
 
 def text(files: dict[str, File], step: int | None) -> bytes:

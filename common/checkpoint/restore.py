@@ -1,17 +1,14 @@
 """Download the newest whole checkpoint of a URL, and the history of its run, to this node."""
 
 import contextlib
-import json
 import os
 import re
-import shutil
 from collections.abc import Iterable
 
 from common.checkpoint import files as checkpoint
 from common.checkpoint import output_list
 from common.checkpoint.output_list import File
 from common.ground.exits import BadInput
-from common.ground.files import write_atomic
 from common.ground.heartbeat import Heartbeat
 from common.object_store.errors import shown
 from common.object_store.store import MISSING, ObjectStore, StoreError
@@ -19,7 +16,6 @@ from common.run.output import WEIGHTS
 
 CHECKPOINTS = "checkpoints"
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the job truncates the first three
-_NEW = ".restore"  # below checkpoints/: the folder for downloads, before they are moved to their place
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.pt(\.json)?")
 # reasons of a StoreError that concern one object, and not the connection to the store
 _OF_THE_OBJECT = ("damaged", "replaced", *MISSING, "412", "PreconditionFailed")
@@ -75,116 +71,63 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
     there: the paths of all objects in the URL's checkpoints/.
     """
     steps = sorted(steps_of(path for path in files if path.endswith(".pt")), reverse=True)
-    if not steps:
-        unfinished = sum(step_of(path) is not None and path.endswith(".pt") for path in there)
-        if unfinished:
-            print(
-                f"ignored {unfinished} checkpoints at {store.location.url()}: their upload did not end",
-                flush=True,
-            )
-        return set()
-    place = os.path.join(folder, CHECKPOINTS)
-    own = _newest(place)
-    os.makedirs(place, exist_ok=True)
+    own = _newest(os.path.join(folder, CHECKPOINTS))
+    unlisted = sorted(steps_of(there) - set(steps), reverse=True) if steps and not own else []
     refused, reasons = set(), []
-    unlisted = [] if own else sorted(steps_of(there) - set(steps), reverse=True)
     for step in steps[:_TRIED] + unlisted[:_TRIED]:
-        if own and _is_as_new(own, store, step, files):
-            return refused
         try:
-            path = _bring(store, folder, step, files if step in steps else stored(store, names_of(step)))
-            break
+            facts = _read_facts(store, step, files if step in steps else stored(store, names_of(step)))
+            is_later = own.get("run") == facts.get("run") and own.get("step", 0) >= step if own else False
+            if not (own and (is_later or own["sha256"] == facts["sha256"])):
+                _bring(store, folder, step, facts)
+            return refused
         except (checkpoint.Refused, StoreError) as error:
             if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
                 raise
             refused |= set(names_of(step))
             reasons.append(f"{store.location.url(names_of(step)[0])}: {error}")
             print(f"checkpoint refused: {reasons[-1]}", flush=True)
-    else:
-        if own:
-            return refused
+    if reasons and not own:
         raise BadInput(
             f"no checkpoint can be used: {'; '.join(reasons)} (to start a new run, use another train_url)"
         )
-    # The checkpoint is installed last: the next start restores nothing once it is there.
-    for name in HISTORY:
-        _restore_history(store, folder, name)
-    for name in filter(WEIGHTS.fullmatch, os.listdir(folder)):
-        os.unlink(os.path.join(folder, name))
-    _install(path, place, checkpoint.name_of(step))
-    print(
-        f"restored {checkpoint.name_of(step)} and the history up to it from {store.location.url()}",
-        flush=True,
-    )
     return refused
 
 
 def _newest(place: str) -> dict | None:
     """Return the facts of the newest whole checkpoint on this node."""
     for path in checkpoint.list_newest_first(place):
-        if facts := _facts(path):
-            return facts
+        with contextlib.suppress(checkpoint.Refused):
+            return checkpoint.verify(path)
     return None
 
 
-def _facts(path: str) -> dict | None:
-    """Return the facts of a checkpoint on this node; None if it is not whole."""
-    try:
-        facts = checkpoint.verify(path)
-    except (checkpoint.Refused, KeyError, TypeError):
-        return None
-    return facts if type(facts.get("step")) is int else None
-
-
-def _is_as_new(own: dict, store: ObjectStore, step: int, files: dict[str, File]) -> bool:
-    """Return whether a checkpoint of this node is at least as recent as one at the URL: it has the same
-    bytes, or belongs to the same run and has the same or a later step."""
-    if own["sha256"] == files[names_of(step)[0]].sha256:
-        return True
-    return own["step"] >= step and own.get("run") == _run(store, step)
-
-
-def _run(store: ObjectStore, step: int) -> str | None:
-    """Return the run that the checkpoint at the URL belongs to; "" if it cannot be read."""
-    with contextlib.suppress(StoreError, ValueError, KeyError, TypeError, RecursionError):
-        return json.loads(store.read(names_of(step)[1]))["run"]
-    return ""
-
-
-def _bring(store: ObjectStore, folder: str, step: int, files: dict[str, File]) -> str:
-    """Download a checkpoint, unless it is on this node. Return the path of the whole copy. Raises Refused."""
+def _read_facts(store: ObjectStore, step: int, files: dict[str, File]) -> dict:
+    """Return the facts of a checkpoint at the URL. Raises Refused if they are not those of a listed file."""
     name, checksum = names_of(step)
-    if not {name, checksum} <= files.keys():
-        raise checkpoint.Refused(f"it is not complete: expected {name} and {checksum}")
-    final = os.path.join(folder, name)
-    new = os.path.join(os.path.dirname(final), _NEW, os.path.basename(final))
-    os.makedirs(os.path.dirname(new), exist_ok=True)
-    for path in (final, new):  # new: downloaded by a start that was killed
-        if (facts := _facts(path)) and facts["sha256"] == files[name].sha256:
-            return path
+    facts = checkpoint.parse_facts(store.read(checksum), os.path.basename(checksum))
+    if facts.get("step") != step or File(facts["size"], facts["sha256"]) != files.get(name):
+        raise checkpoint.Refused(f"its checksum {os.path.basename(checksum)} belongs to another file")
+    return facts
+
+
+def _bring(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
+    """Download a checkpoint and the history. The checksum is written last: a start that is killed before
+    downloads them again."""
+    name, _ = names_of(step)
+    path = os.path.join(folder, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     heartbeat, text = Heartbeat(), f"restoring {store.location.url(name)}"
-    for each, path in ((checksum, f"{new}.json"), (name, new)):
-        file = files[each]
-        store.fetch(each, path, file.size, lambda size: heartbeat.beat(text), file.sha256)
-    try:
-        facts = checkpoint.verify(new)
-    except (KeyError, TypeError):
-        raise checkpoint.Refused(f"its checksum {os.path.basename(checksum)} is damaged") from None
-    if facts.get("step") != step:
-        raise checkpoint.Refused(f"it is of step {facts.get('step')}")
-    return new
-
-
-def _install(path: str, place: str, name: str) -> None:
-    """Move a whole checkpoint to its place, and write its name to LATEST. If the job is killed before the
-    move, the downloaded file and its checksum stay in _NEW."""
-    final = os.path.join(place, name)
-    if path != final:
-        with open(f"{path}.json", encoding="utf-8") as file:
-            write_atomic(f"{final}.json", file.read())
-        os.replace(path, final)
-    write_atomic(os.path.join(place, checkpoint.LATEST), f"{name}\n")
-    shutil.rmtree(os.path.join(place, _NEW), ignore_errors=True)
+    store.fetch(name, path, facts["size"], lambda size: heartbeat.beat(text), facts["sha256"])
+    for each in HISTORY:
+        _restore_history(store, folder, each)
+    for each in filter(WEIGHTS.fullmatch, os.listdir(folder)):
+        os.unlink(os.path.join(folder, each))
+    checkpoint.write_latest(path)
+    checkpoint.write_facts(path, facts)
+    print(
+        f"restored {os.path.basename(name)} and the history up to it from {store.location.url()}", flush=True
+    )
 
 
 def stored(store: ObjectStore, names: Iterable[str]) -> dict[str, File]:

@@ -3,48 +3,52 @@
 import argparse
 import os
 from collections.abc import Callable, Iterable
-
-import torch
+from typing import Any
 
 from common.checkpoint import files as checkpoint
 from common.console import arguments
-from common.distributed import ranks
+from common.distributed import barrier, ranks
 from common.ground.exits import BadInput
 from common.run import output, starts
 
-_KINDS = {
-    "step": int, "run": str, "identity": dict, "objects": dict, "schedule": dict,
-    "bad_steps": int, "bad_in_a_row": int, "best": float,
-}  # fmt: skip
 
+def claim(args: argparse.Namespace) -> None:
+    """Make rank 0 the only writer of args.output, for a job that saves no checkpoints. Call it on every rank
+    before anything is written. If the output has a URL, the results are uploaded from now on.
 
-def claim(args: argparse.Namespace, is_own: Callable[[dict], bool] | None = None) -> None:
-    """Make rank 0 the only writer of args.output; call it on every rank before anything is written.
-
-    is_own: see refusal(). By default a start belongs to this run if all its settings are equal. A job without
-    a Checkpointer leaves it out; then its results are uploaded from now on, if the output has a URL.
-
-    The results in the folder of an output with a URL are not checked here: those at the URL are used first.
-    Raises BadInput on every rank if another job holds the folder, or if the job would replace results in it.
+    Raises BadInput on every rank if another job writes to the output, or if the job would replace results.
     """
     error = None
     if ranks.is_first():
+        settings = arguments.settings(args)
+
+        def is_same_command(start: dict) -> bool:
+            return start["settings"] == settings and start["environment"].get("job") == starts.job()
+
         try:
-            args.output.hold()
-            if not args.output.url and (text := refusal(args, is_own or _is_same_command(args))):
-                raise BadInput(text)
+            mirror = take_output(args, is_same_command)
+            if mirror:
+                mirror.start(0)
         except BadInput as refused:
             error = refused
-    if ranks.world_size() > 1:
-        from common.distributed import barrier  # a job of one process does not need it
+    barrier.wait_for_all("output folder", "to open the output folder", error)
 
-        barrier.wait_for_all("output folder", "to open the output folder", error)
-    elif error:
-        raise error
-    if args.output.url and is_own is None and ranks.is_first():
-        from common.checkpoint import mirror  # only a job with a URL needs it
 
-        mirror.Mirror(args.output).start(0)
+def take_output(args: argparse.Namespace, is_own: Callable[[dict], bool], keep: int = 1) -> Any:
+    """Become the only job that writes to args.output; call it on rank 0. If the output has a URL, return its
+    Mirror, which has restored the newest checkpoint if --resume is auto.
+
+    is_own: see refusal(). keep: the number of checkpoints to keep at the URL. Raises BadInput.
+    """
+    mirror = None
+    args.output.hold()
+    if args.output.url:
+        from common.checkpoint.mirror import Mirror  # only a job with a URL needs it
+
+        mirror = Mirror(args.output, getattr(args, "resume", None), keep)
+    if reason := refusal(args, is_own, mirror.results() if mirror else ()):
+        raise BadInput(reason)
+    return mirror
 
 
 def refusal(
@@ -84,11 +88,6 @@ def wanted(args: argparse.Namespace) -> str | None:
     return "auto" if is_restart else given
 
 
-def _is_same_command(args: argparse.Namespace) -> Callable[[dict], bool]:
-    settings = arguments.settings(args)
-    return lambda start: start["settings"] == settings and start["environment"].get("job") == starts.job()
-
-
 def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str, dict | None]:
     """Return (path, state) of the newest whole checkpoint of this run; ("", None) without checkpoints.
 
@@ -101,12 +100,10 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
         paths = checkpoint.list_newest_first(folder)
     elif os.path.isdir(wanted):
         paths = _list(wanted)
-        if not paths:
-            raise BadInput(f"--resume {wanted}: no checkpoint in this folder")
-    elif os.path.exists(wanted):
-        paths = [wanted]
     else:
-        raise BadInput(f"--resume {wanted}: no such file or folder")
+        paths = [wanted] if os.path.exists(wanted) else []
+    if not paths and wanted != "auto":
+        raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
     refused = []
     for path in paths:
         try:
@@ -117,8 +114,9 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
             raise BadInput(f"{path}: {error}") from None
         except checkpoint.Refused as reason:
             refused.append(f"{path}: {reason}")
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-            refused.append(f"{path}: it does not hold the state of this job: {_first_line(error)}")
+        except Exception as error:  # of load_state_dict(): the file is of another program
+            text = checkpoint.first_line(error)
+            refused.append(f"{path}: it does not hold the state of this job: {text}")
         print(f"checkpoint refused: {refused[-1]}", flush=True)
     if refused and os.path.isfile(wanted) and not os.path.exists(f"{wanted}.json"):
         raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")
@@ -139,45 +137,3 @@ def _list(path: str) -> list[str]:
     return checkpoint.list_newest_first(path) or checkpoint.list_newest_first(
         os.path.join(path, "checkpoints")
     )
-
-
-def check(state: dict, version: int, identity: dict, weights: dict, steps: int) -> None:
-    """Check that the state of a checkpoint has this format version and belongs to this run.
-
-    identity: the options that identify the run, name -> value. weights: the state_dict of the model. Raises
-    Refused with both values if they differ, and BadInput if the checkpoint is of a later step than `steps`.
-    """
-    if state.get("format") != version:
-        raise checkpoint.Refused(f"its format is {state.get('format')}, this program reads {version}")
-    for name, kind in _KINDS.items():
-        if type(state.get(name)) is not kind:
-            raise checkpoint.Refused(
-                f"its {name} is {state.get(name)!r:.80}, not of the type {kind.__name__}"
-            )
-    if state["step"] < 0:
-        raise checkpoint.Refused(f"its step is {state['step']}, expected at least 0")
-    saved = state["identity"]
-    for name in sorted(saved.keys() | identity.keys()):
-        if saved.get(name) != identity.get(name):
-            raise checkpoint.Refused(f"its {name} is {saved.get(name)}, this run's is {identity.get(name)}")
-    theirs = state["objects"]["model"]
-    for name in sorted(theirs.keys() | weights.keys()):
-        there, here = (_shape(name, each[name]) if name in each else "missing" for each in (theirs, weights))
-        if there != here:
-            raise checkpoint.Refused(f"its model is different: {name} is {there}, this run's is {here}")
-    if state["step"] > steps:
-        raise BadInput(
-            f"it is of step {state['step']}, and this run ends at step {steps}: raise --epochs or "
-            "--max_steps, or use another --output_dir"
-        )
-
-
-def _shape(name: str, value: object) -> object:
-    """Return the shape of a tensor; for the extra state of a module, that it has one."""
-    if name.endswith("_extra_state") or not isinstance(value, torch.Tensor):
-        return "present"
-    return list(value.shape)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__} {next(iter(str(error).splitlines()), '')}"

@@ -1,5 +1,6 @@
 """Save checkpoints and weights in the background. A failed save is reported; the training continues."""
 
+import concurrent.futures
 import contextlib
 import errno
 import os
@@ -12,7 +13,7 @@ import torch
 
 from common.checkpoint import digest, files
 from common.ground.exits import BadInput
-from common.ground.files import explain_write, sweep, write_atomic
+from common.ground.files import explain_write, sweep
 
 
 class Saver:
@@ -21,30 +22,27 @@ class Saver:
     folder: the output folder.
     keep: the number of newest checkpoints to keep.
     log: called with one line to print.
-    saved: called after each checkpoint, in the background.
+    saved: called with the step of each new checkpoint, in the background.
 
     `durable` is the step of the last checkpoint that is on the disk.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        keep: int,
-        log: Callable[[str], object],
-        saved: Callable[[], object] = lambda: None,
-    ):
-        self.folder, self.keep, self.log, self.saved = folder, keep, log, saved
+    def __init__(self, folder: str, keep: int, log: Callable[[str], object]):
+        self.folder, self.keep, self.log = folder, keep, log
+        self.saved: Callable[[int], object] = lambda step: None
         self.checkpoints = os.path.join(folder, "checkpoints")
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
-        self._writer = BackgroundWriter()
-        self._pending = ""  # the name of the file that is being written
+        self._copies = HostCopies()
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
+        self._write: concurrent.futures.Future | None = None  # the last write, until check() has seen its end
+        self._name = ""  # of the file of the last write
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
         self._digested = 0  # the step of the last state whose digest was submitted
         self._digests: list[tuple[int, str]] = []  # (step, digest) that digests() has not returned
         self._digest_done = threading.Event()
         self._digest_done.set()
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
-        self._is_readable = False  # whether a checkpoint of this start was read back
+        self._is_readable = False  # whether the types in a checkpoint of this start were checked
         self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
 
     def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict], is_planned: bool) -> None:
@@ -53,12 +51,9 @@ class Saver:
         is_planned: false if it is saved only because the run stops; digests() does not return it then,
         because an uninterrupted run does not have it.
         """
-
-        def write(state: dict) -> None:
-            self._write_checkpoint(state, run, is_planned)
-
         if self.step != step:
             self.step = step
+            write = lambda state: self._write_checkpoint(state, run, is_planned)  # noqa: E731
             self._submit(files.name_of(step), capture, write)
 
     def save_weights(
@@ -87,7 +82,7 @@ class Saver:
 
         def write(state: dict) -> None:
             tensors = state["weights"] if model else state["objects"]["model"]
-            self._prepare(self.folder, tensors)
+            self._prepare(self.folder, tensors, tensors)
             if self._digested != step:
                 self._digest(step, state["objects"])
             if not name:
@@ -115,18 +110,18 @@ class Saver:
 
     def check(self, wait: bool = False) -> None:
         """Report a write that has ended with an error. wait: wait for the write in flight first."""
-        if not self._pending or not (wait or self._writer.idle()):
+        if self._write is None or not (wait or self._write.done()):
             return
-        error = self._writer.wait()
+        error, self._write = self._write.exception(), None
         if error:
             self._report(error)
         else:
-            self._failures.pop(os.path.splitext(self._pending)[1], None)
-        self._pending = ""
+            self._failures.pop(os.path.splitext(self._name)[1], None)
 
     def wait(self, seconds: float) -> None:
         """Wait for the write in flight, at most `seconds`."""
-        self._writer.wait(seconds)
+        if self._write:
+            concurrent.futures.wait([self._write], seconds)
 
     def finish(self) -> list[str]:
         """Wait for the last write. Return the reasons why files are missing."""
@@ -141,10 +136,10 @@ class Saver:
                 self._digest_done.set()
 
         self.check(wait=True)  # the last write may change values that are part of this state
-        self._pending = name or digest.FILE
+        self._name = name or digest.FILE
         self._digest_done.clear()
         try:
-            self._writer.submit(capture(), run)
+            self._write = self._pool.submit(run, self._copies.make(capture()))
         except (RuntimeError, MemoryError, OSError) as error:  # no memory for the copy, or no thread
             self._digest_done.set()
             self._report(error)
@@ -164,21 +159,22 @@ class Saver:
 
     def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
         self._prepare(self.checkpoints, state, state["objects"]["model"])
+        if not self._is_readable:  # once: a later state has the same types
+            files.check_readable(state["objects"])
+            self._is_readable = True
         self._digest(state["step"], state["objects"], is_planned, is_saved=True)
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run)
-        if not self._is_readable:  # once: a later state has the same types
-            files.check_readable(path)
-            self._is_readable = True
-        write_atomic(os.path.join(self.checkpoints, files.LATEST), f"{os.path.basename(path)}\n")
+        files.write_latest(path)
         self.durable = state["step"]
         files.keep(self.checkpoints, run, self.keep, self._whole)
-        self.saved()
+        sweep(self.checkpoints)
+        self.saved(state["step"])
 
-    def _prepare(self, folder: str, state: dict, model: dict | None = None) -> None:
-        """Make the folder. Raises ValueError if the weights are not finite, OSError if the disk is full."""
-        tensors = state if model is None else model
-        if not is_finite({name: each for name, each in tensors.items() if name not in self.infinite}):
+    def _prepare(self, folder: str, state: dict, tensors: dict) -> None:
+        """Make the folder for a state. Raises ValueError if these tensors, the weights, are not finite, and
+        OSError if the disk is full."""
+        if find_infinite(tensors) - self.infinite:
             raise ValueError("the weights are not finite")
         if not os.path.isdir(folder):
             if self.durable:
@@ -188,56 +184,25 @@ class Saver:
         if space.f_bavail * space.f_frsize < size:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")
 
-    def _report(self, error: Exception) -> None:
-        name, self._pending = self._pending, ""
-        reason = f"{name} was not saved: {describe(error, self.folder)}"
-        self._failures[os.path.splitext(name)[1]] = reason
+    def _report(self, error: BaseException) -> None:
+        reason = f"{self._name} was not saved: {describe(error, self.folder)}"
+        self._failures[os.path.splitext(self._name)[1]] = reason
         self.step = self.durable
         self.log(f"warning: {reason}; the training continues, older checkpoints are unchanged")
 
 
-class BackgroundWriter:
-    """Writes copies of a state in a thread; at most one write is in flight.
-
-    submit() blocks until the previous write has ended and the copy is made. Copies reuse the same memory.
-    """
+class HostCopies:
+    """Copies states to the host. All copies use the same memory, so make the next one after the last use."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple, torch.Tensor] = {}
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
 
-    def submit(self, state: dict, write: Callable[[dict], object]) -> None:
-        """Copy `state` (nested dictionaries, lists and tuples of tensors and plain types) and call
-        write(copy) in the background. Raises the error of the previous write unless wait() has returned it.
-        """
-        error = self.wait()
-        if error:
-            raise error
+    def make(self, state: dict) -> dict:
+        """Return a copy of nested dictionaries, lists and tuples of tensors and plain types."""
         copy = self._copied(state, ())
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # the copies from the device have arrived
-        self._thread = threading.Thread(target=self._run, args=(write, copy), name="writer")
-        self._thread.start()
-
-    def idle(self) -> bool:
-        """Return whether no write is in flight."""
-        return self._thread is None or not self._thread.is_alive()
-
-    def wait(self, seconds: float | None = None) -> Exception | None:
-        """Wait for the write in flight, at most `seconds`. Return its error, or None."""
-        if self._thread:
-            self._thread.join(seconds)
-        if not self.idle():
-            return None
-        self._thread, error, self._error = None, self._error, None
-        return error
-
-    def _run(self, write: Callable[[dict], object], copy: dict) -> None:
-        try:
-            write(copy)
-        except Exception as error:
-            self._error = error
+        return copy
 
     def _copied(self, value: Any, place: tuple) -> Any:
         if isinstance(value, torch.Tensor):
@@ -251,14 +216,13 @@ class BackgroundWriter:
     def _buffer(self, tensor: torch.Tensor, place: tuple) -> torch.Tensor:
         """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
         kept = self._buffers.get(place)
-        if kept is None or (kept.shape, kept.stride(), kept.dtype) != (
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-        ):
-            kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-            self._buffers[place] = kept
+        if kept is None or _layout(kept) != _layout(tensor):
+            kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         return kept
+
+
+def _layout(tensor: torch.Tensor) -> tuple:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def size_of(state: Any) -> int:
@@ -270,21 +234,15 @@ def size_of(state: Any) -> int:
     return sum(map(size_of, state)) if isinstance(state, list | tuple) else 0
 
 
-def is_finite(state: Any) -> bool:
-    """Return whether no tensor in nested dictionaries, lists and tuples has a NaN or an infinity."""
-    if isinstance(state, torch.Tensor):
-        return not state.is_floating_point() or bool(torch.isfinite(state).all())
-    if isinstance(state, dict):
-        return all(map(is_finite, state.values()))
-    return all(map(is_finite, state)) if isinstance(state, list | tuple) else True
+def find_infinite(tensors: dict[str, Any]) -> set[str]:
+    """Return the names of tensors with a NaN or an infinity, such as the mask of an attention."""
+    return {
+        name
+        for name, each in tensors.items()
+        if isinstance(each, torch.Tensor) and each.is_floating_point() and not torch.isfinite(each).all()
+    }
 
 
-def find_infinite(tensors: dict) -> set[str]:
-    """Return the names of tensors that are not finite, such as the mask of an attention."""
-    return {name for name, tensor in tensors.items() if not is_finite(tensor)}
-
-
-def describe(error: Exception, path: str) -> str:
+def describe(error: BaseException, path: str) -> str:
     """Return the text of a write error with its path: "No space left on device (12.0 MB free at PATH)"."""
-    is_of_disk = isinstance(error, OSError | RuntimeError)  # torch raises RuntimeError if the disk is full
-    return explain_write(error, path) if is_of_disk else str(error)
+    return explain_write(error, path) if isinstance(error, OSError | RuntimeError) else str(error)

@@ -26,7 +26,6 @@ _OF_THE_STEP = {
     "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
     "PolynomialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
 }  # fmt: skip
-_COMPOSITES = {"SequentialLR", "ChainedScheduler"}
 _KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
 _ARGUMENTS = ("lr", "epochs")
 
@@ -64,18 +63,15 @@ class ScheduleState:
         for group, own in zip(self.optimizer.param_groups, self._groups, strict=False):
             _set(group, own)
         self.change = change = self._change(saved)
-        if self.scheduler is None:
-            replayed = True
-        elif not _of_the_step(self.scheduler):
-            change = change or self._changed_argument(saved["began"]["settings"])
-            if change:
-                raise Refused(
-                    f"its schedule {self.name} depends on more than the step, so its settings must be "
-                    f"the same: {change}"
-                )
-            replayed = False
+        if self.scheduler is None or _of_the_step(self.scheduler):
+            replayed = self.scheduler is None or bool(change) or _calls_a_function(self.scheduler)
+        elif change := change or self._changed_argument(saved["began"]["settings"]):
+            raise Refused(
+                f"its schedule {self.name} depends on more than the step, so its settings must be the same: "
+                f"{change}"
+            )
         else:
-            replayed = bool(change) or _calls_a_function(self.scheduler)
+            replayed = False
         if replayed:
             self._replay(saved["calls"])
         else:
@@ -85,22 +81,20 @@ class ScheduleState:
             self._check_replay(saved)
 
     def _check(self) -> None:
+        """Raise BadInput if a checkpoint cannot hold the state of the scheduler."""
         if self.scheduler is None:
             return
-        missing = [
-            each for each in ("step", "state_dict", "load_state_dict") if not hasattr(self.scheduler, each)
-        ]
-        if missing:
-            raise BadInput(f"the schedule {self.name} cannot be resumed: it has no {missing[0]}()")
+        refusal = f"the schedule {self.name} cannot be resumed: "
+        for method in ("step", "state_dict", "load_state_dict"):
+            if not hasattr(self.scheduler, method):
+                raise BadInput(f"{refusal}it has no {method}()")
         state = self.scheduler.state_dict()
-        plain(state, f"the schedule {self.name} cannot be resumed: a checkpoint cannot hold its ")
+        plain(state, f"{refusal}a checkpoint cannot hold its ")
         if type(self.scheduler).__module__ == _TORCH:
             return
         for name, value in vars(self.scheduler).items():
             if name not in state and value is not self.optimizer and not callable(value):
-                raise BadInput(
-                    f"the schedule {self.name} cannot be resumed: its state_dict() leaves out {name!r}"
-                )
+                raise BadInput(f"{refusal}its state_dict() leaves out {name!r}")
 
     def _load_scheduler(self, state: dict) -> None:
         if self.scheduler:
@@ -110,18 +104,13 @@ class ScheduleState:
         """Return how the schedule's beginning differs from the saved one; "" if it does not."""
         if saved["class"] != self.name:
             return f"it was {saved['class']}"
-        for there, here in zip(saved["began"]["groups"], self._groups, strict=True):
+        began = saved["began"]
+        pairs = [*zip(began["groups"], self._groups, strict=True), (began["state"], self._began)]
+        for there, here in pairs:
             for name in sorted(there.keys() | here.keys()):
-                if _scheduled(name) and not _same(there.get(name), here.get(name)):
-                    return f"its {name} began at {there.get(name)}, this run's at {here.get(name)}"
-        if not _same(saved["began"]["state"], self._began):
-            there, here = saved["began"]["state"], self._began
-            name = next(
-                each
-                for each in sorted(there.keys() | here.keys())
-                if not _same(there.get(each), here.get(each))
-            )
-            return f"its {name} began as {there.get(name)}, this run's as {here.get(name)}"
+                is_of_schedule = here is self._began or _scheduled(name)
+                if is_of_schedule and not _same(there.get(name), here.get(name)):
+                    return f"its {name} began as {there.get(name)}, this run's as {here.get(name)}"
         return ""
 
     def _changed_argument(self, there: dict) -> str:
@@ -153,15 +142,11 @@ class ScheduleState:
         for group, now, there, here in zip(
             self.optimizer.param_groups, saved["groups"], saved["began"]["groups"], self._groups, strict=False
         ):
-            own = _hyperparameters(group)
-            moved = {name for name in own if not _same(own[name], here.get(name))} if replayed else set()
-            taken = {
-                name: value
-                for name, value in now.items()
-                if name not in moved and _same(there.get(name), here.get(name))
-            }
-            if replayed and self.scheduler:
-                taken = {name: value for name, value in taken.items() if not _scheduled(name)}
+            taken = {}
+            for name, value in now.items():
+                is_moved = not _same(group.get(name), here.get(name)) or (self.scheduler and _scheduled(name))
+                if _same(there.get(name), here.get(name)) and not (replayed and is_moved):
+                    taken[name] = value
             _set(group, taken)
 
     def _check_replay(self, saved: dict) -> None:
@@ -169,18 +154,15 @@ class ScheduleState:
         option or a base rate has changed, the rates are not compared: they are expected to differ."""
         if self.scheduler is None or not _calls_a_function(self.scheduler):
             return
-        bases = (
-            [group.get("initial_lr") for group in each] for each in (saved["began"]["groups"], self._groups)
-        )
-        if not _same(*bases) or saved["began"]["settings"] != self.settings:
+        before = saved["began"]
+        bases = ([group.get("initial_lr") for group in each] for each in (before["groups"], self._groups))
+        if not _same(*bases) or before["settings"] != self.settings:
             return
-        rates = [
-            [float(group["lr"]) for group in groups]
-            for groups in (saved["groups"], self.optimizer.param_groups)
-        ]
-        if rates[0] != rates[1]:
+        groups = saved["groups"], self.optimizer.param_groups
+        there, here = ([float(group["lr"]) for group in each] for each in groups)
+        if there != here:
             raise Refused(
-                f"its schedule {self.name} had the learning rates {rates[0]} and now gives {rates[1]} for "
+                f"its schedule {self.name} had the learning rates {there} and now gives {here} for "
                 "the same step: it is another function, or depends on more than the step"
             )
 
@@ -211,14 +193,19 @@ def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
 
 def _name(scheduler: Any) -> str:
     """Return the classes of a scheduler: "StepLR", or "SequentialLR(LinearLR, StepLR)"."""
-    if scheduler is None:
-        return "none"
-    parts = ", ".join(map(_name, _parts(scheduler)))
-    return type(scheduler).__name__ + (f"({parts})" if parts else "")
+    name = "none" if scheduler is None else type(scheduler).__name__
+    return f"{name}({', '.join(map(_name, scheduler._schedulers))})" if _is_composite(scheduler) else name
 
 
 def _parts(scheduler: Any) -> list:
-    return list(scheduler._schedulers) if _is_torchs(scheduler, _COMPOSITES) else []
+    """Return the schedulers in a composite one, or the scheduler itself."""
+    if not _is_composite(scheduler):
+        return [scheduler]
+    return [part for each in scheduler._schedulers for part in _parts(each)]
+
+
+def _is_composite(scheduler: Any) -> bool:
+    return _is_torchs(scheduler, {"SequentialLR", "ChainedScheduler"})
 
 
 def _is_torchs(scheduler: Any, names: set[str]) -> bool:
@@ -226,18 +213,16 @@ def _is_torchs(scheduler: Any, names: set[str]) -> bool:
 
 
 def _of_the_step(scheduler: Any) -> bool:
-    if parts := _parts(scheduler):
-        return all(map(_of_the_step, parts))
-    return _is_torchs(scheduler, _OF_THE_STEP)
+    return all(_is_torchs(each, _OF_THE_STEP) for each in _parts(scheduler))
 
 
 def _calls_a_function(scheduler: Any) -> bool:
     """Return whether a function of the user sets the rates: a state_dict does not contain it."""
-    if parts := _parts(scheduler):
-        return any(map(_calls_a_function, parts))
-    if _is_torchs(scheduler, {"CyclicLR"}):
-        return scheduler._scale_fn_custom is not None
-    return _is_torchs(scheduler, {"LambdaLR", "MultiplicativeLR"})
+    return any(
+        _is_torchs(each, {"LambdaLR", "MultiplicativeLR"})
+        or (_is_torchs(each, {"CyclicLR"}) and each._scale_fn_custom is not None)
+        for each in _parts(scheduler)
+    )
 
 
 def _calls(scheduler: Any) -> int | None:

@@ -2,14 +2,12 @@
 
 import argparse
 import math
-import platform
 import uuid
 from typing import Any
 
-import numpy
 import torch
 
-from common.checkpoint import digest, files, resume
+from common.checkpoint import digest, files
 from common.checkpoint.optimizer_steps import find_optimizers
 from common.checkpoint.schedules import ScheduleState, plain
 from common.console import arguments
@@ -29,6 +27,10 @@ OPERATION = {
     "compile", "batch_size_per_gpu", "data", "fp16", "use_dali", "dali_cpu", "gather_checkpoints",
 }  # fmt: skip
 FORMAT = 2
+_KINDS = {
+    "step": int, "run": str, "identity": dict, "objects": dict, "schedule": dict,
+    "bad_steps": int, "bad_in_a_row": int, "best": float,
+}  # fmt: skip
 _COUNTS = ("bad_steps", "bad_in_a_row", "best", "best_of", "highest", "epochs_not_better")  # of a RunState
 
 
@@ -49,75 +51,72 @@ class RunState:
         self.best, self.best_of = -math.inf, ""  # score of best.pth, and Metrics.best_of
         self.highest, self.epochs_not_better = -math.inf, 0  # best score, evaluations since; on every rank
         self.bad_steps = self.bad_in_a_row = 0  # steps that were skipped
-        self._restored: dict | None = None  # the state of restore(), until the first step
+        self._frozen_before: set[str] | None = None  # at the restored checkpoint, until the first step
         self.initial_weights: str | None = getattr(args, "weights", None)
         self.identity = {f"--{name}": getattr(args, name) for name in IDENTITY if hasattr(args, name)}
         if fingerprint := getattr(objects.get("receipt"), "fingerprint", ""):
             self.identity["training data"] = fingerprint
         learned = {name: each for name, each in arguments.settings(args).items() if name not in OPERATION}
-        self._schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned)
+        self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned)
 
-    @property
-    def change(self) -> str:
-        """Return how the schedule of the restored state differs from this run's; "" if it does not."""
-        return self._schedule.change
-
-    def capture(self, step: int, steps_per_epoch: int) -> dict[str, Any]:
+    def capture(self, step: int) -> dict[str, Any]:
         """Return the state after `step` optimizer steps. Tensors are not copied."""
-        frozen = [name for name, each in self.objects["model"].named_parameters() if not each.requires_grad]
         return {
             "format": FORMAT,
             "step": step,
-            "epoch": max(1, math.ceil(step / steps_per_epoch)),
-            "step_of_epoch": (step - 1) % steps_per_epoch + 1,
             "run": self.run,
             "identity": self.identity,
             "objects": self._objects(),
-            "schedule": self._schedule.state(),
-            "frozen": frozen,
+            "schedule": self.schedule.state(),
+            "frozen": sorted(self._frozen()),
             "weights": self.initial_weights,
-            "versions": {
-                "python": platform.python_version(),
-                "torch": str(torch.__version__),
-                "numpy": numpy.__version__,
-            },
             "arguments": arguments.settings(self.args),
         } | {name: getattr(self, name) for name in _COUNTS}
 
-    def find_unsaveable(self) -> str:
-        """Return why a checkpoint cannot hold the present state; "" if it can. Tensors are not copied."""
+    def check_saveable(self) -> None:
+        """Raise BadInput if a checkpoint cannot hold the present state. Tensors are not copied."""
         try:
-            state = self.capture(0, 1)
+            objects = self.capture(0)["objects"]
+            files.check_readable(objects)
         except Exception as error:  # the objects may be the user's own
-            return f"a checkpoint cannot be saved: {error}"
-        held = {
-            each.data_ptr()
-            for name, own in state["objects"].items()
-            if name not in self._optimizers()
-            for _, each in digest.leaves({name: own})
-            if isinstance(each, torch.Tensor)
-        }
-        trained = [
-            each
-            for own in self._optimizers().values()
-            for group in own.param_groups
-            for each in group["params"]
-        ]
+            raise BadInput(f"a checkpoint cannot be saved: {error}") from error
+        optimizers = self._optimizers().values()
+        modules = {name: each for name, each in objects.items() if name not in self._optimizers()}
+        held = {each.data_ptr() for _, each in digest.leaves(modules) if isinstance(each, torch.Tensor)}
+        trained = [each for own in optimizers for group in own.param_groups for each in group["params"]]
         if lost := sum(each.numel() > 0 and each.data_ptr() not in held for each in trained):
-            return (
+            raise BadInput(
                 f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
                 "add their module before resume(): checkpoint.add(name=module)"
             )
-        name = files.find_unreadable(state["objects"])
-        return name and f"a checkpoint cannot hold {name}: use tensors, numbers, text, lists and dictionaries"
 
-    def check_and_restore(self, state: dict, total_steps: int) -> None:
-        """Restore a state that was read from a file.
+    def load(self, state: dict, total_steps: int) -> None:
+        """Check and restore a state that was read from a file.
 
-        Raises Refused if it belongs to another run, and BadInput if it has done more than total_steps. A file
-        of another program may make load_state_dict() raise any exception; another state can be restored then.
+        Raises Refused, with both values, if it belongs to another run, and BadInput if it has done more than
+        total_steps. A file of another program may raise any exception; another state can be loaded then.
         """
-        resume.check(state, FORMAT, self.identity, self.objects["model"].state_dict(), total_steps)
+        if state.get("format") != FORMAT:
+            raise files.Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
+        for name, kind in _KINDS.items():
+            if type(state.get(name)) is not kind:
+                raise files.Refused(f"its {name} is {state.get(name)!r:.80}, not of the type {kind.__name__}")
+        saved, own = state["identity"], self.identity
+        for name in sorted(saved.keys() | own.keys()):
+            if saved.get(name) != own.get(name):
+                raise files.Refused(f"its {name} is {saved.get(name)}, this run's is {own.get(name)}")
+        models = state["objects"]["model"], self.objects["model"].state_dict()
+        for name in sorted(models[0].keys() | models[1].keys()):
+            there, here = (_shape(name, each[name]) if name in each else "missing" for each in models)
+            if there != here:
+                raise files.Refused(f"its model is different: {name} is {there}, this run's is {here}")
+        if state["step"] < 0:
+            raise files.Refused(f"its step is {state['step']}, expected at least 0")
+        if state["step"] > total_steps:
+            raise BadInput(
+                f"it is of step {state['step']}, and this run ends at step {total_steps}: raise --epochs or "
+                "--max_steps, or use another --output_dir"
+            )
         self.restore(state)
 
     def restore(self, state: dict) -> None:
@@ -126,12 +125,11 @@ class RunState:
         If its optimizer has parameter groups that the loop has still to add, the state of the optimizers and
         of the schedule is loaded before the first step (before_step).
         """
-        self._restored = state
         saved = state["objects"]
         optional = {"scheduler", "scaler"}  # not every job had a scaler
         criterion = self.objects.get("criterion")
-        if not isinstance(criterion, torch.nn.Module) or not list(criterion.parameters()):
-            optional.add("criterion")  # earlier versions did not save its constants
+        if not (isinstance(criterion, torch.nn.Module) and list(criterion.parameters())):
+            optional.add("criterion")  # version 0.11 did not save its constants
         if missing := sorted(self.objects.keys() - saved.keys() - optional):
             raise files.Refused(
                 f"it has no {missing[0]!r}, which this run saves: leave it out, as in that run"
@@ -149,9 +147,10 @@ class RunState:
                 own.load_state_dict(saved[name])
         if not self._later:
             self._restore_optimizers(state)
-        self.initial_weights, self.highest = state.get("weights"), state["best"]  # if it is missing
+        self.initial_weights = state["weights"]
+        self._frozen_before = set(state["frozen"]) if "frozen" in state else None  # not in 0.11
         for name in _COUNTS:
-            setattr(self, name, state.get(name, getattr(self, name)))
+            setattr(self, name, state[name])
 
     def before_step(self) -> None:
         """Load the state of parameter groups that the loop has added since restore(). Call it before each
@@ -167,17 +166,17 @@ class RunState:
     def check_frozen(self) -> str:
         """Return a warning if other parameters are frozen than at the checkpoint, or "". After the first call
         it is ""."""
-        state, self._restored = self._restored, None
-        if not state or "frozen" not in state:
+        saved, self._frozen_before = self._frozen_before, None
+        if saved is None or not (changed := sorted(saved ^ self._frozen())):
             return ""
-        frozen = {name for name, each in self.objects["model"].named_parameters() if not each.requires_grad}
-        if not (changed := sorted(frozen ^ set(state["frozen"]))):
-            return ""
-        is_now = "frozen" if changed[0] in frozen else "trained"
+        is_now = "trained" if changed[0] in saved else "frozen"
         return (
             f"warning: {changed[0]} is {is_now} now, unlike at the checkpoint ({len(changed)} in all): if "
             "the loop changes it at an epoch, write `epoch >= N`, not `epoch == N`"
         )
+
+    def _frozen(self) -> set[str]:
+        return {name for name, each in self.objects["model"].named_parameters() if not each.requires_grad}
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {name: each for name, each in self.objects.items() if isinstance(each, torch.optim.Optimizer)}
@@ -208,7 +207,7 @@ class RunState:
             for kept, loaded in zip(groups[name], each.param_groups, strict=True):
                 kept.update(loaded)
             each.param_groups = groups[name]
-        self._schedule.load(state["schedule"])
+        self.schedule.load(state["schedule"])
 
     def note(self, score: float, best_of: str) -> None:
         """Record the score of an evaluation, and count the evaluations since the best one.
@@ -223,14 +222,16 @@ class RunState:
     def _objects(self) -> dict[str, dict]:
         states = {name: own.state_dict() for name, own in self.objects.items() if name != "scheduler"}
         optimizer = states["optimizer"]
-        groups = [
-            plain(group, "a checkpoint cannot hold the optimizer's ") for group in optimizer["param_groups"]
-        ]
-        states["optimizer"] = optimizer | {
-            "class": type(self.objects["optimizer"]).__name__,
-            "param_groups": groups,
-        }
-        return states
+        groups = plain(optimizer["param_groups"], "a checkpoint cannot hold the optimizer's ")
+        name = type(self.objects["optimizer"]).__name__
+        return states | {"optimizer": optimizer | {"class": name, "param_groups": groups}}
+
+
+def _shape(name: str, value: object) -> object:
+    """Return the shape of a tensor; for the extra state of a module, that it has one."""
+    if name.endswith("_extra_state") or not isinstance(value, torch.Tensor):
+        return "present"
+    return list(value.shape)
 
 
 def _sizes(optimizer: Any) -> list[int]:

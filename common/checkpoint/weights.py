@@ -38,15 +38,8 @@ def load(path: str, model: torch.nn.Module, complete: bool = False, arch: str | 
     arch: the name of the network.
     Raises BadInput on every rank if the file cannot be read, or has fewer than half of the model's weights.
     """
-    tensors, error = {}, None
-    if ranks.is_first():
-        try:
-            tensors = pretrained.read(arch, path) if arch and pretrained.is_name(arch, path) else read(path)
-        except BadInput as refusal:
-            error = str(refusal)
-    tensors, error = ranks.broadcast_object((tensors, error))
-    if error:
-        raise BadInput(error)
+    is_name = bool(arch) and pretrained.is_name(arch, path)
+    tensors = ranks.call_on_first(lambda: pretrained.read(str(arch), path) if is_name else read(path))
     return fill(path, model, tensors, complete)
 
 
@@ -59,14 +52,8 @@ def file_of(args: argparse.Namespace) -> str | None:
     arch = getattr(args, "arch", None)
     if arch and args.weights and pretrained.is_name(arch, args.weights):
         pretrained.check(arch, args.weights)
-        error = None
-        if ranks.is_first() and not (args.output.url or output.checkpoints(args.output.folder)):
-            try:
-                pretrained.read(arch, args.weights)
-            except BadInput as refusal:
-                error = str(refusal)
-        if error := ranks.broadcast_object(error):
-            raise BadInput(error)
+        may_resume = args.output.url or output.checkpoints(args.output.folder)
+        ranks.call_on_first(lambda: may_resume or bool(pretrained.read(arch, args.weights)))
         return None
     return args.weights
 

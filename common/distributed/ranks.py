@@ -3,7 +3,8 @@
 All functions also work in a job of one process that has not initialised torch.distributed.
 """
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import torch
 
@@ -43,6 +44,20 @@ def broadcast_object(value: T) -> T:
     if world_size() > 1:
         torch.distributed.broadcast_object_list(values)
     return values[0]
+
+
+def call_on_first(function: Callable[[], T]) -> T:
+    """Return function() of rank 0 on every rank. If it raises BadInput, every rank does."""
+    value, error = None, None
+    if is_first():
+        try:
+            value = function()
+        except BadInput as refusal:
+            error = str(refusal)
+    value, error = broadcast_object((value, error))
+    if error:
+        raise BadInput(error)
+    return cast(T, value)
 
 
 def assert_equal_across_ranks(name: str, value: object) -> None:

@@ -55,8 +55,7 @@ folder, url = sys.argv[1:]
 
 def main():
     os.makedirs(folder, exist_ok=True)
-    one = mirror.Mirror(Output(folder, url))
-    one.open("auto", 2)
+    one = mirror.Mirror(Output(folder, url), "auto", 2)
     paths = checkpoint.list_newest_first(f"{folder}/checkpoints")
     begun = max([0, *(checkpoint.verify(path)["step"] for path in paths)])
     one.start(begun)
@@ -65,7 +64,7 @@ def main():
         state = {"step": step, "x": torch.full((2_500_000,), float(step))}
         checkpoint.write(f"{folder}/checkpoints/step_{step}.pt", state, step=step, run="r")
         write_atomic(f"{folder}/checkpoints/latest", f"step_{step}.pt")
-        one.saved()
+        one.saved(step)
     if error := one.finish():
         raise exits.BadInput(error)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.checkpoint import files as checkpoint
-from common.checkpoint import nonfinite, resume
+from common.checkpoint import nonfinite
 from common.console.arguments import Interval, interval
 from common.ground.exits import BadInput
 from common.run.evaluation import Metrics, absolute_error
@@ -115,13 +115,15 @@ def test_seconds_count_since_the_last_save(recovery, monkeypatch):
 
 def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
     keeper, model = recovery()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".partial-left").touch()  # by a writer that was killed
     _train(keeper, model)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["latest", "step_4.pt", "step_4.pt.json"]
     path = str(tmp_path / "checkpoints" / "step_4.pt")
     state = checkpoint.read(path)
     assert b"hunter2" not in open(path, "rb").read()  # noqa: SIM115
     assert state["arguments"]["data_url"] == "https://host/data" and "secret_key" not in state["arguments"]
-    assert (state["step"], state["epoch"], state["step_of_epoch"]) == (4, 1, 4)
-    assert set(state["versions"]) == {"python", "torch", "numpy"}
+    assert state["step"] == 4
 
     rate = keeper._state.objects["optimizer"].param_groups[0]["lr"]
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -185,20 +187,20 @@ def test_a_scaler_does_not_overrule_the_other_ranks():
 
 
 @_needs_fused
-def test_weights_of_both_kinds_of_optimizer_agree():
-    """They agree also if steps are skipped, even the first one."""
+@pytest.mark.parametrize("options", [{"nesterov": True, "weight_decay": 0.01}, {"dampening": 0.5}])
+def test_weights_of_both_kinds_of_optimizer_agree(options):
+    """They agree also if steps are skipped, even the first one, after which there is no momentum."""
     found = []
     for fused in (None, True):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-        optimizer = torch.optim.SGD(
-            model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, fused=fused
-        )
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused, **options)
         guard, verdicts = nonfinite.Guard(model, optimizer), []
         for step in range(8):
-            images = torch.full((4, 3), float("nan")) if step in (0, 5) else torch.randn(4, 3)
-            loss = (model(images) - 1).square().mean()
             optimizer.zero_grad()
+            torch.full((64, 64), float("nan"))  # unset memory may hold these values
+            images = torch.full((4, 64), float("nan")) if step in (0, 5) else torch.randn(4, 64)
+            loss = (model(images) - 1).square().mean()
             loss.backward()
             if guard.check(loss, asked=step == 2, late=step == 3):
                 optimizer.step()
@@ -207,28 +209,6 @@ def test_weights_of_both_kinds_of_optimizer_agree():
         said = [verdict[:3] for verdict in verdicts]
         assert said == [(step in (0, 5), step == 2, step == 3) for step in range(8)]
         found.append(model.state_dict())
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(tensor, found[1][name], rtol=1e-5, atol=1e-6, msg=name)
-
-
-@_needs_fused
-@pytest.mark.parametrize("dampening", [0, 0.5])
-def test_a_first_step_that_is_left_out_leaves_no_momentum(dampening):
-    found = []
-    for fused in (None, True):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(64, 64)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, dampening=dampening, fused=fused)
-        guard = nonfinite.Guard(model, optimizer)
-        for step in range(4):
-            optimizer.zero_grad()
-            torch.full((64, 64), float("nan"))  # unset memory may hold these values
-            loss = model(torch.randn(4, 64) if step else torch.full((4, 64), float("nan"))).square().mean()
-            loss.backward()
-            if guard.check(loss, asked=False, late=False):
-                optimizer.step()
-            guard.end_step()
-        found.append(model.weight.detach())
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
@@ -316,13 +296,14 @@ def test_another_run_is_refused_with_both_values(recovery):
     for name, value, here in (("seed", 7, 0), ("dataset", "cifar10", "digits"), ("batch_size", 16, 8)):
         with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
             recovery(**{name: value})
-    state = checkpoint.read(checkpoint.list_newest_first(keeper._saver.checkpoints)[0])
+    state, load = keeper._state.capture(4), keeper._state.load
     with pytest.raises(BadInput, match=r"of step 4, and this run ends at step 3:"):
-        resume.check(state, 2, state["identity"], model.state_dict(), 3)
-    with pytest.raises(checkpoint.Refused, match=r"0.weight is \[2, 3\], this run's is \[2, 4\]"):
-        resume.check(state, 2, state["identity"], model.state_dict() | {"0.weight": torch.zeros(2, 4)}, 20)
-    with pytest.raises(checkpoint.Refused, match="its format is 2, this program reads 3"):
-        resume.check(state, 3, state["identity"], model.state_dict(), 20)
+        load(state, 3)
+    with pytest.raises(checkpoint.Refused, match="its format is 1, this program reads 2"):
+        load(state | {"format": 1}, 20)
+    state["objects"]["model"] |= {"0.weight": torch.zeros(2, 4)}
+    with pytest.raises(checkpoint.Refused, match=r"0.weight is \[2, 4\], this run's is \[2, 3\]"):
+        load(state, 20)
 
 
 def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys):

@@ -2,52 +2,51 @@
 
 import threading
 
-import pytest
 import torch
 
-from common.checkpoint.saver import BackgroundWriter, is_finite, size_of
+from common.checkpoint.saver import HostCopies, Saver, find_infinite, size_of
 
 
-def test_training_goes_on_while_a_copy_is_written():
-    writer, go, seen = BackgroundWriter(), threading.Event(), []
+def test_training_goes_on_while_a_copy_is_written(tmp_path):
+    saver, go, seen = Saver(str(tmp_path), 1, print), threading.Event(), []
     weight = torch.zeros(4)
 
     def write(copy):
         go.wait(10)
         seen.append(copy["weight"].tolist())
 
-    writer.submit({"weight": weight, "step": 1}, write)
+    saver._submit("best.pth", lambda: {"weight": weight}, write)
     weight += 1  # the optimizer does not wait
-    assert not writer.idle() and not seen
+    saver.check()
+    assert not seen
     go.set()
-    assert writer.wait() is None and seen == [[0.0] * 4] and writer.idle()
+    assert saver.finish() == [] and seen == [[0.0] * 4]
 
 
 def test_memory_is_used_again():
-    writer, seen = BackgroundWriter(), []
+    copies = HostCopies()
     weight = torch.randn(3, 4, 5, 5).contiguous(memory_format=torch.channels_last)
-    for _ in range(2):
-        writer.submit({"a": [weight, (weight,)]}, lambda copy: seen.append(copy["a"][0]))
-        writer.wait()
-    assert seen[0].data_ptr() == seen[1].data_ptr() != weight.data_ptr()
-    assert seen[0].stride() == weight.stride() and torch.equal(seen[0], weight)
+    first, second = (copies.make({"a": [weight, (weight,)]})["a"][0] for _ in range(2))
+    assert first.data_ptr() == second.data_ptr() != weight.data_ptr()
+    assert first.stride() == weight.stride() and torch.equal(first, weight)
 
 
-def test_an_error_comes_out_once():
-    writer = BackgroundWriter()
+def test_an_error_is_reported_once_and_forgotten_after_a_success(tmp_path):
+    lines: list[str] = []
+    saver = Saver(str(tmp_path), 1, lines.append)
 
     def fail(copy):
         raise OSError(28, "No space left on device")
 
-    writer.submit({}, fail)
-    assert str(writer.wait()) == "[Errno 28] No space left on device" and writer.wait() is None
-    writer.submit({}, fail)
-    with pytest.raises(OSError, match="No space left"):
-        writer.submit({}, print)
+    saver._submit("best.pth", dict, fail)
+    (reason,) = saver.finish()
+    assert reason.startswith("best.pth was not saved: No space left on device (") and len(lines) == 1
+    saver._submit("best.pth", dict, lambda copy: None)
+    assert saver.finish() == [] and len(lines) == 1
 
 
 def test_sizes_and_finiteness():
     state = {"a": torch.zeros(10), "b": [torch.zeros(3, dtype=torch.int64), 5], "c": (torch.ones(2),)}
-    assert size_of(state) == 40 + 24 + 8 and is_finite(state)
-    assert not is_finite({"a": [torch.tensor([0.0, float("nan")])]})
-    assert not is_finite({"a": {"b": torch.tensor(float("inf"))}})
+    assert size_of(state) == 40 + 24 + 8
+    tensors = {"a": torch.tensor([0.0, float("nan")]), "b": torch.tensor(float("inf")), "c": torch.ones(2)}
+    assert find_infinite(tensors | {"extra": [1]}) == {"a", "b"}
