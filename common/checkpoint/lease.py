@@ -13,8 +13,7 @@ import threading
 import time
 import uuid
 
-from common.ground.exits import BadInput
-from common.object_store.errors import shown
+from common.ground.exits import BadInput, printable
 from common.object_store.store import ObjectStore
 
 KEY = ".bootfile-lease.json"
@@ -110,7 +109,7 @@ def _in_use(url: str, other: dict) -> str:
 
 
 def _text(other: dict, name: str) -> str:
-    return shown(str(other.get(name)))
+    return printable(str(other.get(name)))
 
 
 def _identity(folder: str) -> str:

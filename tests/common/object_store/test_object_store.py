@@ -11,10 +11,9 @@ import types
 import pytest
 
 from common.ground.exits import BadInput
-from common.object_store import client as object_store_client
 from common.object_store import paths as object_store_paths
 from common.object_store import store as object_store
-from common.object_store.location import Location, parse
+from common.object_store.location import Location, check_encrypted, parse
 from common.object_store.store import ObjectStore, StoreError, is_url
 from tests.conftest import environment, free_port, run
 from tests.support.fault_proxy import FaultProxy
@@ -131,14 +130,15 @@ def test_clear_text_to_another_machine_is_refused_or_said(monkeypatch, tmp_path,
         monkeypatch.setenv(each, value)
     for url in ("http://obs.example.com", "http://192.0.2.1:9000", "http://localhost.example"):
         monkeypatch.setenv(name, url)
-        with pytest.raises(BadInput, match=rf"{name}={url} is not encrypted.*S3_USE_HTTPS"):
+        with pytest.raises(BadInput, match=rf"{url} is not encrypted.*S3_USE_HTTPS"):
             ObjectStore("s3://bucket")
     monkeypatch.setenv("S3_USE_HTTPS", "0")
-    object_store_client._warn_of_clear_text.cache_clear()
+    check_encrypted.cache_clear()
     for _ in range(2):
         assert ObjectStore("s3://bucket").client.meta.endpoint_url == url
     assert capsys.readouterr().err.count(f"warning: {url} is not encrypted") == 1
     monkeypatch.delenv("S3_USE_HTTPS")
+    check_encrypted.cache_clear()
     for local in ("http://127.0.0.2:1", "http://localhost:1", "http://[::1]:1"):
         monkeypatch.setenv(name, local)
         assert ObjectStore("s3://bucket").client.meta.endpoint_url == local
@@ -419,7 +419,7 @@ def _file(path, size: int) -> str:
 )  # fmt: skip
 def test_hostile_keys_never_become_paths(tmp_path, key):
     with pytest.raises(BadInput, match="key") as refused:
-        object_store_paths.local_path(str(tmp_path), key)
+        object_store_paths.check_keys([key], "s3://bucket")
     assert "\n" not in str(refused.value) and str(refused.value).isprintable()
 
 
@@ -427,13 +427,13 @@ def test_keys_through_links_and_files(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "out").symlink_to(tmp_path)
     with pytest.raises(BadInput, match="a link leads out"):
-        object_store_paths.local_path(str(tmp_path / "in"), "out/x")
+        object_store_paths.make_path(str(tmp_path / "in"), "out/x")
     (tmp_path / "in" / "a").write_text("")
     with pytest.raises(BadInput, match=r"key a/b: its folder is a file"):
-        object_store_paths.make_folder_of(str(tmp_path / "in" / "a" / "b"), "a/b")
+        object_store_paths.make_path(str(tmp_path / "in"), "a/b")
     with pytest.raises(BadInput, match=r"key a is both a file and a folder"):
         object_store_paths.check_keys(["a/b", "a"], "s3://bucket")
-    assert object_store_paths.local_path(str(tmp_path / "in"), "b/c d") == str(tmp_path / "in/b/c d")
+    assert object_store_paths.make_path(str(tmp_path / "in"), "b/c d") == str(tmp_path / "in/b/c d")
 
 
 def test_boto3_is_imported_when_it_is_needed_and_named_when_it_is_missing(server):
