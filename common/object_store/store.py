@@ -55,8 +55,8 @@ class Object(NamedTuple):
     md5: str | None = None
 
 
-class ObjectStore:
-    """The objects below one URL.
+class ObjectStore(contextlib.AbstractContextManager):
+    """The objects below one URL. The end of a `with` block closes the connections.
 
     All methods may be called from several threads. threads: the number of threads that use it.
     Raises BadInput; its methods raise StoreError.
@@ -246,15 +246,8 @@ class ObjectStore:
         """Make the current and later calls of all threads end soon with a StoreError, after Ctrl-C."""
         self._stopped.set()
 
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
-
-    def __enter__(self):
-        return self
-
     def __exit__(self, *_):
-        self.close()
+        self.client.close()
 
     @contextlib.contextmanager
     def _explained(self, key: str = "") -> Iterator[None]:

@@ -33,15 +33,11 @@ def _sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
         raise BadInput(f"the criterion returned a tensor of shape {list(loss.shape)}: {_EXPECTED}")
     count = torch.full((), count_samples(labels), dtype=torch.float64, device=loss.device)
     correct = torch.full_like(count, torch.nan)
-    if _is_classification(logits, labels):
-        correct = (logits.argmax(dim=1) == labels).sum()
+    if isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor):
+        has_classes = logits.ndim == 2 and logits.shape[1] > 1
+        if has_classes and labels.ndim == 1 and labels.dtype == torch.int64:
+            correct = (logits.argmax(dim=1) == labels).sum()
     return torch.stack([loss.detach().double() * count, correct.double(), count])
-
-
-def _is_classification(logits: Any, labels: Any) -> bool:
-    if not isinstance(logits, torch.Tensor) or not isinstance(labels, torch.Tensor):
-        return False
-    return logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1 and labels.dtype == torch.int64
 
 
 def count_samples(targets: Any) -> int:
@@ -167,8 +163,8 @@ class Metrics:
         """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values()."""
         loss_sum, correct, count = sums[:3].tolist()
         figures = {"loss": loss_sum / (count or math.nan), "acc": correct / (count or math.nan)}
+        figures |= self.values(sums)
         best = self.best or ("loss" if math.isnan(correct) else "acc")
-        figures |= self.values(sums) if best in self.metrics else {}
         return -figures[best] if self.lowest or (self.best is None and best == "loss") else figures[best]
 
     def confusion(self, sums: torch.Tensor) -> torch.Tensor | None:

@@ -137,16 +137,14 @@ def test_a_lock_file_that_its_holder_deletes_is_created_again(tmp_path):
     assert found == [True]
 
 
-def test_a_digest_of_a_path_and_of_an_open_file(tmp_path):
+def test_digests_and_special_files(tmp_path):
     content = os.urandom(2**20 + 5)
     (tmp_path / "a").write_bytes(content)
     assert files.sha256_file(str(tmp_path / "a")) == hashlib.sha256(content).hexdigest()
-    with open(tmp_path / "a", "rb") as file:
-        file.seek(3)
-        assert files.sha256_file(file) == hashlib.sha256(content[3:]).hexdigest()
-
-
-def test_special_files_are_refused(tmp_path):
+    for digest in (hashlib.sha256(content[3:]).hexdigest(), hashlib.md5(content[3:]).hexdigest()):
+        with open(tmp_path / "a", "rb") as file:
+            file.seek(3)
+            assert files.has_digest(file, digest) and not files.has_digest(file, digest)
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", tmp_path):
         with pytest.raises(OSError), open(path, opener=files.opener):
