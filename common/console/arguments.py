@@ -152,6 +152,12 @@ def plain(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
 
 
+def remind(args: argparse.Namespace, log: Callable[[str], object]) -> None:
+    """Log the names of the ignored options, if there are any. log: called with one line."""
+    if args.ignored:
+        log(f"ignored arguments: {' '.join(args.ignored)}")
+
+
 def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
     """Return the arguments that may be logged: plain values, without any that looks like a credential."""
     plain = (str, int, float, bool, type(None))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from common.console import config
-from common.console.arguments import FLAG, REMOVED, Parser, plain, settings
+from common.console.arguments import FLAG, REMOVED, Parser, plain, remind, settings
 from common.distributed import devices
 from common.ground.exits import BadInput, import_optional, print_line
 from common.ground.files import ROOT
@@ -45,8 +45,7 @@ class JobParser(Parser):
             parsed, unknown = self.parse_known_args(words, namespace)
         parsed.ignored = self._let_pass(unknown, parsed.__dict__.pop("ignore_unknown"))
         if platforms.is_first_on_node():
-            if parsed.ignored:
-                print_line(f"ignored arguments: {' '.join(parsed.ignored)}")
+            remind(parsed, print_line)
             print_line(f"settings {self._changed(parsed)}")
         for check in self.checks:
             vars(parsed).update(check(parsed))

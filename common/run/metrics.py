@@ -241,6 +241,7 @@ class Log:
             self._bar.close()
         if self._trains and not writes_nothing(self.args):
             self._print_time_cost(loader)
+        arguments.remind(self.args, self.info)
         with self._reported():
             if self._trackers is not None and (states := dict(self.states())):  # no evaluation at the end
                 append_json_line(self._path, {"step": max(states), "states": states})

@@ -102,12 +102,14 @@ def test_a_lock_excludes_other_processes(tmp_path, held, asked, free, kind):
             assert holder.wait() == 0
 
 
-def test_a_lock_excludes_threads_and_ends_with_the_block_although_a_child_has_inherited_it(tmp_path):
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_lock_excludes_threads_and_ends_with_the_block(tmp_path, is_deleted):
+    """A child may have inherited it. The next holder does not get a lock on a deleted file."""
     path, order = str(tmp_path / "lock"), []
 
     def take() -> None:
-        with files.locked(path):
-            order.append("thread")
+        with files.locked(path) as handle:
+            order.append(files.is_at(handle, path))
 
     with files.locked(path) as handle:
         thread = threading.Thread(target=take)
@@ -115,26 +117,11 @@ def test_a_lock_excludes_threads_and_ends_with_the_block_although_a_child_has_in
         thread.join(0.2)
         order.append("first")
         inherited = os.dup(handle)
+        if is_deleted:
+            os.unlink(path)
     thread.join()
     os.close(inherited)
-    assert order == ["first", "thread"]
-
-
-def test_a_lock_file_that_its_holder_deletes_is_created_again(tmp_path):
-    """The next holder does not get a lock on a deleted file, which no other process can find."""
-    path, found = str(tmp_path / "lock"), []
-
-    def take() -> None:
-        with files.locked(path) as handle:
-            found.append(files.is_at(handle, path))
-
-    with files.locked(path):
-        thread = threading.Thread(target=take)
-        thread.start()
-        thread.join(0.2)
-        os.unlink(path)
-    thread.join()
-    assert found == [True]
+    assert order == ["first", True]
 
 
 def test_digests_and_special_files(tmp_path):

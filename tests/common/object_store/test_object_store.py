@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import socket
 import subprocess
 import time
 import types
@@ -368,6 +369,15 @@ def test_what_is_not_there_is_one_line(store, monkeypatch):
     with pytest.raises(StoreError, match=r"127\.0\.0\.1:\d+ cannot be reached") as refused:
         ObjectStore("s3://bucket/x").read("key")
     assert refused.value.reason == "EndpointConnectionError"
+
+
+def test_a_server_that_does_not_answer_is_no_error_of_the_disk(store, monkeypatch, tmp_path):
+    """boto3's time-outs are OSErrors too."""
+    monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", "1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(StoreError, match=r"/key: 127\.0\.0\.1:\d+ stopped answering"):
+            ObjectStore("s3://bucket/x").send(_file(tmp_path / "file", 10), "key")
 
 
 def test_no_credentials(store, monkeypatch):
