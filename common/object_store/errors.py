@@ -51,7 +51,7 @@ class StoreError(BadInput):
     """A request to an object store failed. The message names the bucket, the key and the cause.
 
     reason: the code of the store ("NoSuchBucket"), the class of the exception ("ReadTimeoutError"),
-    "damaged", "replaced", "interrupted", "listing" or "disk". again: whether another attempt may succeed.
+    "damaged", "replaced", "interrupted" or "disk". again: whether another attempt may succeed.
     """
 
     def __init__(self, message: str, reason: str = "", again: bool = False):
