@@ -253,7 +253,7 @@ def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp
     said = launch("fetch", url, "--to", tmp_path, answer="n", code=1)
     assert f"replace {tmp_path}/best.pth" in said.stdout
     assert contents(tmp_path) == own
-    assert "fetched 2 files" in launch("fetch", url, "--to", tmp_path, "--yes").stdout
+    assert "fetched 4 files" in launch("fetch", url, "--to", tmp_path, "--yes").stdout
     assert contents(tmp_path) == files | {"notes": b"stay"}
     assert "unchanged 4 files" in launch("fetch", url, "--to", tmp_path).stdout, "no question"
 
