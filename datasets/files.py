@@ -1,11 +1,9 @@
 """Find, download (only over https) and verify data files."""
 
-import contextlib
 import gzip
 import hashlib
 import http.client
 import os
-import ssl
 import urllib.request
 from typing import Any
 
@@ -62,12 +60,10 @@ def read_checked(path: str, md5: str) -> bytes:
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, request: Any, response: Any, code: Any, message: Any, headers: Any, new_url: Any
-    ):
-        if not new_url.startswith("https://"):
-            raise BadInput(f"{request.full_url} redirects to {new_url}, which is not https")
-        return super().redirect_request(request, response, code, message, headers, new_url)
+    def redirect_request(self, request: Any, *others: Any):
+        if not others[-1].startswith("https://"):
+            raise BadInput(f"{request.full_url} redirects to {others[-1]}, which is not https")
+        return super().redirect_request(request, *others)
 
 
 def download(url: str, path: str, md5: str) -> None:
@@ -79,7 +75,6 @@ def download(url: str, path: str, md5: str) -> None:
     if not url.startswith("https://"):
         raise BadInput(f"{url} is not an https URL")
     folder = os.path.dirname(path)
-    created = not os.path.isdir(folder)
     try:
         os.makedirs(folder, exist_ok=True)
         with locked(folder):
@@ -89,20 +84,17 @@ def download(url: str, path: str, md5: str) -> None:
         raise
     except (OSError, ValueError, http.client.HTTPException) as error:  # of the network or the disk
         raise BadInput(f"cannot download {url} to {path}: {error or type(error).__name__}") from error
-    finally:
-        if created:
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)  # only if it is empty
 
 
 def _fetch(url: str, path: str, md5: str) -> None:
-    opener = urllib.request.build_opener(
-        _HttpsOnly, urllib.request.HTTPSHandler(context=ssl.create_default_context())
-    )
+    opener = urllib.request.build_opener(_HttpsOnly)
     with opener.open(url, timeout=_TIMEOUT) as response, open_atomic(path) as file:
         size = int(response.headers.get("Content-Length") or 0)
         digest, received = hashlib.md5(usedforsecurity=False), 0
-        with _progress(os.path.basename(path), size) as bar:
+        # not a terminal: print every 10 s, so that a slow download does not look like a hang
+        interval = 0.1 if os.isatty(2) else 10
+        title = f"downloading {os.path.basename(path)}"
+        with tqdm(total=size or None, unit="B", unit_scale=True, desc=title, mininterval=interval) as bar:
             while block := response.read(_BLOCK):
                 file.write(block)
                 digest.update(block)
@@ -113,14 +105,3 @@ def _fetch(url: str, path: str, md5: str) -> None:
                 f"{url} sent {received} of {size or 'unknown'} bytes with md5 {digest.hexdigest()}, "
                 f"expected {md5}"
             )
-
-
-def _progress(name: str, size: int) -> tqdm:
-    # not a terminal: print every 10 s, so that a slow download does not look like a hang
-    return tqdm(
-        total=size or None,
-        unit="B",
-        unit_scale=True,
-        desc=f"downloading {name}",
-        mininterval=10 * (not os.isatty(2)),
-    )

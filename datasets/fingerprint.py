@@ -23,13 +23,8 @@ def fingerprint(dataset: Any, read: Callable[[np.ndarray], list]) -> str:
     """
     digest = hashlib.sha256()
     _add_dataset(digest, dataset)
-    ids = (
-        np.unique(np.linspace(0, len(dataset) - 1, _ITEMS).astype(np.int64))
-        if len(dataset)
-        else np.zeros(0, int)
-    )
-    if not isinstance(getattr(dataset, "fingerprint", None), str):
-        for item in read(ids):
+    if len(dataset) and not isinstance(getattr(dataset, "fingerprint", None), str):
+        for item in read(np.unique(np.linspace(0, len(dataset) - 1, _ITEMS).astype(np.int64))):
             _add(digest, item)
     return digest.hexdigest()[:32]
 
@@ -37,12 +32,10 @@ def fingerprint(dataset: Any, read: Callable[[np.ndarray], list]) -> str:
 def hash_value(value: Any) -> int:
     """Return an integer itself, and 63 bits of a digest of any other value: a tensor, an array, text, or a
     nested list or dictionary."""
-    if isinstance(value, int | np.integer) or (
-        isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0
-    ):
-        number = value.item() if isinstance(value, torch.Tensor | np.ndarray) else value
-        if isinstance(number, int) and abs(number) < 2**63:
-            return int(number)
+    is_scalar = isinstance(value, torch.Tensor | np.ndarray | np.integer) and value.ndim == 0
+    number = value.item() if is_scalar else value
+    if isinstance(number, int) and abs(number) < 2**63:
+        return int(number)
     digest = hashlib.blake2b(digest_size=8)
     _add(digest, value)
     return int.from_bytes(digest.digest(), "little") >> 1

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from common.console.arguments import Parser, boolean, names, positive_int
+from common.console.arguments import Parser, boolean, positive_int
 from common.ground.exits import printable
 from common.ground.files import ROOT
 from common.platform import node
@@ -40,8 +40,7 @@ def main(arguments: list[str]) -> int:
         help="folder for results (default: output_dir/ next to jobs/)",
     )
     parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
-    args, unknown = parser.parse_known_args(arguments)
-    ignored = names(unknown)
+    args, ignored = parser.parse_known_args(arguments)
     gpus = 0 if args.enable_gpu is False else torch.cuda.device_count()
 
     start = time.monotonic()

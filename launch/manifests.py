@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from common.checkpoint import output_list
-from common.ground.exits import BadInput
-from common.ground.files import sha256_file
-from common.object_store.errors import of_the_disk, shown
-from common.object_store.paths import check_keys, is_partial
+from common.ground.exits import BadInput, printable
+from common.ground.files import PARTIAL, sha256_file
+from common.object_store.errors import of_the_disk
+from common.object_store.paths import check_keys
 
 NAME = "manifest.json"
 _FORMAT = 1
@@ -80,13 +80,13 @@ def _list_files(folder: str) -> Iterator[str]:
         for name in folders:
             if os.path.islink(os.path.join(base, name)):
                 raise BadInput(
-                    f"{shown(os.path.join(base, name))} is a link to a folder: put the files there"
+                    f"{printable(os.path.join(base, name))} is a link to a folder: put the files there"
                 )
         for name in names:
             path = os.path.join(base, name)
             if not os.path.isfile(path):
-                raise BadInput(f"{shown(path)} is not a regular file")
-            if not is_partial(name) and path != os.path.join(folder, NAME):
+                raise BadInput(f"{printable(path)} is not a regular file")
+            if not name.startswith(PARTIAL) and path != os.path.join(folder, NAME):
                 yield os.path.relpath(path, folder)
 
 

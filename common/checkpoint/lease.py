@@ -13,9 +13,8 @@ import threading
 import time
 import uuid
 
-from common.ground.exits import BadInput, print_line
+from common.ground.exits import BadInput, print_line, printable
 from common.ground.files import read_file, write_atomic
-from common.object_store.errors import shown
 from common.object_store.store import ObjectStore
 
 KEY = ".bootfile-lease.json"
@@ -101,8 +100,8 @@ def _in_use(url: str, other: dict) -> str:
     if not other:
         return f"the lease of {url} was deleted, perhaps by another job: nothing more is uploaded"
     return (
-        f"{url} belongs to another job that is running (process {shown(str(other.get('pid')))} on "
-        f"{shown(str(other.get('host')))}): the results would be mixed; give every job a train_url of its own"
+        f"{url} belongs to another job that is running (process {printable(str(other.get('pid')))} on "
+        f"{printable(str(other.get('host')))}): the results would be mixed; give every job a train_url of its own"
     )
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from common.checkpoint import files as checkpoint
 from common.checkpoint import output_list
 from common.checkpoint.output_list import File
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, printable
 from common.ground.heartbeat import Heartbeat
-from common.object_store.errors import shown
 from common.object_store.store import MISSING, ObjectStore, StoreError
 from common.run.output import WEIGHTS
 
@@ -145,4 +144,4 @@ def _restore_history(store: ObjectStore, folder: str, name: str) -> None:
     except StoreError as error:
         if error.reason not in _OF_THE_OBJECT:
             raise
-        print(f"warning: the earlier {shown(name)} is lost: {error}", flush=True)
+        print(f"warning: the earlier {printable(name)} is lost: {error}", flush=True)

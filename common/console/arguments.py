@@ -60,20 +60,24 @@ class Parser(argparse.ArgumentParser):
         if not unknown:
             parsed, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            self.error(self.unknown(names(unknown)))
+            self.error(self.unknown(unknown))
         return parsed
 
     def parse_known_args(
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Return the namespace and the unknown words: options, their values, and values without an option."""
+        """Return the namespace and the names of the unknown options, each once.
+
+        Values may be secrets: NAMELESS stands for those without an option.
+        """
         known, unknown = self._split(list(sys.argv[1:] if args is None else args))
         parsed, rest = super().parse_known_args(known, namespace)
-        return parsed, unknown + [word for word in rest if word != _UNKNOWN]
+        unknown += [NAMELESS for word in rest if word != _UNKNOWN]
+        return parsed, list(dict.fromkeys(unknown))
 
     def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Return (words with the defined names of options, unknown options). The word after an unknown option
-        is taken as its value."""
+        """Return (words with the defined names of options, names of unknown options). The word after an
+        unknown option is taken as its value."""
         known, unknown = [], []
         while words:
             word = words.pop(0)
@@ -88,9 +92,9 @@ class Parser(argparse.ArgumentParser):
                 known.append(word)
             elif option is None:
                 known.append(_UNKNOWN)
-                unknown.append(word)
+                unknown.append(re.split(r"[^\w.-]", word)[0] if word.startswith("--") else word[:2])
                 if not equals and following is not None:
-                    unknown.append(words.pop(0))
+                    words.pop(0)
             elif self._option_string_actions[option].nargs == "?" and not equals:
                 action = self._option_string_actions[option]
                 own = following is not None and not _is_path(action, following)
@@ -127,20 +131,6 @@ class Parser(argparse.ArgumentParser):
             hint = REMOVED.get(plain(name)) or (meant and f"did you mean {meant}?")
             said.append(f"{name} ({hint})" if hint else name)
         return f"unknown option{'s' if len(said) > 1 else ''}: {', '.join(said)}"
-
-
-def names(words: list[str]) -> list[str]:
-    """Return the names of the options among the words, each once. Values may be secrets: NAMELESS replaces a
-    value without an option."""
-    options = []
-    for before, word in zip(["", *words], words, strict=False):
-        if _is_option(word):
-            name = re.match(r"--[\w.-]*|-.", word)
-            assert name is not None  # _is_option() has found a hyphen and another character
-            options.append(name[0])
-        elif not _is_option(before) or "=" in before:
-            options.append(NAMELESS)
-    return list(dict.fromkeys(options))
 
 
 def _is_option(word: str) -> bool:

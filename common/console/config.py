@@ -18,32 +18,20 @@ from common.ground.files import read_file
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the content of a file: JSON if its name ends in .json, else TOML. Raises BadInput, as
-    read_toml() does."""
-    if not path.endswith(".json"):
-        return read_toml(path)
+    """Return the content of a file: JSON if its name ends in .json, else TOML. Raises BadInput; its message
+    does not name the file."""
+    kind, loads = ("JSON", json.loads) if path.endswith(".json") else ("TOML", _import_toml().loads)
     try:
-        content = json.loads(read_file(path, 2**20))
-    except OSError as error:
-        raise BadInput(error.strerror) from error
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise BadInput("is not an object of options")
-    return content
-
-
-def read_toml(path: str) -> dict[str, Any]:
-    """Return the content of a TOML file. Raises BadInput; its message does not name the file."""
-    toml = _import_toml()
-    try:
-        return toml.loads(read_file(path, 2**20).decode())
+        content = loads(read_file(path, 2**20).decode())
     except OSError as error:
         raise BadInput(error.strerror) from error
     except UnicodeDecodeError as error:
         raise BadInput(f"is not UTF-8 at byte {error.start}") from error
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of 5000 digits, deep nesting
-        raise BadInput(f"is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # a syntax error, a number of 5000 digits, deep nesting
+        raise BadInput(f"is not {kind}: {error}") from error
+    if not isinstance(content, dict):
+        raise BadInput("is not an object of options")
+    return content
 
 
 def _import_toml():

@@ -17,10 +17,12 @@ import io
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+STARTED = time.monotonic()  # a job imports this module before torch
 BAD_INPUT, NO_RENDEZVOUS, LOST_CONTACT, NOT_SAVED, DIVERGED = 2, 4, 5, 6, 7
 INTERRUPTED = 130
 # variable with a file descriptor: errors go to the parent process, which prints a shared error only once

@@ -189,9 +189,11 @@ def sha256_file(file: str | BinaryIO) -> str:
     return _digest(file, hashlib.sha256())
 
 
-def md5_file(file: BinaryIO) -> str:
-    """Return the MD5 of an open file from its position, 32 hex digits. Raises OSError."""
-    return _digest(file, hashlib.md5(usedforsecurity=False))
+def has_digest(file: BinaryIO, digest: str) -> bool:
+    """Return whether a sha256 (64 hex digits) or an MD5 is that of an open file from its position. Raises
+    OSError."""
+    kind = hashlib.sha256() if len(digest) == 64 else hashlib.md5(usedforsecurity=False)
+    return _digest(file, kind) == digest
 
 
 def _digest(file: BinaryIO, digest: Any) -> str:

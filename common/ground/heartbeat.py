@@ -23,9 +23,9 @@ class Heartbeat:
         """Return the time since the heartbeat was made."""
         return time.monotonic() - self._begin
 
-    def beat(self, text: str | Callable[[], str]) -> None:
-        """Log "TEXT (N s)" if a line is due. text: the text, or a function that returns it."""
+    def beat(self, text: str) -> None:
+        """Log "TEXT (N s)" if a line is due."""
         now = time.monotonic()
         if now - self._last >= (EVERY if self._every is None else self._every):
             self._last = now
-            self._log(f"{text() if callable(text) else text} ({now - self._begin:.0f} s)")
+            self._log(f"{text} ({now - self._begin:.0f} s)")

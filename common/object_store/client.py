@@ -1,12 +1,10 @@
 """Make boto3's client of a store."""
 
-import functools
 import os
-import sys
 from typing import Any
 
-from common.ground.exits import BadInput, import_optional
-from common.object_store.location import NEEDS_HTTPS, USE_HTTPS, Endpoint, is_clear_text
+from common.ground.exits import import_optional
+from common.object_store.location import Endpoint, check_encrypted
 
 _CONNECT_TIMEOUT = 10.0  # seconds
 
@@ -53,19 +51,10 @@ def connect(scheme: str, where: Endpoint, connections: int, read_timeout: float,
     client.meta.events.register("before-call.s3.GetObject", _ask_for_no_checksum)
     for operation in ("PutObject", "UploadPart"):
         client.meta.events.register(f"before-call.s3.{operation}", conditionally_calculate_md5)
-    if is_clear_text(client.meta.endpoint_url):  # boto3's files may also name an endpoint
-        if os.environ.get(USE_HTTPS) != "0":
-            raise BadInput(f"the endpoint {client.meta.endpoint_url} is not encrypted: {NEEDS_HTTPS}")
-        _warn_of_clear_text(client.meta.endpoint_url)
+    check_encrypted(client.meta.endpoint_url)  # boto3's files may also name an endpoint
     return client
 
 
 def _ask_for_no_checksum(params: dict, **_: object) -> None:
     # not with response_checksum_validation: s3transfer then takes the size from the store's Content-Range
     params["headers"].pop("x-amz-checksum-mode", None)
-
-
-@functools.cache
-def _warn_of_clear_text(url: str) -> None:
-    """Warn once per process."""
-    print(f"warning: {url} is not encrypted: others on the network can read data and tokens", file=sys.stderr)

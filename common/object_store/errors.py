@@ -51,7 +51,7 @@ class StoreError(BadInput):
     """A request to an object store failed. The message names the bucket, the key and the cause.
 
     reason: the code of the store ("NoSuchBucket"), the class of the exception ("ReadTimeoutError"),
-    "damaged", "replaced", "interrupted", "listing" or "disk". again: whether another attempt may succeed.
+    "damaged", "replaced", "interrupted" or "disk". again: whether another attempt may succeed.
     """
 
     def __init__(self, message: str, reason: str = "", again: bool = False):
@@ -63,8 +63,8 @@ class Damaged(Exception):
     """An answer of a store cannot be right. The message is the cause for the user."""
 
 
-def explain(error: Exception, url: str, endpoint: str) -> StoreError:
-    """Return the StoreError for an exception of boto3, the network or this package.
+def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
+    """Return the StoreError for an exception of boto3, the network or this package; None for one of the disk.
 
     The text of the server is not repeated: it may quote the request.
 
@@ -80,7 +80,9 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError:
         if cause := _CAUSE_OF.get(kind.__name__):
             name = type(error).__name__
             return StoreError(f"{url}: {cause.format(endpoint=endpoint)} ({name})", name)
-    # for example an invalid date
+    if isinstance(error, OSError):
+        return None
+    # for example an invalid date, or an answer without a field
     return StoreError(f"{url}: the answer cannot be read ({type(error).__name__})", "damaged")
 
 
@@ -99,9 +101,9 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
 
 def of_the_disk(error: OSError, path: str) -> StoreError:
     """Return the error for a file of this node that cannot be read or written, with the free space."""
-    return StoreError(f"{shown(path)}: {explain_write(error, path)}", "disk")
+    return StoreError(f"{printable(path)}: {explain_write(error, path)}", "disk")
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """Return a key or a path for a message, as one line."""
     return text if text.isprintable() else ascii(text)

@@ -1,16 +1,16 @@
 """Parse an s3:// or obs:// URL, and find the endpoint of its store in the environment."""
 
+import functools
 import ipaddress
 import os
 import re
+import sys
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from common.ground.exits import BadInput
-from common.object_store.errors import shown
+from common.ground.exits import BadInput, printable
 
-USE_HTTPS = "S3_USE_HTTPS"
-NEEDS_HTTPS = f"https:// is needed for any other machine ({USE_HTTPS}=0 allows http)"
+_USE_HTTPS = "S3_USE_HTTPS"
 _USE_VARIABLES = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
 _HOST = re.compile(r"[a-z0-9._:-]+")
 _URL = re.compile(r"(s3|obs)://([^/]*)/?(.*)", re.DOTALL)
@@ -30,25 +30,27 @@ class Location(NamedTuple):
 
     def url(self, key: str = "") -> str:
         """Return the URL of a key below the prefix, safe to print."""
-        return shown("/".join(filter(None, [f"{self.scheme}://{self.bucket}", self.prefix, key])))
+        return printable("/".join(filter(None, [f"{self.scheme}://{self.bucket}", self.prefix, key])))
 
 
 def parse(url: str) -> Location:
     """Parse s3://bucket[/prefix] or obs://bucket[/prefix]. Raises BadInput; it never shows a password."""
     match = _URL.fullmatch(url)
     if not match:
-        raise BadInput(f"{shown(url.rpartition('@')[2])} is not s3://bucket/prefix or obs://bucket/prefix")
+        raise BadInput(
+            f"{printable(url.rpartition('@')[2])} is not s3://bucket/prefix or obs://bucket/prefix"
+        )
     scheme, bucket, prefix = match.groups()
     if "@" in bucket or ("@" in url and not _BUCKET.fullmatch(bucket)):  # a password may hold a slash
         raise BadInput(f"a {scheme}:// URL holds a user name or a password: {_USE_VARIABLES}")
     if not _BUCKET.fullmatch(bucket):
         raise BadInput(
-            f"{shown(url)}: {shown(bucket)!r} is not a bucket name (3 to 63 of a-z, 0-9 and -; a name "
-            "with dots has no certificate)"
+            f"{printable(url)}: {printable(bucket)!r} is not a bucket name (3 to 63 of a-z, 0-9 and -; a "
+            "name with dots has no certificate)"
         )
     prefix = prefix.strip("/")
     if (prefix and {"", ".", ".."} & set(prefix.split("/"))) or not prefix.isprintable():
-        raise BadInput(f"{shown(url)}: the prefix holds an empty part, . or .., or a control character")
+        raise BadInput(f"{printable(url)}: the prefix holds an empty part, . or .., or a control character")
     return Location(scheme, bucket, prefix)
 
 
@@ -60,8 +62,8 @@ class Endpoint(NamedTuple):
     style: str
 
     @property
-    def shown(self) -> str:
-        """Return the name of the server for messages."""
+    def name(self) -> str:
+        """The name of the server for messages."""
         return urlsplit(self.url).netloc if self.url else "the S3 endpoint"
 
 
@@ -72,7 +74,7 @@ def find_endpoint(scheme: str) -> Endpoint:
     these, obs:// is OBS in OBS_REGION or AWS_DEFAULT_REGION, and s3:// is Amazon's. Raises BadInput.
 
     Certificates are always checked. S3_USE_HTTPS=0 allows http to other machines, and makes http the default
-    of an address without a protocol: connect() then prints a warning.
+    of an address without a protocol: a warning is then printed, once per process.
     """
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
     if scheme == "obs":
@@ -99,24 +101,30 @@ def find_endpoint(scheme: str) -> Endpoint:
 def _check_endpoint(name: str, text: str) -> str:
     """Return an endpoint as scheme://host[:port]. Raises BadInput; it never shows a password."""
     if "://" not in text:
-        text = f"{'http' if os.environ.get(USE_HTTPS) == '0' else 'https'}://{text}"
+        text = f"{'http' if os.environ.get(_USE_HTTPS) == '0' else 'https'}://{text}"
     try:
         parts = urlsplit(text)
-        fine = (
-            parts.scheme in ("http", "https")
-            and _HOST.fullmatch(parts.hostname or "")
-            and (parts.port is None or parts.port)
-        )
+        is_valid = parts.scheme in ("http", "https") and parts.port != 0
     except ValueError:
-        fine = False
-    if not fine:
+        is_valid = False
+    if not is_valid or not _HOST.fullmatch(parts.hostname or ""):
         raise BadInput(f"{name} is not the address of an object store: expected https://HOST[:PORT]")
     if "@" in parts.netloc:
         raise BadInput(f"{name} holds a user name or a password: {_USE_VARIABLES}")
     url = f"{parts.scheme}://{parts.netloc}"
-    if is_clear_text(url) and os.environ.get(USE_HTTPS) != "0":
-        raise BadInput(f"{name}={url} is not encrypted: {NEEDS_HTTPS}")
+    check_encrypted(url)
     return url
+
+
+@functools.cache  # one warning per process
+def check_encrypted(url: str) -> None:
+    """Raise BadInput if data and tokens would leave this machine unencrypted. S3_USE_HTTPS=0: only warn."""
+    if not is_clear_text(url):
+        return
+    if os.environ.get(_USE_HTTPS) != "0":
+        needed = f"https:// is needed for any other machine ({_USE_HTTPS}=0 allows http)"
+        raise BadInput(f"the endpoint {url} is not encrypted: {needed}")
+    print(f"warning: {url} is not encrypted: others on the network can read data and tokens", file=sys.stderr)
 
 
 def is_clear_text(url: str) -> bool:

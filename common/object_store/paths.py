@@ -6,9 +6,9 @@ import re
 import tempfile
 from collections.abc import Iterable
 
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, printable
 from common.ground.files import PARTIAL
-from common.object_store.errors import of_the_disk, shown
+from common.object_store.errors import of_the_disk
 from common.object_store.location import find_endpoint, parse
 
 SCRATCH = "BOOTFILE_SCRATCH"
@@ -27,41 +27,34 @@ def check_keys(keys: Iterable[str], url: str) -> None:
             or "\\" in key
             or any(len(os.fsencode(part)) > 255 for part in parts)
             or len(os.fsencode(key)) > 3000
-            or is_partial(parts[-1])
+            or parts[-1].startswith(PARTIAL)
         ):
             raise BadInput(
-                f"{url}: key {shown(key):.300} is not a valid path of a file: expected names of at most 255 "
-                "bytes without a backslash or control character, not ., .. or that of an unfinished download"
+                f"{url}: key {printable(key):.300} is not a valid path of a file: expected names of at most "
+                "255 bytes without a backslash or control character, not ., .. or that of an unfinished "
+                "download"
             )
         folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
     for key in keys & folders:
-        raise BadInput(f"{url}: key {shown(key)} is both a file and a folder of other keys")
+        raise BadInput(f"{url}: key {printable(key)} is both a file and a folder of other keys")
 
 
-def local_path(folder: str, key: str) -> str:
-    """Return the path of a key below a folder. Raises BadInput, with the key, if the path is outside of the
-    folder or is not valid on this node."""
-    check_keys([key], folder)
-    path = os.path.join(folder, key)
-    inside = os.path.realpath(folder)
-    if os.path.commonpath([inside, os.path.realpath(os.path.dirname(path))]) != inside:
-        raise BadInput(f"key {shown(key)}: a link leads out of {folder}")
-    return path
+def make_path(folder: str, key: str) -> str:
+    """Make the parent folders of a key's file below a folder, and return its path. Check the key before.
 
-
-def is_partial(name: str) -> bool:
-    """Return whether this is the name of the temporary file of an unfinished download."""
-    return name.startswith(PARTIAL)
-
-
-def make_folder_of(path: str, key: str) -> None:
-    """Make the parent folders of a path. Raises BadInput if a file has the name of one of them."""
+    Raises BadInput if a file has the name of a parent folder, or if a link leads out of the folder.
+    """
+    path, inside = os.path.join(folder, key), os.path.realpath(folder)
+    parent = os.path.dirname(path)
+    if os.path.commonpath([inside, os.path.realpath(parent)]) != inside:
+        raise BadInput(f"key {printable(key)}: a link leads out of {folder}")
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(parent, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise BadInput(f"key {shown(key)}: its folder is a file ({error.filename})") from error
+        raise BadInput(f"key {printable(key)}: its folder is a file ({error.filename})") from error
     except OSError as error:
         raise of_the_disk(error, path) from error
+    return path
 
 
 def scratch_folder(kind: str, url: str) -> str:
@@ -75,7 +68,9 @@ def scratch_folder(kind: str, url: str) -> str:
     where = find_endpoint(location.scheme)
     digest = hashlib.sha256("\0".join([where.url or "", *location]).encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]+", "-", f"{location.bucket}-{location.prefix}".rstrip("-"))[-40:]
-    own = os.path.join(scratch_place(), f"bootfile-{os.getuid()}")
+    is_cache = os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK)
+    place = os.environ.get(SCRATCH) or (_CACHE if is_cache else tempfile.gettempdir())
+    own = os.path.join(os.path.abspath(place), f"bootfile-{os.getuid()}")
     path = os.path.join(own, kind, f"{name}-{digest}")
     try:
         os.makedirs(own, mode=0o700, exist_ok=True)
@@ -85,12 +80,3 @@ def scratch_folder(kind: str, url: str) -> str:
     except OSError as error:
         raise BadInput(f"cannot create scratch folder {path}: {error.strerror}; set {SCRATCH}") from error
     return path
-
-
-def scratch_place() -> str:
-    """Return the absolute path of the folder for scratch folders."""
-    if named := os.environ.get(SCRATCH):
-        return os.path.abspath(named)
-    if os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK):
-        return _CACHE
-    return os.path.abspath(tempfile.gettempdir())

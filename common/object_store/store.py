@@ -13,20 +13,21 @@ BOOTFILE_STORE_ATTEMPTS (default 5) and BOOTFILE_STORE_TIMEOUT (seconds without 
 waiting time.
 """
 
+import contextlib
 import hashlib
 import io
 import os
 import random
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from common.ground.exits import BadInput
-from common.ground.files import is_url, md5_file, open_atomic, sha256_file, state_of
+from common.ground.exits import BadInput, printable
+from common.ground.files import has_digest, is_url, open_atomic, sha256_file, state_of
 from common.object_store.client import connect
-from common.object_store.errors import MISSING, Damaged, StoreError, explain, of_the_disk, shown
+from common.object_store.errors import MISSING, Damaged, StoreError, explain, of_the_disk
 from common.object_store.location import find_endpoint, parse
 
 __all__ = ["MISSING", "Object", "ObjectStore", "StoreError", "is_url", "parse"]
@@ -54,8 +55,8 @@ class Object(NamedTuple):
     md5: str | None = None
 
 
-class ObjectStore:
-    """The objects below one URL.
+class ObjectStore(contextlib.AbstractContextManager):
+    """The objects below one URL. The end of a `with` block closes the connections.
 
     All methods may be called from several threads. threads: the number of threads that use it.
     Raises BadInput; its methods raise StoreError.
@@ -65,16 +66,12 @@ class ObjectStore:
         self.location, self.threads = parse(url), threads
         self.endpoint = find_endpoint(self.location.scheme)
         self.attempts = int(_read_number("BOOTFILE_STORE_ATTEMPTS", 5))
-        self.timeout = _read_number("BOOTFILE_STORE_TIMEOUT", 30)
         self._stopped = threading.Event()
-        try:
+        timeout = _read_number("BOOTFILE_STORE_TIMEOUT", 30)
+        with self._explained():
             self.client = connect(
-                self.location.scheme, self.endpoint, _PARTS * threads, self.timeout, self.attempts
+                self.location.scheme, self.endpoint, _PARTS * threads, timeout, self.attempts
             )
-        except BadInput:
-            raise
-        except Exception as error:
-            raise self._explain(error, "") from error
 
     def list(self, prefix: str = "") -> Iterator[Object]:
         """Yield all objects below URL/prefix, by key, without the empty objects that represent folders."""
@@ -84,8 +81,9 @@ class ObjectStore:
         fields, options = ("Key", "Size", "ETag", "LastModified"), {"Prefix": below, "MaxKeys": _PAGE}
         # not ListObjectsV2: stores without it stop silently at 1,000 keys
         for key, size, etag, modified in self._list("list_objects", "Contents", fields, **options):
-            if key <= last:
-                raise StoreError(f"{self.location.url(prefix)}: the listing does not end", "listing")
+            with self._explained(prefix):
+                if key <= last:
+                    raise Damaged("the listing does not end")
             last = key
             if not (key.endswith("/") and size == 0):
                 yield Object(key[skip:], size, etag.strip('"'), modified.timestamp())
@@ -142,8 +140,6 @@ class ObjectStore:
         progress: called with the number of new bytes; negative if bytes must be downloaded again.
         sha256: the expected sha256. Default: the one in the metadata; without it the MD5 in the ETag is used.
         """
-        if os.path.isdir(path):
-            raise BadInput(f"{self.location.url(key)}: its file is a folder on this node ({path})")
         try:
             with open_atomic(path) as file:
                 if size <= _PART:
@@ -166,23 +162,32 @@ class ObjectStore:
         progress: as in fetch(). sha256: the expected sha256 of the file. A file that changes during the
         upload is refused. Big files are sent in parts, which are deleted if the upload fails.
         """
+
+        def transfer() -> None:
+            with open(path, "rb") as file, self._transfer(key, before[1], progress) as options:
+                self.client.upload_fileobj(file, ExtraArgs={"Metadata": {_SHA256: actual}}, **options)
+
         try:
             before = state_of(path)
             actual = sha256_file(path)
             if sha256 not in (None, actual):
-                raise BadInput(f"{shown(path)} has changed since its sha256 was computed")
-            self._repeat(lambda: self._send_file(path, key, before[1], actual, progress))
+                raise BadInput(f"{printable(path)} has changed since its sha256 was computed")
+            self._repeat(transfer)
+            if before[1] > _PART:  # uploads of killed processes would be billed for ever
+                for _, earlier, _ in list(self.uploads(key)):
+                    self.abort(key, earlier)
             if state_of(path) != before:
                 self.delete([key])
-                raise BadInput(f"{shown(path)} has changed while it was uploaded")
+                raise BadInput(f"{printable(path)} has changed while it was uploaded")
         except OSError as error:
             raise of_the_disk(error, path) from error
 
     def write(self, key: str, content: bytes, **condition: str) -> str:
         """Store a few bytes under a key, and return the ETag. condition: IfMatch or IfNoneMatch."""
         parameters = {"Body": content, "Metadata": {_SHA256: hashlib.sha256(content).hexdigest()}}
-        answer = self._repeat(lambda: self._call("put_object", key, "ETag", **parameters, **condition))
-        return answer["ETag"].strip('"')
+        answer = self._repeat(lambda: self._call("put_object", key, **parameters, **condition))
+        with self._explained(key):
+            return answer["ETag"].strip('"')
 
     def replace(self, key: str, content: bytes, etag: str | None) -> str | None:
         """Store a few bytes under a key if the object has this ETag (None: if there is no object). Return the
@@ -211,54 +216,78 @@ class ObjectStore:
             if error.reason not in ("NoSuchUpload", "404"):
                 raise
 
+    def run(self, tasks: Iterable[Callable[[], T]], beat: Callable[[], object] = lambda: None) -> Sequence[T]:
+        """Run the tasks in `threads` threads, and return [task() for task in tasks].
+
+        If a task or beat() raises an exception, or on Ctrl-C, stop the store and raise that exception.
+
+        beat: called about once a second, and after each task.
+        """
+        results: dict[int, T] = {}
+        running: dict[Future[T], int] = {}
+        pool = ThreadPoolExecutor(self.threads, "transfer")
+        waiting = enumerate(tasks)
+        try:
+            while True:
+                while len(running) < 4 * self.threads and (task := next(waiting, None)):
+                    running[pool.submit(task[1])] = task[0]
+                if not running:
+                    return [results[number] for number in sorted(results)]
+                for done in wait(running, 1.0, FIRST_COMPLETED).done:
+                    results[running.pop(done)] = done.result()
+                beat()
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
     def stop(self) -> None:
         """Make the current and later calls of all threads end soon with a StoreError, after Ctrl-C."""
         self._stopped.set()
 
-    def close(self) -> None:
-        """Close the connections."""
+    def __exit__(self, *_):
         self.client.close()
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    def _call(self, operation: str, key: str, *fields: str, **parameters) -> dict:
-        """Return the answer to an operation of boto3 on an object. Raises StoreError, also if it lacks a
-        field."""
+    @contextlib.contextmanager
+    def _explained(self, key: str = "") -> Iterator[None]:
+        """Raise the StoreError for an exception of the block, and if the store was stopped."""
         self._check_stopped(key)
         try:
-            answer = getattr(self.client, operation)(
-                Bucket=self.location.bucket, Key=self.location.full(key), **parameters
-            )
-            if missing := [name for name in fields if name not in answer]:
-                raise Damaged(f"the answer has no {missing[0]}")
-            return answer
+            yield
+        except BadInput:
+            raise
         except Exception as error:
-            raise self._explain(error, key) from error
-
-    def _open(self, operation: str, key: str, size: int | None = None) -> tuple[Object, dict]:
-        """Return an object and the answer to a HEAD or GET. size: the expected length."""
-        answer = self._call(operation, key, "ContentLength", "ETag", "LastModified")
-        if size not in (None, answer["ContentLength"]):
-            text = f"it has {answer['ContentLength']} bytes, expected {size}: it was replaced"
-            raise StoreError(f"{self.location.url(key)}: {text}", "replaced")
-        etag, sha256 = answer["ETag"].strip('"'), answer.get("Metadata", {}).get(_SHA256, "").lower()
-        is_encrypted = any("encryption" in name for name in answer["ResponseMetadata"]["HTTPHeaders"])
-        is_md5 = re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted  # else the ETag has another meaning
-        return Object(
-            key, answer["ContentLength"], etag, answer["LastModified"].timestamp(),
-            sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else None, etag if is_md5 else None,
-        ), answer  # fmt: skip
-
-    def _explain(self, error: Exception, key: str) -> StoreError:
-        return explain(error, self.location.url(key), self.endpoint.shown)
+            if failure := explain(error, self.location.url(key), self.endpoint.name):
+                raise failure from error
+            raise
 
     def _check_stopped(self, key: str) -> None:
         if self._stopped.is_set():
             raise StoreError(f"{self.location.url(key)}: interrupted", "interrupted")
+
+    def _call(self, operation: str, key: str, **parameters) -> dict:
+        """Return the answer to an operation of boto3 on an object."""
+        with self._explained(key):
+            return getattr(self.client, operation)(
+                Bucket=self.location.bucket, Key=self.location.full(key), **parameters
+            )
+
+    def _open(self, operation: str, key: str, size: int | None = None) -> tuple[Object, dict]:
+        """Return an object and the answer to a HEAD or GET. size: the expected length."""
+        answer = self._call(operation, key)
+        with self._explained(key):
+            length, etag = answer["ContentLength"], answer["ETag"].strip('"')
+            if size not in (None, length):
+                text = f"it has {length} bytes, expected {size}: it was replaced"
+                raise StoreError(f"{self.location.url(key)}: {text}", "replaced")
+            sha256 = answer.get("Metadata", {}).get(_SHA256, "").lower()
+            is_encrypted = any("encryption" in name for name in answer["ResponseMetadata"]["HTTPHeaders"])
+            is_md5 = re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted
+            return Object(
+                key, length, etag, answer["LastModified"].timestamp(),
+                sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else None, etag if is_md5 else None,
+            ), answer  # fmt: skip
 
     def _repeat(self, transfer: Callable[[], T]) -> T:
         """Return transfer(). Repeat it if its bytes were damaged or truncated: boto3 does not see that."""
@@ -274,17 +303,15 @@ class ObjectStore:
     def _list(self, operation: str, kind: str, fields: tuple[str, ...], **parameters) -> Iterator[tuple]:
         """Yield the fields of each entry of a listing; the first one is a key or a prefix."""
         pages = self.client.get_paginator(operation).paginate(Bucket=self.location.bucket, **parameters)
-        try:
+        with self._explained():
             for number, page in enumerate(pages):
                 if number == _MOST_PAGES:
                     raise Damaged("the listing does not end")
                 for entry in page.get(kind, []):
                     values = tuple(entry[name] for name in fields)
                     if not values[0].startswith(parameters["Prefix"]):
-                        raise Damaged(f"the answer lists {shown(values[0])}")
+                        raise Damaged(f"the answer lists {printable(values[0])}")
                     yield values
-        except Exception as error:
-            raise self._explain(error, "") from error
 
     def _read(self, key: str, size: int | None = None, sha256: str | None = None) -> tuple[bytes, Object]:
         """Read an object into memory, and check it against its metadata, or against the size and sha256."""
@@ -292,15 +319,16 @@ class ObjectStore:
         def transfer() -> tuple[bytes, Object]:
             entry, answer = self._open("get_object", key, size)
             try:
-                if not 0 <= entry.size <= _LARGEST:
-                    raise Damaged(f"it has {entry.size} bytes, expected at most {_LARGEST}")
-                content = answer["Body"].read(entry.size + 1)  # the body may be longer than its header says
-                _check_bytes(io.BytesIO(content), len(content), entry, sha256)
-                return content, entry
-            except Exception as error:
-                failure = self._explain(error, key)
-                failure.again = True
-                raise failure from error
+                with self._explained(key):
+                    if not 0 <= entry.size <= _LARGEST:
+                        raise Damaged(f"it has {entry.size} bytes, expected at most {_LARGEST}")
+                    content = answer["Body"].read(entry.size + 1)  # it may be longer than its header says
+                    _check_count(len(content), entry.size)
+                    _check_digest(io.BytesIO(content), entry, sha256)
+                    return content, entry
+            except StoreError as error:
+                error.again = True
+                raise
 
         return self._repeat(transfer)
 
@@ -314,45 +342,17 @@ class ObjectStore:
     ) -> None:
         entry, _ = self._open("head_object", key, size)
         file.truncate(0)
-
-        def check(count: int) -> None:
+        with self._transfer(key, size, progress) as options:
+            self.client.download_fileobj(Fileobj=file, **options)
             file.flush()
             with open(file.fileno(), "rb", closefd=False) as written:
                 written.seek(0)
-                _check_bytes(written, count, entry, sha256)
+                _check_digest(written, entry, sha256)
 
-        self._transfer(self.client.download_fileobj, file, key, size, progress, check)
-
-    def _send_file(
-        self,
-        path: str,
-        key: str,
-        size: int,
-        sha256: str,
-        progress: _Progress,
-    ) -> None:
-        extra = {"Metadata": {_SHA256: sha256}}
-        with open(path, "rb") as file:
-            self._transfer(self.client.upload_fileobj, file, key, size, progress, ExtraArgs=extra)
-        if size > _PART:  # uploads of killed processes would be billed for ever
-            for _, earlier, _ in list(self.uploads(key)):
-                self.abort(key, earlier)
-
-    def _transfer(
-        self,
-        transfer: Callable[..., object],
-        file: BinaryIO,
-        key: str,
-        size: int,
-        progress: _Progress,
-        check: Callable[[int], object] = lambda count: None,
-        **options: Any,
-    ) -> None:
-        """Send or receive a file in parts. Raises StoreError and OSError.
-
-        transfer: upload_fileobj or download_fileobj of boto3's client. check: called with the number of bytes
-        at the end; it may raise Damaged.
-        """
+    @contextlib.contextmanager
+    def _transfer(self, key: str, size: int, progress: _Progress) -> Iterator[dict[str, Any]]:
+        """Yield the arguments of boto3's upload_fileobj() and download_fileobj(), which transfer a file in
+        parts. Raises StoreError and OSError for the errors of the block."""
         from boto3.s3.transfer import TransferConfig
 
         config = TransferConfig(
@@ -370,34 +370,29 @@ class ObjectStore:
             with lock:
                 count += new
             if count > size:
-                raise Damaged(f"more than its {size} bytes arrived")
+                _check_count(count, size)
             progress(new)
 
         place = {"Bucket": self.location.bucket, "Key": self.location.full(key)}
         try:
-            transfer(Fileobj=file, **place, Callback=note, Config=config, **options)
-            check(count)
-        except (OSError, StoreError):
-            raise
-        except Exception as error:
+            with self._explained(key):
+                yield place | {"Callback": note, "Config": config}
+                _check_count(count, size)
+        except StoreError:
             progress(-count)
-            raise self._explain(error, key) from error
+            raise
 
 
-def _check_bytes(file: BinaryIO, count: int, entry: Object, sha256: str | None) -> None:
-    """Raise Damaged if received bytes are not those of the object.
+def _check_count(count: int, size: int) -> None:
+    if count != size:
+        raise Damaged(f"the answer was cut or is too long: {count} bytes arrived, expected {size}")
 
-    They are compared with `sha256`, or the sha256 of the metadata, or the MD5 in the ETag.
-    """
-    if count != entry.size:
-        raise Damaged(f"the answer was cut or is too long: {count} bytes arrived, expected {entry.size}")
-    wanted = sha256 or entry.sha256 or entry.md5
-    if wanted:
-        received = sha256_file(file) if len(wanted) == 64 else md5_file(file)
-        if received != wanted:
-            raise Damaged(
-                f"the received bytes are not those that were sent (digest {wanted[:12]}... expected)"
-            )
+
+def _check_digest(file: BinaryIO, entry: Object, sha256: str | None) -> None:
+    """Compare received bytes with `sha256`, or the sha256 of the metadata, or the MD5 in the ETag."""
+    digest = sha256 or entry.sha256 or entry.md5
+    if digest and not has_digest(file, digest):
+        raise Damaged(f"the received bytes are not those that were sent (digest {digest[:12]}... expected)")
 
 
 def _read_number(name: str, default: float) -> float:

@@ -5,7 +5,7 @@ A job's own metrics are also sums: class Metrics, and top(), absolute_error(), R
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -33,15 +33,11 @@ def _sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
         raise BadInput(f"the criterion returned a tensor of shape {list(loss.shape)}: {_EXPECTED}")
     count = torch.full((), count_samples(labels), dtype=torch.float64, device=loss.device)
     correct = torch.full_like(count, torch.nan)
-    if _is_classification(logits, labels):
-        correct = (logits.argmax(dim=1) == labels).sum()
+    if isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor):
+        has_classes = logits.ndim == 2 and logits.shape[1] > 1
+        if has_classes and labels.ndim == 1 and labels.dtype == torch.int64:
+            correct = (logits.argmax(dim=1) == labels).sum()
     return torch.stack([loss.detach().double() * count, correct.double(), count])
-
-
-def _is_classification(logits: Any, labels: Any) -> bool:
-    if not isinstance(logits, torch.Tensor) or not isinstance(labels, torch.Tensor):
-        return False
-    return logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1 and labels.dtype == torch.int64
 
 
 def count_samples(targets: Any) -> int:
@@ -95,36 +91,19 @@ def evaluate(
     return total
 
 
-@runtime_checkable
-class Metric(Protocol):
-    """A metric that is not a mean over the samples. size: the number of its sums."""
-
-    size: int
-
-    def sums(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Return float64 [size] for a batch: sums that add up over batches and ranks."""
-
-    def value(self, sums: torch.Tensor) -> float:
-        """Return the metric from the sums of all batches and ranks, float64 [size] on the CPU."""
-
-
 class Metrics:
     """The metrics of an evaluation besides loss and accuracy, and the one that chooses best.pth.
 
-    metrics: name -> a Metric, or a function(outputs, targets) -> [n] with one number for each sample, whose
-    mean is reported. best: the name of a metric, "acc" or "loss"; None: the accuracy, or the loss if the job
-    has no accuracy. lowest: whether the lowest value is the best (default: true for the loss only). Raises
-    BadInput.
+    metrics: name -> a function(outputs, targets) -> [n] with one number for each sample, whose mean is
+    reported; or an object such as R2 with size, sums(outputs, targets) -> [size], sums of a batch that add up
+    over batches and ranks, and value(sums) -> number, from float64 [size] on the CPU. best: the name of a
+    metric, "acc" or "loss"; None: the accuracy, or the loss if the job has no accuracy. lowest: whether the
+    lowest value is the best (default: true for the loss only). Raises BadInput.
 
         log.metrics = evaluation.Metrics(mae=evaluation.absolute_error, best="mae", lowest=True)
     """
 
-    def __init__(
-        self,
-        best: str | None = None,
-        lowest: bool | None = None,
-        **metrics: Callable[[Any, Any], torch.Tensor] | Metric,
-    ):
+    def __init__(self, best: str | None = None, lowest: bool | None = None, **metrics: Any):
         names = ["loss", "acc", *metrics]
         if best is not None and best not in names:
             raise BadInput(f"Metrics(best={best!r}): unknown metric, expected one of {', '.join(names)}")
@@ -144,7 +123,7 @@ class Metrics:
         """Return the sums of each metric for a batch, float64 [its size]."""
         parts = []
         for (name, metric), size in zip(self.metrics.items(), self._sizes, strict=True):
-            if isinstance(metric, Metric):
+            if has_sums := hasattr(metric, "sums"):
                 kind, expected, result = "its sums", size, metric.sums(outputs, targets)
             else:
                 kind, expected = "one number a sample", count_samples(targets)
@@ -152,14 +131,14 @@ class Metrics:
             if not isinstance(result, torch.Tensor) or result.shape != (expected,):
                 shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
                 raise BadInput(f"metric {name}: expected a tensor [{expected}], {kind}, got {shape}")
-            parts.append(result.double() if isinstance(metric, Metric) else result.double().sum()[None])
+            parts.append(result.double() if has_sums else result.double().sum()[None])
         return parts
 
     def values(self, sums: torch.Tensor) -> dict[str, float]:
         """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
         count = sums[2].item() or math.nan
         return {
-            name: metric.value(part) if isinstance(metric, Metric) else part.item() / count
+            name: metric.value(part) if hasattr(metric, "sums") else part.item() / count
             for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True)
         }
 
@@ -167,8 +146,8 @@ class Metrics:
         """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values()."""
         loss_sum, correct, count = sums[:3].tolist()
         figures = {"loss": loss_sum / (count or math.nan), "acc": correct / (count or math.nan)}
+        figures |= self.values(sums)
         best = self.best or ("loss" if math.isnan(correct) else "acc")
-        figures |= self.values(sums) if best in self.metrics else {}
         return -figures[best] if self.lowest or (self.best is None and best == "loss") else figures[best]
 
     def confusion(self, sums: torch.Tensor) -> torch.Tensor | None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from common.console import config
-from common.console.arguments import FLAG, REMOVED, Parser, names, plain, remind, settings
+from common.console.arguments import FLAG, REMOVED, Parser, plain, remind, settings
 from common.distributed import devices
 from common.ground.exits import BadInput, import_optional, print_line
 from common.ground.files import ROOT
 from common.platform import platforms
-from common.run.output import check_writable, open_output
+from common.run.output import open_output
 
 
 class JobParser(Parser):
@@ -43,7 +43,7 @@ class JobParser(Parser):
         if "config" in parsed:
             words = self._read_config(parsed.config) + words
             parsed, unknown = self.parse_known_args(words, namespace)
-        parsed.ignored = self._let_pass(names(unknown), parsed.__dict__.pop("ignore_unknown"))
+        parsed.ignored = self._let_pass(unknown, parsed.__dict__.pop("ignore_unknown"))
         if platforms.is_first_on_node():
             remind(parsed, print_line)
             print_line(f"settings {self._changed(parsed)}")
@@ -63,7 +63,7 @@ class JobParser(Parser):
             words = config.to_words(config.read(path), options)
             _, unknown = self.parse_known_args(words)
             if unknown:
-                self.error(self.unknown(names(unknown)))
+                self.error(self.unknown(unknown))
         except BadInput as error:
             raise BadInput(f"--config {path}: {error}") from error.__cause__
         return words
@@ -80,7 +80,7 @@ class JobParser(Parser):
         Options that platforms inject are always ignored. On a platform an unknown option is also ignored if
         it resembles no option of the parser and no former one. everything: ignore all.
         """
-        given = {plain(name) for name in names(sys.argv[1:])}
+        given = {plain(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("-")}
         on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
         refused = [
             name
@@ -91,11 +91,3 @@ class JobParser(Parser):
         if refused and not everything:
             self.error(f"{self.unknown(refused)}; --ignore_unknown true ignores them")
         return unknown
-
-
-def check_folder(option: str, path: str | None) -> None:
-    """Raise BadInput unless the folder is writable, or can be made."""
-    if "://" in (path or ""):
-        raise BadInput(f"{option} {path} is a URL (expected a folder of this machine)")
-    if path is not None:
-        check_writable(option, os.path.abspath(path))

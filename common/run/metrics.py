@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -20,9 +20,9 @@ from tqdm import tqdm
 from common.console import arguments
 from common.distributed import ranks
 from common.ground import exits
-from common.ground.exits import BadInput, MissingPackage, import_optional, printable
-from common.ground.files import opener, write_atomic
-from common.run import starts
+from common.ground.exits import BadInput, MissingPackage, printable
+from common.ground.files import append_json_line, opener, write_atomic
+from common.run import starts, trackers
 from common.run.evaluation import Metrics
 from common.run.output import writes_nothing
 
@@ -50,6 +50,7 @@ class Log:
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.output, self.metrics = args, args.output, Metrics()
+        self._path = os.path.join(self.output.folder, "metrics.jsonl")
         self.autocast: Any = contextlib.nullcontext()
         self.run = ""
         self.optimizer: Any = None
@@ -57,10 +58,8 @@ class Log:
         self.states: Callable[[], list[tuple[int, str]]] = list
         self.is_late = self._has_asked = False
         self._laps: dict[str, float] = {}  # seconds of each part of the run
-        self._lap_start = _process_start()
-        self._file: TextIO | None = None
-        self._events: Any = None  # TensorBoard's SummaryWriter
-        self._tracker: Any = None  # the tracker of --tracker
+        self._lap_start = exits.STARTED  # importing torch counts as set-up
+        self._trackers: list[Any] | None = None  # from the first report on
         self._bar: tqdm | None = None
         self._loader: Any = None
         self._warnings: set[str] = set()
@@ -90,10 +89,11 @@ class Log:
         self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
         self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
-        self._start: dict[str, Any] = {"time": round(time.time(), 3), "step": step, "steps": total_steps}
-        self._start |= {"laps": {**self._laps}, "training data": loader.receipt.fingerprint}
-        self._start |= {"data backend": getattr(loader, "backend", "")}
-        self._start |= {"sampling": getattr(loader, "sampling", {})}
+        self._start: dict[str, Any] = {
+            "time": round(time.time(), 3), "step": step, "steps": total_steps, "laps": {**self._laps},
+            "training data": loader.receipt.fingerprint, "data backend": getattr(loader, "backend", ""),
+            "sampling": getattr(loader, "sampling", {}),
+        }  # fmt: skip
         exits.at_success("results", self.finish)
         if model is None or not ranks.is_first():
             return
@@ -243,14 +243,11 @@ class Log:
             self._print_time_cost(loader)
         arguments.remind(self.args, self.info)
         with self._reported():
-            if self._file:
-                if states := dict(self.states()):  # a job without an evaluation ends here
-                    self._file.write(json.dumps({"step": max(states), "states": states}) + "\n")
-                self._file.close()
-            if self._events:
-                self._events.close()
-            if self._tracker:
-                self._tracker.finish()
+            if self._trackers is not None and (states := dict(self.states())):  # no evaluation at the end
+                append_json_line(self._path, {"step": max(states), "states": states})
+        for tracker in self._trackers or []:
+            with self._reported():
+                tracker.finish()
 
     def info(self, line: str) -> None:
         """Print a line on rank 0, above the progress bar."""
@@ -266,7 +263,7 @@ class Log:
             self.info(line)
 
     def _end_lap(self, name: str) -> None:
-        """Add the time since the last call (the first time: since the process began) to the lap `name`."""
+        """Add the time since the last call (the first time: since exits.STARTED) to the lap `name`."""
         now = time.monotonic()
         self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
         self._lap_start = now
@@ -298,17 +295,13 @@ class Log:
         self._open()
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
         with self._reported():
-            if self._file:
+            if self._trackers is not None:
                 states = {"states": states} if (states := dict(self.states())) else {}
-                self._file.write(json.dumps(line | states | {"time": round(time.time(), 3)}) + "\n")
-            scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
-            if self._events:
-                for name, value in scalars.items():
-                    self._events.add_scalar(name, value, step)
-                self._events.flush()  # the job may be killed at any time
-        if self._tracker:
+                append_json_line(self._path, line | states | {"time": round(time.time(), 3)})
+        scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
+        for tracker in self._trackers or []:
             with self._reported():
-                self._tracker.log(scalars, step)
+                tracker.log(scalars, step)
         self.info(_line(line))
 
     def _write_confusion(self, step: int, matrix: torch.Tensor | None) -> None:
@@ -322,33 +315,23 @@ class Log:
             write_atomic(os.path.join(self.output.folder, CONFUSION), json.dumps(content) + "\n")
 
     def _open(self) -> None:
-        """Open the files, or open them again if they were deleted."""
+        """Begin the files with the first report, and make the folder again if it was deleted."""
         folder = self.output.folder
-        path = os.path.join(folder, "metrics.jsonl")
-        if self._file and os.path.exists(path):
-            return
         with self._reported():
             os.makedirs(folder, exist_ok=True)
-            if self._file is None:
-                lost = _keep_lines(path, self._step)
-                self._start |= {"lost": lost} if lost else {}
-                starts.write(folder, self.args, **self._start)
-                if self._class_names:
-                    write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
-                self._open_tracker()
-            self._file = open(path, "a", buffering=1, opener=opener)  # noqa: SIM115
-            purged = self._step + 1 if self._step else 0
-            events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
-            self._events = self._events or events.SummaryWriter(folder, purge_step=purged)
-
-    def _open_tracker(self) -> None:
-        name = getattr(self.args, "tracker", None)
-        if name:
-            from common.run import trackers  # only a run with --tracker needs it
-
-            title = os.path.basename(str(self.output).rstrip("/"))
+            if self._trackers is not None:
+                return
+            lost = _keep_lines(self._path, self._step)
+            starts.write(folder, self.args, **self._start, **({"lost": lost} if lost else {}))
+            if self._class_names:
+                write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
+            self._trackers = []
             with self._reported():
-                self._tracker = trackers.open_tracker(name, self.run, title, arguments.settings(self.args))
+                self._trackers.append(trackers.TensorBoard(folder, self._step))
+            if kind := trackers.NAMED.get(getattr(self.args, "tracker", None) or ""):
+                title = os.path.basename(str(self.output).rstrip("/"))
+                with self._reported():
+                    self._trackers.append(kind(self.run, title, arguments.settings(self.args)))
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
@@ -421,17 +404,6 @@ def _short(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return f"{value:.4g}" if isinstance(value, float) and abs(value) >= 1000 else f"{round(value, 6):.6g}"
-
-
-def _process_start() -> float:
-    """Return when this process began, in seconds of time.monotonic(): importing torch counts as set-up."""
-    try:
-        with open("/proc/self/stat") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return time.monotonic() - age
-    except (OSError, AttributeError):  # not Linux
-        return time.monotonic()
 
 
 def peak_memory() -> float:

@@ -160,13 +160,8 @@ def folder_of(given: str) -> str:
 def local_output(path: str) -> str:
     """Return the real, absolute path of an output folder. Raises BadInput if it is not writable. The folder
     is not made."""
-    if "://" in path:
-        raise BadInput(
-            f"output_dir {path} is a URL; expected a folder, s3:// or obs://: let the platform copy the "
-            "outputs (ModelArts: an output named train_url), and pass the folder"
-        )
-    path = os.path.realpath(path)  # `latest` may point to another folder later
     check_writable("output_dir", path)
+    path = os.path.realpath(path)  # `latest` may point to another folder later
     for name in (CHECKPOINTS, *_FILES):
         own, is_folder = os.path.join(path, name), name == CHECKPOINTS
         if os.path.lexists(own) and not (os.path.isdir if is_folder else os.path.isfile)(own):
@@ -175,10 +170,15 @@ def local_output(path: str) -> str:
 
 
 def check_writable(option: str, path: str) -> None:
-    """Raise BadInput if a folder cannot be made or written. path: absolute. Nothing is left on the disk."""
-    parent = path
-    while not os.path.lexists(parent):
-        parent = os.path.dirname(parent)
+    """Raise BadInput if a folder cannot be made or written. Nothing is left on the disk."""
+    if "://" in path:
+        raise BadInput(
+            f"{option} {path} is a URL; expected a folder, s3:// or obs:// (these only for output_dir): let "
+            "the platform copy the folder (ModelArts: an output named train_url)"
+        )
+    path = os.path.abspath(path)
+    missing = _missing(path)
+    parent = os.path.dirname(missing[0]) if missing else path
     try:
         with contextlib.suppress(FileNotFoundError):
             os.stat(path)  # its name may be too long
@@ -226,13 +226,8 @@ def results(folder: str) -> list[str]:
 
 def checkpoints(folder: str) -> list[str]:
     """Return the names of the checkpoints in an output folder, by step. Raises OSError."""
-    return checkpoint_names(os.path.join(folder, CHECKPOINTS))
-
-
-def checkpoint_names(folder: str) -> list[str]:
-    """Return the names of the checkpoints directly in a folder, by step. Raises OSError."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        matches = filter(None, map(_CHECKPOINT.fullmatch, os.listdir(folder)))
+        matches = filter(None, map(_CHECKPOINT.fullmatch, os.listdir(os.path.join(folder, CHECKPOINTS))))
         return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
     return []
 

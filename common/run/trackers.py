@@ -1,14 +1,14 @@
-"""Send a run's settings and figures to MLflow or to Weights & Biases (--tracker).
+"""Send a run's settings and figures to TensorBoard, and to MLflow or Weights & Biases (--tracker).
 
     MLFLOW_TRACKING_URI=http://host:5000 MLFLOW_EXPERIMENT_NAME=digits python jobs/train.py --tracker mlflow
     WANDB_PROJECT=digits python jobs/train.py --tracker wandb
 
-The packages read their own environment variables. Their credentials are not options of a job.
+The packages read their own environment variables. Their credentials are not options of a job. A tracker has
+log(figures, step) and finish(). All functions raise MissingPackage and the errors of the package.
 """
 
 import importlib.util
 import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,51 +25,52 @@ def check(name: str) -> None:
         raise MissingPackage(f"--tracker {name} needs a package: pip install {name}")
 
 
-def open_tracker(name: str, run: str, title: str, settings: Mapping[str, Any]) -> "MLflow | WeightsAndBiases":
-    """Return the run with the id `run` at a tracker. The same id continues the same run.
+class TensorBoard:
+    """TensorBoard's events in the folder of a run. Those of an earlier start after `step` are deleted."""
 
-    name: "mlflow" or "wandb".
-    run: the id.
-    title: the name that the tracker shows.
-    settings: plain values.
-    Raises MissingPackage, and the errors of the package.
-    """
-    kinds: dict[str, type[MLflow] | type[WeightsAndBiases]] = {"mlflow": MLflow, "wandb": WeightsAndBiases}
-    return kinds[name](run, title, settings)
+    def __init__(self, folder: str, step: int):
+        events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
+        self._events = events.SummaryWriter(folder, purge_step=step + 1 if step else 0)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._events.add_scalar(name, value, step)
+        self._events.flush()  # the job may be killed at any time
+
+    def finish(self) -> None:
+        self._events.close()
 
 
 class MLflow:
-    """A run at MLflow. A restart finds it by a tag."""
+    """The active run of MLflow. A restart finds it by a tag with our id `run`, and continues it.
+
+    title: the name that MLflow shows. settings: plain values.
+    """
 
     def __init__(self, run: str, title: str, settings: Mapping[str, Any]):
         for variable, value in _PATIENCE.items():
             os.environ.setdefault(variable, value)
-        mlflow = import_optional("mlflow", "--tracker mlflow needs MLflow")
-        self._entities = import_optional("mlflow.entities", "--tracker mlflow needs MLflow", "mlflow")
-        self._client = mlflow.MlflowClient()
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
-        known = self._client.get_experiment_by_name(experiment)
-        place = known.experiment_id if known else self._client.create_experiment(experiment)
-        known = self._client.search_runs([place], f"tags.`{_TAG}` = '{run}'", max_results=1)
+        self._mlflow = import_optional("mlflow", "--tracker mlflow needs MLflow")
+        find = f"tags.`{_TAG}` = '{run}'"
+        known = self._mlflow.search_runs(filter_string=find, max_results=1, output_format="list")
         if known:
-            self._id = known[0].info.run_id
-            self._client.update_run(self._id, status="RUNNING")
-            return
-        self._id = self._client.create_run(place, tags={_TAG: run}, run_name=title).info.run_id
-        params = [self._entities.Param(key, str(value)) for key, value in settings.items()]
-        self._client.log_batch(self._id, params=params)
+            self._mlflow.start_run(known[0].info.run_id)
+        else:
+            self._mlflow.start_run(run_name=title, tags={_TAG: run})
+            self._mlflow.log_params(dict(settings))
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        now = int(1000 * time.time())
-        metrics = [self._entities.Metric(name, value, now, step) for name, value in figures.items()]
-        self._client.log_batch(self._id, metrics=metrics)
+        self._mlflow.log_metrics(dict(figures), step)
 
     def finish(self) -> None:
-        self._client.set_terminated(self._id)
+        self._mlflow.end_run()
 
 
 class WeightsAndBiases:
-    """A run at Weights & Biases with our id. It ignores figures of steps that it has received before."""
+    """A run at Weights & Biases with our id `run`. It ignores figures of steps that it has received before.
+
+    title, settings: as for MLflow.
+    """
 
     def __init__(self, run: str, title: str, settings: Mapping[str, Any]):
         wandb = import_optional("wandb", "--tracker wandb needs Weights & Biases")
@@ -80,3 +81,6 @@ class WeightsAndBiases:
 
     def finish(self) -> None:
         self._run.finish()
+
+
+NAMED = {"mlflow": MLflow, "wandb": WeightsAndBiases}  # by the values of --tracker

@@ -15,8 +15,9 @@ from common.distributed import barrier, ranks
 from common.ground import exits
 from common.ground.exits import BadInput
 from common.run import starts
-from common.run.job import JobParser, check_folder
+from common.run.job import JobParser
 from common.run.metrics import Log
+from common.run.output import check_writable
 from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure
 from datasets.loaders.engines.synthetic import SyntheticIndex
@@ -93,7 +94,8 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     """
     backend = _backend(args, device)
     for name in ("pack", "cache_dir"):
-        check_folder(f"--{name}", getattr(args, name))
+        if folder := getattr(args, name):
+            check_writable(f"--{name}", folder)
     if args.pack_form != "decoded" and not args.pack and (args.cache or backend not in backends.CACHED):
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
     if backend == "ray":

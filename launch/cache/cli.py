@@ -120,7 +120,7 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--force", action="store_true", help="even if a job uses them")
     args, unknown = parser.parse_known_args(argv)
     if unknown:  # values are not shown: one may be a password
-        text = " ".join(arguments.names(unknown))
+        text = " ".join(unknown)
         hint = f"; set the password in {address.PASSWORD} or {address.PASSWORD_FILE}"
         raise BadInput(f"{verb}: unknown arguments: {text}" + hint * ("pass" in text))
     return args

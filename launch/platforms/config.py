@@ -7,7 +7,7 @@ value is shown only if it cannot be a secret.
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from common.console.config import read_toml
+from common.console.config import read
 from common.ground.exits import BadInput, import_optional
 from common.object_store import store as object_store
 from common.platform import platforms
@@ -213,7 +213,7 @@ def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
     """Read and check job.toml for one of PLATFORMS. job: the boot file's path in the code. Raises
     BadInput."""
     try:
-        config = JobConfig.model_validate(read_toml(path) | {"job": job})
+        config = JobConfig.model_validate(read(path) | {"job": job})
         _check_names(config)
         if platform == "modelarts":
             _check_modelarts(config)

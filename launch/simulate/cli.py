@@ -125,7 +125,7 @@ def _read_config(arguments: list[str]) -> list[str]:
     """Return the options in the job's --config as words; none if the file is invalid or of another
     program."""
     try:
-        return config.to_words(config.read_toml(get_option(arguments, "--config") or ""), {})
+        return config.to_words(config.read(get_option(arguments, "--config") or ""), {})
     except BadInput:
         return []
 

@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from common.console.arguments import Parser, positive_int
-from common.object_store.errors import shown
-from common.object_store.store import ObjectStore, parse
+from common.ground.exits import printable
+from common.object_store.store import ObjectStore
 from launch import confirm, manifests
 from launch.explain import human_size
-from launch.transfer import parallel
 
 _DAY = 86400.0  # seconds
 
@@ -34,7 +33,8 @@ class _Snapshot(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Show, ask, remove, and return the exit code. Raises BadInput."""
+    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. Raises
+    BadInput."""
     parser = Parser(__doc__)
     parser.prog = "python -m launch clean"
     parser.add_argument("url", metavar="URL", help="the URL that was given to `upload`")
@@ -43,28 +43,24 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--yes", action="store_true", help="remove without asking")
     args = parser.parse_args(arguments)
-    parse(args.url)
-    with ObjectStore(args.url, parallel.THREADS) as store:
-        return clean(store, args.keep, args.yes)
+    with ObjectStore(args.url) as store:
+        return _clean(store, args.keep, args.yes)
 
 
-def clean(store: ObjectStore, keep: int, yes: bool) -> int:
-    """Remove old snapshots and unfinished uploads after asking, and return the exit code. Raises BadInput."""
+def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
     snapshots = sorted(_find_snapshots(store), key=lambda each: (each.name, -each.modified))
     uploads = list(store.uploads())
     by_name = itertools.groupby(snapshots, key=lambda each: each.name)
     old = [each for _, group in by_name for each in [*group][keep:]]
     left = [each for each in uploads if each[2] <= time.time() - _DAY]
     rows = [
-        ("snapshot", each.folder, human_size(each.size), each.modified, each in old) for each in snapshots
+        (each in old, "snapshot", each.folder, human_size(each.size), each.modified) for each in snapshots
     ]
-    rows += [("unfinished", each[0], "", each[2], each in left) for each in uploads]
-    width = max([len(shown(row[1])) for row in rows], default=0)
-    for kind, name, size, modified, is_removed in rows:
+    rows += [(each in left, "unfinished", printable(each[0]), "", each[2]) for each in uploads]
+    width = max([len(row[2]) for row in rows], default=0) + 2
+    for is_removed, kind, name, size, modified in rows:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(modified))
-        print(
-            f"{'remove' if is_removed else 'keep':<8}{kind:<12}{shown(name):<{width + 2}}{size:>12}  {when}"
-        )
+        print(f"{'remove' if is_removed else 'keep':<8}{kind:<12}{name:<{width}}{size:>12}  {when}")
     if not old and not left:
         print("nothing to remove")
         return 0

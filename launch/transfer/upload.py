@@ -20,14 +20,13 @@ from common.console.arguments import Parser
 from common.ground.exits import BadInput, printable
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys
-from common.object_store.store import Object, ObjectStore, parse
+from common.object_store.store import ObjectStore
 from launch import manifests
 from launch.transfer import parallel
-from launch.transfer.parallel import Progress
 
 
 def main(arguments: list[str]) -> int:
-    """Upload a folder and return the exit code. Raises BadInput."""
+    """Upload a folder, print a summary, and return the exit code. Raises BadInput."""
     parser = Parser(__doc__)
     parser.prog = "python -m launch upload"
     parser.add_argument("folder", metavar="FOLDER", help="folder to upload")
@@ -35,31 +34,30 @@ def main(arguments: list[str]) -> int:
         "--to", metavar="URL", required=True, help="s3://bucket/prefix or obs://bucket/prefix"
     )
     args = parser.parse_args(arguments)
-    parse(args.to)
-    if not os.path.isdir(args.folder):
-        raise BadInput(f"{args.folder} is not a folder")
-    return upload(args.folder, args.to)
-
-
-def upload(folder: str, to: str) -> int:
-    """Upload `folder` to the URL `to`, print a summary, and return 0. Raises BadInput."""
-    begin = time.monotonic()
+    folder, url, begin = args.folder, args.to, time.monotonic()
+    if not os.path.isdir(folder):
+        raise BadInput(f"{folder} is not a folder")
     manifest = _read_snapshot(folder)
-    url = f"{to.rstrip('/')}/{manifests.make_folder_name(manifest)}" if manifest else to
-    manifest = manifest or manifests.describe_folder(folder)
-    files = manifest["files"]
-    if not files:
-        raise BadInput(f"{folder} contains no files")
-    with ObjectStore(url, parallel.THREADS) as store:
-        there = {entry.key: entry for entry in store.list()}
+    if manifest:
+        url = f"{url.rstrip('/')}/{manifests.make_folder_name(manifest)}"
+    with ObjectStore(url) as store:
+        manifest = manifest or manifests.describe_folder(folder)
+        files = manifest["files"]
+        if not files:
+            raise BadInput(f"{folder} contains no files")
+        there = {entry.key: entry.size for entry in store.list()}
         stored = None
         if manifests.NAME in there and not (stored := manifests.parse(store.read(manifests.NAME))):
             place = store.location.url(manifests.NAME)
             raise BadInput(f"{place} was not written by `upload`: it is not replaced")
-        known = parallel.run(
-            store, "comparing", 0, [partial(_is_there, store, there, file) for file in files]
-        )
-        missing = [file for file, is_there in zip(files, known, strict=True) if not is_there]
+
+        def is_there(file: dict) -> bool:
+            if there.get(file["path"]) != file["size"]:
+                return False
+            entry = store.head(file["path"])
+            return entry is not None and entry.sha256 == file["sha256"]
+
+        missing, unchanged = parallel.split(store, files, is_there)
         if missing or stored != manifest:
             # First: during the upload the stored folder matches neither the old manifest nor the new one.
             store.delete([manifests.NAME] * bool(stored))
@@ -70,24 +68,14 @@ def upload(folder: str, to: str) -> int:
             ]
             parallel.run(store, "sending", sum(file["size"] for file in missing), tasks)
             store.write(manifests.NAME, manifests.to_bytes(manifest))
-    sent, sizes = [file["size"] for file in missing], [file["size"] for file in files]
-    print(f"sent {parallel.describe(sent)} in {time.monotonic() - begin:.1f} s")
-    unchanged = [size for size, is_there in zip(sizes, known, strict=True) if is_there]
-    print(f"unchanged {parallel.describe(unchanged)}")
+    seconds = time.monotonic() - begin
+    print(f"sent {parallel.describe(file['size'] for file in missing)} in {seconds:.1f} s")
+    print(f"unchanged {parallel.describe(file['size'] for file in unchanged)}")
     others = there.keys() - {file["path"] for file in files} - {manifests.NAME}
     if others:
         print(f"kept {len(others)} objects that are not in {folder}, first: {printable(min(others))}")
     print(store.location.url())
     return 0
-
-
-def _is_there(store: ObjectStore, there: dict[str, Object], file: dict, _: Progress) -> bool:
-    """Return whether the store has a file of the manifest, by the size in the listing and its sha256."""
-    listed = there.get(file["path"])
-    if listed is None or listed.size != file["size"]:
-        return False
-    entry = store.head(file["path"])
-    return entry is not None and entry.sha256 == file["sha256"]
 
 
 def _read_snapshot(folder: str) -> dict | None:

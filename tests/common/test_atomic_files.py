@@ -102,12 +102,14 @@ def test_a_lock_excludes_other_processes(tmp_path, held, asked, free, kind):
             assert holder.wait() == 0
 
 
-def test_a_lock_excludes_threads_and_ends_with_the_block_although_a_child_has_inherited_it(tmp_path):
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_lock_excludes_threads_and_ends_with_the_block(tmp_path, is_deleted):
+    """A child may have inherited it. The next holder does not get a lock on a deleted file."""
     path, order = str(tmp_path / "lock"), []
 
     def take() -> None:
-        with files.locked(path):
-            order.append("thread")
+        with files.locked(path) as handle:
+            order.append(files.is_at(handle, path))
 
     with files.locked(path) as handle:
         thread = threading.Thread(target=take)
@@ -115,38 +117,21 @@ def test_a_lock_excludes_threads_and_ends_with_the_block_although_a_child_has_in
         thread.join(0.2)
         order.append("first")
         inherited = os.dup(handle)
+        if is_deleted:
+            os.unlink(path)
     thread.join()
     os.close(inherited)
-    assert order == ["first", "thread"]
+    assert order == ["first", True]
 
 
-def test_a_lock_file_that_its_holder_deletes_is_created_again(tmp_path):
-    """The next holder does not get a lock on a deleted file, which no other process can find."""
-    path, found = str(tmp_path / "lock"), []
-
-    def take() -> None:
-        with files.locked(path) as handle:
-            found.append(files.is_at(handle, path))
-
-    with files.locked(path):
-        thread = threading.Thread(target=take)
-        thread.start()
-        thread.join(0.2)
-        os.unlink(path)
-    thread.join()
-    assert found == [True]
-
-
-def test_a_digest_of_a_path_and_of_an_open_file(tmp_path):
+def test_digests_and_special_files(tmp_path):
     content = os.urandom(2**20 + 5)
     (tmp_path / "a").write_bytes(content)
     assert files.sha256_file(str(tmp_path / "a")) == hashlib.sha256(content).hexdigest()
-    with open(tmp_path / "a", "rb") as file:
-        file.seek(3)
-        assert files.sha256_file(file) == hashlib.sha256(content[3:]).hexdigest()
-
-
-def test_special_files_are_refused(tmp_path):
+    for digest in (hashlib.sha256(content[3:]).hexdigest(), hashlib.md5(content[3:]).hexdigest()):
+        with open(tmp_path / "a", "rb") as file:
+            file.seek(3)
+            assert files.has_digest(file, digest) and not files.has_digest(file, digest)
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", tmp_path):
         with pytest.raises(OSError), open(path, opener=files.opener):

@@ -1,6 +1,5 @@
 """A heartbeat logs a line with the seconds when it is due, and not more often."""
 
-import re
 import sys
 
 from common.ground import exits, heartbeat
@@ -8,34 +7,23 @@ from common.ground.heartbeat import Heartbeat
 
 
 def test_a_line_is_logged_when_it_is_due(monkeypatch):
-    now, lines, asked = 100.0, [], []
+    now, lines = 100.0, []
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
     beats = Heartbeat(log=lines.append)
     for seconds in (0, 29, 31, 59, 62):
         now = 100.0 + seconds
         beats.beat("waiting")
     assert lines == ["waiting (31 s)", "waiting (62 s)"] and beats.seconds == 62
-
-    def text() -> str:
-        asked.append(now)
-        return "5 of 9"
-
     often = Heartbeat(every=10, log=lines.append)
     for seconds in (70, 73, 83):
         now = 100.0 + seconds
-        often.beat(text)
-    assert lines[2:] == ["5 of 9 (11 s)", "5 of 9 (21 s)"][: len(lines) - 2] and asked == [173.0, 183.0]
+        often.beat("waiting")
+    assert lines[2:] == ["waiting (11 s)", "waiting (21 s)"]
 
 
-def test_a_closed_output_is_ignored(monkeypatch, capsys):
+def test_a_closed_output_is_ignored(monkeypatch, capsys, tmp_path):
     exits.print_line("one line")
-    assert re.fullmatch("one line\n", capsys.readouterr().out)
-
-    class Closed:
-        def write(self, text):
-            raise ValueError("I/O operation on closed file")
-
-        flush = write
-
-    monkeypatch.setattr(sys, "stdout", Closed())
+    assert capsys.readouterr().out == "one line\n"
+    with open(tmp_path / "closed", "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
     exits.print_line("lost")

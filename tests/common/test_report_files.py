@@ -30,9 +30,8 @@ def test_lines_that_cannot_be_read_do_not_end_the_record(tmp_path):
         b"5",
         b'{"step": "x"}',
     ]
-    path.write_bytes(
-        b"\n".join([(line % 1).encode(), *damaged, (line % 2).encode(), (line % 7).encode(), b"{"])
-    )
+    first, second, last = ((line % step).encode() for step in (1, 2, 7))
+    path.write_bytes(b"\n".join([first, *damaged, second, last, b"{"]))
     before = path.stat().st_ino
     _resumed(tmp_path)
     assert [json.loads(each)["step"] for each in path.read_text().splitlines()] == [1, 2, 3]
