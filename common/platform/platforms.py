@@ -86,9 +86,13 @@ def recognised(env: Mapping[str, str]) -> bool:
 
 
 def is_first_on_node() -> bool:
-    """Return whether this process prints for its node before the process group exists."""
-    local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
-    return local_rank == "0" and STARTED_BY not in os.environ
+    """Return whether this is the first process of its node that the platform started."""
+    return has_local_rank_0() and STARTED_BY not in os.environ
+
+
+def has_local_rank_0() -> bool:
+    """Return whether this process prints for its node."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def parse_number(text: str, kind: Callable[[str], Any] = int) -> Any:
