@@ -188,9 +188,10 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
     first = json.loads(store.compare_set(f"rank/{topology.rank}", "", json.dumps(own)))
     if first == own:
         return None
+    others = f"process {first['pid']} on {first['host']} and process {own['pid']} on {own['host']}"
     return BadInput(
-        f"two processes have rank {topology.rank}: process {first['pid']} on {first['host']} and "
-        f"process {own['pid']} on {own['host']}; two nodes have the same rank, or one was restarted without the others"
+        f"two processes have rank {topology.rank}: {others}; two nodes have the same rank, or one was "
+        "restarted without the others"
     )
 
 

@@ -1,6 +1,7 @@
 """Check that this node can resolve and reach the master: the findings `master` and `interface`."""
 
 import errno
+import os
 import socket
 import threading
 import time
@@ -29,8 +30,7 @@ def check(env: Mapping[str, str], topology: Topology) -> tuple[_Facts, _Facts]:
     if address is None:
         unknown = where, [f"the master's host name {why}"], []
         return unknown, (f"not known without the address of the master{shown}", errors, [])
-    check_port = _own_port if topology.node_rank == 0 else _other_port
-    master_findings = f"{where} is {address[0]}", *check_port(topology, address, deadline)
+    master_findings = f"{where} is {address[0]}", *_try_port(topology, address, deadline)
     try:
         name, local = interfaces.interface_to(*address[:2])
     except OSError as error:
@@ -58,41 +58,29 @@ def _resolve(host: str, port: int | None) -> tuple[tuple | None, str]:
     return answers[0] if answers else (None, f"does not resolve (no answer within {_SECONDS:.0f} s)")
 
 
-def _own_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
-    """Return (errors, warnings) on the node that is the master."""
+def _try_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
+    """Return (errors, warnings): the master can listen, or another node can connect to it."""
+    seconds = min(1.0, max(0.2, deadline - time.monotonic()))
     # If a launcher started the processes, its store listens already on the port.
     port = topology.master_port if topology.level == "node" else 0
-    with _socket(address) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the store sets it too
-        try:
-            probe.bind((address[0], port, *address[2:]))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return [], [f"port {port} is in use on this node, perhaps by another job"]
-            return [], [
-                f"node 0 is the master, but {address[0]} is not one of its addresses: {error.strerror}"
-            ]
+    try:
+        if topology.node_rank == 0:
+            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+            socket.create_server((address[0], port), family=family).close()
+        else:
+            socket.create_connection(address[:2], seconds).close()
+    except ConnectionRefusedError:
+        return [], ["not listening yet (refused): start node 0"]
+    except TimeoutError:
+        return [], [f"no answer within {seconds:.1f} s: not started yet, or a firewall"]
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return [], [f"port {port} is in use on this node, perhaps by another job"]
+        if topology.node_rank == 0:
+            why = os.strerror(error.errno or 0)
+            return [], [f"node 0 is the master, but {address[0]} is not one of its addresses: {why}"]
+        return [f"cannot be reached: {error.strerror}"], []
     return [], []
-
-
-def _other_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
-    """Return (errors, warnings) about the connection from this node to the master's port."""
-    seconds = min(1.0, max(0.2, deadline - time.monotonic()))
-    with _socket(address) as probe:
-        probe.settimeout(seconds)
-        try:
-            probe.connect(address)
-        except ConnectionRefusedError:
-            return [], ["not listening yet (refused): start node 0"]
-        except TimeoutError:
-            return [], [f"no answer within {seconds:.1f} s: not started yet, or a firewall"]
-        except OSError as error:
-            return [f"cannot be reached: {error.strerror}"], []
-    return [], []
-
-
-def _socket(address: tuple) -> socket.socket:
-    return socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
 
 
 def _preset_trouble(name: str, value: str) -> str | None:

@@ -48,12 +48,11 @@ _CODES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one subject. verdict: "ok", "warning" or "error". code: 0 without an error."""
+    """The result for one subject. verdict: "ok", "warning" or "error"."""
 
     name: str
     verdict: str
     text: str
-    code: int
 
     def __str__(self) -> str:
         return f"check name={self.name} verdict={self.verdict} {self.text}"
@@ -68,7 +67,7 @@ def judge(name: str, facts: str, errors: list[str], warnings: list[str]) -> Find
     """
     verdict = "error" if errors else "warning" if warnings else "ok"
     text = "; ".join([*([facts] if facts else []), *errors, *warnings])
-    return Finding(name, verdict, " ".join(text.split()), _CODES[name] if errors else 0)
+    return Finding(name, verdict, " ".join(text.split()))
 
 
 def inspect(
@@ -120,7 +119,7 @@ def worst(findings: list[Finding]) -> str:
 
 def exit_code(findings: list[Finding]) -> int:
     """Return the code of the first error, or 0."""
-    return next((finding.code for finding in findings if finding.code), 0)
+    return next((_CODES[finding.name] for finding in findings if finding.verdict == "error"), 0)
 
 
 def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> Finding:
@@ -151,8 +150,7 @@ def _shm() -> Finding:
         return judge("shm", f"no {path} on {sys.platform}", [], [])
     if not _writable(path):
         return judge("shm", "", [f"{path} is not a writable folder"], [])
-    space = os.statvfs(path)
-    free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+    size, _, free = shutil.disk_usage(path)
     errors = [f"{path} is full"] if free < 1e6 else []
     small = f"below {_SHM / 1e9:.0f} GB, DataLoader workers can end with a bus error: use few, or none"
     warnings = [small] if free < _SHM else []
