@@ -35,13 +35,12 @@ class Folders(NamedTuple):
     logs: str
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """One command, `python *prefix JOB *the_users_arguments *arguments`, and its additional variables."""
 
-    prefix: list[str] = field(default_factory=list)
-    arguments: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
+    prefix: list[str]
+    arguments: list[str]
+    environment: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -121,18 +121,13 @@ def _choose_interface(topology: Topology) -> None:
 
 
 def _leave_group(topology: Topology, error: BaseException | None) -> None:
-    """Exit without the interpreter's teardown, which aborts if a gloo thread still runs. BadInput and an
-    interrupt have exit codes of their own: see entry()."""
+    """Exit without the interpreter's teardown, which aborts if a gloo thread still runs; after a lost peer, a
+    library may hang in its destructor. BadInput and an interrupt have codes of their own: see entry()."""
     if error is None:
         _destroy_group()
         exits.leave(0)
-    if isinstance(error, Exception) and not isinstance(error, exits.BadInput):
-        _explain(error, topology)
-
-
-def _explain(error: Exception, topology: Topology) -> None:
-    """Print the error and exit at once: after a lost peer, a communication library may hang or abort in its
-    destructor."""
+    if not isinstance(error, Exception) or isinstance(error, exits.BadInput):
+        return
     first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, RuntimeError) and _COMMUNICATION.search(f"{type(error).__name__} {first_line}"):
         exits.say_error(

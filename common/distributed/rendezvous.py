@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 
 from common.distributed import barrier
-from common.distributed.launcher import STORE_HOLDER
+from common.distributed.launcher import AGENT_STORE
 from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
 from common.ground.heartbeat import Heartbeat
 from common.platform import interfaces
@@ -71,7 +71,7 @@ def count_different(store: torch.distributed.Store, topology: Topology, name: st
 
 
 def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distributed.Store:
-    others = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or STORE_HOLDER in os.environ
+    others = os.environ.get(AGENT_STORE) == "True"
     holds_it = topology.rank == 0 and not others
     port = topology.master_port
     host = topology.master_host if topology.nodes > 1 or others else "127.0.0.1"  # one node needs no network

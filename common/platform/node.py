@@ -78,13 +78,7 @@ def inspect(
     args: output_dir (a path) and enable_gpu (None: a GPU is used if there is one). CUDA is not initialised,
     and nothing is left on the disk. probe: returns the folder of output_dir, or raises BadInput.
     """
-    findings = [
-        _accelerators(args, env, topology),
-        _shm(),
-        _outputs(args.output_dir, probe),
-        _scratch(env),
-        _limits(topology),
-    ]
+    findings = [_accelerators(args, env, topology), *_resources(args.output_dir, probe, env, topology)]
     way, interface = network.check(env, topology)
     findings += [judge("master", *way), judge("interface", *interface)]
     return [*findings, _versions(_driver(True)), _packages(), _presets(env)]
@@ -100,16 +94,19 @@ def print_findings(args: argparse.Namespace, topology: Topology) -> None:
     if accelerators.verdict == "error":
         raise BadInput(accelerators.text)
     versions, presets = _versions(_driver(False)), _presets(os.environ)
-    findings = [
-        accelerators, _shm(), _outputs(args.output.folder), _scratch(os.environ), _limits(topology),
-        versions, presets,
-    ]  # fmt: skip
+    findings = [accelerators, *_resources(args.output.folder, str, os.environ, topology), versions, presets]
     troubles = [finding for finding in findings if finding.verdict != "ok"]
     facts = [versions.text, accelerators.text]
     facts += [f"{finding.name} {finding.text}" for finding in findings[1:4] if finding.verdict == "ok"]
     facts += [f"presets {presets.text}"]
     for line in (f"preflight {worst(findings)}: {', '.join(facts)}", *map(str, troubles)):
         print_line(line)
+
+
+def _resources(
+    path: str, probe: Callable[[str], str], env: Mapping[str, str], topology: Topology
+) -> list[Finding]:
+    return [_shm(), _outputs(path, probe), _scratch(env), _limits(topology)]
 
 
 def worst(findings: list[Finding]) -> str:
@@ -157,7 +154,7 @@ def _shm() -> Finding:
     return judge("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 
 
-def _outputs(path: str, probe: Callable[[str], str] = str) -> Finding:
+def _outputs(path: str, probe: Callable[[str], str]) -> Finding:
     try:
         path = probe(path)
     except BadInput as error:

@@ -90,7 +90,10 @@ class Commands:
         folder for results, number of processes, report interval."""
         args, given = self._args, list(self._args.job_arguments)
         if args.data is not None:
-            given = [*_without(given, "--data_url"), f"--data_url={os.path.join(node.folders.inputs, INPUT)}"]
+            given = [
+                *_split(given, "--data_url")[1],
+                f"--data_url={os.path.join(node.folders.inputs, INPUT)}",
+            ]
         script = os.path.join(args.code.root, args.code.job_path)
         if not args.code.is_repository and not single_file.holds_bootfile(script):  # it may not accept them
             return given
@@ -107,27 +110,17 @@ class Commands:
 def get_option(arguments: list[str], *names: str) -> str | None:
     """Return the last value of an option, given as `--name value` or `--name=value`. names: with _; arguments
     may have - for _."""
-    value = None
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        name, equals, own = argument.partition("=")
-        if _underscored(name) in names:
-            value = own if equals else following
-    return value
+    return _split(arguments, *names)[0]
 
 
-def _underscored(name: str) -> str:
-    return f"--{name[2:].replace('-', '_')}"
-
-
-def _without(arguments: list[str], name: str) -> list[str]:
-    kept, words = [], iter(arguments)
-    for word in words:
-        given, equals, _ = word.partition("=")
-        if _underscored(given) != name:
-            kept.append(word)
-        elif not equals:
-            next(words, None)
-    return kept
+def _split(arguments: list[str], *names: str) -> tuple[str | None, list[str]]:
+    """Return (the last value of an option, the other arguments)."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        *{*names, *(f"--{name[2:].replace('_', '-')}" for name in names)}, dest="value", nargs="?"
+    )
+    known, others = parser.parse_known_args(arguments)
+    return known.value, others
 
 
 def _loopback(nodes: int) -> list[str]:

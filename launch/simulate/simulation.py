@@ -41,7 +41,7 @@ class Simulation:
         self._stopped_since: float | None = None
 
     def interrupt(self, number: int, frame: object) -> None:
-        """End all nodes and the simulation: a signal handler. A second signal ends the wait for the nodes."""
+        """End all nodes and the simulation: a signal handler."""
         self._interrupts.append(number)
 
     def run(self, nodes: list[Node], commands: Commands, network: Network | None) -> int:
@@ -226,8 +226,6 @@ class Simulation:
                 node.end(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
         while any(node.running for node in self._nodes) and time.monotonic() < deadline:
-            if len(self._interrupts) > 1 + (code == TIME_LIMIT):
-                break
             self._read()
             for node in self._nodes:
                 if node.poll() is not None:

@@ -185,7 +185,7 @@ def test_exit_codes(code, beginning):
         (["--fault=kil:rank=1"], "--fault kil:rank=1: unknown fault 'kil': expected one of kill, term"),
         (["--fault=kill:rnak=1,step=1"], "expected kill with the keys rank, step, each once"),
         (["--fault=restart:step=3"], "--fault restart:step=3: expected restart with the keys node, step"),
-        (["--fault=kill:rank=2,step=1"], "--fault kill:rank=2,step=1: rank 2 is not in 0..1"),
+        (["--fault=kill:rank=2,step=1"], "--fault kill:rank=2,step=1: rank=2 is not a whole number in 0..1"),
         (["--fault=stop:rank=1,rank=0,step=1"], "expected stop with the keys"),
         (["--fault=reschedule:node=1"], "expected reschedule with the keys [node], step"),
         (["--fault=term:rank=-1,step=1"], "rank=-1 is not a whole number"),
