@@ -158,18 +158,17 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str | None) -> Topology:
     own = STARTED_BY in env  # the parent process has applied the arguments already
-    if "LOCAL_RANK" not in env:
-        raise BadInput("TORCHELASTIC_RUN_ID is set, but LOCAL_RANK is not: start the job with torchrun")
+    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if name not in env:
+            other = "LOCAL_RANK" if "LOCAL_RANK" in env else "TORCHELASTIC_RUN_ID"
+            raise BadInput(f"{other} is set, but {name} is not: start the job with torchrun")
     if level == "node" and not own:
         raise BadInput(
             f"--rank_level node contradicts LOCAL_RANK={env['LOCAL_RANK']}: a launcher started one process "
             "per rank"
         )
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-        if name not in env:
-            raise BadInput(f"LOCAL_RANK is set, but {name} is not: start the job with torchrun")
     rank, local_rank, size = (whole(env, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    count = _local_world_size(args, env, rank, local_rank, size)
+    count = _local_world_size(args, env, rank - local_rank, size)
     # Under torchrun two nodes with different numbers of processes can each look consistent.
     elastic = "TORCHELASTIC_RUN_ID" in env
     node_name = "GROUP_RANK" if elastic else "NODE_RANK"
@@ -187,8 +186,8 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str 
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", node_name, nodes_name)
         values = " ".join(f"{name}={env[name]}" for name in names if name in env)
         raise BadInput(
-            f"{values} contradict each other: every node must run the same number of processes, and a rank "
-            "be less than its world size"
+            f"{values} contradict each other, with {count} processes per node: every node must run the same "
+            "number of processes, and a rank be less than its world size"
         )
     source = "torchrun" if elastic else "azureml" if "NODE_RANK" in env and not own else "launcher"
     given = {name: getattr(args, name, None) for name in ("init_method", "rank", "world_size")}
@@ -206,26 +205,16 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str 
     )
 
 
-def _local_world_size(
-    args: argparse.Namespace, env: Mapping[str, str], rank: int, local_rank: int, size: int
-) -> int:
-    """Return the number of processes per node. Azure ML sets no LOCAL_WORLD_SIZE. Then the number is computed
-    from the number of nodes or the rank of this node's first process; on the first node it is
-    --processes_per_node."""
+def _local_world_size(args: argparse.Namespace, env: Mapping[str, str], first_rank: int, size: int) -> int:
+    """Return the number of processes per node. Azure ML sets no LOCAL_WORLD_SIZE: the number follows from the
+    number of nodes or from the first rank of this node; on the first node it is --processes_per_node."""
     if "LOCAL_WORLD_SIZE" in env:
         return whole(env, "LOCAL_WORLD_SIZE")
-    nodes, node_rank = whole(env, "AZUREML_NODE_COUNT", 0), whole(env, "NODE_RANK", 0)
-    if nodes > 0:
+    if nodes := whole(env, "AZUREML_NODE_COUNT", 0):
         return size // nodes
-    if node_rank > 0:
-        return (rank - local_rank) // node_rank
-    count = min(_processes(args, None), max(size, 1))
-    if local_rank >= count or size % count:
-        raise BadInput(
-            f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE={size} without LOCAL_WORLD_SIZE do not fit "
-            f"--processes_per_node {count}"
-        )
-    return count
+    if node_rank := whole(env, "NODE_RANK", 0):
+        return first_rank // node_rank
+    return min(_processes(args, None), max(size, 1))
 
 
 def _count(claim: Claim, level: str) -> tuple[int, int] | None:

@@ -140,4 +140,8 @@ def _nodes(args: argparse.Namespace, folder: str) -> list[Node]:
             index, slot = fault.rank // args.processes, len(nodes)
             place = os.path.join(folder, f"node-{index}-again-{slot}")
             nodes.append(Node(index, f"{index} again", slot, place))
+            nodes[-1].fault = fault
+        elif fault.kind in ("late", "missing"):
+            nodes[fault.node].fault = fault
+            nodes[fault.node].delay = fault.seconds if fault.kind == "late" else None
     return nodes

@@ -16,6 +16,7 @@ from common.distributed import preemption
 from launch.bundle.code_folder import CodeFolder
 from launch.explain import normalize
 from launch.profiles import Folders
+from launch.simulate.faults import Fault
 
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
 _CHUNKS = 20  # of 64 KiB: more than a pipe holds
@@ -44,6 +45,8 @@ class Node:
 
     index: the node's rank
     slot: its place in the network
+    delay: seconds from the begin of the simulation to its start; None if it is not to be started
+    fault: the fault of its start
 
     make_folders() makes a new container and start() begins a run in it. Call read() and poll() until poll()
     returns the exit code; kill() ends a run at once. On Linux every process that a run started is found and
@@ -52,6 +55,8 @@ class Node:
 
     def __init__(self, index: int, label: str, slot: int, folder: str):
         self.index, self.label, self.slot = index, label, slot
+        self.delay: float | None = 0.0
+        self.fault: Fault | None = None
         self.scheduled, self.started = 0, 0  # as MA_SCHEDULE_CNT and MA_PROC_START_CNT count
         self.runs: list[Run] = []
         self._folder = folder

@@ -52,10 +52,12 @@ class Simulation:
         for node in nodes:
             commands.make_folders(node)
         self._began = time.monotonic()
-        self._plan_the_start()
+        for node in nodes:
+            if node.fault and node.delay is None:
+                self._note(node.fault, f"node {node.label} is not started", None)
         code = self._end_from_outside()
         try:
-            while code is None and (self._due or any(node.running for node in nodes)):
+            while code is None and any(node.running or node.delay is not None for node in nodes):
                 self._start_due()
                 self._read()
                 self._fire_faults()
@@ -68,27 +70,13 @@ class Simulation:
                 if node.running:
                     node.kill()
 
-    def _plan_the_start(self) -> None:
-        self._due = {node: self._began for node in self._nodes}
-        self._at_start: dict[Node, Fault] = {}
-        duplicates = iter([node for node in self._nodes if node.slot != node.index])
-        for fault in list(self._pending):
-            if fault.kind == "late":
-                self._due[self._nodes[fault.node]] += fault.seconds
-                self._at_start[self._nodes[fault.node]] = fault
-            elif fault.kind == "duplicate":
-                self._at_start[next(duplicates)] = fault
-            elif fault.kind == "missing":
-                del self._due[self._nodes[fault.node]]
-                self._note(fault, f"node {fault.node} is not started", None)
-
     def _start_due(self) -> None:
-        now = time.monotonic()
-        for node in [node for node, due in self._due.items() if due <= now]:
-            del self._due[node]
-            self._start(node)
-            if node in self._at_start:
-                self._note(self._at_start[node], f"node {node.label} is started now", node.pids[0])
+        for node in self._nodes:
+            if node.delay is not None and time.monotonic() - self._began >= node.delay:
+                node.delay = None
+                self._start(node)
+                if node.fault:
+                    self._note(node.fault, f"node {node.label} is started now", node.pids[0])
 
     def _start(self, node: Node) -> None:
         processes = self._commands.build(node)
@@ -198,7 +186,8 @@ class Simulation:
     def _kill_if_all_stopped(self) -> None:
         """Kill stopped processes if nothing else runs: they never end by themselves."""
         left = [node for node in self._nodes if node.running]
-        if not self._stopped or self._due or not all(node.is_stopped(self._processes) for node in left):
+        waits = any(node.delay is not None for node in self._nodes)
+        if not self._stopped or waits or not all(node.is_stopped(self._processes) for node in left):
             self._stopped_since = None
             return
         now = time.monotonic()
@@ -219,8 +208,8 @@ class Simulation:
         else:
             return None
         log(f"{reason} after {seconds:.1f} s: ending all nodes")
-        self._due.clear()
         for node in self._nodes:
+            node.delay = None
             if node.running:
                 node.runs[-1].note = f"ended by {reason}"
                 node.end(signal.SIGTERM)
