@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import datetime
-import inspect
 import os
 import re
 import resource
@@ -83,8 +82,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         "world_size": topology.world_size,
         "timeout": datetime.timedelta(seconds=args.timeout),
     }
-    knows_device = "device_id" in inspect.signature(torch.distributed.init_process_group).parameters
-    if backend == "nccl" and knows_device:  # torch 2.3 and later: it connects at once, and barrier() knows it
+    if backend == "nccl" and torch.__version__ >= "2.3":  # it connects at once, and barrier() knows the GPU
         options["device_id"] = torch.device("cuda", torch.cuda.current_device())
     return options
 

@@ -80,12 +80,11 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     topology = _resolve(args, env)
     if whole(env, "LOCAL_WORLD_SIZE", 1) < 1:
         raise BadInput(f"LOCAL_WORLD_SIZE={env['LOCAL_WORLD_SIZE']} is not at least 1")
-    for count, most, what in (
-        (topology.processes_per_node, _MOST_PER_NODE, "processes per node"),
-        (topology.world_size, _MOST_PROCESSES, "processes"),
-    ):
-        if count > most:
-            raise BadInput(f"{count} {what} are too many: at most {most}")
+    if topology.processes_per_node > _MOST_PER_NODE or topology.world_size > _MOST_PROCESSES:
+        raise BadInput(
+            f"{topology.nodes} nodes x {topology.processes_per_node} processes are too many: at most "
+            f"{_MOST_PER_NODE} on a node and {_MOST_PROCESSES} in all"
+        )
     return topology
 
 

@@ -50,11 +50,6 @@ class Commands:
             threads = max(1, available_cores() // (args.nodes * args.processes))
             self._environment.setdefault("OMP_NUM_THREADS", str(threads))
 
-    def make_folders(self, node: Node, outputs: str | None = None) -> None:
-        """Make the folders of a new container. outputs: a folder whose content the platform restores."""
-        data = self._args.data and os.path.abspath(self._args.data)
-        node.make_folders(self._args.code, data, outputs)
-
     def build(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
         """Return (command, environment, the platform's part of it) of every process that the platform starts
         on a node, in the order of local ranks."""

@@ -61,13 +61,11 @@ def _parse(spec: str, nodes: int, ranks: int) -> Fault:
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {', '.join(keys)}, each once")
     most = {"rank": ranks - 1, "node": nodes - 1}
     values: dict[str, Any] = {key: _number(spec, key, value, most.get(key, _MOST)) for key, value in pairs}
-    if kind == "late" and values["seconds"] == math.inf:
-        raise BadInput(f"--fault {spec}: use missing:node={values['node']}")
     return Fault(spec, kind, **values)
 
 
 def _number(spec: str, key: str, value: str, most: float) -> float:
-    if key == "seconds" and value == "forever":
+    if value == "forever" and spec.startswith("cut:"):
         return math.inf
     try:
         number = float(value) if key == "seconds" else int(value)
@@ -75,6 +73,6 @@ def _number(spec: str, key: str, value: str, most: float) -> float:
         number = -1
     least = 1 if key == "step" else 0
     if not least <= number <= most:
-        wanted = "seconds, or forever" if key == "seconds" else f"a whole number in {least}..{most:g}"
+        wanted = "a number of seconds" if key == "seconds" else f"a whole number in {least}..{most:g}"
         raise BadInput(f"--fault {spec}: {key}={value} is not {wanted}")
     return number

@@ -50,7 +50,7 @@ class Simulation:
         self._nodes, self._commands = nodes, commands
         self._set_link = network.link if network else lambda node, up: None
         for node in nodes:
-            commands.make_folders(node)
+            node.make_folders()
         self._began = time.monotonic()
         for node in nodes:
             if node.fault and node.delay is None:
@@ -155,7 +155,7 @@ class Simulation:
                 for node in reversed(self._nodes):  # all upload to one place: the files of node 0 win
                     copy_tree(node.output, outputs)
                 for node in targets:
-                    self._commands.make_folders(node, outputs)
+                    node.make_folders(outputs)
         for node in targets:
             self._start(node)
         for node in self._nodes:

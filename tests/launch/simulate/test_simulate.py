@@ -190,7 +190,7 @@ def test_exit_codes(code, beginning):
         (["--fault=reschedule:node=1"], "expected reschedule with the keys [node], step"),
         (["--fault=term:rank=-1,step=1"], "rank=-1 is not a whole number"),
         (["--fault=kill:rank=0,step=0"], "step=0 is not a whole number in 1.."),
-        (["--fault=late:node=1,seconds=soon"], "seconds=soon is not seconds, or forever"),
+        (["--fault=late:node=1,seconds=soon"], "seconds=soon is not a number of seconds"),
         (["--fault=late:node=1,seconds=2", "--fault=missing:node=1"], "a node is named twice"),
         (["--fault=cut:node=1,step=1,seconds=2"], "needs --network-namespaces"),
         (["--platform=plain"], "cannot start 2 nodes"),
