@@ -25,7 +25,6 @@ def test_shapes():
         )
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     assert features == [[2, 64, 32, 32], [2, 64, 32, 32], [2, 128, 16, 16], [2, 256, 8, 8], [2, 512, 4, 4]]
-    assert resnet18(channels=1, classes=7)(torch.zeros(3, 1, 8, 8)).shape == (3, 7)
 
 
 def test_a_narrower_network_has_the_same_names():
