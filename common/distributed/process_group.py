@@ -65,7 +65,9 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     peers. Raises BadInput and NoRendezvous.
     """
     launcher.die_with_parent()
-    gpus = devices.count_gpus_of_node(args, topology)
+    gpus = devices.count_gpus(args)
+    if gpus and topology.source == "slurm":  # it may show each process only its own GPU
+        gpus = platforms.count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus
     backend = "nccl" if topology.processes_per_node <= gpus else "nccl or gloo" if gpus else "gloo"
     store = rendezvous.meet(topology, args.timeout, backend)
     if topology.world_size > 1 or gpus:  # nccl warns if its group is not destroyed

@@ -101,7 +101,7 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
             ),
         )
     bound = min(_ANSWER, timeout)
-    with _watchdog(bound, lambda: _explain_silence(topology, bound)):
+    with _watchdog(bound, lambda: _what_answers(topology, address, bound)):
         store = torch.distributed.TCPStore(
             address[0],
             port,
@@ -112,7 +112,7 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
         )
         # torch 2.1 connects without waiting for an answer, and accepts any bytes as an answer.
         if not 0 < store.add("greetings", 1) < 2**31:
-            raise NoRendezvous(_explain_silence(topology, bound))
+            raise NoRendezvous(_what_answers(topology, address, bound))
         return store
 
 
@@ -158,10 +158,15 @@ def _retry(attempt: Callable[[], T], deadline: float, waiting: str, explain: Cal
         time.sleep(_POLL)
 
 
-def _explain_silence(topology: Topology, bound: float) -> str:
+def _what_answers(topology: Topology, address: tuple, bound: float) -> str:
+    answer = "does not answer"
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=1) as probe:
+        probe.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        if probe.recv(5) == b"HTTP/":
+            answer = "is an HTTP server"
     return (
-        f"the server at {_address(topology)} is not the store of this job's rank 0 (no valid answer in "
-        f"{bound:.0f} s): another program uses the port"
+        f"the server at {_address(topology)} {answer}: it is not the store of this job's rank 0 "
+        f"(waited {bound:.0f} s), another program uses the port"
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 import signal
@@ -48,6 +49,8 @@ class Node:
     data: a folder that is linked as the first input; a platform would copy it
     delay: seconds from the begin of the simulation to its start; None if it is not to be started
     fault: the fault of its start
+    mend_at: the time.monotonic() at which its link comes up again
+    restarts: how often it is restarted in place if it fails
 
     make_folders() makes a new container and start() begins a run in it. Call read() and poll() until poll()
     returns the exit code; kill() ends a run at once. On Linux every process that a run started is found and
@@ -58,6 +61,7 @@ class Node:
         self.index, self.label, self.slot = index, label, slot
         self.delay: float | None = 0.0
         self.fault: Fault | None = None
+        self.mend_at, self.restarts = math.inf, 0
         self.scheduled, self.started = 0, 0  # as MA_SCHEDULE_CNT and MA_PROC_START_CNT count
         self.runs: list[Run] = []
         self._folder, self._code, self._data = folder, code, data

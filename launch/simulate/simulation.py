@@ -1,5 +1,6 @@
 """Run a simulation: start nodes, fire faults, wait until the nodes end."""
 
+import math
 import os
 import re
 import select
@@ -35,8 +36,6 @@ class Simulation:
         self._processes, self._pending, self._limit = processes, list(faults), limit
         self._step = 0
         self._interrupts: list[int] = []
-        self._mend_at: dict[Node, float] = {}
-        self._restarts: dict[Node, int] = {}  # remaining restarts of a node that fails
         self._stopped: set[int] = set()  # process ids
         self._stopped_since: float | None = None
 
@@ -112,10 +111,11 @@ class Simulation:
             else:
                 self._start_again(fault)
         now = time.monotonic()
-        for node in [node for node, due in self._mend_at.items() if due <= now]:
-            del self._mend_at[node]
-            self._set_link(node.slot, up=True)
-            log(f"node {node.label}: the link is up again time={now - self._began:.1f} step={self._step}")
+        for node in self._nodes:
+            if node.mend_at <= now:
+                node.mend_at = math.inf
+                self._set_link(node.slot, up=True)
+                log(f"node {node.label}: the link is up again time={now - self._began:.1f} step={self._step}")
 
     def _signal_rank(self, fault: Fault) -> None:
         node = self._nodes[fault.rank // self._processes]
@@ -136,7 +136,7 @@ class Simulation:
         if not node.running:
             return
         self._set_link(node.slot, up=False)
-        self._mend_at[node] = time.monotonic() + fault.seconds
+        node.mend_at = time.monotonic() + fault.seconds
         self._note(fault, f"the link of node {node.label} is down", node.pids[0])
 
     def _start_again(self, fault: Fault) -> None:
@@ -160,7 +160,7 @@ class Simulation:
             self._start(node)
         for node in self._nodes:
             if node not in targets:
-                self._restarts[node] = self._restarts.get(node, 0) + 1
+                node.restarts += 1
 
     def _note(self, fault: Fault, what: str, pid: int | None) -> None:
         self._pending.remove(fault)
@@ -172,8 +172,8 @@ class Simulation:
             if node.poll() is None:
                 continue
             code = self._finish(node)
-            if code and self._restarts.get(node):
-                self._restarts[node] -= 1
+            if code and node.restarts:
+                node.restarts -= 1
                 log(f"node {node.label} ended with {code}: it is restarted in place")
                 self._start(node)
 

@@ -1,11 +1,14 @@
 """A wrong launch ends soon with one line that names the wrong value, before the first training step."""
 
+import http.server
 import os
 import re
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -85,17 +88,30 @@ def test_layouts_that_differ(nodes, processes, said, tmp_path):
         assert re.search(said, _one_error(node, 2))
 
 
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True  # an open connection must not delay the end
+
+
+class Silent(socketserver.BaseRequestHandler):
+    def handle(self):
+        while self.request.recv(1 << 16):
+            pass
+
+
 @pytest.mark.parametrize(
-    ("rank", "message"),
+    ("handler", "rank", "message"),
     [
-        (1, "the server at 127.0.0.1:PORT is not the store of this job's rank 0"),
-        (0, "rank 0 cannot listen on port PORT .*Address already in use"),
+        (Silent, 1, "the server at 127.0.0.1:PORT does not answer"),
+        (http.server.BaseHTTPRequestHandler, 1, "the server at 127.0.0.1:PORT is an HTTP server"),
+        (Silent, 0, "rank 0 cannot listen on port PORT .*Address already in use"),
     ],
 )
-def test_another_server_on_the_port(rank, message):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+def test_another_server_on_the_port(handler, rank, message):
+    with Server(("127.0.0.1", 0), handler) as server:
+        port = server.server_address[1]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         error = _one_error(_node(port, rank, 2), 4)
+        server.shutdown()
     assert re.search(message.replace("PORT", str(port)), error)
 
 
