@@ -70,7 +70,7 @@ def gather(
         store.add(f"{name}/here", 1)
     heartbeat, looked = Heartbeat(), 0.0
     beats: dict[int, tuple[int, float]] = {}  # rank -> (number of its heartbeats, time of its last change)
-    while absent := world_size - store.add(f"{name}/here", 0):
+    while (absent := world_size - store.add(f"{name}/here", 0)) > 0:
         _raise_error(store, name, rank, world_size)
         if has_local_rank_0():
             heartbeat.beat(f"waiting for {absent} of {world_size} processes {doing}".rstrip())
