@@ -17,7 +17,7 @@ import torch
 from common.console.arguments import positive_float, positive_int
 from common.distributed import devices, launcher, rendezvous
 from common.ground import exits
-from common.platform import interfaces, node, platforms
+from common.platform import network, node, platforms
 from common.platform.topology import Topology
 
 _TEARDOWN = 3.0  # seconds
@@ -112,10 +112,10 @@ def _choose_interface(topology: Topology) -> None:
         return
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
     with contextlib.suppress(OSError):
-        name, own = interfaces.interface_to(host, topology.master_port or 1)
-        if own.startswith("127.") and topology.nodes > 1 and not interfaces.is_loopback(host):
+        name, own = network.interface_to(host, topology.master_port or 1)
+        if own.startswith("127.") and topology.nodes > 1 and not network.is_loopback(host):
             # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
-            name, _ = interfaces.interface_to(interfaces.OUTSIDE, 1)
+            name, _ = network.interface_to(network.OUTSIDE, 1)
         if name:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 

@@ -23,7 +23,7 @@ from common.distributed import barrier
 from common.distributed.launcher import AGENT_STORE
 from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
 from common.ground.heartbeat import Heartbeat
-from common.platform import interfaces
+from common.platform import network
 from common.platform.platforms import has_local_rank_0
 from common.platform.topology import Topology
 
@@ -122,10 +122,10 @@ def _listen(topology: Topology, addresses: list[tuple[int, tuple]], timeout: flo
     the other nodes may use another one."""
     family, address = addresses[0]
     # A name that is loopback in the /etc/hosts of this node has another address on the other nodes.
-    inside = topology.nodes == 1 or interfaces.is_loopback(topology.master_host or "")
+    inside = topology.nodes == 1 or network.is_loopback(topology.master_host or "")
 
     def listen() -> socket.socket:
-        if inside or (len(addresses) == 1 and not interfaces.is_loopback(address[0])):
+        if inside or (len(addresses) == 1 and not network.is_loopback(address[0])):
             try:
                 return socket.create_server(address, family=family)
             except OSError as error:

@@ -1,21 +1,49 @@
-"""Check that this node can resolve and reach the master: the findings `master` and `interface`."""
+"""Find the network interface that reaches other nodes, and check that this node reaches the master."""
 
 import errno
+import ipaddress
 import os
 import socket
 import threading
 import time
 from collections.abc import Mapping
 
-from common.platform import interfaces
+from common.ground.exits import import_optional
 from common.platform.topology import Topology
 
+OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route leads to other machines
 _SECONDS = 3.0  # for resolving names and reaching the master together
 _Facts = tuple[str, list[str], list[str]]  # facts, errors, warnings
 
 
+def interface_to(host: str, port: int) -> tuple[str | None, str]:
+    """Return (interface name, own address) with which this node reaches the host; the name is None if it is
+    not known.
+
+    Nothing is sent: the kernel only chooses a route. Raises OSError if the host is unknown or has no route.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        local = probe.getsockname()[0]
+    psutil = import_optional("psutil", "the choice of the network interface needs psutil")
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == local for each in addresses):
+            return name, local
+    return None, local
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether this is a loopback address as it is written, or localhost."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check(env: Mapping[str, str], topology: Topology) -> tuple[_Facts, _Facts]:
-    """Check the route to the master, and this node's interface to it, within about three seconds.
+    """Return the findings `master` and `interface`: the route to the master, and this node's interface to it,
+    within about three seconds.
 
     env: the environment. topology: the place of this process in the job.
     """
@@ -32,11 +60,11 @@ def check(env: Mapping[str, str], topology: Topology) -> tuple[_Facts, _Facts]:
         return unknown, (f"not known without the address of the master{shown}", errors, [])
     master_findings = f"{where} is {address[0]}", *_try_port(topology, address, deadline)
     try:
-        name, local = interfaces.interface_to(*address[:2])
+        name, local = interface_to(*address[:2])
     except OSError as error:
         return master_findings, (f"none{shown}", [*errors, f"no route to {address[0]}: {error.strerror}"], [])
     warnings = []
-    if topology.nodes > 1 and interfaces.is_loopback(local):
+    if topology.nodes > 1 and is_loopback(local):
         warnings.append(f"{topology.nodes} nodes, but {address[0]} is an address within one machine")
     return master_findings, (f"{name} with {local}{shown}", errors, warnings)
 

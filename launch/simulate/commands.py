@@ -58,12 +58,12 @@ class Commands:
         starts = make_starts(
             args.platform, node.index, args.nodes, processes, self._hosts, self._port, node.folders, len(gpus)
         )
-        levels = "process" if len(starts) > 1 or starts[0].prefix else "node"
+        tell_processes = len(starts) == 1 and not starts[0].prefix and not gpus  # the job starts the others
         job = os.path.join(node.folders.code, args.code.job_path)
         commands = []
         for start in starts:
             added_words = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]
-            given = self._given(node, added_words, tell_processes=levels == "node" and not gpus)
+            given = self._given(node, added_words, tell_processes)
             command = [sys.executable, *start.prefix, job, *given, *added_words]
             added = dict(start.environment)
             if "MA_SCHEDULE_CNT" in added:
