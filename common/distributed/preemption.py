@@ -54,7 +54,7 @@ def end_on_interrupt() -> None:
     if not _is_ignored(signal.SIGINT):
         _start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by processes.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by launcher.start()
 
 
 def unwind_within(seconds: float) -> None:

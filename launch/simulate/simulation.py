@@ -238,17 +238,13 @@ class Simulation:
         print(flush=True)
         for node in self._nodes:
             log(f"node {node.label}: outputs={node.output} log={node.log}")
-        for line in dict.fromkeys(self._advice()):
-            log(line)
+        errors = [run.error for node in self._nodes for run in node.runs if run.code]
+        for error in dict.fromkeys(errors):
+            if line := advise(error, self._commands.code, self._commands.platform):
+                log(line)
         for fault in self._pending:
             log(f"fault {fault.text} never fired: the last step seen is {self._step}")
         if code is None:
             last = sorted((node.runs[-1] for node in self._nodes if node.runs), key=lambda run: run.ended)
             code = next((run.code for run in last if run.code), NEVER_FIRED if self._pending else 0)
         return code
-
-    def _advice(self) -> list[str]:
-        """Return the advice on each error of a node that has a known cause."""
-        runs = [run for node in self._nodes for run in node.runs if run.code]
-        lines = [advise(run.error, self._commands.code, self._commands.platform) for run in runs]
-        return [line for line in lines if line]
