@@ -238,9 +238,10 @@ class Simulation:
         print(flush=True)
         for node in self._nodes:
             log(f"node {node.label}: outputs={node.output} log={node.log}")
+        code_folder, platform = self._commands.code, self._commands.platform
         errors = [run.error for node in self._nodes for run in node.runs if run.code]
-        for error in dict.fromkeys(errors):
-            if line := advise(error, self._commands.code, self._commands.platform):
+        for line in dict.fromkeys(advise(error, code_folder, platform) for error in errors):
+            if line:  # nodes may give the same advice
                 log(line)
         for fault in self._pending:
             log(f"fault {fault.text} never fired: the last step seen is {self._step}")
