@@ -11,7 +11,7 @@ import time
 import torch
 
 from common.distributed import ranks
-from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous
+from common.ground.exits import BAD_INPUT, NO_RENDEZVOUS, BadInput, NoRendezvous
 from common.ground.heartbeat import Heartbeat
 from common.platform.platforms import has_local_rank_0
 
@@ -64,7 +64,7 @@ def gather(
     processes_per_node: if it is given, the error names the nodes of missing ranks too.
     """
     if error:
-        _report(store, name, type(error)(f"{error} (rank {rank} on {socket.gethostname()})"))
+        _report(store, name, error.code, f"{error} (rank {rank} on {socket.gethostname()})")
     else:
         store.add(f"{name}/here/{rank}", 1)
         store.add(f"{name}/here", 1)
@@ -84,13 +84,13 @@ def gather(
             if processes_per_node:
                 nodes = sorted({each // processes_per_node for each in missing})
                 text += f" ({_ranges('node', nodes)})"
-            _report(store, name, NoRendezvous(text))
+            _report(store, name, NO_RENDEZVOUS, text)
         time.sleep(_POLL)
     _raise_error(store, name, rank, world_size)
 
 
-def _report(store: torch.distributed.Store, name: str, error: BadInput) -> None:
-    store.compare_set(f"{name}/error", "", f"{error.code} {error}")
+def _report(store: torch.distributed.Store, name: str, code: int, text: str) -> None:
+    store.compare_set(f"{name}/error", "", f"{code} {text}")
     store.add(f"{name}/failed", 1)
 
 
@@ -123,7 +123,7 @@ def _look_for_lost(
             beats[rank] = count, now
         elif now - beats[rank][1] > silence and not is_here:
             text = f"rank {rank} sent no heartbeat for {silence:.0f} s while the others waited for it {doing}"
-            _report(store, name, BadInput(text))
+            _report(store, name, BAD_INPUT, text)
 
 
 def _ranges(name: str, numbers: list[int]) -> str:
