@@ -163,7 +163,7 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     torch.backends.cudnn.benchmark = True  # a GPU tries cuDNN's algorithms for each convolution once
-    model = models.classifier(args.arch, classes, args.image_size)
+    model = models.build(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     if args.freeze:
         models.freeze(model, args.arch, args.image_size)

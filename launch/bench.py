@@ -182,7 +182,7 @@ def _resident_bytes() -> int:
 
 def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -> float:
     """Return images/s of training steps of the model, without data."""
-    model = models.classifier(args.arch, classes, args.image_size)
+    model = models.build(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)

@@ -35,13 +35,12 @@ class Folders(NamedTuple):
     logs: str
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """One command, `python *prefix JOB *the_users_arguments *arguments`, and its additional variables."""
 
-    prefix: list[str] = field(default_factory=list)
-    arguments: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
+    prefix: list[str]
+    arguments: list[str]
+    environment: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -177,12 +176,8 @@ def make_starts(
     port: a free port of the first node
     gpus: per node, as the platform reports them to the job
 
-    Raises BadInput if the name or the node is unknown, or if platform plain gets a second node.
+    Raises BadInput if platform plain gets a second node.
     """
-    if name not in PROFILES:
-        raise BadInput(f"unknown platform {name!r}: expected one of {', '.join(PROFILES)}")
-    if not 0 <= node < nodes or len(host_names) != nodes:
-        raise BadInput(f"node {node} of {nodes} with {len(host_names)} host names")
     if name == "plain" and nodes > 1:
         raise BadInput(f"platform plain passes no rank or address, so it cannot start {nodes} nodes")
     master, mount, parent = host_names[0], os.path.dirname(folders.inputs), os.path.dirname(folders.code)

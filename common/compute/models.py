@@ -34,7 +34,7 @@ def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> nn.Module
     """
     if width > _WIDEST:
         raise BadInput(f"--width {width} is more than {_WIDEST} channels")
-    return _ResNet(channels, classes, width, blocks=2)
+    return _ResNet(channels, classes, width)
 
 
 def arch(text: str) -> str:
@@ -67,7 +67,16 @@ def check(name: str, image_size: int, batch: int | None, first_image_size: int |
     batch: images of one training batch; None: the network is not trained. first_image_size: a smaller size on
     which the same network is also trained.
     """
-    on_meta(lambda: _trial(name, image_size, batch, first_image_size))
+
+    def attempt() -> None:
+        model, size = build(name, 10, image_size), first_image_size or image_size
+        if first_image_size:
+            _try(model.eval(), size, f"--arch {name} cannot take images of --first_image_size {size}")
+        if batch == 1:
+            cannot = f"--arch {name} cannot be trained on 1 image of --image_size {size} at a time"
+            _try(model.train(), size, f"{cannot}: raise --batch_size, or lower --accumulate")
+
+    on_meta(attempt)
 
 
 def on_meta(make: Callable[[], Any]) -> Any:
@@ -79,51 +88,28 @@ def on_meta(make: Callable[[], Any]) -> Any:
         return make()
 
 
-def _trial(name: str, image_size: int, batch: int | None, first_image_size: int | None) -> None:
-    model, size = build(name, 10, image_size), first_image_size or image_size
-    if first_image_size:
-        try:
-            with torch.no_grad():
-                model(torch.zeros(1, 3, size, size))
-        except (RuntimeError, AssertionError, ValueError) as error:
-            raise BadInput(
-                f"--arch {name} cannot take images of --first_image_size {size}: "
-                f"{' '.join(str(error).split())[:200]}"
-            ) from error
-    if batch != 1:
-        return
-    try:
-        with torch.no_grad():
-            model.train()(torch.zeros(1, 3, size, size))
-    except ValueError as error:
-        raise BadInput(
-            f"--arch {name} cannot be trained on 1 image of --image_size {size} at a time: {error}. "
-            "Raise --batch_size, or lower --accumulate"
-        ) from error
-
-
-def classifier(name: str, classes: int, image_size: int) -> nn.Module:
-    """Return the network of this name (arch()), untrained.
+def build(name: str, classes: int, image_size: int) -> nn.Module:
+    """Return the network of this name (arch()) with torch's layers, untrained.
 
     Input float [N, 3, image_size, image_size], output logits [N, classes]. Raises BadInput if it cannot take
     images of that size.
     """
-    return build(name, classes, image_size).train()
-
-
-def build(name: str, classes: int, image_size: int) -> nn.Module:
-    """Return the network of this name (arch()) with torch's layers, untrained and in evaluation mode. Raises
-    BadInput as classifier() does."""
+    cannot = f"--arch {name} cannot take images of --image_size {image_size}"
     try:
-        model = (_build_timm if name.startswith(TIMM) else _build_torchvision)(
-            name, classes, image_size
-        ).eval()
-        with torch.no_grad():
-            model(torch.zeros(1, 3, image_size, image_size))
+        model = (_build_timm if name.startswith(TIMM) else _build_torchvision)(name, classes, image_size)
     except (RuntimeError, AssertionError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise BadInput(f"--arch {name} cannot take images of --image_size {image_size}: {reason}") from error
-    return model
+        raise BadInput(f"{cannot}: {' '.join(str(error).split())[:200]}") from error
+    _try(model.eval(), image_size, cannot)
+    return model.train()
+
+
+def _try(model: nn.Module, size: int, cannot: str) -> None:
+    """Raise BadInput if the network cannot take one image of this size."""
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, 3, size, size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise BadInput(f"{cannot}: {' '.join(str(error).split())[:200]}") from error
 
 
 def _build_torchvision(name: str, classes: int, image_size: int) -> nn.Module:
@@ -182,15 +168,15 @@ def head(make: Callable[[int], nn.Module]) -> dict[str, int]:
 
 
 class _ResNet(nn.Module):
-    def __init__(self, channels: int, classes: int, width: int, blocks: int):
+    def __init__(self, channels: int, classes: int, width: int):
         super().__init__()
         self.conv1 = nn.Sequential(
             _convolution(channels, width, 3), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         )
-        self.conv2 = _stage(width, width, blocks, stride=1)
-        self.conv3 = _stage(width, 2 * width, blocks, stride=2)
-        self.conv4 = _stage(2 * width, 4 * width, blocks, stride=2)
-        self.conv5 = _stage(4 * width, 8 * width, blocks, stride=2)
+        self.conv2 = _stage(width, width, stride=1)
+        self.conv3 = _stage(width, 2 * width, stride=2)
+        self.conv4 = _stage(2 * width, 4 * width, stride=2)
+        self.conv5 = _stage(4 * width, 8 * width, stride=2)
         self.dense_layer = nn.Linear(8 * width, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -216,9 +202,8 @@ class _Block(nn.Module):
         return torch.relu(self.residual_function(features) + self.shortcut(features))
 
 
-def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Module:
-    rest = [_Block(outputs, outputs, stride=1) for _ in range(blocks - 1)]
-    return nn.Sequential(_Block(inputs, outputs, stride), *rest)
+def _stage(inputs: int, outputs: int, stride: int) -> nn.Module:
+    return nn.Sequential(_Block(inputs, outputs, stride), _Block(outputs, outputs, stride=1))
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:

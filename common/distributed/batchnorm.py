@@ -12,30 +12,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.ground.exits import BadInput
 
-_KINDS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm}
+_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
-    """Return the model with BatchNorm of every dimension synchronised over the ranks.
+    """Synchronise BatchNorm of every dimension over the ranks, in place, and return the model.
 
-    With nccl the layers become torch.nn.SyncBatchNorm, with gloo they become GlooSyncBatchNorm. The names and
-    tensors of the state_dict do not change. In every step every rank must have a sample. Raises BadInput if a
+    With nccl the layers become torch.nn.SyncBatchNorm, with gloo they become GlooSyncBatchNorm. Their names,
+    parameters and buffers do not change. In every step every rank must have a sample. Raises BadInput if a
     layer is of another class derived from BatchNorm, because its forward() cannot be replaced.
     """
     if torch.distributed.get_world_size() == 1:
         return model
-    if type(model) in _KINDS:
-        if torch.distributed.get_backend() == "nccl":
-            return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return GlooSyncBatchNorm.of(model)
-    if isinstance(model, _BatchNorm) and not isinstance(model, GlooSyncBatchNorm):
-        raise BadInput(
-            f"a layer {type(model).__name__} cannot be synchronised over the processes: expected one of "
-            f"{', '.join(sorted(kind.__name__ for kind in _KINDS))}"
-        )
-    for name, child in model._modules.items():  # named_children() leaves out a layer's second name
-        if child is not None:
-            setattr(model, name, convert_sync_batchnorm(child))
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    for layer in layers:
+        if type(layer) not in _KINDS:
+            raise BadInput(
+                f"a layer {type(layer).__name__} cannot be synchronised over the processes: expected one of "
+                f"{', '.join(kind.__name__ for kind in _KINDS)}"
+            )
+    for layer in layers:  # torch's own conversion makes new layers, but not for the second name of a layer
+        layer.__class__ = nn.SyncBatchNorm if torch.distributed.get_backend() == "nccl" else GlooSyncBatchNorm
+        layer.process_group = None  # type: ignore[assignment]  # of SyncBatchNorm: all ranks
     return model
 
 
@@ -45,14 +43,6 @@ class GlooSyncBatchNorm(_BatchNorm):
     As torch's, it uses the statistics of its own batch if track_running_stats is False and it evaluates.
     Raises ValueError if the global batch has one value per channel.
     """
-
-    @classmethod
-    def of(cls, layer: Any) -> "GlooSyncBatchNorm":
-        """Return a layer with the parameters, buffers and settings of a BatchNorm layer."""
-        new = cls(layer.num_features, layer.eps, layer.momentum, False, layer.track_running_stats)
-        new.affine, new.training = layer.affine, layer.training
-        new._parameters, new._buffers = layer._parameters, layer._buffers
-        return new
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:

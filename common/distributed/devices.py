@@ -8,7 +8,6 @@ import warnings
 import torch
 
 from common.ground.exits import BadInput
-from common.platform.platforms import count_in
 from common.platform.topology import Topology, is_distributed, promised_gpus, resolve
 
 
@@ -80,10 +79,3 @@ def identify_gpu() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     place = visible[index] if index < len(visible) and visible[index] else str(index)
     return str(uuid or f"{socket.gethostname()} {place.strip()}")
-
-
-def count_gpus_of_node(args: argparse.Namespace, topology: Topology) -> int:
-    """Return the number of GPUs that the processes of this node share. Slurm may show each process only its
-    own GPU."""
-    visible, is_slurm = count_gpus(args), topology.source == "slurm"
-    return (visible and is_slurm and count_in(os.environ, "SLURM_GPUS_ON_NODE")) or visible

@@ -16,7 +16,7 @@ from common.ground.exits import ERROR_PIPE
 from common.platform.platforms import STARTED_BY, available_cores
 from common.platform.topology import Topology
 
-STORE_HOLDER = "BOOTFILE_STORE_IS_PARENTS"  # set in the children if their parent holds the store
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" in the children if their parent holds the store
 # seconds from SIGTERM to SIGKILL after another process has failed: enough to finish a save in flight
 _GRACE = 5.0
 
@@ -38,7 +38,7 @@ def start(topology: Topology, grace: float) -> int:
         store = torch.distributed.TCPStore(
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        environment[STORE_HOLDER] = "1"
+        environment[AGENT_STORE] = "True"
     else:
         assert topology.master_host and topology.master_port  # several nodes: topology.resolve() has checked
         host, port, store = topology.master_host, topology.master_port, None

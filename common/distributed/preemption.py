@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def end_on_interrupt() -> None:
     if not _is_ignored(signal.SIGINT):
         _start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by processes.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by launcher.start()
 
 
 def unwind_within(seconds: float) -> None:
@@ -78,7 +79,6 @@ def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
         if number not in _CODES or not _is_ignored(number):
             signal.signal(number, _note)
             signal.siginterrupt(number, False)  # libraries' system calls are restarted
-    threading.Thread(target=_bound, args=(grace,), name="grace", daemon=True).start()
     if store:
         threading.Thread(target=_follow, args=(store,), name="others' signals", daemon=True).start()
 
@@ -137,9 +137,9 @@ def _listen(reader: int) -> None:
         if number == signal.SIGINT:
             now = time.monotonic()
             if interrupted is not None and now - interrupted > SAME_PRESS:
-                _end_soon(0.0, "interrupted again: exiting without another checkpoint")
+                _end(INTERRUPTED, "interrupted again: exiting without another checkpoint")
             elif interrupted is None and not _watching.is_set():
-                _end_soon(_unwind, "interrupted")
+                _call_after(_unwind, _end, INTERRUPTED, "interrupted")
             interrupted = interrupted or now
         if number in SIGNALS and _watching.is_set() and first is None:
             first = number
@@ -151,7 +151,7 @@ def _ask(number: int) -> None:
     _code = _CODES.get(number, _code)
     if _asked.is_set():  # another process was faster
         return
-    _asked.set()  # before any call that could block or fail: the log may be closed
+    _stop()  # before any call that could block or fail: the log may be closed
     if _store:
         with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon
             _store.add(_KEY, 1)
@@ -160,17 +160,22 @@ def _ask(number: int) -> None:
         print(f"{name}: stopping at the next step, within {_grace:.0f} s", flush=True)
 
 
-def _end_soon(seconds: float, text: str) -> None:
-    """End the process with INTERRUPTED after `seconds`, even if other threads are blocked."""
-    timer = threading.Timer(seconds, _end, (INTERRUPTED, text))
+def _stop() -> None:
+    _asked.set()
+    _call_after(_grace, _end, None, f"not stopped within {_grace:.0f} s: exiting without another checkpoint")
+
+
+def _call_after(seconds: float, function: Callable[..., object], *arguments: object) -> None:
+    """Call a function after `seconds`, even if other threads are blocked."""
+    timer = threading.Timer(seconds, function, arguments)
     timer.daemon = True
     timer.start()
 
 
-def _end(code: int, text: str) -> None:
-    last = threading.Timer(1, os._exit, (code,))  # should the message block, as on a full pipe
-    last.daemon = True
-    last.start()
+def _end(code: int | None, text: str) -> None:
+    """End the process with the code; None: exit_code()."""
+    code = _code if code is None else code
+    _call_after(1, os._exit, code)  # should the message block, as on a full pipe
     say_error(text)
     leave(code)
 
@@ -178,11 +183,5 @@ def _end(code: int, text: str) -> None:
 def _follow(store: "torch.distributed.Store") -> None:
     with contextlib.suppress(RuntimeError):
         while not _asked.wait(_POLL):
-            if store.add(_KEY, 0):
-                _asked.set()
-
-
-def _bound(grace: float) -> None:
-    _asked.wait()
-    threading.Event().wait(grace)
-    _end(exit_code(), f"not stopped within {grace:.0f} s: exiting without another checkpoint")
+            if store.add(_KEY, 0) and not _asked.is_set():
+                _stop()

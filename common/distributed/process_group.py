@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import datetime
-import inspect
 import os
 import re
 import resource
@@ -18,7 +17,7 @@ import torch
 from common.console.arguments import positive_float, positive_int
 from common.distributed import devices, launcher, rendezvous
 from common.ground import exits
-from common.platform import interfaces, node, platforms
+from common.platform import network, node, platforms
 from common.platform.topology import Topology
 
 _TEARDOWN = 3.0  # seconds
@@ -66,7 +65,9 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     peers. Raises BadInput and NoRendezvous.
     """
     launcher.die_with_parent()
-    gpus = devices.count_gpus_of_node(args, topology)
+    gpus = devices.count_gpus(args)
+    if gpus and topology.source == "slurm":  # it may show each process only its own GPU
+        gpus = platforms.count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus
     backend = "nccl" if topology.processes_per_node <= gpus else "nccl or gloo" if gpus else "gloo"
     store = rendezvous.meet(topology, args.timeout, backend)
     if topology.world_size > 1 or gpus:  # nccl warns if its group is not destroyed
@@ -83,8 +84,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         "world_size": topology.world_size,
         "timeout": datetime.timedelta(seconds=args.timeout),
     }
-    knows_device = "device_id" in inspect.signature(torch.distributed.init_process_group).parameters
-    if backend == "nccl" and knows_device:  # torch 2.3 and later: it connects at once, and barrier() knows it
+    if backend == "nccl" and torch.__version__ >= "2.3":  # it connects at once, and barrier() knows the GPU
         options["device_id"] = torch.device("cuda", torch.cuda.current_device())
     return options
 
@@ -112,27 +112,22 @@ def _choose_interface(topology: Topology) -> None:
         return
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
     with contextlib.suppress(OSError):
-        name, own = interfaces.interface_to(host, topology.master_port or 1)
-        if own.startswith("127.") and topology.nodes > 1 and not interfaces.is_loopback(host):
+        name, own = network.interface_to(host, topology.master_port or 1)
+        if own.startswith("127.") and topology.nodes > 1 and not network.is_loopback(host):
             # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
-            name, _ = interfaces.interface_to(interfaces.OUTSIDE, 1)
+            name, _ = network.interface_to(network.OUTSIDE, 1)
         if name:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def _leave_group(topology: Topology, error: BaseException | None) -> None:
-    """Exit without the interpreter's teardown, which aborts if a gloo thread still runs. BadInput and an
-    interrupt have exit codes of their own: see entry()."""
+    """Exit without the interpreter's teardown, which aborts if a gloo thread still runs; after a lost peer, a
+    library may hang in its destructor. BadInput and an interrupt have codes of their own: see entry()."""
     if error is None:
         _destroy_group()
         exits.leave(0)
-    if isinstance(error, Exception) and not isinstance(error, exits.BadInput):
-        _explain(error, topology)
-
-
-def _explain(error: Exception, topology: Topology) -> None:
-    """Print the error and exit at once: after a lost peer, a communication library may hang or abort in its
-    destructor."""
+    if not isinstance(error, Exception) or isinstance(error, exits.BadInput):
+        return
     first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, RuntimeError) and _COMMUNICATION.search(f"{type(error).__name__} {first_line}"):
         exits.say_error(

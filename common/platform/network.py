@@ -1,20 +1,49 @@
-"""Check that this node can resolve and reach the master: the findings `master` and `interface`."""
+"""Find the network interface that reaches other nodes, and check that this node reaches the master."""
 
 import errno
+import ipaddress
+import os
 import socket
 import threading
 import time
 from collections.abc import Mapping
 
-from common.platform import interfaces
+from common.ground.exits import import_optional
 from common.platform.topology import Topology
 
+OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route leads to other machines
 _SECONDS = 3.0  # for resolving names and reaching the master together
 _Facts = tuple[str, list[str], list[str]]  # facts, errors, warnings
 
 
+def interface_to(host: str, port: int) -> tuple[str | None, str]:
+    """Return (interface name, own address) with which this node reaches the host; the name is None if it is
+    not known.
+
+    Nothing is sent: the kernel only chooses a route. Raises OSError if the host is unknown or has no route.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        local = probe.getsockname()[0]
+    psutil = import_optional("psutil", "the choice of the network interface needs psutil")
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == local for each in addresses):
+            return name, local
+    return None, local
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether this is a loopback address as it is written, or localhost."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check(env: Mapping[str, str], topology: Topology) -> tuple[_Facts, _Facts]:
-    """Check the route to the master, and this node's interface to it, within about three seconds.
+    """Return the findings `master` and `interface`: the route to the master, and this node's interface to it,
+    within about three seconds.
 
     env: the environment. topology: the place of this process in the job.
     """
@@ -29,14 +58,13 @@ def check(env: Mapping[str, str], topology: Topology) -> tuple[_Facts, _Facts]:
     if address is None:
         unknown = where, [f"the master's host name {why}"], []
         return unknown, (f"not known without the address of the master{shown}", errors, [])
-    check_port = _own_port if topology.node_rank == 0 else _other_port
-    master_findings = f"{where} is {address[0]}", *check_port(topology, address, deadline)
+    master_findings = f"{where} is {address[0]}", *_try_port(topology, address, deadline)
     try:
-        name, local = interfaces.interface_to(*address[:2])
+        name, local = interface_to(*address[:2])
     except OSError as error:
         return master_findings, (f"none{shown}", [*errors, f"no route to {address[0]}: {error.strerror}"], [])
     warnings = []
-    if topology.nodes > 1 and interfaces.is_loopback(local):
+    if topology.nodes > 1 and is_loopback(local):
         warnings.append(f"{topology.nodes} nodes, but {address[0]} is an address within one machine")
     return master_findings, (f"{name} with {local}{shown}", errors, warnings)
 
@@ -58,41 +86,29 @@ def _resolve(host: str, port: int | None) -> tuple[tuple | None, str]:
     return answers[0] if answers else (None, f"does not resolve (no answer within {_SECONDS:.0f} s)")
 
 
-def _own_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
-    """Return (errors, warnings) on the node that is the master."""
+def _try_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
+    """Return (errors, warnings): the master can listen, or another node can connect to it."""
+    seconds = min(1.0, max(0.2, deadline - time.monotonic()))
     # If a launcher started the processes, its store listens already on the port.
     port = topology.master_port if topology.level == "node" else 0
-    with _socket(address) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the store sets it too
-        try:
-            probe.bind((address[0], port, *address[2:]))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return [], [f"port {port} is in use on this node, perhaps by another job"]
-            return [], [
-                f"node 0 is the master, but {address[0]} is not one of its addresses: {error.strerror}"
-            ]
+    try:
+        if topology.node_rank == 0:
+            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+            socket.create_server((address[0], port), family=family).close()
+        else:
+            socket.create_connection(address[:2], seconds).close()
+    except ConnectionRefusedError:
+        return [], ["not listening yet (refused): start node 0"]
+    except TimeoutError:
+        return [], [f"no answer within {seconds:.1f} s: not started yet, or a firewall"]
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return [], [f"port {port} is in use on this node, perhaps by another job"]
+        if topology.node_rank == 0:
+            why = os.strerror(error.errno or 0)
+            return [], [f"node 0 is the master, but {address[0]} is not one of its addresses: {why}"]
+        return [f"cannot be reached: {error.strerror}"], []
     return [], []
-
-
-def _other_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
-    """Return (errors, warnings) about the connection from this node to the master's port."""
-    seconds = min(1.0, max(0.2, deadline - time.monotonic()))
-    with _socket(address) as probe:
-        probe.settimeout(seconds)
-        try:
-            probe.connect(address)
-        except ConnectionRefusedError:
-            return [], ["not listening yet (refused): start node 0"]
-        except TimeoutError:
-            return [], [f"no answer within {seconds:.1f} s: not started yet, or a firewall"]
-        except OSError as error:
-            return [f"cannot be reached: {error.strerror}"], []
-    return [], []
-
-
-def _socket(address: tuple) -> socket.socket:
-    return socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
 
 
 def _preset_trouble(name: str, value: str) -> str | None:

@@ -48,12 +48,11 @@ _CODES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one subject. verdict: "ok", "warning" or "error". code: 0 without an error."""
+    """The result for one subject. verdict: "ok", "warning" or "error"."""
 
     name: str
     verdict: str
     text: str
-    code: int
 
     def __str__(self) -> str:
         return f"check name={self.name} verdict={self.verdict} {self.text}"
@@ -68,7 +67,7 @@ def judge(name: str, facts: str, errors: list[str], warnings: list[str]) -> Find
     """
     verdict = "error" if errors else "warning" if warnings else "ok"
     text = "; ".join([*([facts] if facts else []), *errors, *warnings])
-    return Finding(name, verdict, " ".join(text.split()), _CODES[name] if errors else 0)
+    return Finding(name, verdict, " ".join(text.split()))
 
 
 def inspect(
@@ -79,13 +78,7 @@ def inspect(
     args: output_dir (a path) and enable_gpu (None: a GPU is used if there is one). CUDA is not initialised,
     and nothing is left on the disk. probe: returns the folder of output_dir, or raises BadInput.
     """
-    findings = [
-        _accelerators(args, env, topology),
-        _shm(),
-        _outputs(args.output_dir, probe),
-        _scratch(env),
-        _limits(topology),
-    ]
+    findings = [_accelerators(args, env, topology), *_resources(args.output_dir, probe, env, topology)]
     way, interface = network.check(env, topology)
     findings += [judge("master", *way), judge("interface", *interface)]
     return [*findings, _versions(_driver(True)), _packages(), _presets(env)]
@@ -101,16 +94,19 @@ def print_findings(args: argparse.Namespace, topology: Topology) -> None:
     if accelerators.verdict == "error":
         raise BadInput(accelerators.text)
     versions, presets = _versions(_driver(False)), _presets(os.environ)
-    findings = [
-        accelerators, _shm(), _outputs(args.output.folder), _scratch(os.environ), _limits(topology),
-        versions, presets,
-    ]  # fmt: skip
+    findings = [accelerators, *_resources(args.output.folder, str, os.environ, topology), versions, presets]
     troubles = [finding for finding in findings if finding.verdict != "ok"]
     facts = [versions.text, accelerators.text]
     facts += [f"{finding.name} {finding.text}" for finding in findings[1:4] if finding.verdict == "ok"]
     facts += [f"presets {presets.text}"]
     for line in (f"preflight {worst(findings)}: {', '.join(facts)}", *map(str, troubles)):
         print_line(line)
+
+
+def _resources(
+    path: str, probe: Callable[[str], str], env: Mapping[str, str], topology: Topology
+) -> list[Finding]:
+    return [_shm(), _outputs(path, probe), _scratch(env), _limits(topology)]
 
 
 def worst(findings: list[Finding]) -> str:
@@ -120,7 +116,7 @@ def worst(findings: list[Finding]) -> str:
 
 def exit_code(findings: list[Finding]) -> int:
     """Return the code of the first error, or 0."""
-    return next((finding.code for finding in findings if finding.code), 0)
+    return next((_CODES[finding.name] for finding in findings if finding.verdict == "error"), 0)
 
 
 def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> Finding:
@@ -151,15 +147,14 @@ def _shm() -> Finding:
         return judge("shm", f"no {path} on {sys.platform}", [], [])
     if not _writable(path):
         return judge("shm", "", [f"{path} is not a writable folder"], [])
-    space = os.statvfs(path)
-    free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+    size, _, free = shutil.disk_usage(path)
     errors = [f"{path} is full"] if free < 1e6 else []
     small = f"below {_SHM / 1e9:.0f} GB, DataLoader workers can end with a bus error: use few, or none"
     warnings = [small] if free < _SHM else []
     return judge("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 
 
-def _outputs(path: str, probe: Callable[[str], str] = str) -> Finding:
+def _outputs(path: str, probe: Callable[[str], str]) -> Finding:
     try:
         path = probe(path)
     except BadInput as error:

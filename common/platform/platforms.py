@@ -1,4 +1,4 @@
-"""Read the nodes of a job from a platform's environment: one function per platform, the most specific first.
+"""Read the nodes of a job from a platform's environment: a table of platforms, the most specific first.
 
 This module imports no torch. Several platforms use the names RANK and WORLD_SIZE with different meanings. The
 other variables of the platform decide; if none does, the level of the claim is None.
@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from common.ground.exits import BadInput
@@ -63,8 +64,8 @@ def detect(env: Mapping[str, str]) -> Claim | None:
 
     Raises BadInput if values are missing, are not numbers, or contradict each other.
     """
-    for platform in _PLATFORMS:
-        claim = platform(env)
+    for read in _PLATFORMS:
+        claim = read(env)
         if claim:
             if claim.nodes < 1:
                 raise BadInput(f"{claim.said_nodes} is not at least 1")
@@ -85,9 +86,13 @@ def recognised(env: Mapping[str, str]) -> bool:
 
 
 def is_first_on_node() -> bool:
-    """Return whether this process prints for its node before the process group exists."""
-    local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
-    return local_rank == "0" and STARTED_BY not in os.environ
+    """Return whether this is the first process of its node that the platform started."""
+    return has_local_rank_0() and STARTED_BY not in os.environ
+
+
+def has_local_rank_0() -> bool:
+    """Return whether this process prints for its node."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def parse_number(text: str, kind: Callable[[str], Any] = int) -> Any:
@@ -135,28 +140,51 @@ def first_host(text: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", match[0])
 
 
-def _modelarts(env: Mapping[str, str]) -> Claim | None:
-    """Return the claim of ModelArts for a custom image, which gets no arguments. MA_NUM_HOSTS is the number
-    of nodes, and the first of VC_WORKER_HOSTS is the master.
+@dataclass(frozen=True)
+class _Platform:
+    """A platform that numbers its nodes by variables. Of several variables, those that are set must agree.
 
-    ModelArts runs on Volcano and shares the VC_ names with it. It does not give a port.
+    source: the name of the platform.
+    marks: the platform is recognised if all variables of one of these strings are set.
+    nodes, ranks: the variables of the number of nodes and of the index of this node.
+    hosts: the variable with the host names of all nodes, separated by commas or white space.
+    master, port: the variables of the address of the first node, before MASTER_ADDR and MASTER_PORT.
+    processes: the variable of the number of processes per node.
+    level: see Claim.
     """
-    hosts = _split(env.get("VC_WORKER_HOSTS", ""))
-    if "MA_NUM_HOSTS" not in env and not (hosts and any(name.startswith("MA_") for name in env)):
-        return None
-    statements = [_said(env, name) for name in ("MA_NUM_HOSTS", "VC_WORKER_NUM") if name in env]
-    if hosts:
-        statements.append((f"VC_WORKER_HOSTS={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
-    said, nodes = _agreed(statements)
-    return _one_per_node(env, "modelarts-environment", said, nodes, ["VC_TASK_INDEX"], hosts)
 
+    source: str
+    marks: tuple[str, ...]
+    nodes: tuple[str, ...]
+    ranks: tuple[str, ...]
+    hosts: str = ""
+    master: str = ""
+    port: str = "MASTER_PORT"
+    processes: str = ""
+    level: str | None = "node"
 
-def _volcengine(env: Mapping[str, str]) -> Claim | None:
-    if "MLP_WORKER_NUM" not in env:
-        return None
-    said, nodes = _said(env, "MLP_WORKER_NUM")
-    hosts = _split(env.get("MLP_WORKER_0_HOST", ""))
-    return _one_per_node(env, "volcengine", said, nodes, ["MLP_ROLE_INDEX"], hosts, "MLP_WORKER_0_PORT")
+    def read(self, env: Mapping[str, str]) -> Claim | None:
+        """Return the claim of this platform, or None if it is another one. Raises BadInput."""
+        if not any(env.keys() >= {*names.split()} for names in self.marks):
+            return None
+        sizes, ranks = (
+            [_said(env, name) for name in names if name in env] for names in (self.nodes, self.ranks)
+        )
+        if hosts := re.findall(r"[^\s,]+", env.get(self.hosts, "")):
+            sizes.append((f"{self.hosts}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
+        if not sizes:
+            said = " ".join(text for text, _ in ranks) or self.source
+            raise BadInput(f"{said}, but {self.nodes[0]} is not set")
+        said, nodes = _agreed(sizes)
+        if nodes < 2 and self.ranks[0] != "RANK":  # on some platforms it is the index of another task
+            ranks = [(f"{self.ranks[0]} (one node)", 0)]
+        if not ranks:
+            raise BadInput(f"{said}, but {self.ranks[0]} is not set")
+        said_rank, node_rank = _agreed(ranks)
+        if first := env.get(self.master):
+            hosts = [first]
+        address, count = find_master(env, hosts, _PORT, self.port), count_in(env, self.processes)
+        return Claim(self.source, self.level, node_rank, nodes, said_rank, said, *address, count)
 
 
 def _sagemaker(env: Mapping[str, str]) -> Claim | None:
@@ -164,35 +192,17 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     every node."""
     if "SM_HOSTS" not in env:
         return None
-    said = f"SM_HOSTS={env['SM_HOSTS']}"
+    said, own = f"SM_HOSTS={env['SM_HOSTS']}", env.get("SM_CURRENT_HOST")
     try:
         hosts = json.loads(env["SM_HOSTS"])
     except (ValueError, RecursionError):
         hosts = None
     if not (isinstance(hosts, list) and hosts and all(isinstance(host, str) for host in hosts)):
         raise BadInput(f"{said} is not a JSON list of host names")
-    own = env.get("SM_CURRENT_HOST")
-    if own not in hosts:
-        raise BadInput(f"SM_CURRENT_HOST={own} is not in {said}")
     said_rank = f"SM_CURRENT_HOST={own}"
-    return Claim("sagemaker", "node", hosts.index(own), len(hosts), said_rank, said, *master(env, hosts))
-
-
-def _skypilot(env: Mapping[str, str]) -> Claim | None:
-    if "SKYPILOT_NODE_RANK" not in env:
-        return None
-    hosts = env.get("SKYPILOT_NODE_IPS", "").split()  # one a line
-    addresses = f"SKYPILOT_NODE_IPS={','.join(hosts)} ({len(hosts)} addresses)"
-    said, nodes = _agreed([_said(env, "SKYPILOT_NUM_NODES"), (addresses, len(hosts))])
-    return _one_per_node(env, "skypilot", said, nodes, ["SKYPILOT_NODE_RANK"], hosts)
-
-
-def _dstack(env: Mapping[str, str]) -> Claim | None:
-    if "DSTACK_NODE_RANK" not in env:
-        return None
-    said, nodes = _said(env, "DSTACK_NODES_NUM")
-    hosts = _split(env.get("DSTACK_MASTER_NODE_IP", ""))
-    return _one_per_node(env, "dstack", said, nodes, ["DSTACK_NODE_RANK"], hosts)
+    if own not in hosts:
+        raise BadInput(f"{said_rank} is not in {said}")
+    return Claim("sagemaker", "node", hosts.index(own), len(hosts), said_rank, said, *find_master(env, hosts))
 
 
 def _slurm(env: Mapping[str, str]) -> Claim | None:
@@ -205,34 +215,26 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
     if "SLURM_PROCID" not in env or not tasks_name:  # salloc, or a batch script that starts no tasks
         return None
     nodes_name = _first(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or "SLURM_NNODES"
-    said_tasks, tasks = _said(env, tasks_name)
-    said_nodes, nodes = _said(env, nodes_name)
     layout_name = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-    if layout_name and len(set(re.findall(r"(?:^|,)(\d+)", env[layout_name]))) > 1:
+    layout = env[layout_name] if layout_name else ""
+    (said_tasks, tasks), (said_nodes, nodes) = _said(env, tasks_name), _said(env, nodes_name)
+    rank, node_rank, local_rank = (whole(env, f"SLURM_{name}") for name in ("PROCID", "NODEID", "LOCALID"))
+    said_rank = f"SLURM_PROCID={rank} SLURM_NODEID={node_rank} SLURM_LOCALID={local_rank}"
+    count = tasks // max(1, nodes)
+    in_a_row = 0 <= local_rank < count and rank == node_rank * count + local_rank
+    if tasks != nodes * count or not in_a_row or len(set(re.findall(r"(?:^|,)(\d+)", layout))) > 1:
         raise BadInput(
-            f"{layout_name}={env[layout_name]}: every node must run the same number of processes; "
-            "start the step with --ntasks-per-node"
-        )
-    if nodes < 1 or tasks % nodes:
-        raise BadInput(
-            f"{said_tasks} is not divisible by {said_nodes}: every node must run the same number of processes"
-        )
-    count, gpus = tasks // nodes, count_in(env, "SLURM_GPUS_ON_NODE") or 0
-    node_rank, local_rank = whole(env, "SLURM_NODEID"), whole(env, "SLURM_LOCALID")
-    said_rank = f"SLURM_PROCID={env['SLURM_PROCID']} SLURM_NODEID={node_rank} SLURM_LOCALID={local_rank}"
-    if not 0 <= local_rank < count or whole(env, "SLURM_PROCID") != node_rank * count + local_rank:
-        raise BadInput(
-            f"{said_rank} do not follow {said_tasks} {said_nodes}: srun --distribution=block gives each node "
-            f"{count} ranks in a row"
+            f"{said_rank} do not fit {said_tasks} {said_nodes} {layout_name}={layout}: every node must run "
+            "the same number of processes, with ranks in a row: srun --ntasks-per-node=N --distribution=block"
         )
     list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     hosts = [first_host(env[list_name])] if list_name and not env.get("MASTER_ADDR") else []
     # Jobs that share a node need different ports: above Linux's ephemeral ports, which end at 60999.
     derived = 61440 + whole(env, "SLURM_JOB_ID", 0) % 4096
-    level = "node" if count == 1 and gpus > 1 else "process"
+    level = "node" if count == 1 and (count_in(env, "SLURM_GPUS_ON_NODE") or 0) > 1 else "process"
     return Claim(
         "slurm", level, node_rank, nodes, said_rank, f"{said_nodes} {said_tasks}",
-        *master(env, hosts, derived), count, local_rank,
+        *find_master(env, hosts, derived), count, local_rank,
     )  # fmt: skip
 
 
@@ -242,108 +244,76 @@ def _kubeflow(env: Mapping[str, str]) -> Claim | None:
 
     If PET_NPROC_PER_NODE is "auto", "gpu" or "cpu", WORLD_SIZE also counts pods.
     """
-    if "PET_NNODES" not in env:
-        return None
-    if ":" in env["PET_NNODES"]:
-        raise BadInput(f"PET_NNODES={env['PET_NNODES']} is elastic: start the job with torchrun")
-    said, nodes = _said(env, "PET_NNODES")
-    number, processes = env.get("PET_NPROC_PER_NODE", ""), count_in(env, "PET_NPROC_PER_NODE")
-    first = "WORLD_SIZE" in env
-    if first and whole(env, "WORLD_SIZE") not in (nodes, nodes * (processes or 1)):
-        raise BadInput(f"WORLD_SIZE={env['WORLD_SIZE']} contradicts {said} x PET_NPROC_PER_NODE={number}")
-    names = [name for name in ("PET_NODE_RANK", "RANK") if name in env] or ["PET_NODE_RANK"]
-    hosts = [env[name] for name in ("PET_MASTER_ADDR", "MASTER_ADDR") if env.get(name)]
-    source = "kubeflow" if first else "kubeflow-v2"
-    return _one_per_node(env, source, said, nodes, names, hosts, "PET_MASTER_PORT", processes)
+    claim = _Platform(
+        "kubeflow" if "WORLD_SIZE" in env else "kubeflow-v2", ("PET_NNODES",), ("PET_NNODES",),
+        ("PET_NODE_RANK", "RANK"), master="PET_MASTER_ADDR", port="PET_MASTER_PORT",
+        processes="PET_NPROC_PER_NODE",
+    ).read(env)  # fmt: skip
+    if claim and whole(env, "WORLD_SIZE", claim.nodes) not in (
+        claim.nodes,
+        claim.nodes * (claim.processes or 1),
+    ):
+        number = f"PET_NPROC_PER_NODE={env.get('PET_NPROC_PER_NODE')}"
+        raise BadInput(f"WORLD_SIZE={env['WORLD_SIZE']} contradicts {claim.said_nodes} x {number}")
+    return claim
 
 
 def _volcano(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of Volcano. The pytorch plugin numbers all pods by RANK. Without it, VC_TASK_INDEX
     counts the pods of one task only."""
-    lists = {name: _split(env[name]) for name in sorted(env) if re.fullmatch(r"VC_\w+_HOSTS", name)}
-    if not lists:
-        return None
-    if "WORLD_SIZE" in env:
-        return _counted(env, "volcano", "node")
+    lists = sorted(name for name in env if re.fullmatch(r"VC_\w+_HOSTS", name) and env[name].strip())
+    if lists and "WORLD_SIZE" in env:
+        return _Platform("volcano", ("WORLD_SIZE",), ("WORLD_SIZE",), ("RANK",)).read(env)
     if len(lists) > 1:
         raise BadInput(
             f"{' and '.join(lists)} are {len(lists)} groups of pods, and RANK and WORLD_SIZE do not "
             "put them in one order: use Volcano's pytorch plugin"
         )
-    ((name, hosts),) = lists.items()
-    statements = [(f"{name}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts))]
-    number = name.removesuffix("_HOSTS") + "_NUM"
-    said, nodes = _agreed([*statements, _said(env, number)] if number in env else statements)
-    names = [name for name in ("VC_TASK_INDEX", "VK_TASK_INDEX") if name in env] or ["VC_TASK_INDEX"]
-    return _one_per_node(env, "volcano", said, nodes, names, hosts)
-
-
-def _pai_or_baidu(env: Mapping[str, str]) -> Claim | None:
-    """Return the claim of Alibaba PAI-DLC or Baidu AIHC. Both set the same names, which count nodes."""
-    if "NPROC_PER_NODE" not in env or not {"RANK", "WORLD_SIZE"} & set(env):
-        return None
-    return _counted(env, "pai-dlc-or-baidu", "node", count_in(env, "NPROC_PER_NODE"))
-
-
-def _ambiguous(env: Mapping[str, str]) -> Claim | None:
-    """Return a claim from RANK and WORLD_SIZE only: older operators count nodes, a shell script may count
-    processes."""
-    return _counted(env, _AMBIGUOUS, None) if {"RANK", "WORLD_SIZE"} & set(env) else None
+    for name in lists:
+        ranks, number = ("VC_TASK_INDEX", "VK_TASK_INDEX"), name.removesuffix("_HOSTS") + "_NUM"
+        return _Platform("volcano", (name,), (number,), ranks, hosts=name).read(env)
+    return None
 
 
 _PLATFORMS = (
-    _modelarts, _volcengine, _sagemaker, _skypilot, _dstack, _slurm, _kubeflow, _volcano, _pai_or_baidu,
-    _ambiguous,
+    # A custom image, which gets no arguments. ModelArts runs on Volcano and shares the VC_ names with it.
+    _Platform(
+        "modelarts-environment", ("MA_NUM_HOSTS", "MA_JOB_DIR VC_WORKER_HOSTS"),
+        ("MA_NUM_HOSTS", "VC_WORKER_NUM"), ("VC_TASK_INDEX",), hosts="VC_WORKER_HOSTS",
+    ).read,
+    _Platform(
+        "volcengine", ("MLP_WORKER_NUM",), ("MLP_WORKER_NUM",), ("MLP_ROLE_INDEX",),
+        master="MLP_WORKER_0_HOST", port="MLP_WORKER_0_PORT",
+    ).read,
+    _sagemaker,
+    _Platform(
+        "skypilot", ("SKYPILOT_NODE_RANK",), ("SKYPILOT_NUM_NODES",), ("SKYPILOT_NODE_RANK",),
+        hosts="SKYPILOT_NODE_IPS",
+    ).read,
+    _Platform(
+        "dstack", ("DSTACK_NODE_RANK",), ("DSTACK_NODES_NUM",), ("DSTACK_NODE_RANK",),
+        master="DSTACK_MASTER_NODE_IP",
+    ).read,
+    _slurm,
+    _kubeflow,
+    _volcano,
+    # Alibaba PAI-DLC and Baidu AIHC set the same names, which count nodes.
+    _Platform(
+        "pai-dlc-or-baidu", ("NPROC_PER_NODE RANK", "NPROC_PER_NODE WORLD_SIZE"), ("WORLD_SIZE",), ("RANK",),
+        processes="NPROC_PER_NODE",
+    ).read,
+    # Older operators count nodes, a shell script may count processes.
+    _Platform(_AMBIGUOUS, ("RANK", "WORLD_SIZE"), ("WORLD_SIZE",), ("RANK",), level=None).read,
 )  # fmt: skip
 
 
-def _one_per_node(
-    env: Mapping[str, str],
-    source: str,
-    said: str,
-    nodes: int,
-    rank_names: Sequence[str],
-    hosts: list[str],
-    port_name: str = "MASTER_PORT",
-    processes: int | None = None,
-) -> Claim:
-    """Return the claim of a platform that numbers nodes by one variable, or by two that must agree.
-
-    On one node the variables are only checked: on some platforms they hold the index of another task.
-
-    said, nodes: the number of nodes, as text and as a number.
-    rank_names: the variables that number the nodes.
-    hosts: the master is the first of these, or MASTER_ADDR if the list is empty.
-    port_name: the variable of the port.
-    processes: the number per node, if it is given.
-    """
-    said_rank, node_rank = f"{rank_names[0]} (one node)", 0
-    for name in rank_names:
-        whole(env, name, 0)
-    if nodes > 1:
-        if rank_names[0] not in env:
-            raise BadInput(f"{said}, but {rank_names[0]} is not set")
-        said_rank, node_rank = _agreed([_said(env, name) for name in rank_names])
-    host, port_number = master(env, hosts, None, port_name)
-    return Claim(source, "node", node_rank, nodes, said_rank, said, host, port_number, processes)
-
-
-def _counted(env: Mapping[str, str], source: str, level: str | None, processes: int | None = None) -> Claim:
-    """Return a claim from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
-    for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
-        if name not in env:
-            raise BadInput(f"{other}={env[other]} is set, but {name} is not")
-    (said_rank, rank), (said, size) = _said(env, "RANK"), _said(env, "WORLD_SIZE")
-    return Claim(source, level, rank, size, said_rank, said, *master(env, []), processes)
-
-
-def master(
-    env: Mapping[str, str], hosts: list[str], derived: int | None = None, port_name: str = "MASTER_PORT"
+def find_master(
+    env: Mapping[str, str], hosts: Sequence[str], default_port: int = _PORT, port_name: str = "MASTER_PORT"
 ) -> tuple[str | None, int | None]:
     """Return (host, port) of the master, or (None, None) if no variable names a host."""
     host = hosts[0] if hosts else env.get("MASTER_ADDR")
     name = port_name if port_name in env else "MASTER_PORT"
-    return (host, port(env, name, derived or _PORT)) if host else (None, None)
+    return (host, port(env, name, default_port)) if host else (None, None)
 
 
 def _agreed(statements: Sequence[tuple[str, int]]) -> tuple[str, int]:
@@ -363,10 +333,6 @@ def _first(env: Mapping[str, str], *names: str) -> str | None:
     return next((name for name in names if name in env), None)
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 _CGROUPS = "/sys/fs/cgroup"
 
 
@@ -378,19 +344,10 @@ def available_cores(cgroups: str = _CGROUPS) -> int:
     and scheduler/sched-bwc.rst (cpu.cfs_quota_us).
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _numbers(cgroups, "cpu.max") or _numbers(cgroups, "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
-    if quota and quota[0] > 0 and quota[1] > 0:
-        count = min(count, math.ceil(quota[0] / quota[1]))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+            texts = [Path(cgroups, name).read_text(encoding="ascii") for name in names]
+            quota, period = map(int, " ".join(texts).split())  # microseconds
+            if quota > 0 and period > 0:
+                count = min(count, math.ceil(quota / period))
     return max(1, count)
-
-
-def _numbers(folder: str, *names: str) -> list[int] | None:
-    """Return (quota, period) in microseconds; None without a file or a limit."""
-    try:
-        words = []
-        for name in names:
-            with open(os.path.join(folder, name), encoding="ascii") as file:
-                words += file.read().split()
-        return [int(word) for word in words] if len(words) == 2 else None
-    except (OSError, ValueError):  # "max": no limit
-        return None

@@ -19,7 +19,7 @@ _PROMISES = (
     "NPROC_PER_NODE",
 )  # fmt: skip
 
-_MOST_PROCESSES = 1_000_000
+_MOST_PROCESSES = 100_000
 _MOST_PER_NODE = 1024
 Address = tuple[str | None, int | None]  # host and port
 
@@ -80,12 +80,11 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     topology = _resolve(args, env)
     if whole(env, "LOCAL_WORLD_SIZE", 1) < 1:
         raise BadInput(f"LOCAL_WORLD_SIZE={env['LOCAL_WORLD_SIZE']} is not at least 1")
-    for count, most, what in (
-        (topology.processes_per_node, _MOST_PER_NODE, "processes per node"),
-        (topology.world_size, _MOST_PROCESSES, "processes"),
-    ):
-        if count > most:
-            raise BadInput(f"{count} {what} are too many: at most {most}")
+    if topology.processes_per_node > _MOST_PER_NODE or topology.world_size > _MOST_PROCESSES:
+        raise BadInput(
+            f"{topology.nodes} nodes x {topology.processes_per_node} processes are too many: at most "
+            f"{_MOST_PER_NODE} on a node and {_MOST_PROCESSES} in all"
+        )
     return topology
 
 
@@ -116,16 +115,39 @@ def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
         raise BadInput(f"--rank_level {level} is neither node nor process")
     if "LOCAL_RANK" in env or "TORCHELASTIC_RUN_ID" in env:
         return _from_launcher(args, env, level)
-    claim = platforms.detect(env)
-    address = _address(args)
-    if getattr(args, "rank", None) is not None or getattr(args, "world_size", None) is not None:
-        named = (claim.host, claim.port) if claim else platforms.master(env, [])
-        return _from_arguments(args, claim, address or named, level)
-    if claim:
-        return _from_platform(args, claim, address or (claim.host, claim.port), level)
-    source = "modelarts-arguments" if address else "plain"
-    host, port = address or (None, None)
-    return Topology(0, 1, _processes(args, None), None, host, port, "node", source)
+    claim, address = platforms.detect(env), _address(args)
+    rank, size = (_number(f"--{name}", getattr(args, name, None)) for name in ("rank", "world_size"))
+    given = rank is not None or size is not None
+    if claim is None and not given:
+        host, port = address or (None, None)
+        source = "modelarts-arguments" if address else "plain"
+        return Topology(0, 1, _processes(args, None), None, host, port, "node", source)
+    host, port = address or ((claim.host, claim.port) if claim else platforms.find_master(env, []))
+    unit = level or (claim.level if claim and not given else None) or "node"  # what the ranks count
+    claimed = _count(claim, unit) if claim else None
+    if claim and not claimed and not given:
+        raise BadInput(
+            f"--rank_level process contradicts {claim.source}, where {claim.said_nodes} counts nodes: a "
+            "script that starts processes of its own must set LOCAL_RANK"
+        )
+    rank, size = _complete(rank, size, claim, claimed, level)
+    if size > 1 and not host:
+        said = claim.said_nodes if claim and not given else f"--world_size {size}"
+        raise BadInput(
+            f"{said}, but no variable names the first node: set MASTER_ADDR and MASTER_PORT, or pass "
+            "--init_method tcp://host:port"
+        )
+    if unit == "process":
+        return _place_process(args, rank, size, claim, (host, port), given)
+    if claim and claim.started > 1:
+        raise BadInput(
+            f"ranks count nodes, but {claim.source} started {claim.started} processes on each "
+            f"({claim.said_rank}): use --rank_level process"
+        )
+    source = "modelarts-arguments"
+    if claim and not given:
+        source = claim.source if claim.level or level else f"{claim.source}-assumed-node"
+    return Topology(rank, size, _processes(args, claim), None, host, port, "node", source)
 
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
@@ -135,18 +157,17 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str | None) -> Topology:
     own = STARTED_BY in env  # the parent process has applied the arguments already
-    if "LOCAL_RANK" not in env:
-        raise BadInput("TORCHELASTIC_RUN_ID is set, but LOCAL_RANK is not: start the job with torchrun")
+    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if name not in env:
+            other = "LOCAL_RANK" if "LOCAL_RANK" in env else "TORCHELASTIC_RUN_ID"
+            raise BadInput(f"{other} is set, but {name} is not: start the job with torchrun")
     if level == "node" and not own:
         raise BadInput(
             f"--rank_level node contradicts LOCAL_RANK={env['LOCAL_RANK']}: a launcher started one process "
             "per rank"
         )
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-        if name not in env:
-            raise BadInput(f"LOCAL_RANK is set, but {name} is not: start the job with torchrun")
     rank, local_rank, size = (whole(env, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    count = _local_world_size(args, env, rank, local_rank, size)
+    count = _local_world_size(args, env, rank - local_rank, size)
     # Under torchrun two nodes with different numbers of processes can each look consistent.
     elastic = "TORCHELASTIC_RUN_ID" in env
     node_name = "GROUP_RANK" if elastic else "NODE_RANK"
@@ -164,8 +185,8 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str 
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", node_name, nodes_name)
         values = " ".join(f"{name}={env[name]}" for name in names if name in env)
         raise BadInput(
-            f"{values} contradict each other: every node must run the same number of processes, and a rank "
-            "be less than its world size"
+            f"{values} contradict each other, with {count} processes per node: every node must run the same "
+            "number of processes, and a rank be less than its world size"
         )
     source = "torchrun" if elastic else "azureml" if "NODE_RANK" in env and not own else "launcher"
     given = {name: getattr(args, name, None) for name in ("init_method", "rank", "world_size")}
@@ -183,135 +204,78 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str], level: str 
     )
 
 
-def _local_world_size(
-    args: argparse.Namespace, env: Mapping[str, str], rank: int, local_rank: int, size: int
-) -> int:
-    """Return the number of processes per node. Azure ML sets no LOCAL_WORLD_SIZE. Then the number is computed
-    from the number of nodes or the rank of this node's first process; on the first node it is
-    --processes_per_node."""
+def _local_world_size(args: argparse.Namespace, env: Mapping[str, str], first_rank: int, size: int) -> int:
+    """Return the number of processes per node. Azure ML sets no LOCAL_WORLD_SIZE: the number follows from the
+    number of nodes or from the first rank of this node; on the first node it is --processes_per_node."""
     if "LOCAL_WORLD_SIZE" in env:
         return whole(env, "LOCAL_WORLD_SIZE")
-    nodes, node_rank = whole(env, "AZUREML_NODE_COUNT", 0), whole(env, "NODE_RANK", 0)
-    if nodes > 0:
+    if nodes := whole(env, "AZUREML_NODE_COUNT", 0):
         return size // nodes
-    if node_rank > 0:
-        return (rank - local_rank) // node_rank
-    count = min(_processes(args, None), max(size, 1))
-    if local_rank >= count or size % count:
-        raise BadInput(
-            f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE={size} without LOCAL_WORLD_SIZE do not fit "
-            f"--processes_per_node {count}"
-        )
-    return count
+    if node_rank := whole(env, "NODE_RANK", 0):
+        return first_rank // node_rank
+    return min(_processes(args, None), max(size, 1))
 
 
-def _from_arguments(
-    args: argparse.Namespace, claim: Claim | None, master: Address, level: str | None
-) -> Topology:
-    rank, size = (_number(f"--{name}", getattr(args, name, None)) for name in ("rank", "world_size"))
-    counted = "processes" if level == "process" else "nodes"
-    said = _claimed(claim, level)
-    if size is None:
-        if said is None and rank != 0:
-            raise BadInput(f"--rank {rank} without --world_size")
-        size = said[1] if said else 1
-    if size < 1:
-        raise BadInput(f"--world_size {size} is not at least 1")
-    if rank is None:
-        if said is None and size > 1:
-            raise BadInput(f"--world_size {size} without --rank")
-        rank = said[0] if said else 0
-    if not 0 <= rank < size:
-        raise BadInput(f"--rank {rank} is not in 0..{size - 1}: --world_size {size} counts {counted}")
-    if claim and said and size != said[1]:
-        hint = "" if level else " (--world_size counts nodes unless --rank_level process is given)"
-        raise BadInput(f"--world_size {size} contradicts {claim.said_nodes}{hint}")
-    if claim and said and rank != said[0]:
-        raise BadInput(f"--rank {rank} contradicts {claim.said_rank}")
-    if size > 1 and not master[0]:
-        raise BadInput(f"--world_size {size} without --init_method tcp://host:port")
-    if level == "process":
-        known = claim if claim and claim.level else None
-        return _grouped(args, rank, size, known, master, ("--rank", "--world_size"), "arguments")
-    if claim and claim.started > 1:
-        raise BadInput(
-            f"--rank {rank} and --world_size {size} count nodes, but {claim.source} started "
-            f"{claim.processes} processes on each ({claim.said_rank}): leave them out, or add "
-            "--rank_level process"
-        )
-    return Topology(rank, size, _processes(args, claim), None, *master, "node", "modelarts-arguments")
-
-
-def _from_platform(args: argparse.Namespace, claim: Claim, master: Address, level: str | None) -> Topology:
-    if claim.nodes * claim.started > 1 and not master[0]:
-        raise BadInput(
-            f"{claim.said_nodes}, but no variable names the first node: set MASTER_ADDR and MASTER_PORT, or "
-            "pass --init_method tcp://host:port"
-        )
-    if claim.level is None and level == "process":
-        names = ("RANK", "WORLD_SIZE")
-        return _grouped(args, claim.node_rank, claim.nodes, None, master, names, claim.source)
-    if level == "process" and claim.local_rank is None:
-        raise BadInput(
-            f"--rank_level process contradicts {claim.source}, where {claim.said_nodes} counts nodes: a "
-            "script that starts processes of its own must set LOCAL_RANK"
-        )
-    if level == "node" and claim.started > 1:
-        raise BadInput(
-            f"--rank_level node contradicts {claim.source}, which started {claim.started} processes on each "
-            f"node ({claim.said_rank})"
-        )
-    if (level or claim.level) == "process":
-        return Topology(
-            claim.node_rank, claim.nodes, claim.started, claim.local_rank, *master, "process", claim.source
-        )
-    source = claim.source if claim.level or level else f"{claim.source}-assumed-node"
-    return Topology(claim.node_rank, claim.nodes, _processes(args, claim), None, *master, "node", source)
-
-
-def _grouped(
-    args: argparse.Namespace,
-    rank: int,
-    size: int,
-    claim: Claim | None,
-    master: Address,
-    names: tuple[str, str],
-    source: str,
-) -> Topology:
-    """Return the topology if ranks count processes and LOCAL_RANK is not set. The ranks of a node are
-    consecutive.
-
-    rank, size: the rank and the number of processes.
-    claim: gives the number of nodes; None: --processes_per_node gives the processes of each node.
-    master: the address of the first node.
-    names: the names of the rank and of the size, for messages.
-    source: the source of the topology.
-    """
-    if claim:
-        said, count = claim.said_nodes, size // claim.nodes
-        divides = count * claim.nodes == size
-    else:
-        count = min(_processes(args, None), size)
-        said, divides = f"--processes_per_node {count}", size % count == 0
-    if not divides:
-        raise BadInput(f"{names[1]} {size} counts processes and is not divisible by {said}")
-    node_rank, local_rank = divmod(rank, count)
-    if claim and node_rank != claim.node_rank:
-        raise BadInput(
-            f"{names[0]} {rank} is a process of node {node_rank} ({count} on each), but {claim.said_rank}"
-        )
-    return Topology(node_rank, size // count, count, local_rank, *master, "process", source)
-
-
-def _claimed(claim: Claim | None, level: str | None) -> tuple[int, int] | None:
-    """Return (rank, size) of a claim as --rank and --world_size count them; None if they are not known."""
-    if claim is None:
-        return None
-    if level != "process" or claim.level is None:
+def _count(claim: Claim, level: str) -> tuple[int, int] | None:
+    """Return (rank, size) of a claim as the level counts them; None if they are not known."""
+    if level == "node" or claim.level is None:
         return claim.node_rank, claim.nodes
     if claim.local_rank is None:
         return None
     return claim.node_rank * claim.started + claim.local_rank, claim.nodes * claim.started
+
+
+def _complete(
+    rank: int | None,
+    size: int | None,
+    claim: Claim | None,
+    claimed: tuple[int, int] | None,
+    level: str | None,
+) -> tuple[int, int]:
+    """Return --rank and --world_size. One that is missing (None) is that of the claim, or of one node. Raises
+    BadInput if they contradict each other or the claim."""
+    if size is None:
+        if not claimed and rank != 0:
+            raise BadInput(f"--rank {rank} without --world_size")
+        size = claimed[1] if claimed else 1
+    if size < 1:
+        raise BadInput(f"--world_size {size} is not at least 1")
+    if rank is None:
+        if not claimed and size > 1:
+            raise BadInput(f"--world_size {size} without --rank")
+        rank = claimed[0] if claimed else 0
+    if not 0 <= rank < size:
+        counted = "processes" if level == "process" else "nodes"
+        raise BadInput(f"--rank {rank} is not in 0..{size - 1}: --world_size {size} counts {counted}")
+    if claim and claimed and size != claimed[1]:
+        hint = "" if level else " (--world_size counts nodes unless --rank_level process is given)"
+        raise BadInput(f"--world_size {size} contradicts {claim.said_nodes}{hint}")
+    if claim and claimed and rank != claimed[0]:
+        raise BadInput(f"--rank {rank} contradicts {claim.said_rank}")
+    return rank, size
+
+
+def _place_process(
+    args: argparse.Namespace, rank: int, size: int, claim: Claim | None, master: Address, given: bool
+) -> Topology:
+    """Return the topology if ranks count processes and LOCAL_RANK is not set. The ranks of a node are
+    consecutive. given: whether rank and size are arguments."""
+    rank_name, size_name = ("--rank", "--world_size") if given else ("RANK", "WORLD_SIZE")
+    if claim and claim.level:
+        said, count = claim.said_nodes, size // claim.nodes
+        divides = count * claim.nodes == size
+    else:  # the number of nodes is not known
+        count = min(_processes(args, None), size)
+        said, divides = f"--processes_per_node {count}", size % count == 0
+    if not divides:
+        raise BadInput(f"{size_name} {size} counts processes and is not divisible by {said}")
+    node_rank, local_rank = divmod(rank, count)
+    if claim and claim.level and node_rank != claim.node_rank:
+        raise BadInput(
+            f"{rank_name} {rank} is a process of node {node_rank} ({count} on each), but {claim.said_rank}"
+        )
+    source = claim.source if claim and not given else "arguments"
+    return Topology(node_rank, size // count, count, local_rank, *master, "process", source)
 
 
 def is_distributed(args: argparse.Namespace) -> bool:

@@ -110,6 +110,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         args.data = None
     if args.data is not None and not os.path.isdir(args.data):
         raise BadInput(f"--data_url {args.data} is not a folder on this machine")
+    args.data = args.data and os.path.abspath(args.data)
     if args.keep:
         args.keep = os.path.abspath(args.keep)
         try:
@@ -132,12 +133,20 @@ def _read_config(arguments: list[str]) -> list[str]:
 
 def _nodes(args: argparse.Namespace, folder: str) -> list[Node]:
     """Return the nodes of the job, and one more for every duplicate."""
-    nodes = [
-        Node(index, str(index), index, os.path.join(folder, f"node-{index}")) for index in range(args.nodes)
-    ]
+    nodes: list[Node] = []
+
+    def add(index: int, label: str, name: str) -> None:
+        place = os.path.join(folder, name)
+        nodes.append(Node(index, label, len(nodes), place, args.code, args.data))
+
+    for index in range(args.nodes):
+        add(index, str(index), f"node-{index}")
     for fault in args.faults:
         if fault.kind == "duplicate":
-            index, slot = fault.rank // args.processes, len(nodes)
-            place = os.path.join(folder, f"node-{index}-again-{slot}")
-            nodes.append(Node(index, f"{index} again", slot, place))
+            index = fault.rank // args.processes
+            add(index, f"{index} again", f"node-{index}-again-{len(nodes)}")
+            nodes[-1].fault = fault
+        elif fault.kind in ("late", "missing"):
+            nodes[fault.node].fault = fault
+            nodes[fault.node].delay = fault.seconds if fault.kind == "late" else None
     return nodes

@@ -50,11 +50,6 @@ class Commands:
             threads = max(1, available_cores() // (args.nodes * args.processes))
             self._environment.setdefault("OMP_NUM_THREADS", str(threads))
 
-    def make_folders(self, node: Node, outputs: str | None = None) -> None:
-        """Make the folders of a new container. outputs: a folder whose content the platform restores."""
-        data = self._args.data and os.path.abspath(self._args.data)
-        node.make_folders(self._args.code, data, outputs)
-
     def build(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
         """Return (command, environment, the platform's part of it) of every process that the platform starts
         on a node, in the order of local ranks."""
@@ -63,12 +58,12 @@ class Commands:
         starts = make_starts(
             args.platform, node.index, args.nodes, processes, self._hosts, self._port, node.folders, len(gpus)
         )
-        levels = "process" if len(starts) > 1 or starts[0].prefix else "node"
+        tell_processes = len(starts) == 1 and not starts[0].prefix and not gpus  # the job starts the others
         job = os.path.join(node.folders.code, args.code.job_path)
         commands = []
         for start in starts:
             added_words = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]
-            given = self._given(node, added_words, tell_processes=levels == "node" and not gpus)
+            given = self._given(node, added_words, tell_processes)
             command = [sys.executable, *start.prefix, job, *given, *added_words]
             added = dict(start.environment)
             if "MA_SCHEDULE_CNT" in added:
@@ -90,7 +85,10 @@ class Commands:
         folder for results, number of processes, report interval."""
         args, given = self._args, list(self._args.job_arguments)
         if args.data is not None:
-            given = [*_without(given, "--data_url"), f"--data_url={os.path.join(node.folders.inputs, INPUT)}"]
+            given = [
+                *_split(given, "--data_url")[1],
+                f"--data_url={os.path.join(node.folders.inputs, INPUT)}",
+            ]
         script = os.path.join(args.code.root, args.code.job_path)
         if not args.code.is_repository and not single_file.holds_bootfile(script):  # it may not accept them
             return given
@@ -107,27 +105,17 @@ class Commands:
 def get_option(arguments: list[str], *names: str) -> str | None:
     """Return the last value of an option, given as `--name value` or `--name=value`. names: with _; arguments
     may have - for _."""
-    value = None
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        name, equals, own = argument.partition("=")
-        if _underscored(name) in names:
-            value = own if equals else following
-    return value
+    return _split(arguments, *names)[0]
 
 
-def _underscored(name: str) -> str:
-    return f"--{name[2:].replace('-', '_')}"
-
-
-def _without(arguments: list[str], name: str) -> list[str]:
-    kept, words = [], iter(arguments)
-    for word in words:
-        given, equals, _ = word.partition("=")
-        if _underscored(given) != name:
-            kept.append(word)
-        elif not equals:
-            next(words, None)
-    return kept
+def _split(arguments: list[str], *names: str) -> tuple[str | None, list[str]]:
+    """Return (the last value of an option, the other arguments)."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        *{*names, *(f"--{name[2:].replace('_', '-')}" for name in names)}, dest="value", nargs="?"
+    )
+    known, others = parser.parse_known_args(arguments)
+    return known.value, others
 
 
 def _loopback(nodes: int) -> list[str]:

@@ -59,24 +59,20 @@ def _parse(spec: str, nodes: int, ranks: int) -> Fault:
     unknown, missing = {*given} - {key.strip("[]") for key in keys}, {*keys} - {*given, "[node]"}
     if unknown or missing or len({*given}) < len(given):
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {', '.join(keys)}, each once")
-    values: dict[str, Any] = {key: _number(spec, key, value) for key, value in pairs}
-    for key, size in (("rank", ranks), ("node", nodes)):
-        if values.get(key, 0) >= size:
-            raise BadInput(f"--fault {spec}: {key} {values[key]} is not in 0..{size - 1}")
-    if kind == "late" and values["seconds"] == math.inf:
-        raise BadInput(f"--fault {spec}: use missing:node={values['node']}")
+    most = {"rank": ranks - 1, "node": nodes - 1}
+    values: dict[str, Any] = {key: _number(spec, key, value, most.get(key, _MOST)) for key, value in pairs}
     return Fault(spec, kind, **values)
 
 
-def _number(spec: str, key: str, value: str) -> float:
-    if key == "seconds" and value == "forever":
+def _number(spec: str, key: str, value: str, most: float) -> float:
+    if value == "forever" and spec.startswith("cut:"):
         return math.inf
     try:
         number = float(value) if key == "seconds" else int(value)
     except ValueError:
         number = -1
     least = 1 if key == "step" else 0
-    if not least <= number <= _MOST:
-        wanted = "seconds, or forever" if key == "seconds" else f"a whole number in {least}..{_MOST:g}"
+    if not least <= number <= most:
+        wanted = "a number of seconds" if key == "seconds" else f"a whole number in {least}..{most:g}"
         raise BadInput(f"--fault {spec}: {key}={value} is not {wanted}")
     return number

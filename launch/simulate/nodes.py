@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from common.distributed import preemption
 from launch.bundle.code_folder import CodeFolder
 from launch.explain import normalize
 from launch.profiles import Folders
+from launch.simulate.faults import Fault
 
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
 _CHUNKS = 20  # of 64 KiB: more than a pipe holds
@@ -44,37 +46,42 @@ class Node:
 
     index: the node's rank
     slot: its place in the network
+    data: a folder that is linked as the first input; a platform would copy it
+    delay: seconds from the begin of the simulation to its start; None if it is not to be started
+    fault: the fault of its start
+    mend_at: the time.monotonic() at which its link comes up again
+    restarts: how often it is restarted in place if it fails
 
     make_folders() makes a new container and start() begins a run in it. Call read() and poll() until poll()
     returns the exit code; kill() ends a run at once. On Linux every process that a run started is found and
     ended, also processes in another session.
     """
 
-    def __init__(self, index: int, label: str, slot: int, folder: str):
+    def __init__(self, index: int, label: str, slot: int, folder: str, code: CodeFolder, data: str | None):
         self.index, self.label, self.slot = index, label, slot
+        self.delay: float | None = 0.0
+        self.fault: Fault | None = None
+        self.mend_at, self.restarts = math.inf, 0
         self.scheduled, self.started = 0, 0  # as MA_SCHEDULE_CNT and MA_PROC_START_CNT count
         self.runs: list[Run] = []
-        self._folder = folder
+        self._folder, self._code, self._data = folder, code, data
         self._tasks: list[subprocess.Popen] = []
         self._pipes: dict[IO[bytes], bytes] = {}  # open pipes, and the unfinished line of each
 
-    def make_folders(self, code: CodeFolder, data: str | None, outputs: str | None) -> None:
-        """Make a new container: the code, and an output folder with a copy of `outputs`.
-
-        data: a folder that is linked; a platform would copy it.
-        """
+    def make_folders(self, outputs: str | None = None) -> None:
+        """Make a new container: the code, and an output folder with a copy of `outputs`."""
         self.scheduled, self.started = self.scheduled + 1, 0
         place = self._folder if self.scheduled == 1 else f"{self._folder}.{self.scheduled}"
         names = {name: os.path.join(place, name) for name in ("inputs", "outputs", "cache", "logs")}
-        own_code = os.path.join(place, "user-job-dir", code.name)
+        own_code = os.path.join(place, "user-job-dir", self._code.name)
         self.folders = Folders(own_code, names["inputs"], names["outputs"], names["cache"], names["logs"])
         for name in names.values():
             os.makedirs(name)
-        code.copy(own_code)
-        if data is None:
+        self._code.copy(own_code)
+        if self._data is None:
             os.mkdir(os.path.join(self.folders.inputs, INPUT))
         else:
-            os.symlink(data, os.path.join(self.folders.inputs, INPUT))
+            os.symlink(self._data, os.path.join(self.folders.inputs, INPUT))
         os.mkdir(self.output)
         if outputs is not None:
             copy_tree(outputs, self.output)

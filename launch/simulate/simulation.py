@@ -1,5 +1,6 @@
 """Run a simulation: start nodes, fire faults, wait until the nodes end."""
 
+import math
 import os
 import re
 import select
@@ -35,13 +36,11 @@ class Simulation:
         self._processes, self._pending, self._limit = processes, list(faults), limit
         self._step = 0
         self._interrupts: list[int] = []
-        self._mend_at: dict[Node, float] = {}
-        self._restarts: dict[Node, int] = {}  # remaining restarts of a node that fails
         self._stopped: set[int] = set()  # process ids
         self._stopped_since: float | None = None
 
     def interrupt(self, number: int, frame: object) -> None:
-        """End all nodes and the simulation: a signal handler. A second signal ends the wait for the nodes."""
+        """End all nodes and the simulation: a signal handler."""
         self._interrupts.append(number)
 
     def run(self, nodes: list[Node], commands: Commands, network: Network | None) -> int:
@@ -50,12 +49,14 @@ class Simulation:
         self._nodes, self._commands = nodes, commands
         self._set_link = network.link if network else lambda node, up: None
         for node in nodes:
-            commands.make_folders(node)
+            node.make_folders()
         self._began = time.monotonic()
-        self._plan_the_start()
+        for node in nodes:
+            if node.fault and node.delay is None:
+                self._note(node.fault, f"node {node.label} is not started", None)
         code = self._end_from_outside()
         try:
-            while code is None and (self._due or any(node.running for node in nodes)):
+            while code is None and any(node.running or node.delay is not None for node in nodes):
                 self._start_due()
                 self._read()
                 self._fire_faults()
@@ -68,27 +69,13 @@ class Simulation:
                 if node.running:
                     node.kill()
 
-    def _plan_the_start(self) -> None:
-        self._due = {node: self._began for node in self._nodes}
-        self._at_start: dict[Node, Fault] = {}
-        duplicates = iter([node for node in self._nodes if node.slot != node.index])
-        for fault in list(self._pending):
-            if fault.kind == "late":
-                self._due[self._nodes[fault.node]] += fault.seconds
-                self._at_start[self._nodes[fault.node]] = fault
-            elif fault.kind == "duplicate":
-                self._at_start[next(duplicates)] = fault
-            elif fault.kind == "missing":
-                del self._due[self._nodes[fault.node]]
-                self._note(fault, f"node {fault.node} is not started", None)
-
     def _start_due(self) -> None:
-        now = time.monotonic()
-        for node in [node for node, due in self._due.items() if due <= now]:
-            del self._due[node]
-            self._start(node)
-            if node in self._at_start:
-                self._note(self._at_start[node], f"node {node.label} is started now", node.pids[0])
+        for node in self._nodes:
+            if node.delay is not None and time.monotonic() - self._began >= node.delay:
+                node.delay = None
+                self._start(node)
+                if node.fault:
+                    self._note(node.fault, f"node {node.label} is started now", node.pids[0])
 
     def _start(self, node: Node) -> None:
         processes = self._commands.build(node)
@@ -124,10 +111,11 @@ class Simulation:
             else:
                 self._start_again(fault)
         now = time.monotonic()
-        for node in [node for node, due in self._mend_at.items() if due <= now]:
-            del self._mend_at[node]
-            self._set_link(node.slot, up=True)
-            log(f"node {node.label}: the link is up again time={now - self._began:.1f} step={self._step}")
+        for node in self._nodes:
+            if node.mend_at <= now:
+                node.mend_at = math.inf
+                self._set_link(node.slot, up=True)
+                log(f"node {node.label}: the link is up again time={now - self._began:.1f} step={self._step}")
 
     def _signal_rank(self, fault: Fault) -> None:
         node = self._nodes[fault.rank // self._processes]
@@ -148,7 +136,7 @@ class Simulation:
         if not node.running:
             return
         self._set_link(node.slot, up=False)
-        self._mend_at[node] = time.monotonic() + fault.seconds
+        node.mend_at = time.monotonic() + fault.seconds
         self._note(fault, f"the link of node {node.label} is down", node.pids[0])
 
     def _start_again(self, fault: Fault) -> None:
@@ -167,12 +155,12 @@ class Simulation:
                 for node in reversed(self._nodes):  # all upload to one place: the files of node 0 win
                     copy_tree(node.output, outputs)
                 for node in targets:
-                    self._commands.make_folders(node, outputs)
+                    node.make_folders(outputs)
         for node in targets:
             self._start(node)
         for node in self._nodes:
             if node not in targets:
-                self._restarts[node] = self._restarts.get(node, 0) + 1
+                node.restarts += 1
 
     def _note(self, fault: Fault, what: str, pid: int | None) -> None:
         self._pending.remove(fault)
@@ -184,8 +172,8 @@ class Simulation:
             if node.poll() is None:
                 continue
             code = self._finish(node)
-            if code and self._restarts.get(node):
-                self._restarts[node] -= 1
+            if code and node.restarts:
+                node.restarts -= 1
                 log(f"node {node.label} ended with {code}: it is restarted in place")
                 self._start(node)
 
@@ -198,7 +186,8 @@ class Simulation:
     def _kill_if_all_stopped(self) -> None:
         """Kill stopped processes if nothing else runs: they never end by themselves."""
         left = [node for node in self._nodes if node.running]
-        if not self._stopped or self._due or not all(node.is_stopped(self._processes) for node in left):
+        waits = any(node.delay is not None for node in self._nodes)
+        if not self._stopped or waits or not all(node.is_stopped(self._processes) for node in left):
             self._stopped_since = None
             return
         now = time.monotonic()
@@ -219,15 +208,13 @@ class Simulation:
         else:
             return None
         log(f"{reason} after {seconds:.1f} s: ending all nodes")
-        self._due.clear()
         for node in self._nodes:
+            node.delay = None
             if node.running:
                 node.runs[-1].note = f"ended by {reason}"
                 node.end(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
         while any(node.running for node in self._nodes) and time.monotonic() < deadline:
-            if len(self._interrupts) > 1 + (code == TIME_LIMIT):
-                break
             self._read()
             for node in self._nodes:
                 if node.poll() is not None:
@@ -251,17 +238,14 @@ class Simulation:
         print(flush=True)
         for node in self._nodes:
             log(f"node {node.label}: outputs={node.output} log={node.log}")
-        for line in dict.fromkeys(self._advice()):
-            log(line)
+        code_folder, platform = self._commands.code, self._commands.platform
+        errors = [run.error for node in self._nodes for run in node.runs if run.code]
+        for line in dict.fromkeys(advise(error, code_folder, platform) for error in errors):
+            if line:  # nodes may give the same advice
+                log(line)
         for fault in self._pending:
             log(f"fault {fault.text} never fired: the last step seen is {self._step}")
         if code is None:
             last = sorted((node.runs[-1] for node in self._nodes if node.runs), key=lambda run: run.ended)
             code = next((run.code for run in last if run.code), NEVER_FIRED if self._pending else 0)
         return code
-
-    def _advice(self) -> list[str]:
-        """Return the advice on each error of a node that has a known cause."""
-        runs = [run for node in self._nodes for run in node.runs if run.code]
-        lines = [advise(run.error, self._commands.code, self._commands.platform) for run in runs]
-        return [line for line in lines if line]

@@ -134,7 +134,7 @@ def _trial(case: dict) -> None:
         case["folder"], case["batch"], size=case["size"], val_size=case["size"] * 8 // 7,
         workers=case["workers"], backend=case["backend"], cache_dir=case["cache"], fp16=True,
     )  # fmt: skip
-    model = models.classifier(case["arch"], dataset.get_nb_classes(), case["size"])
+    model = models.build(case["arch"], dataset.get_nb_classes(), case["size"])
     model = model.to(dataset.device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     if case["resident"]:  # after a first validation, as in later epochs

@@ -3,7 +3,7 @@ import contextlib
 import pytest
 import torch
 
-from common.compute.models import check, classifier, resnet18
+from common.compute.models import build, check, resnet18
 from common.ground.exits import BadInput
 
 
@@ -25,7 +25,6 @@ def test_shapes():
         )
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     assert features == [[2, 64, 32, 32], [2, 64, 32, 32], [2, 128, 16, 16], [2, 256, 8, 8], [2, 512, 4, 4]]
-    assert resnet18(channels=1, classes=7)(torch.zeros(3, 1, 8, 8)).shape == (3, 7)
 
 
 def test_a_narrower_network_has_the_same_names():
@@ -38,14 +37,14 @@ def test_a_narrower_network_has_the_same_names():
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 64), ("vit_b_32", 64), ("googlenet", 64)])
 @pytest.mark.filterwarnings("ignore:The default weight initialization")
 def test_classifiers_take_images_of_that_size(name, size):
-    model = classifier(name, 3, size)
+    model = build(name, 3, size)
     assert model.training and model(torch.zeros(2, 3, size, size)).shape == (2, 3)
 
 
 @pytest.mark.parametrize(("name", "size"), [("vit_b_32", 65), ("maxvit_t", 100), ("alexnet", 32)])
 def test_a_size_that_a_classifier_cannot_take(name, size):
     with pytest.raises(BadInput, match=f"--arch {name} cannot take images of --image_size {size}: "):
-        classifier(name, 3, size)
+        build(name, 3, size)
 
 
 @pytest.mark.parametrize(
@@ -63,5 +62,5 @@ def test_what_a_classifier_can_be_trained_on_is_known_before(name, size, batch, 
 
 
 def test_a_forward_pass_to_try_leaves_no_trace():
-    statistics = classifier("resnet18", 3, 64).state_dict()
+    statistics = build("resnet18", 3, 64).state_dict()
     assert not statistics["bn1.running_mean"].any() and not statistics["bn1.num_batches_tracked"]

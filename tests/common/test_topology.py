@@ -70,6 +70,8 @@ SLURM = _words(
     "SLURM_JOB_ID=8675309 SLURM_STEP_ID=0 SLURM_PROCID=9 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_NTASKS=12 "
     "SLURM_NNODES=3 SLURM_TASKS_PER_NODE=4(x3) SLURM_JOB_NODELIST=node[009-010],gpu7 SLURM_GPUS_ON_NODE=4"
 )
+# A node has one task for four GPUs: a process, but not one per rank.
+ONE_TASK = SLURM | _words("SLURM_NTASKS=3 SLURM_TASKS_PER_NODE=1(x3) SLURM_PROCID=2 SLURM_LOCALID=0")
 SKYPILOT = _words(
     "SKYPILOT_NODE_RANK=1 SKYPILOT_NUM_NODES=2 SKYPILOT_NUM_GPUS_PER_NODE=8 SKYPILOT_TASK_ID=sky-2026-11-01"
 ) | {"SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.6"}
@@ -140,10 +142,7 @@ def test_nothing_injected_is_one_node():
             | _words("SLURM_GPUS_ON_NODE=1"),
             Topology(1, 2, 1, 0, "gpu7", SLURM_PORT, "process", "slurm"),
         ),
-        (  # one task for four GPUs: a process, but not one per rank
-            SLURM | _words("SLURM_NTASKS=3 SLURM_TASKS_PER_NODE=1(x3) SLURM_PROCID=2 SLURM_LOCALID=0"),
-            Topology(2, 3, 5, None, "node009", SLURM_PORT, "node", "slurm"),
-        ),
+        (ONE_TASK, Topology(2, 3, 5, None, "node009", SLURM_PORT, "node", "slurm")),
         (  # salloc without srun
             {name: SLURM[name] for name in SLURM if name not in ("SLURM_PROCID", "SLURM_LOCALID")},
             Topology(0, 1, 5, None, None, None, "node", "plain"),
@@ -162,22 +161,15 @@ def test_recorded_environments(env, topology):
     assert _resolve(env, processes_per_node=5) == topology
 
 
-NAMED_BY_ITSELF = {  # platform: source, level, and master of a job of one node
-    "modelarts": ("modelarts-arguments", "node", None),  # its arguments come with the second node
-    "modelarts-custom": ("modelarts-environment", "node", "own"),
-    "pai-dlc": ("pai-dlc-or-baidu", "node", "own"),
-    "baidu": ("pai-dlc-or-baidu", "node", "own"),
-    "sagemaker": ("sagemaker", "node", "own"),
-    "azureml": ("azureml", "process", "own"),
-    "kubeflow": ("kubeflow", "node", "own"),
-    "kubeflow-v2": ("kubeflow-v2", "node", "own"),
-    "volcano": ("volcano", "node", "own"),
-    "volcengine": ("volcengine", "node", "own"),
-    "slurm": ("slurm", "process", "own"),
-    "skypilot": ("skypilot", "node", "own"),
-    "dstack": ("dstack", "node", "own"),
-    "plain": ("plain", "node", None),
-}
+NODE_SOURCES = {  # platforms that start one process per node: the source that their variables name
+    "modelarts": "modelarts-arguments", "modelarts-custom": "modelarts-environment",
+    "pai-dlc": "pai-dlc-or-baidu", "baidu": "pai-dlc-or-baidu", "sagemaker": "sagemaker",
+    "kubeflow": "kubeflow", "kubeflow-v2": "kubeflow-v2", "volcano": "volcano", "volcengine": "volcengine",
+    "skypilot": "skypilot", "dstack": "dstack", "plain": "plain",
+}  # fmt: skip
+PROMISE = {*NODE_SOURCES} - {"kubeflow", "kubeflow-v2", "volcano", "plain"}  # they tell the number of GPUs
+RANK_SOURCES = {"azureml": "azureml", "slurm": "slurm"}  # they start one process per rank
+SOURCES = NODE_SOURCES | RANK_SOURCES
 LAYOUTS = [(1, 4), (2, 2), (4, 1)]
 HOSTS = {"shared": ["127.0.0.1"] * 4, "own": [f"10.77.0.{number}" for number in range(1, 5)]}
 FOLDERS = Folders(
@@ -187,30 +179,28 @@ FOLDERS = Folders(
 
 @pytest.mark.parametrize("addresses", HOSTS)
 @pytest.mark.parametrize("nodes, processes", LAYOUTS)
-@pytest.mark.parametrize("name", NAMED_BY_ITSELF)
+@pytest.mark.parametrize("name", SOURCES)
 def test_profiles(name, nodes, processes, addresses):
-    source, level, master_of_one = NAMED_BY_ITSELF[name]
-    hosts = HOSTS[addresses][:nodes]
+    hosts, source = HOSTS[addresses][:nodes], SOURCES[name]
     if name == "plain" and nodes > 1:
         with pytest.raises(BadInput, match=f"cannot start {nodes} nodes"):
             make_starts(name, 0, nodes, processes, hosts, 4321, FOLDERS)
         return
-    master, port = hosts[0], 4321
-    if nodes == 1 and name == "modelarts":
+    level = "process" if name in RANK_SOURCES else "node"
+    master, port = (None, None) if name == "plain" else (hosts[0], 4321)
+    if nodes == 1 and name == "modelarts":  # its arguments come with the second node
         source, port = "modelarts-environment", 29500
-    elif nodes == 1 and master_of_one is None:
-        master = port = None
-    found = []
+    ranks = []
     for node in range(nodes):
-        starts = make_starts(name, node, nodes, processes, hosts, 4321, FOLDERS)
+        starts = make_starts(name, node, nodes, processes, hosts, 4321, FOLDERS, gpus=2)
         assert len(starts) == (processes if level == "process" else 1)
-        for local_rank, one in enumerate(starts):
-            assert one.prefix == []
-            topology = _resolve(one.environment, processes, **_parsed(one.arguments))
+        for local_rank, start in enumerate(starts):
+            topology = _resolve(start.environment, processes, **_parsed(start.arguments))
             own = local_rank if level == "process" else None
             assert topology == Topology(node, nodes, processes, own, master, port, level, source)
-            found.append(topology.rank)
-    assert found == list(range(0, 4, 1 if level == "process" else processes))
+            assert start.prefix == [] and promised_gpus(start.environment) == (2 if name in PROMISE else None)
+            ranks.append(topology.rank)
+    assert ranks == list(range(0, 4, 1 if level == "process" else processes))
 
 
 def _parsed(words):
@@ -223,55 +213,40 @@ def _parsed(words):
 
 
 def test_all_profiles_are_tested():
-    assert set(PROFILES) == {*NAMED_BY_ITSELF, "torchrun", "launch"}
-    with pytest.raises(BadInput, match="'modelart': expected one of modelarts, modelarts-custom"):
-        make_starts("modelart", 0, 1, 1, ["h"], 1, FOLDERS)
-    with pytest.raises(BadInput, match="node 2 of 2 with 2 host names"):
-        make_starts("volcano", 2, 2, 1, ["h", "i"], 1, FOLDERS)
+    assert set(PROFILES) == {*SOURCES, "torchrun", "launch"}
 
 
 def test_what_modelarts_injects():
     """They are the folders and counters of the vendor's documents, and an argument that no job knows."""
     (first,) = make_starts("modelarts", 1, 2, 8, ["a", "b"], 6666, FOLDERS, gpus=8)
+    folders = [
+        "--data_url=/ma/modelarts/inputs/data_url_0", "--train_url=/ma/modelarts/outputs/train_url_0",
+    ]  # fmt: skip
     assert first.arguments == [
-        "--data_url=/ma/modelarts/inputs/data_url_0",
-        "--train_url=/ma/modelarts/outputs/train_url_0",
-        "--num_gpus=8",
-        "--init_method=tcp://a:6666",
-        "--rank=1",
-        "--world_size=2",
-    ]
-    expected = {
-        "MA_MOUNT_PATH": "/ma/modelarts", "MA_JOB_DIR": "/ma/modelarts/user-job-dir", "MA_NUM_GPUS": "8",
-        "MA_SCHEDULE_CNT": "1", "MA_PROC_START_CNT": "1", "PYTHONPATH": "/ma/modelarts/user-job-dir",
-        "VC_WORKER_HOSTS": "a,b", "MA_CURRENT_IP": "b",
-    }  # fmt: skip
+        *folders, "--num_gpus=8", "--init_method=tcp://a:6666", "--rank=1", "--world_size=2",
+    ]  # fmt: skip
+    expected = _words(
+        "MA_MOUNT_PATH=/ma/modelarts MA_JOB_DIR=/ma/modelarts/user-job-dir MA_NUM_GPUS=8 MA_SCHEDULE_CNT=1 "
+        "MA_PROC_START_CNT=1 PYTHONPATH=/ma/modelarts/user-job-dir VC_WORKER_HOSTS=a,b MA_CURRENT_IP=b"
+    )
     assert expected.items() <= first.environment.items()
     (alone,) = make_starts("modelarts", 0, 1, 8, ["a"], 6666, FOLDERS, gpus=8)
     assert alone.arguments == first.arguments[:3], "on one node the platform passes no rank"
     (custom,) = make_starts("modelarts-custom", 1, 2, 8, ["a", "b"], 6666, FOLDERS)
-    assert custom.arguments == first.arguments[:2]
-    assert custom.environment["MASTER_PORT"] == "6666"
+    assert custom.arguments == folders and custom.environment["MASTER_PORT"] == "6666"
 
 
-@pytest.mark.parametrize(
-    "init_method, host",
-    [
-        ("tcp://job-0.job:6666", "job-0.job"),
-        ("job-0.job:6666", "job-0.job"),
-        ("tcp://[fd00::7]:6666", "fd00::7"),
-        ("[fd00::7]:6666", "fd00::7"),
-    ],
-)
-def test_modelarts_arguments_count_nodes(init_method, host):
-    topology = _resolve(init_method=init_method, rank=1, world_size=2, processes_per_node=8)
-    assert topology == Topology(1, 2, 8, None, host, 6666, "node", "modelarts-arguments")
-    assert (topology.world_size, topology.rank) == (16, 8)
-    assert str(topology) == (
-        "topology source=modelarts-arguments level=node nodes=2 processes_per_node=8 node_rank=1 master="
-        + init_method.removeprefix("tcp://")
+@pytest.mark.parametrize("host", ["job-0.job", "[fd00::7]"])
+def test_modelarts_arguments_count_nodes(host):
+    expected = Topology(1, 2, 8, None, host.strip("[]"), 6666, "node", "modelarts-arguments")
+    assert (expected.world_size, expected.rank) == (16, 8)
+    assert str(expected) == (
+        "topology source=modelarts-arguments level=node nodes=2 processes_per_node=8 node_rank=1 "
+        f"master={host}:6666"
     )
-    assert topology == _resolve(init_method=init_method, rank="1", world_size="2", processes_per_node="8")
+    for init_method in (f"{host}:6666", f"tcp://{host}:6666"):
+        assert _resolve(init_method=init_method, rank=1, world_size=2, processes_per_node=8) == expected
+    assert _resolve(init_method=init_method, rank="1", world_size="2", processes_per_node="8") == expected
 
 
 def test_a_launcher_counts_processes_and_wins():
@@ -341,7 +316,7 @@ def test_arguments_win_over_a_platform_that_agrees_and_take_the_rest_from_it():
         ),
         (SLURM, {}, Topology(2, 3, 4, 1, "node009", SLURM_PORT, "process", "slurm")),
         (
-            SLURM | _words("SLURM_NTASKS=3 SLURM_TASKS_PER_NODE=1(x3) SLURM_PROCID=2 SLURM_LOCALID=0"),
+            ONE_TASK,
             dict(processes_per_node=4),
             Topology(2, 3, 1, 0, "node009", SLURM_PORT, "process", "slurm"),
         ),
@@ -362,15 +337,12 @@ def test_rank_level_process(env, args, topology):
 
 
 def test_rank_level_node_settles_what_was_assumed():
-    with pytest.raises(BadInput, match=r"--world_size 4 contradicts MA_NUM_HOSTS=2$"):  # without advice
-        _resolve(MODELARTS, rank_level="node", rank=1, world_size=4, init_method="tcp://h:1")
     env = _words("RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1234")
     assert _resolve(env).source == "environment-assumed-node"
     assert _resolve(env, rank_level="node").source == "environment"
-    one_task = _words("SLURM_NTASKS=3 SLURM_TASKS_PER_NODE=1(x3) SLURM_PROCID=2 SLURM_LOCALID=0")
-    topology = _resolve(SLURM | one_task | {"SLURM_GPUS_ON_NODE": "1"}, 4, rank_level="node")
+    topology = _resolve(ONE_TASK | {"SLURM_GPUS_ON_NODE": "1"}, 4, rank_level="node")
     assert (topology.level, topology.world_size, topology.rank) == ("node", 12, 8)
-    assert _resolve(SLURM | one_task, 4, rank=2, world_size=3).rank == 8
+    assert _resolve(ONE_TASK, 4, rank=2, world_size=3).rank == 8
 
 
 @pytest.mark.parametrize(
@@ -404,14 +376,6 @@ def test_promised_gpus(env, gpus):
     assert promised_gpus(env) == gpus
 
 
-@pytest.mark.parametrize("name", NAMED_BY_ITSELF)
-def test_profiles_promise_the_gpus_that_they_are_given(name):
-    tells = name not in ("azureml", "kubeflow", "kubeflow-v2", "volcano", "slurm", "plain")
-    for gpus in (0, 2):
-        one, *_ = make_starts(name, 0, 1, 4, ["h"], 1, FOLDERS, gpus)
-        assert promised_gpus(one.environment) == (gpus or None if tells else None)
-
-
 @pytest.mark.parametrize(
     "text, name",
     [
@@ -436,20 +400,13 @@ NODE_ARGUMENTS = dict(init_method="tcp://h:6666", rank=0, world_size=2)
         (dict(rank=None), "--world_size 2 without --rank"),
         (dict(world_size=None, rank=1), "--rank 1 without --world_size"),
         (dict(rank=2), "--rank 2 is not in 0..1: --world_size 2 counts nodes"),
-        (dict(rank=-1), "--rank -1 is not in 0..1"),
         (dict(rank="zero"), "--rank zero is not a whole number"),
         (dict(world_size=0), "--world_size 0 is not at least 1"),
-        (dict(init_method=None), "--world_size 2 without --init_method tcp://host:port"),
-        (dict(init_method="env://"), "--world_size 2 without --init_method tcp://host:port"),
-        (dict(init_method="tcp://h"), "--init_method tcp://h is not tcp://host:port"),
-        (
-            dict(init_method="tcp://h:0"),
-            "--init_method tcp://h:0 is not tcp://host:port with a port in 1..65535",
-        ),
-        (dict(init_method="fd00::7:6666"), "fd00::7:6666 is not tcp://host:port"),
+        (dict(init_method=None), "--world_size 2, but no variable names the first node"),
+        (dict(init_method="env://"), "--world_size 2, but no variable names the first node"),
+        (dict(init_method="tcp://h:0"), "h:0 is not tcp://host:port with a port in 1..65535"),
+        (dict(init_method="tcp://h"), "tcp://h is not tcp://host:port"),
         (dict(init_method="[fd00::7:6666"), "[fd00::7:6666 is not tcp://host:port"),
-        (dict(init_method="http://h:80"), "http://h:80 is not tcp://host:port"),
-        (dict(init_method="tcp://h:http"), "tcp://h:http is not tcp://host:port"),
         (dict(rank_level="gpu"), "--rank_level gpu is neither node nor process"),
         (dict(rank_level="process", rank=4, world_size=4), "is not in 0..3: --world_size 4 counts processes"),
         (
@@ -470,11 +427,11 @@ def test_arguments_that_are_wrong_by_themselves(args, message):
         (MODELARTS, "MA_NUM_HOSTS=4 VC_WORKER_NUM=4", {}, "MA_NUM_HOSTS=4 contradicts VC_WORKER_HOSTS="),
         (MODELARTS, "", NODE_ARGUMENTS, "--rank 0 contradicts VC_TASK_INDEX=1"),
         (MODELARTS, "", NODE_ARGUMENTS | dict(world_size=4), "--world_size 4 contradicts MA_NUM_HOSTS=2 ("),
+        (MODELARTS, "", dict(world_size=4, rank_level="node"), "--world_size 4 contradicts MA_NUM_HOSTS=2"),
         ({}, "MA_NUM_HOSTS=4 VC_TASK_INDEX=0", {}, "MA_NUM_HOSTS=4, but no variable names the first node"),
         ({}, "MA_NUM_HOSTS=4", {}, "MA_NUM_HOSTS=4, but VC_TASK_INDEX is not set"),
         ({}, "MA_NUM_HOSTS=four", {}, "MA_NUM_HOSTS=four is not a whole number"),
         ({}, "MA_NUM_HOSTS=0", {}, "MA_NUM_HOSTS=0 is not at least 1"),
-        (MODELARTS, "VC_TASK_INDEX=2", {}, "VC_TASK_INDEX=2 is not in 0..1: MA_NUM_HOSTS=2"),
         (MODELARTS, "MASTER_PORT=65536", {}, "MASTER_PORT=65536 is not a port in 1..65535"),
         (MODELARTS, "", dict(rank_level="process"), "--rank_level process contradicts modelarts-environment"),
         (
@@ -488,30 +445,24 @@ def test_arguments_that_are_wrong_by_themselves(args, message):
             "--rank 3 is a process of node 0 (4 on each), but VC_TASK_INDEX=1",
         ),
         (PAI, "RANK=3", {}, "RANK=3 is not in 0..2: WORLD_SIZE=3"),
-        (PAI, "", dict(rank_level="process"), "pai-dlc-or-baidu, where WORLD_SIZE=3 counts nodes"),
         (VOLCANO, "VC_TASK_INDEX=0", {}, "VC_TASK_INDEX=0 contradicts VK_TASK_INDEX=1"),
-        (VOLCANO, "VC_TRAINER_NUM=3", {}, "(2 hosts) contradicts VC_TRAINER_NUM=3"),
+        (VOLCANO, "VC_TRAINER_NUM=3", {}, "VC_TRAINER_NUM=3 contradicts VC_TRAINER_HOSTS="),
         (VOLCANO, "VC_PS_HOSTS=job-ps-0.job", {}, "VC_PS_HOSTS and VC_TRAINER_HOSTS are 2 groups of pods"),
         (SAGEMAKER, "SM_CURRENT_HOST=algo-9", {}, 'SM_CURRENT_HOST=algo-9 is not in SM_HOSTS=["algo-1"'),
         (SAGEMAKER, "SM_HOSTS=algo-1,algo-2", {}, "SM_HOSTS=algo-1,algo-2 is not a JSON list"),
-        (SAGEMAKER, "SM_HOSTS=[]", {}, "SM_HOSTS=[] is not a JSON list"),
         (SAGEMAKER, 'SM_HOSTS=[1,"algo-2"]', {}, 'SM_HOSTS=[1,"algo-2"] is not a JSON list'),
         (KUBEFLOW, "WORLD_SIZE=12", {}, "WORLD_SIZE=12 contradicts PET_NNODES=2 x PET_NPROC_PER_NODE=8"),
         (KUBEFLOW, "RANK=0", {}, "PET_NODE_RANK=1 contradicts RANK=0"),
-        (KUBEFLOW_V2, "PET_NNODES=1:3", {}, "PET_NNODES=1:3 is elastic"),
-        (SLURM, "SLURM_TASKS_PER_NODE=4(x2),3", {}, "SLURM_TASKS_PER_NODE=4(x2),3: every node must run"),
-        (SLURM, "SLURM_NTASKS=11", {}, "SLURM_NTASKS=11 is not divisible by SLURM_NNODES=3"),
-        (SLURM, "SLURM_PROCID=8 SLURM_NODEID=1 SLURM_LOCALID=4", {}, "SLURM_LOCALID=4 do not follow"),
+        (KUBEFLOW_V2, "PET_NNODES=1:3", {}, "PET_NNODES=1:3 is not a whole number"),
+        (SLURM, "SLURM_TASKS_PER_NODE=4(x2),3", {}, "SLURM_TASKS_PER_NODE=4(x2),3: every"),
+        (SLURM, "SLURM_NTASKS=11", {}, "do not fit SLURM_NTASKS=11 SLURM_NNODES=3"),
+        (SLURM, "SLURM_PROCID=8 SLURM_NODEID=1 SLURM_LOCALID=4", {}, "SLURM_LOCALID=4 do not fit"),
         ({}, "SLURM_PROCID=1 SLURM_NTASKS=2", {}, "SLURM_NNODES is not set"),
-        (SLURM, "", dict(rank_level="node"), "--rank_level node contradicts slurm, which started 4"),
+        (SLURM, "", dict(rank_level="node"), "count nodes, but slurm started 4 "),
         (SLURM, "", NODE_ARGUMENTS | dict(rank=2, world_size=3), "count nodes, but slurm started 4 "),
         (SLURM, "", NODE_ARGUMENTS | dict(world_size=12), "--world_size 12 contradicts SLURM_NNODES=3 SLURM"),
-        (SKYPILOT, "SKYPILOT_NUM_NODES=3", {}, "SKYPILOT_NUM_NODES=3 contradicts SKYPILOT_NODE_IPS="),
-        ({}, "DSTACK_NODE_RANK=2", {}, "DSTACK_NODES_NUM is not set"),
-        (VOLCANO, "WORLD_SIZE=2", {}, "WORLD_SIZE=2 is set, but RANK is not"),
-        ({}, "RANK=1", {}, "RANK=1 is set, but WORLD_SIZE is not"),
-        ({}, "RANK=1 WORLD_SIZE=2", {}, "WORLD_SIZE=2, but no variable names the first node"),
-        ({}, "RANK=1 WORLD_SIZE=2", NODE_ARGUMENTS, "--rank 0 contradicts RANK=1"),
+        ({}, "DSTACK_NODE_RANK=2", {}, "DSTACK_NODE_RANK=2, but DSTACK_NODES_NUM is not set"),
+        (VOLCANO, "WORLD_SIZE=2", {}, "WORLD_SIZE=2, but RANK is not set"),
         ({}, "RANK=1 WORLD_SIZE=2", NODE_ARGUMENTS | dict(rank_level="process"), "--rank 0 contradicts RANK"),
         (
             {}, "RANK=1 WORLD_SIZE=3 MASTER_ADDR=h MASTER_PORT=1",
@@ -528,10 +479,8 @@ def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args,
 @pytest.mark.parametrize(
     "env, changed, args, message",
     [
-        (LAUNCHED, "RANK=x", {}, "RANK=x is not a whole number"),
         (LAUNCHED, "LOCAL_RANK=2", {}, "RANK=5 LOCAL_RANK=2 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 contradict"),
         (LAUNCHED, "WORLD_SIZE=6", {}, "contradict each other"),
-        (LAUNCHED, "RANK=8 LOCAL_RANK=0", {}, "RANK=8 LOCAL_RANK=0 WORLD_SIZE=8"),
         (TORCHRUN, "GROUP_RANK=0", {}, "GROUP_RANK=0 GROUP_WORLD_SIZE=2 contradict each other"),
         (TORCHRUN, "GROUP_WORLD_SIZE=3", {}, "GROUP_RANK=1 GROUP_WORLD_SIZE=3 contradict each other"),
         (LAUNCHED, "LOCAL_WORLD_SIZE=0", {}, "LOCAL_WORLD_SIZE=0 contradict each other"),
@@ -542,8 +491,8 @@ def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args,
         (TORCHRUN, "WORLD_SIZE=4 LOCAL_WORLD_SIZE=1 RANK=3 LOCAL_RANK=0", {}, "GROUP_WORLD_SIZE=2 contra"),
         (TORCHRUN, "", dict(rank_level="node"), "--rank_level node contradicts LOCAL_RANK=1"),
         (AZUREML, "AZUREML_NODE_COUNT=4", {}, "NODE_RANK=1 AZUREML_NODE_COUNT=4 contradict each other"),
-        (AZUREML, "NODE_RANK=0", dict(processes_per_node=2), "do not fit --processes_per_node 2"),
-        (AZUREML, "NODE_RANK=0 RANK=1 LOCAL_RANK=1", dict(processes_per_node=3), "do not fit .* 3"),
+        (AZUREML, "NODE_RANK=0", dict(processes_per_node=2), "NODE_RANK=0 contradict each other, with 2"),
+        (AZUREML, "NODE_RANK=0 RANK=1 LOCAL_RANK=1", dict(processes_per_node=3), "each other, with 3"),
         ({}, "LOCAL_RANK=0", {}, "LOCAL_RANK is set, but RANK is not"),
         ({}, "TORCHELASTIC_RUN_ID=none", {}, "TORCHELASTIC_RUN_ID is set, but LOCAL_RANK is not"),
     ],
@@ -554,9 +503,5 @@ def test_a_broken_launcher_is_named(env, changed, args, message):
 
 
 def test_torch_is_not_imported():
-    modules = "common.platform.topology, launch.profiles"
-    run(
-        "-c",
-        f"import sys, {modules}; sys.exit('torch' in sys.modules)",
-        env=environment(PYTHONPATH=str(ROOT)),
-    )
+    script = "import sys, common.platform.topology, launch.profiles; sys.exit('torch' in sys.modules)"
+    run("-c", script, env=environment(PYTHONPATH=str(ROOT)))

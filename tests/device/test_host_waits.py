@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from common.compute import compilation
-from common.run import evaluation
 from datasets.loaders import pixels
 from tests.support import fake_gpu
 
@@ -75,17 +74,6 @@ def test_a_gpu_without_bfloat16_is_named(monkeypatch, tmp_path, capsys):
     assert not _waits(recorder) and "warning: this GPU has no units for bfloat16" in capsys.readouterr().out
     fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=AMPERE)
     assert "bfloat16 (" not in capsys.readouterr().out
-
-
-def _item(loss, logits, labels):
-    return torch.full((3,), loss.item(), dtype=torch.float64, device=loss.device)
-
-
-def test_a_wait_in_the_sums_is_found(monkeypatch, tmp_path):
-    monkeypatch.setattr(evaluation, "batch_sums", _item)
-    recorder = fake_gpu.run_steps(monkeypatch, tmp_path, "train.py", "--dataset=digits")
-    found = _waits(recorder)
-    assert len(found) == 2 and all("in _item" in each for each in found)
 
 
 def test_a_wait_in_the_loader_is_found(monkeypatch, tmp_path):

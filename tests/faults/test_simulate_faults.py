@@ -35,38 +35,34 @@ def two(tmp_path_factory):
 
 
 def test_survivors_of_a_killed_rank_leave():
-    """If a rank is killed, the other ranks of all nodes end with an exit code other than 0.
+    """If rank 0 is killed, the other ranks of all nodes end with an exit code other than 0.
 
     On an idle machine this takes 2 s; a collective would wait for TIMEOUT.
     """
-    for rank in (0, 3):
-        fault = f"kill:rank={rank},step=2"
-        result = simulate("--nodes=2", "--processes=2", "--fault", fault, *JOB, code=None)
-        table, moment = rows(result.stdout), fired(result.stdout, fault)
-        assert table[str(rank // 2)].code == 137 and table[str(1 - rank // 2)].code not in (0, 137)
-        assert max(row.seconds for row in table.values()) - moment < TIMEOUT / 2
+    fault = "kill:rank=0,step=2"
+    result = simulate("--nodes=2", "--processes=2", "--fault", fault, *JOB, code=None)
+    table, moment = rows(result.stdout), fired(result.stdout, fault)
+    assert table["0"].code == 137 and table["1"].code not in (0, 137)
+    assert max(row.seconds for row in table.values()) - moment < TIMEOUT / 2
 
 
-def test_survivors_of_a_stopped_rank_leave():
-    fault = "stop:rank=1,step=2"
-    result = simulate("--nodes=2", "--fault", fault, *JOB, code=None)
-    table = rows(result.stdout)
-    assert table["1"].meaning.startswith("stopped by a fault") and table["0"].code not in (0, 137)
-    assert table["0"].seconds - fired(result.stdout, fault) < TIMEOUT + 2
+@pytest.mark.parametrize("fault", ["stop:rank=1,step=2", "cut:node=1,step=2,seconds=forever"])
+def test_survivors_of_a_silent_rank_leave(fault, request):
+    options = ["--nodes=2", "--fault", fault]
+    if fault.startswith("cut:"):
+        request.getfixturevalue("namespaces")
+        options.append("--network-namespaces")
+    result = simulate(*options, *JOB, code=None)
+    table, moment = rows(result.stdout), fired(result.stdout, fault)
+    assert table["0"].code not in (0, 137) and table["1"].code
+    assert table["0"].seconds - moment < TIMEOUT + 2
+    assert table["1"].seconds - moment < TIMEOUT + 2 or table["1"].meaning.startswith("stopped by a fault")
 
 
 def test_a_rank_that_is_asked_to_end():
     result = simulate("--nodes=2", "--processes=2", "--fault=term:rank=2,step=2", *JOB, code=None)
     table = rows(result.stdout)
     assert table["0"].code and table["1"].code and result.returncode
-
-
-def test_a_link_that_is_cut_for_ever(namespaces):
-    fault = "cut:node=1,step=2,seconds=forever"
-    result = simulate("--nodes=2", "--network-namespaces", "--fault", fault, *JOB, code=None)
-    moment = fired(result.stdout, fault)
-    for row in rows(result.stdout).values():
-        assert row.code != 0 and row.seconds - moment < TIMEOUT + 2
 
 
 def test_a_link_that_is_cut_for_three_seconds(namespaces, two, tmp_path):
@@ -77,33 +73,14 @@ def test_a_link_that_is_cut_for_three_seconds(namespaces, two, tmp_path):
     assert_same(kept, two)
 
 
-def test_a_node_that_comes_late(two, tmp_path):
-    kept = tmp_path / "kept"
-    result = simulate("--nodes=2", "--keep", kept, "--fault=late:node=0,seconds=6", *JOB)
-    assert fired(result.stdout, "late:node=0,seconds=6") >= 6
-    assert_same(kept, two)
-
-
-@pytest.mark.parametrize("platform", ["modelarts", "slurm"])
-def test_a_rank_that_is_there_twice(platform):
-    result = simulate("--nodes=2", "--platform", platform, "--fault=duplicate:rank=1", *JOB, code=None)
+def test_a_rank_that_is_there_twice():
+    result = simulate("--nodes=2", "--platform=slurm", "--fault=duplicate:rank=1", *JOB, code=None)
     table = rows(result.stdout)
     assert table["1"].code or table["1 again"].code, "one of the two is refused"
     assert re.search(r"^\[node 1.*\] error: two processes have rank 1", result.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_node_that_is_missing(node):
-    result = simulate("--nodes=2", f"--fault=missing:node={node}", *JOB, code=None)
-    there = rows(result.stdout)[str(1 - node)]
-    assert there.code == result.returncode != 0 and there.seconds < TIMEOUT + 10
-    assert re.search(rf"^\[node {1 - node}\] error: ", result.stdout, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    ["restart:node=1,step=2", "restart:node=0,step=4", "reschedule:node=0,step=3", "reschedule:step=3"],
-)
+@pytest.mark.parametrize("fault", ["restart:node=1,step=2", "reschedule:node=0,step=3"])
 def test_a_job_that_is_started_again(fault, two, tmp_path):
     """If all nodes are started again, the run ends like the uninterrupted one."""
     kept = tmp_path / "kept"

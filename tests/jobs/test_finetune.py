@@ -54,7 +54,7 @@ def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data
 
 
 def test_the_head_of_a_frozen_network_learns_and_its_statistics_stay():
-    model = models.classifier("resnet18", 3, 32)
+    model = models.build("resnet18", 3, 32)
     models.freeze(model, "resnet18", 32)
     assert {name for name, each in model.named_parameters() if each.requires_grad} == {"fc.weight", "fc.bias"}
     average = torch.optim.swa_utils.AveragedModel(model)  # a deep copy
@@ -103,8 +103,8 @@ def test_published_weights_come_from_the_cache_or_are_refused(tmp_path, monkeypa
 def test_networks_of_timm():
     pytest.importorskip("timm")
     assert models.arch("timm:resnet18") == "timm:resnet18"
-    assert models.classifier("timm:resnet18", 3, 32)(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
-    assert models.classifier("timm:vit_tiny_patch16_224", 3, 64)(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+    assert models.build("timm:resnet18", 3, 32)(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+    assert models.build("timm:vit_tiny_patch16_224", 3, 64)(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
     assert models.head(lambda count: models.build("timm:resnet18", count, 32)) == {
         "fc.weight": 0,
         "fc.bias": 0,

@@ -8,7 +8,7 @@ import torch
 
 from common.distributed.devices import find_topology, select
 from common.ground.exits import BadInput
-from tests.conftest import QUICK, ROOT, finish, free_port, run, start
+from tests.conftest import QUICK, ROOT, free_port, run
 
 GPUS = 4
 
@@ -42,27 +42,6 @@ def test_every_gpu_of_a_node_gets_a_process(node, tmp_path):
     assert sorted(found.read_text().splitlines()) == [
         f"{GPUS * node + local_rank} {2 * GPUS} cuda:{local_rank}" for local_rank in range(GPUS)
     ]
-
-
-SAMPLE = textwrap.dedent(f"""
-    import sys, torch
-    torch.cuda.device_count = lambda: {GPUS}
-    init_method, rank = sys.argv[1:]
-    torch.distributed.init_process_group("gloo", init_method=init_method, rank=int(rank), world_size=2)
-    model, calls = torch.nn.Linear(4, 2), []
-    model.register_forward_hook(lambda *_: calls.append(1))
-    torch.nn.parallel.DistributedDataParallel(model)(torch.randn(8, 4)).sum().backward()
-    print("replicas that computed:", len(calls), "of", torch.cuda.device_count())
-""")
-
-
-def test_the_pattern_of_the_modelarts_sample_uses_one_gpu_of_a_node():
-    """The sample has one process per node and DistributedDataParallel without device_ids. Until torch 1.8 it
-    computed with a replica on every GPU, now with one. The job above uses all."""
-    address = f"tcp://127.0.0.1:{free_port()}"
-    nodes = [start("-c", SAMPLE, address, rank) for rank in range(2)]
-    for node in nodes:
-        assert f"replicas that computed: 1 of {GPUS}\n" in finish(node).stdout
 
 
 OLD_DRIVER = textwrap.dedent(f"""

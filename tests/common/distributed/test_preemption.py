@@ -82,20 +82,6 @@ def test_ctrl_c_while_torch_is_loaded_is_one_line():
     assert errors == ["error: interrupted"]
 
 
-def test_ctrl_c_of_a_profile(tmp_path):
-    """--prof saves nothing, so it ends at once and writes nothing."""
-    job = start(
-        "jobs/imagenet.py", "--data_backend=synthetic", "--arch=shufflenet_v2_x0_5", "--image_size=32",
-        "--batch_size=8", "--prof=1000000", "--epochs=1000", "--workers=1",
-        f"--output_dir={tmp_path / 'out'}",
-    )  # fmt: skip
-    read_until(job, "^data train=")
-    time.sleep(1)  # probably during the steps; before them it ends in the same way
-    job.send_signal(signal.SIGINT)
-    assert finish(job, 130, timeout=20).stderr.endswith("error: interrupted\n")
-    assert not (tmp_path / "out").exists()
-
-
 DIGITS = (*QUICK, "--batch_size=240", "--report_every=1")
 
 

@@ -4,7 +4,6 @@ import hashlib
 
 import pytest
 
-from launch.profiles import PROFILES
 from tests.conftest import QUICK, environment, run
 
 pytestmark = pytest.mark.faults
@@ -31,11 +30,13 @@ def one_node(tmp_path_factory):
     return _weights(tmp_path_factory.mktemp("one"), 1, 4, "torchrun")
 
 
-@pytest.mark.parametrize(("nodes", "processes"), [(2, 2), (4, 1)])
-def test_layouts_of_four_processes(nodes, processes, one_node, tmp_path):
-    assert _weights(tmp_path, nodes, processes, "modelarts") == one_node
-
-
-@pytest.mark.parametrize("platform", sorted(set(PROFILES) - {"plain", "modelarts"}))
-def test_every_platform_trains_the_same(platform, one_node, tmp_path):
-    assert _weights(tmp_path, 2, 2, platform) == one_node
+# Each way in which the processes of a node are started; tests/common/test_topology.py has all platforms.
+@pytest.mark.parametrize(
+    ("nodes", "processes", "platform"),
+    [
+        (4, 1, "modelarts"), (2, 2, "modelarts"), (2, 2, "pai-dlc"), (2, 2, "azureml"), (2, 2, "slurm"),
+        (2, 2, "torchrun"), (2, 2, "launch"),
+    ],
+)  # fmt: skip
+def test_every_layout_trains_the_same(nodes, processes, platform, one_node, tmp_path):
+    assert _weights(tmp_path, nodes, processes, platform) == one_node
