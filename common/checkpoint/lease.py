@@ -101,7 +101,7 @@ def _in_use(url: str, other: dict) -> str:
         return f"the lease of {url} was deleted, perhaps by another job: nothing more is uploaded"
     return (
         f"{url} belongs to another job that is running (process {printable(str(other.get('pid')))} on "
-        f"{printable(str(other.get('host')))}): the results would be mixed; give every job a train_url of its own"
+        f"{printable(str(other.get('host')))}): the results would be mixed; give every job its own train_url"
     )
 
 

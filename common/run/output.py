@@ -226,8 +226,13 @@ def results(folder: str) -> list[str]:
 
 def checkpoints(folder: str) -> list[str]:
     """Return the names of the checkpoints in an output folder, by step. Raises OSError."""
+    return checkpoint_names(os.path.join(folder, CHECKPOINTS))
+
+
+def checkpoint_names(folder: str) -> list[str]:
+    """Return the names of the checkpoints directly in a folder, by step. Raises OSError."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        matches = filter(None, map(_CHECKPOINT.fullmatch, os.listdir(os.path.join(folder, CHECKPOINTS))))
+        matches = filter(None, map(_CHECKPOINT.fullmatch, os.listdir(folder)))
         return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
     return []
 
