@@ -438,6 +438,25 @@ def test_fingerprint_is_that_of_the_data(data, tmp_path, start):
     assert len(fingerprints) == 1 + len(changes)
 
 
+def test_fingerprints_are_those_of_older_versions(tmp_path, start):
+    """They are in packs, checkpoints and receipts."""
+    for name, size in (
+        ("a b/x.1.ppm", 2),
+        ("a b/deep/y.ppm", 3),
+        ("c/.z/k.ppm", 80),
+        ("c/x.jpg", 4),
+        ("c/z", 5),
+    ):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        content = bytes(number % 251 for number in range(3 * size * size))
+        (tmp_path / "data" / name).write_bytes(b"P6 %d %d 255\n" % (size, size) + content)
+    (tmp_path / "data" / "train.txt").write_text(
+        "a b/x.1.ppm 0\na b/deep/y.ppm 1\nc/.z/k.ppm 1\nc/x.jpg 0\nc/z 1\n"
+    )
+    found = [start(tmp_path / "data", scan=scan).fingerprint for scan in image_folder.SCANS]
+    assert found == ["602474a71d0f6ea374d97705666b6e12", "9719d17450b50d049df916a2d637c526-scan-headers"]
+
+
 def test_a_wrong_ending_is_a_warning(data, tmp_path, start, lines):
     """Pixels, fingerprint and numbers are those of the correctly named files."""
     for name, kind in (("cat/0", "PNG"), ("cat/2", "WEBP"), ("dog/1", "JPEG")):
