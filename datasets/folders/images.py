@@ -7,7 +7,6 @@ every decoder returns these pixels. Engines with their own decoder get other ima
 
 import contextlib
 import io
-import os
 import zlib
 from typing import NamedTuple
 
@@ -21,14 +20,10 @@ simplejpeg = import_optional("simplejpeg", "images need simplejpeg")
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 MAX_BYTES = 3 * MAX_PIXELS + 2**20  # of a file: as many pixels without compression, and a header
 _MOST_SEGMENTS, _MOST_CHUNKS = 512, 100_000  # of a JPEG's header, with its fill bytes; of a PNG
-_ENDINGS = {  # name ending -> kind of content, as Pillow calls it
-    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".ppm": "PPM", ".bmp": "BMP", ".pgm": "PPM",
-    ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP",
-}  # fmt: skip
 KINDS = ("JPEG", "PNG", "TIFF", "WEBP", "PPM", "BMP", "GIF")  # of content, as Pillow calls them
-EXTENSIONS = tuple(_ENDINGS)  # the same as torchvision's ImageFolder; compare names in lower case
-_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # colour type -> channels
-_JPEG_CHANNELS = {"Gray": 1, "YCbCr": 3, "RGB": 3}
+# the same as torchvision's ImageFolder; compare names in lower case. Images are decoded by their content
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+_PNG_COLOURS, _JPEG_COLOURS = (0, 2, 3, 4, 6), ("Gray", "YCbCr", "RGB")
 _JPEG_FRAMES = {0xC0, 0xC1, 0xC2}  # start of frame: Huffman-coded, baseline, extended or progressive
 _ORIENTATION = 0x0112  # Exif tag
 _TURNS = {
@@ -51,29 +46,22 @@ class Header(NamedTuple):
 
     width: int  # pixels, after the image was turned by its orientation
     height: int
-    channels: int  # as stored: 1, 2 (grey with alpha), 3 or 4; a palette counts as 1
-    orientation: int  # Exif's 1..8; 1: upright (also a TIFF, which Pillow turns by itself)
     plain: bool  # an upright 8-bit JPEG or PNG, grey or RGB: every decoder gives the same pixels
-    misnamed: str = ""  # one of KINDS if the ending of the name belongs to another kind
 
 
-def inspect(content: bytes, name: str) -> Header:
-    """Inspect a file. name: for Header.misnamed only. A JPEG or PNG takes microseconds.
+def inspect(content: bytes) -> Header:
+    """Inspect a file. A JPEG or PNG takes microseconds.
 
     A JPEG that ends in the end marker counts as complete; others are decoded. Raises BadImage if the file is
     empty, truncated, not an image, or larger than MAX_PIXELS.
     """
     kind = _kind(content)
     if kind == "JPEG":
-        header = _inspect_jpeg(content)
-    elif kind == "PNG":
-        header = _inspect_png(content)
-    else:
-        header = _inspect_decoded(content, kind)
-    return _named(header, kind, name)
+        return _inspect_jpeg(content)
+    return _inspect_png(content) if kind == "PNG" else _inspect_decoded(content, kind)
 
 
-def inspect_head(head: bytes, name: str) -> Header | None:
+def inspect_head(head: bytes) -> Header | None:
     """Return what inspect() returns for a complete JPEG that begins with `head`, or None.
 
     None: the file must be inspected as a whole, because it is of another kind, its header is longer or
@@ -82,10 +70,9 @@ def inspect_head(head: bytes, name: str) -> Header | None:
     if not head.startswith(b"\xff\xd8\xff"):
         return None
     try:
-        header = _jpeg_header(head)
+        return _jpeg_header(head)
     except BadImage:
         return None
-    return header and _named(header, "JPEG", name)
 
 
 def check_bytes(size: int) -> None:
@@ -115,12 +102,6 @@ def decodes_fast(content: bytes) -> bool:
     except Exception:
         return False
     return True
-
-
-def _named(header: Header, kind: str, name: str) -> Header:
-    """Return the header with `misnamed` set if the ending of the name belongs to another kind."""
-    fits = _ENDINGS.get(os.path.splitext(name)[1].lower(), kind) == kind
-    return header if fits else header._replace(misnamed=kind)
 
 
 def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -> np.ndarray:
@@ -214,12 +195,12 @@ def _jpeg_header(content: bytes) -> Header | None:
         return None
     _check_size(width, height)
     frame, bits, tagged = _walk_jpeg(content)
-    if frame not in _JPEG_FRAMES or bits != 8 or space not in _JPEG_CHANNELS:
+    if frame not in _JPEG_FRAMES or bits != 8 or space not in _JPEG_COLOURS:
         return None
     orientation = _orientation(_open(content, "JPEG")) if tagged else 1
     if orientation >= 5:
         width, height = height, width
-    return Header(width, height, _JPEG_CHANNELS[space], orientation, orientation == 1)
+    return Header(width, height, orientation == 1)
 
 
 def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
@@ -253,7 +234,7 @@ def _inspect_png(content: bytes) -> Header:
         raise BadImage(f"is cut or damaged ({_tail(content)}): a PNG without its header chunk")
     width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
     _check_size(width, height)
-    if not width or not height or content[25] not in _PNG_CHANNELS:
+    if not width or not height or content[25] not in _PNG_COLOURS:
         raise BadImage(f"is damaged: a PNG of {width}x{height} pixels and colour type {content[25]}")
     plain, tagged = content[24] == 8 and content[25] in (0, 2), False
     view, position, chunk, count = memoryview(content), 8, b"", 0
@@ -275,16 +256,14 @@ def _inspect_png(content: bytes) -> Header:
         count += 1
         if count > _MOST_CHUNKS:
             raise BadImage(f"has more than {_MOST_CHUNKS} chunks")
-    if tagged:
-        header = _inspect_decoded(content, "PNG")
-        return header._replace(plain=plain and header.orientation == 1)
-    return Header(width, height, _PNG_CHANNELS[content[25]], 1, plain)
+    return _inspect_decoded(content, "PNG", plain) if tagged else Header(width, height, plain)
 
 
-def _inspect_decoded(content: bytes, kind: str) -> Header:
+def _inspect_decoded(content: bytes, kind: str, plain: bool = False) -> Header:
+    """Return the Header of an image that is decoded. plain: whether it is plain if it is upright."""
     image, orientation = _load(content, kind)
     width, height = image.size if orientation < 5 else image.size[::-1]
-    return Header(width, height, len(image.getbands()), orientation, False)
+    return Header(width, height, plain and orientation == 1)
 
 
 def _open(content: bytes, kind: str) -> Image.Image:

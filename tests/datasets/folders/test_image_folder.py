@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pickle
-import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from common.ground.exits import BadInput
-from datasets.folders import image_folder, images, listing
+from datasets.folders import image_folder, listing
 from datasets.folders.image_folder import fraction, load, open_index
 from tests import conftest
 from tests.conftest import ROOT, environment
@@ -62,13 +61,14 @@ def start(tmp_path, lines):
     def call(root, split="train", **options):
         lines.clear()
         read = call.read = []
+        inspect = image_folder._inspect
+
+        def counted(path, size, head):
+            read.append(os.path.relpath(path, root))
+            return inspect(path, size, head)
+
         with pytest.MonkeyPatch.context() as patch:
-            inspect = images.inspect
-            patch.setattr(
-                images,
-                "inspect",
-                lambda content, path: (read.append(os.path.relpath(path, root)), inspect(content, path))[1],
-            )
+            patch.setattr(image_folder, "_inspect", counted)
             return load(str(root), split, str(tmp_path / "cache"), log=lines.append, **options)
 
     return call
@@ -84,13 +84,8 @@ def test_class_folders(data, start, lines):
     index = start(data)
     assert index.classes == ("cat", "dog") and (index.split, index.root) == ("train", str(data))
     assert names(index) == [
-        "cat/0.jpg",
-        "cat/1.jpg",
-        "cat/2.jpg",
-        "cat/deep/er/b.PNG",
-        "dog/0.jpg",
-        "dog/1.jpg",
-    ]
+        "cat/0.jpg", "cat/1.jpg", "cat/2.jpg", "cat/deep/er/b.PNG", "dog/0.jpg", "dog/1.jpg",
+    ]  # fmt: skip
     assert len(index) == 6 and index.labels.tolist() == [0, 0, 0, 0, 1, 1]
     assert index.widths.tolist() == [40, 41, 42, 47, 50, 51] and index.heights.tolist() == [32] * 6
     assert index.plain.all() and index.excluded == []
@@ -103,6 +98,10 @@ def test_class_folders(data, start, lines):
     for id in (-1, 6):
         with pytest.raises(IndexError, match=rf"id {id} is not in 0\.\.5"):
             index.path(id)
+    for id, name in enumerate(names(index)):
+        assert index.find(name) == index.find(f"{index.base}/cat/../{name}") == id
+    assert index.find("cat/3.jpg") is index.find("cat") is index.find("z") is None
+    assert start(data, val_share=0.5).fingerprint == index.fingerprint and start.read == lines == []
     val = start(data, "val", classes=index.classes)
     assert names(val) == ["cat/0.jpg", "dog/0.jpg"] and val.fingerprint != index.fingerprint
     assert val.base == str(data / "val")
@@ -116,18 +115,15 @@ def test_an_unusual_image_is_not_plain_and_counts_as_turned(data, start):
     assert (index.widths[0], index.heights[0]) == (32, 40) and index.plain.tolist() == [False] + [True] * 4
 
 
-@pytest.mark.parametrize("spelling", ["val", "validation", "valid", "test"])
-def test_spellings_of_val(data, start, spelling):
-    fingerprint = start(data, "val").fingerprint
-    (data / "val").rename(data / spelling)
-    index = start(data, "val")
-    assert index.base == str(data / spelling) and os.path.isfile(index.path(0))
-    assert index.fingerprint == fingerprint and start.read == []
-
-
-def test_val_is_taken_before_test(data, start):
-    write(data / "test", cat=2)
-    assert len(start(data, "val")) == 2
+def test_spellings_of_val(data, start):
+    fingerprint, before = start(data, "val").fingerprint, "val"
+    for spelling in ("val", "validation", "valid", "test"):
+        (data / before).rename(data / spelling)
+        index, before = start(data, "val"), spelling
+        assert index.base == str(data / spelling) and os.path.isfile(index.path(0))
+        assert index.fingerprint == fingerprint and start.read == []
+    write(data / "val", cat=3)
+    assert len(start(data, "val")) == 3, "val is taken before test"
 
 
 def test_val_uses_the_numbers_of_train(data, start):
@@ -186,27 +182,17 @@ def test_a_split_by_path_of_few_images(tmp_path, start, lines):
         start(root, "val")
 
 
-def test_a_share_has_no_effect_on_folders_of_splits(data, start, lines):
-    fingerprint = start(data).fingerprint
-    assert start(data, val_share=0.5).fingerprint == fingerprint and start.read == [] and lines == []
-
-
 def test_images_without_class_folders(tmp_path, start, lines):
-    write(tmp_path, data=3)
-    (tmp_path / "data" / "notes").mkdir()
-    (tmp_path / "data" / "notes" / "a.txt").touch()
-    index = start(tmp_path / "data", val_share=0)
-    assert index.classes == ("",) and names(index) == ["0.jpg", "1.jpg", "2.jpg"]
-    assert index.labels.tolist() == [0, 0, 0]
-
-
-def test_images_of_val_without_class_folders(data, start):
-    shutil.rmtree(data / "val")
-    write(data, val=2)
+    root = write(tmp_path, train=3, val=2)
+    (root / "train" / "notes").mkdir()
+    (root / "train" / "notes" / "a.txt").touch()
+    for index in (start(root / "train", val_share=0), start(root)):
+        assert index.classes == ("",) and names(index) == ["0.jpg", "1.jpg", "2.jpg"]
+        assert index.labels.tolist() == [0, 0, 0]
     with pytest.raises(
-        BadInput, match=r"val: 2 images belong to no class folder, but .* 2 classes: cat, dog"
+        BadInput, match=r"val: 2 images belong to no class folder, but .* 2 classes: cat; dog"
     ):
-        start(data, "val", classes=("cat", "dog"))
+        start(root, "val", classes=("cat", "dog"))
 
 
 def test_other_files_are_counted(data, start, lines):
@@ -271,6 +257,9 @@ def test_list_with_other_labels(data, start, lines):
     second = start(data)
     assert lines == [f"{data}: the same files, other labels"] and start.read == []
     assert second.labels.tolist() == [0, 1] and second.fingerprint != first.fingerprint
+    (data / "train.txt").write_text("train/cat/0.jpg 1\ntrain/dog/0.jpg 2\n")
+    with pytest.raises(BadInput, match=r"train\.txt: label 2 is not in 0\.\.1"):
+        start(data)
 
 
 def test_list_of_numbers_for_class_folders(data, start):
@@ -302,14 +291,13 @@ def test_list_whose_class_names_look_like_numbers(data, start):
         ("val/cat/0.jpg cat\nval/cat/0.jpg dog\n", r"lists val/cat/0\.jpg twice, with labels cat and dog"),
         (
             "".join(f"val/cat/{number}.jpg cat\n" for number in range(20)),
-            r"19 of 20 files are missing in .*: val/cat/1\.jpg, val/cat/10\.jpg, .*18\.jpg$",
+            r"19 of 20 files are missing in .*: val/cat/1\.jpg; val/cat/10\.jpg; .*18\.jpg; and 9 more$",
         ),
         (
             "val/cat/0.jpg 0\n\0\1\2 3\n",
             r"val\.txt, line 2: expected `path label`, found '\\x00\\x01\\x02 3'$",
         ),
         (f"val/cat/0.jpg {'1' * 5000}\n", r"val\.txt, line 1: expected `path label`, .*\(5014 characters\)$"),
-        (f"{'a/' * 5000}0.jpg 1\n", r"val\.txt, line 1: expected `path label`, .* characters\)$"),
         ("/etc/0.jpg 0\n", r"val\.txt, line 1: /etc/0\.jpg is not below the folder of .*val\.txt"),
         ("val/cat/0.jpg 0\nval/../../0.jpg 0\n", r"val\.txt, line 2: val/\.\./\.\./0\.jpg is not below"),
         ("val/cat cat\nval/dog/0.jpg dog\n", r"1 of 2 files are missing in .*: val/cat$"),
@@ -319,12 +307,6 @@ def test_lists_that_are_wrong(data, start, text, message):
     (data / "val.txt").write_text(text)
     with pytest.raises(BadInput, match=message):
         start(data, "val", classes=("cat", "dog"))
-
-
-def test_list_of_numbers_from_1(data, start):
-    (data / "train.txt").write_text("train/cat/0.jpg 1\ntrain/dog/0.jpg 2\n")
-    with pytest.raises(BadInput, match=r"train\.txt: label 2 is not in 0\.\.1"):
-        start(data)
 
 
 def test_nothing_to_learn_from(tmp_path, data, start):
@@ -341,7 +323,7 @@ def test_nothing_to_learn_from(tmp_path, data, start):
         start(tmp_path / "texts")
     (data / "train" / "zebra").mkdir()
     (data / "train" / "ape").mkdir()
-    with pytest.raises(BadInput, match=r"train: 2 class folders hold no image: ape, zebra"):
+    with pytest.raises(BadInput, match=r"train: 2 class folders hold no image: ape; zebra"):
         start(data)
     (data / "val" / "zebra").mkdir()
     assert len(start(data, "val", classes=("cat", "dog", "zebra"))) == 2, "a class may be missing in val"
@@ -385,7 +367,7 @@ def test_added_removed_changed(data, start, lines):
     assert names(first)[1] == "cat/1.jpg" and first.widths[1] == 41, "an open old index can still be read"
     fresh = load(str(data), "train", str(data.parent / "another cache"))
     assert fresh.fingerprint == second.fingerprint != first.fingerprint
-    for name in ("widths", "heights", "channels", "plain", "bytes", "crc32", "mtimes"):
+    for name in ("widths", "heights", "plain", "bytes", "crc32", "mtimes"):
         assert np.array_equal(getattr(fresh, name), getattr(second, name))
 
 
@@ -457,34 +439,21 @@ def test_fingerprints_are_those_of_older_versions(tmp_path, start):
     assert found == ["602474a71d0f6ea374d97705666b6e12", "9719d17450b50d049df916a2d637c526-scan-headers"]
 
 
-def test_a_wrong_ending_is_a_warning(data, tmp_path, start, lines):
-    """Pixels, fingerprint and numbers are those of the correctly named files."""
+def test_a_wrong_ending_changes_nothing(data, tmp_path, start):
+    """Also not the fingerprint: images are decoded by their content."""
     for name, kind in (("cat/0", "PNG"), ("cat/2", "WEBP"), ("dog/1", "JPEG")):
         (data / "train" / f"{name}.jpg").write_bytes(photo(7, kind))
-    (data / "train" / "dog" / "1.jpg").rename(data / "train" / "dog" / "1.png")
     right = shutil.copytree(data, tmp_path / "right")
-    for name, ending in (("cat/0.jpg", "png"), ("cat/2.jpg", "webp"), ("dog/1.png", "jpeg")):
+    for name, ending in (("cat/0.jpg", "png"), ("cat/2.jpg", "webp"), ("dog/1.jpg", "jpeg")):
         (right / "train" / name).rename(right / "train" / f"{name[:-4]}.{ending}")
-    expected = start(right)
-    assert lines == [] and not expected.misnamed.any()
-    for read in (5, 0):  # the second start reads nothing, and warns again
-        index = start(data)
-        (line,) = lines
-        assert line.startswith(
-            f"warning: 3 of 5 images of {data}/train have the extension of another format: "
-        )
-        assert f"{data}/train/cat/0.jpg is a PNG" in line and len(start.read) == read
+    expected, index = start(right), start(data)
     assert index.fingerprint == expected.fingerprint and index.excluded == []
     assert np.array_equal(index.plain, expected.plain) and np.array_equal(index.labels, expected.labels)
 
 
-def spoil(data):
+def test_bad_images_are_refused_or_left_out(data, start, lines):
     (data / "train" / "cat" / "1.jpg").write_bytes(b"<html>404")
     (data / "train" / "dog" / "1.jpg").write_bytes(photo(11)[:-50])
-
-
-def test_bad_images_are_refused(data, start):
-    spoil(data)
     with pytest.raises(BadInput) as error:
         start(data)
     assert str(error.value) == (
@@ -496,12 +465,6 @@ def test_bad_images_are_refused(data, start):
     with pytest.raises(BadInput, match=r"2 of 5"):
         start(data, max_bad=0.39)
     assert start.read == [], "the second start reads nothing"
-
-
-def test_bad_images_are_left_out(data, start, lines):
-    spoil(data)
-    with pytest.raises(BadInput):
-        start(data)
     index = start(data, max_bad=0.4)
     assert names(index) == ["cat/0.jpg", "cat/2.jpg", "dog/0.jpg"] and index.labels.tolist() == [0, 0, 1]
     assert [path for path, _ in index.excluded] == [
@@ -540,10 +503,7 @@ def test_many_bad_images(tmp_path, start):
     (root / "cat" / "0.jpg").write_bytes(b"")
     with pytest.raises(BadInput, match=r"all 31 images of .*data are bad"):
         start(root, max_bad=1.0, val_share=0)
-
-
-def test_the_advice_names_a_share_that_is_enough(tmp_path, start):
-    root = write(tmp_path / "data", cat=200)
+    root = write(tmp_path / "many", cat=200)
     (root / "cat" / "7.jpg").write_bytes(b"")
     with pytest.raises(BadInput, match=r"^1 of 200 .* --max_bad_images 1% would skip up to 2$"):
         start(root, val_share=0)
@@ -640,23 +600,23 @@ def test_pickle_is_its_folder(data, start):
 
 SCAN = """
 import sys, time
-from datasets.folders import image_folder, images, listing
-inspect = images.inspect
-def slow(content, path):
+from datasets.folders import image_folder
+inspect = image_folder._inspect
+def slow(path, size, head):
     print(f"read {path}", flush=True)
     time.sleep(float(sys.argv[3]))
-    return inspect(content, path)
-images.inspect = slow
+    return inspect(path, size, head)
+image_folder._inspect = slow
 index = image_folder.load(sys.argv[1], "train", sys.argv[2])
 print("fingerprint", index.fingerprint, len(index), flush=True)
 """
 
 
 def test_of_several_processes_one_scans(data, tmp_path, start):
-    processes = [conftest.start("-c", SCAN, data, tmp_path / "cache", 0.1) for _ in range(3)]
+    processes = [conftest.start("-c", SCAN, data, tmp_path / "cache", 0.1) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert sorted(len(output) for output in outputs) == [1, 1, 6], outputs
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sorted(len(output) for output in outputs) == [1, 6], outputs
     assert {output[-1] for output in outputs} == {f"fingerprint {start(data).fingerprint} 5"}
     assert start.read == []
 
@@ -674,7 +634,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("last", [1, 5, 10, "between the renames"])
+@pytest.mark.parametrize("last", [1, 9, "between the renames"])
 def test_killed_while_the_index_is_written(data, tmp_path, start, monkeypatch, last):
     index = start(data)
     (data / "train" / "dog" / "1.jpg").unlink()
@@ -719,37 +679,28 @@ print(json.dumps([seconds, _resident() - before, len(index), paths, index.labels
 """
 
 
-def test_an_index_of_a_million_images_is_opened_at_once(tmp_path):
-    """Its columns, 90 MB, are mapped and not read."""
-    count = 1_000_000
-    numbers = np.arange(count)
-    text = np.full((count, 17), ord("0"), dtype=np.uint8)  # c000/00000000.jpg
-    for place in range(8):
-        text[:, 12 - place] += (numbers // 10**place % 10).astype(np.uint8)
-    text[:, [0, 4]] = np.frombuffer(b"c/", np.uint8)
-    text[:, 13:] = np.frombuffer(b".jpg", np.uint8)
+def test_a_large_index_is_opened_at_once(tmp_path):
+    """Its columns, 16 MB, are mapped and not read."""
+    count = 200_000
+    names = [f"c{number // 1000:03}/{number:08}.jpg" for number in range(count)]
     ones = np.ones(count, dtype=np.int64)
-    columns = dict.fromkeys(("widths", "heights", "channels", "plain", "bytes", "crc32", "mtimes"), ones)
-    columns |= {"labels": numbers % 1000, "names": text.reshape(-1), "offsets": np.arange(count + 1) * 17}
+    columns = dict.fromkeys(("widths", "heights", "plain", "bytes", "crc32", "mtimes"), ones)
+    columns["labels"] = np.arange(count) // 1000
     meta = {"root": "/data", "base": "/data/train", "split": "train", "stamp": "", "bad": []}
     folder = str(tmp_path / "train-0")
-    image_folder.write_index(folder, columns, classes=[str(label) for label in range(1000)], **meta)
+    image_folder.write_index(folder, names, columns, classes=[*map(str, range(200))], **meta)
     output = subprocess.check_output([sys.executable, "-c", OPEN, folder], cwd=ROOT, env=environment())
     seconds, memory, length, paths, labels = json.loads(output)
     assert length == count and seconds < 0.5, seconds
-    assert memory < 10 << 20, f"{memory / 2**20:.1f} MiB"
-    assert paths == [f"/data/train/c000/{id:08}.jpg" for id in (0, 1, count // 2, count - 1)]
-    assert labels == [0, 1, 0, 999]
+    assert memory < 4 << 20, f"{memory / 2**20:.1f} MiB"
+    assert paths == [f"/data/train/{names[id]}" for id in (0, 1, count // 2, count - 1)]
+    assert labels == [0, 0, 100, 199]
 
 
 @pytest.mark.parametrize(
-    "parse, ends, expected",
-    [
-        (fraction, {"0": 0, "1": 1, "100%": 1}, "0.1% or 0.001, in 0..1"),
-        (image_folder.val_share, {}, "10% or 0.1, above 0 and below 1"),
-    ],
+    "parse, ends", [(fraction, {"0": 0, "1": 1, "100%": 1}), (image_folder.val_share, {})]
 )
-def test_shares(parse, ends, expected):
+def test_shares(parse, ends):
     for text, value in ({"0.1%": 0.001, "0.7%": 0.007, "10%": 0.1, "0.1": 0.1, "1e-3": 0.001} | ends).items():
         assert parse(text) == value and isinstance(parse(text), float)
     wrong = [
@@ -768,5 +719,5 @@ def test_shares(parse, ends, expected):
         "1e999999",
     ]
     for text in wrong + [end for end in ("0", "0%", "1", "100%") if not ends]:
-        with pytest.raises(argparse.ArgumentTypeError, match=f"is not a share like {re.escape(expected)}"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a share like"):
             parse(text)
