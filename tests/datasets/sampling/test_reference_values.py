@@ -1,4 +1,4 @@
-"""Ids, crops, effects, seeds and receipts keep their values: a run of an older version is resumed with them."""
+"""Ids, crops, effects, seeds and receipts keep their values: older runs are resumed with them."""
 
 import hashlib
 from types import SimpleNamespace
