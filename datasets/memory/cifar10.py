@@ -40,7 +40,6 @@ URL = f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}"
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
-_Batch = tuple[np.ndarray, np.ndarray]  # images, labels
 _Sets = tuple[ImageSet, ImageSet]
 
 
@@ -68,26 +67,14 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
     return data
 
 
-def parse_python_batch(name: str, content: bytes) -> _Batch:
-    """Return (images uint8 [n, 3, 32, 32], labels int64 [n]) of a pickled batch without executing its code.
+def _parse(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return (images uint8 [n, 3, 32, 32], labels int64 [n]) of an official file without executing its code.
     Raises BadInput."""
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
-        images = np.asarray(batch[b"data"])
-        labels = np.asarray(batch[b"labels"], dtype=np.int64)
+        return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], np.int64)
     except Exception as error:  # a hostile or damaged pickle can raise anything
         raise BadInput(f"{name} is not a CIFAR-10 python batch: {type(error).__name__}: {error}") from error
-    if (
-        images.dtype != np.uint8
-        or images.ndim != 2
-        or images.shape[1] != 3 * 32 * 32
-        or len(images) != len(labels)
-    ):
-        raise BadInput(f"{name}: images are {images.dtype} {list(images.shape)} for {len(labels)} labels")
-    if len(labels) == 0 or labels.min() < 0 or labels.max() > 9:
-        span = f"{labels.min()}..{labels.max()}" if len(labels) else "none"
-        raise BadInput(f"{name}: labels are {span}, expected 0..9")
-    return images.reshape(-1, 3, 32, 32), labels
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -115,15 +102,14 @@ def _load_python(folder: str) -> _Sets | None:
             files = ((member.name, tar.extractfile(member)) for member in tar if member.isfile())
             members = {name: file.read() for name, file in files if file}
 
-    def read(name: str) -> _Batch:
-        path = os.path.join(place, name)
-        content = members[f"{FOLDER}/{name}"] if members else read_checked(path, MD5[name])
-        return parse_python_batch(path, content)
-
     def gather(names: list[str]) -> ImageSet:
-        images, labels = (
-            torch.from_numpy(np.concatenate(parts)) for parts in zip(*map(read, names), strict=True)
-        )
+        parts = []
+        for name in names:
+            path = os.path.join(place, name)
+            parts.append(
+                _parse(path, members[f"{FOLDER}/{name}"] if members else read_checked(path, MD5[name]))
+            )
+        images, labels = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
         return _image_set(images, labels, f"official files, checked: {place}")
 
     return gather(TRAIN_FILES), gather(TEST_FILES)
