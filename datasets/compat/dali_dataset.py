@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from common.distributed import ranks
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, listing
 from datasets.loaders import backends
@@ -151,10 +152,7 @@ class Dataset:
         counts = {"batch_size": batch_size, "val_batch_size": val_batch_size, "size": size}
         counts |= {"workers": workers, "world_size": world_size}
         for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-                raise BadInput(f"{name} {value!r} is not a number; {_ORDER}")
-            if value < 1:
-                raise BadInput(f"{name} {value} is not above 0")
+            _check_count(name, value)
         for name, value in {"use_dali": use_dali, "dali_cpu": dali_cpu, "fp16": fp16}.items():
             if not isinstance(value, bool):
                 raise BadInput(f"{name} {value!r} is not True or False; {_ORDER}")
@@ -173,7 +171,12 @@ class Dataset:
             self.device = torch.device("cuda", torch.cuda.current_device())
         named = ("dali" if dali_cpu else "dali-gpu") if use_dali else "pytorch"
         self.backend = backends.resolve(backend or named, self.device)
-        self._rank, self._world_size = _rank(rank, world_size), world_size
+        if rank is None and world_size > 1 and not ranks.is_initialized():
+            raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
+        rank = (ranks.rank() if world_size > 1 else 0) if rank is None else rank
+        if not 0 <= rank < world_size:
+            raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
+        self._place = {"rank": rank, "world_size": world_size}
         self._size, self._scale, self._seed = size, (min_crop_size, 1.0), seed
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         options: dict[str, Any] = {"max_bad": max_bad_images, "val_share": share}
@@ -194,9 +197,7 @@ class Dataset:
             )
 
         self._train = Loader(self._train_plan(batch_size), built(self._train_index), kept=True)
-        order = SequentialBatchSampler(
-            len(self._val_index), val_batch_size, rank=self._rank, world_size=world_size
-        )
+        order = SequentialBatchSampler(len(self._val_index), val_batch_size, **self._place)
         crop = functools.partial(center_crop, share=size / val_size)
         val_plan = Plan(self._val_index, order, crop, size)
         self._val = Loader(val_plan, built(self._val_index), kept=False)
@@ -237,20 +238,13 @@ class Dataset:
         self._val.close()
 
     def _train_plan(self, batch_size: int) -> Plan:
-        if batch_size < 1:
-            raise BadInput(f"batch_size {batch_size} is not above 0")
-        together, place = batch_size * self._world_size, {"rank": self._rank, "world_size": self._world_size}
-        order = BatchSampler(len(self._train_index), together, self._seed, **place)
+        _check_count("batch_size", batch_size)
+        together = batch_size * self._place["world_size"]
+        order = BatchSampler(len(self._train_index), together, self._seed, **self._place)
         crop = functools.partial(random_resized_crop, scale=self._scale)
         return Plan(self._train_index, order, crop, self._size)
 
 
-def _rank(rank: int | None, world_size: int) -> int:
-    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if rank is None:
-        if world_size > 1 and not joined:
-            raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
-        rank = torch.distributed.get_rank() if world_size > 1 else 0
-    if not 0 <= rank < world_size:
-        raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
-    return rank
+def _check_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise BadInput(f"{name} {value!r} is not a number above 0; {_ORDER}")

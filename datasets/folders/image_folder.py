@@ -11,7 +11,6 @@ import argparse
 import bisect
 import decimal
 import hashlib
-import itertools
 import json
 import os
 import zlib
@@ -91,9 +90,12 @@ class ImageFolderIndex:
             setattr(self, name, column)
         if os.stat(folder).st_ino != inode:
             raise ValueError("it was replaced while it was opened")
-        self.folder, self.root, self.base, self.split = folder, meta["root"], meta["base"], meta["split"]
-        self.classes, self.fingerprint = tuple(meta["classes"]), meta["fingerprint"]
-        self.stamp, self.checksums, self.bad = meta["stamp"], meta["checksums"], meta["bad"]
+        self.folder, self.root, self.split = folder, meta["root"], meta["split"]
+        self.base = self.source = meta["base"]
+        self.classes = self.class_names = tuple(meta["classes"])
+        self.fingerprint, self.stamp, self.checksums = meta["fingerprint"], meta["stamp"], meta["checksums"]
+        self.bad = meta["bad"]
+        self.excluded = [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
         self.head: int | None = meta.get("head")
 
     def __len__(self) -> int:
@@ -112,18 +114,6 @@ class ImageFolderIndex:
         path = os.path.normpath(os.path.join(self.base, path))
         id = bisect.bisect_left(range(len(self)), path, key=self.path)  # the paths ascend
         return id if id < len(self) and self.path(id) == path else None
-
-    @property
-    def source(self) -> str:
-        return self.base
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.classes
-
-    @property
-    def excluded(self) -> list[tuple[str, str]]:
-        return [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
 
     def __reduce__(self):
         return _reopen, (self.folder, self.fingerprint)
@@ -323,12 +313,10 @@ def _read_file(path: str, size: int, head: int | None) -> bytes:
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
     """Copy the unchanged files' values from the old index. Return the rows of the other files."""
-    names, offsets = old.names.tobytes(), old.offsets.tolist()
-    known = {
-        os.fsdecode(names[first:last]): row for row, (first, last) in enumerate(itertools.pairwise(offsets))
-    }
-    known |= {path: len(old) + row for row, (path, *_) in enumerate(old.bad)}
-    source = np.fromiter((known.get(path, -1) for path in listing.paths), np.int64, len(listing.paths))
+    known = {old.path(row): row for row in range(len(old))}
+    known |= {path: len(old) + row for row, (path, _) in enumerate(old.excluded)}
+    paths = (os.path.join(listing.base, path) for path in listing.paths)
+    source = np.fromiter((known.get(path, -1) for path in paths), np.int64, len(listing.paths))
     # the last entry, -1, is for files that are not in the old index
     sizes = np.append(old.bytes, [*(size for _, size, _, _ in old.bad), -1])
     mtimes = np.append(old.mtimes, [*(mtime for _, _, mtime, _ in old.bad), -1])

@@ -13,7 +13,6 @@ import io
 import os
 import pickle
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -125,21 +124,19 @@ def _load_class_folders(folder: str) -> _Sets | None:
         raise BadInput(f"{train.base} has {len(train.classes)} class folders, CIFAR-10 has 10")
     test = listing.look(folder, "val", train.classes, lambda line: None)
     source = f"class folders, a copy without published checksums: {folder}"
-    sets = [
+    train_set, test_set = (
         _image_set(_decode(part), torch.from_numpy(part.labels), source, train.classes)
         for part in (train, test)
-    ]
-    return sets[0], sets[1]
+    )
+    return train_set, test_set
 
 
 def _decode(part: Any) -> torch.Tensor:
     """Return the images of a listing.Listing."""
     from datasets.folders import images
 
-    pixels = torch.empty(len(part.paths), 3, 32, 32, dtype=torch.uint8)
-
-    def decode(row: int) -> None:
-        path = os.path.join(part.base, part.paths[row])
+    pixels = torch.empty(len(part.paths), 32, 32, 3, dtype=torch.uint8)
+    for row, path in enumerate(os.path.join(part.base, name) for name in part.paths):
         try:
             with open(path, "rb") as file:
                 image = images.decode(file.read())
@@ -147,11 +144,8 @@ def _decode(part: Any) -> torch.Tensor:
             raise BadInput(f"cannot decode {path}: {error}") from error
         if image.shape != (32, 32, 3):
             raise BadInput(f"{path} is {image.shape[1]}x{image.shape[0]} pixels, expected 32x32")
-        pixels[row] = torch.from_numpy(image).permute(2, 0, 1)
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(decode, range(len(pixels))))
-    return pixels
+        pixels[row] = torch.from_numpy(image)
+    return pixels.permute(0, 3, 1, 2).contiguous()
 
 
 def _image_set(

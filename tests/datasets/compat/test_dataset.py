@@ -245,7 +245,7 @@ def test_validation_gives_back_what_it_took(folder, cache):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"batch_size": 0}, "batch_size 0 is not above 0"),
+        ({"batch_size": 0}, "batch_size 0 is not a number above 0"),
         ({"batch_size": 51}, r"51 is larger than the data set \(50 samples\)"),
         ({"workers": 0}, "workers 0"),
         ({"min_crop_size": 1.5}, "min_crop_size 1.5"),
@@ -255,7 +255,10 @@ def test_validation_gives_back_what_it_took(folder, cache):
         ({"backend": "fast"}, "data_backend fast"),
         ({"val_batch_size": 0}, "val_batch_size 0"),
         ({"backend": "threads", "use_dali": True}, "use_dali=True and backend='threads' contradict"),
-        ({"workers": True}, "workers True is not a number; the positional arguments are data_dir, batch"),
+        (
+            {"workers": True},
+            "workers True is not a number above 0; the positional arguments are data_dir, batch",
+        ),
         (
             {"use_dali": 256},
             "use_dali 256 is not True or False; the positional arguments are data_dir, batch",

@@ -458,7 +458,7 @@ def test_bad_images_are_refused_or_left_out(data, start, lines):
         start(data)
     assert str(error.value) == (
         f"2 of 5 images of {data}/train are bad: "
-        f"{data}/train/cat/1.jpg: is text, not an image (9 bytes): it starts with '<html>404'; "
+        f"{data}/train/cat/1.jpg: is not a known image format (9 bytes): it starts with b'<html>404'; "
         f"{data}/train/dog/1.jpg: is cut or damaged ({len(photo(11)) - 50} bytes): Premature end of JPEG file"
         ". --max_bad_images 100% would skip up to 5"
     )
@@ -471,7 +471,9 @@ def test_bad_images_are_refused_or_left_out(data, start, lines):
         f"{data}/train/{name}" for name in ("cat/1.jpg", "dog/1.jpg")
     ]
     assert start.read == [] and len(lines) == 1
-    assert lines[0].startswith(f"skipped 2 bad of 5 images of {data}/train: {data}/train/cat/1.jpg: is text")
+    assert lines[0].startswith(
+        f"skipped 2 bad of 5 images of {data}/train: {data}/train/cat/1.jpg: is not a known"
+    )
     (data / "train" / "cat" / "1.jpg").write_bytes(photo(1))  # repair one file, damage another
     (data / "train" / "cat" / "2.jpg").write_bytes(b"")
     index = start(data, max_bad=0.4)

