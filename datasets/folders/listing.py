@@ -6,7 +6,7 @@ test):
 1. <root>/train.txt: a list of lines `relative/path label`. Paths are below the root, or else below
    <root>/train. The label is a class name or a number;
 2. <root>/train/<class>/**: class folders of any depth, or images of one class directly in <root>/train;
-3. <root>/<class>/**: no folders of splits. The path of an image decides its split (in_val()).
+3. <root>/<class>/**: no folders of splits. The hash of its path decides the split of an image.
 
 Classes are numbered in the order of their names, images in the order of their paths. Links are followed.
 """
@@ -84,7 +84,8 @@ def look(root: str, split: str, classes: Sequence[str] | None, log: Log, val_sha
     classes, labels = _number(names, classes, source, listed)
     val_share = 0.0 if name else val_share
     if val_share:
-        paths, labels = _divide(root, split, paths, labels, val_share, log)
+        rows = _divide(root, split, paths, labels, val_share, log)
+        paths, labels = [paths[row] for row in rows.tolist()], labels[rows]
     sizes, mtimes = stat_files(base, paths)
     return Listing(root, split, base, classes, paths, labels, sizes, mtimes, val_share)
 
@@ -104,17 +105,19 @@ def shown(texts: Sequence[str]) -> str:
     return "; ".join(texts[:_SHOWN]) + more
 
 
-def in_val(paths: list[str], labels: np.ndarray, share: float) -> np.ndarray:
-    """Return which images are for validation: bool [n], true if the hash is below the share.
+def _divide(
+    root: str, split: str, paths: list[str], labels: np.ndarray, share: float, log: Log
+) -> np.ndarray:
+    """Return the rows of the images of a split: int64, ascending. An image is in "val" if its hash is low.
 
     The hash is that of the path without its ending. So an image is in the same split on every machine, also
     after other images are added or removed. Two exceptions: a class keeps at least one image for training,
     the one with the highest hash. At least one image is for validation: the one with the lowest hash, of the
-    classes with several images.
-
-    paths: relative, with /. labels: int64 [n]. share: above 0, below 1.
+    classes with several images. Raises BadInput if "val" is empty.
     """
-    hashes = np.array([_hash(path) for path in paths], np.uint64)
+    stems = (os.fsencode(os.path.splitext(path)[0]) for path in paths)
+    digests = b"".join(hashlib.blake2b(stem, digest_size=8).digest() for stem in stems)
+    hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
     val = hashes < np.uint64(int(share * 2**64))
     counts = np.bincount(labels)
     kept = np.bincount(labels[~val], minlength=len(counts))
@@ -124,29 +127,10 @@ def in_val(paths: list[str], labels: np.ndarray, share: float) -> np.ndarray:
     several = np.flatnonzero(counts[labels] > 1)
     if not val.any() and len(several):
         val[several[hashes[several].argmin()]] = True
-    return val
-
-
-def _hash(path: str) -> int:
-    """Return the hash of a path without its ending, in 0..2^64-1."""
-    name = os.fsencode(os.path.splitext(path)[0])
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")
-
-
-def _divide(
-    root: str,
-    split: str,
-    paths: list[str],
-    labels: np.ndarray,
-    val_share: float,
-    log: Log,
-) -> tuple[list[str], np.ndarray]:
-    """Return (paths, labels) of one split of a folder without splits. Raises BadInput if "val" is empty."""
-    val = in_val(paths, labels, val_share)
     many = int(val.sum())
     if split == "train":
         log(
-            f"train={len(val) - many} test={many} split of {root} by path, --val_share {100 * val_share:g}%"
+            f"train={len(val) - many} test={many} split of {root} by path, --val_share {100 * share:g}%"
             + ": no image for validation, because each class has only one" * (not many)
         )
     elif not many:
@@ -154,8 +138,7 @@ def _divide(
             f"{root} has {len(paths)} images, one in each class: none remains for validation. "
             "Add val/ next to train/, or more images"
         )
-    rows = np.flatnonzero(val if split == "val" else ~val)
-    return [paths[row] for row in rows.tolist()], labels[rows]
+    return np.flatnonzero(val if split == "val" else ~val)
 
 
 def walk(base: str) -> tuple[list[str], int, set[str]]:
