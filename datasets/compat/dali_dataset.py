@@ -46,18 +46,18 @@ class Loader:
 
     It yields (images [n, 3, size, size] normalised and channels_last, labels int64 [n]) on the device.
     `epoch`, `step`: the current epoch, from 1, and its number of yielded batches. set_epoch() takes both to
-    resume there. `receipt`: the digest of the yielded batches.
+    resume there. `receipt`: the digest of the yielded batches. `plan`: may be replaced between two epochs.
     """
 
     def __init__(self, plan: Plan, build: Callable[[Plan], loaders.Loader], kept: bool):
-        self._plan, self._build, self._kept = plan, build, kept
+        self.plan, self._build, self._kept = plan, build, kept
         self._loader: loaders.Loader | None = None
         self.receipt = Receipt()
         self._next, self.epoch, self.step = (1, 0), 0, 0
 
     def __len__(self) -> int:
         """Return the number of batches of this process in a whole epoch."""
-        return len(self._plan)
+        return len(self.plan)
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:
         """Set the epoch and the step at which the next iteration starts."""
@@ -66,7 +66,7 @@ class Loader:
     def prepare(self) -> None:
         """Start the threads, processes or pipeline if they are not running."""
         if self._loader is None:
-            self._loader = self._build(self._plan)
+            self._loader = self._build(self.plan)
             self._loader.receipt = self.receipt
 
     def close(self) -> None:
@@ -75,18 +75,13 @@ class Loader:
             self._loader.close()
             self._loader = None
 
-    def replace(self, plan: Plan) -> None:
-        """Set the plan of the next iterations."""
-        self._plan = plan
-        if self._loader is not None:
-            self._loader.plan = plan
-
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         self.prepare()
         assert self._loader is not None  # prepare() has made it
+        self._loader.plan = self.plan
         (self.epoch, self.step), self._next = self._next, (self._next[0] + 1, 0)
         if self._kept:
-            self._plan.seek((self.epoch - 1) * len(self) + self.step)
+            self.plan.seek((self.epoch - 1) * len(self) + self.step)
         try:
             for batch in self._loader:
                 self.step += 1
@@ -220,7 +215,7 @@ class Dataset:
 
     def set_train_batch_size(self, n: int) -> None:
         """Set the batch size of the next epochs. Raises BadInput."""
-        self._train.replace(self._train_plan(n))
+        self._train.plan = self._train_plan(n)
 
     def prep_for_val(self) -> None:
         """Prepare a validation: free memory on the GPU (dali-gpu only) and start the loader."""

@@ -313,24 +313,27 @@ def _read_file(path: str, size: int, head: int | None) -> bytes:
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
     """Copy the unchanged files' values from the old index. Return the rows of the other files."""
-    known = {old.path(row): row for row in range(len(old))}
-    known |= {path: len(old) + row for row, (path, _) in enumerate(old.excluded)}
-    paths = (os.path.join(listing.base, path) for path in listing.paths)
-    source = np.fromiter((known.get(path, -1) for path in paths), np.int64, len(listing.paths))
-    # the last entry, -1, is for files that are not in the old index
-    sizes = np.append(old.bytes, [*(size for _, size, _, _ in old.bad), -1])
-    mtimes = np.append(old.mtimes, [*(mtime for _, _, mtime, _ in old.bad), -1])
-    same = (sizes[source] == listing.sizes) & (mtimes[source] == listing.mtimes)
-    fine = same & (source < len(old))
+    states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
+    known = {old.path(row): (*state, row) for row, state in enumerate(states)}
+    known |= {os.path.join(old.base, path): tuple(state) for path, *state in old.bad}  # size, mtime, reason
+    rows, sources, left, added = [], [], [], 0
+    states = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
+    for row, (path, state) in enumerate(zip(listing.paths, states, strict=True)):
+        *before, source = known.pop(os.path.join(listing.base, path), (None,))
+        added += source is None
+        if tuple(before) != state:
+            left.append(row)
+        elif isinstance(source, str):
+            bad[row] = source
+        else:
+            rows.append(row)
+            sources.append(source)
     for name, column in columns.items():
-        column[fine] = getattr(old, name)[source[fine]]
-    for row in np.flatnonzero(same & ~fine).tolist():
-        bad[row] = old.bad[source[row] - len(old)][3]
-    here = int((source >= 0).sum())
-    added, removed, changed = len(source) - here, len(known) - here, here - int(same.sum())
-    changes = f"{added} files added, {removed} removed, {changed} changed"
-    log(f"{listing.base}: {changes if added or removed or changed else 'the same files, other labels'}")
-    return np.flatnonzero(~same)
+        column[rows] = getattr(old, name)[sources]
+    changed = len(left) - added
+    changes = f"{added} files added, {len(known)} removed, {changed} changed"
+    log(f"{listing.base}: {changes if added or known or changed else 'the same files, other labels'}")
+    return np.array(left, np.int64)
 
 
 def write_index(

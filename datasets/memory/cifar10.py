@@ -9,6 +9,7 @@ It is loaded from the first of these that exists in or below data_url:
 The archive is read in place and never unpacked, so no member of it can leave the folder.
 """
 
+import functools
 import io
 import os
 import pickle
@@ -40,6 +41,10 @@ CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
 _Sets = tuple[ImageSet, ImageSet]
+# the same normalisation for every source and for generated images, so checkpoints fit all of them
+_image_set = functools.partial(
+    ImageSet, classes=10, mean=MEAN, std=STD, padding=4, flip=True, class_names=CLASSES
+)
 
 
 def load(data_url: str | None, custom_data: bool) -> _Sets:
@@ -109,7 +114,7 @@ def _load_python(folder: str) -> _Sets | None:
                 _parse(path, members[f"{FOLDER}/{name}"] if members else read_checked(path, MD5[name]))
             )
         images, labels = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
-        return _image_set(images, labels, f"official files, checked: {place}")
+        return _image_set(images, labels, source=f"official files, checked: {place}")
 
     return gather(TRAIN_FILES), gather(TEST_FILES)
 
@@ -125,7 +130,7 @@ def _load_class_folders(folder: str) -> _Sets | None:
     test = listing.look(folder, "val", train.classes, lambda line: None)
     source = f"class folders, a copy without published checksums: {folder}"
     train_set, test_set = (
-        _image_set(_decode(part), torch.from_numpy(part.labels), source, train.classes)
+        _image_set(_decode(part), torch.from_numpy(part.labels), source=source, class_names=train.classes)
         for part in (train, test)
     )
     return train_set, test_set
@@ -146,10 +151,3 @@ def _decode(part: Any) -> torch.Tensor:
             raise BadInput(f"{path} is {image.shape[1]}x{image.shape[0]} pixels, expected 32x32")
         pixels[row] = torch.from_numpy(image)
     return pixels.permute(0, 3, 1, 2).contiguous()
-
-
-def _image_set(
-    images: torch.Tensor, labels: torch.Tensor, source: str, class_names: tuple[str, ...] = CLASSES
-) -> ImageSet:
-    # the same normalisation for every source and for generated images, so checkpoints fit all of them
-    return ImageSet(images, labels, 10, MEAN, STD, 4, True, source, class_names)

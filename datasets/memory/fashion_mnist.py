@@ -5,6 +5,7 @@ The four official files (.gz) are read from data_url, its subfolder raw/ or Fash
 torchvision puts them. Their md5 is checked.
 """
 
+import functools
 import os
 
 import numpy as np
@@ -25,6 +26,10 @@ MD5 = {
 CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
+
+_image_set = functools.partial(
+    ImageSet, classes=10, mean=MEAN, std=STD, padding=2, flip=True, class_names=CLASSES
+)
 
 
 def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
@@ -55,12 +60,5 @@ def _load_part(folder: str, part: str) -> ImageSet:
     return _image_set(
         torch.from_numpy(images.reshape(-1, 1, 28, 28)),
         torch.from_numpy(labels.astype(np.int64)),
-        f"official files, md5 checked: {folder}",
+        source=f"official files, md5 checked: {folder}",
     )
-
-
-def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
-    return ImageSet(
-        images, labels, 10, MEAN, STD, padding=2, flip=True, source=source,
-        class_names=CLASSES,
-    )  # fmt: skip

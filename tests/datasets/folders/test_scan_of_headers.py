@@ -65,13 +65,10 @@ def test_the_first_bytes_give_the_header_or_nothing(name):
     assert (expected in found) == (name != "CMYK" and content.startswith(b"\xff\xd8"))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_orientation_is_in_the_header(orientation):
-    content = big(exif=exif(orientation))
-    assert images.inspect_head(content[:HEAD]) == images.inspect(content)
-
-
-def test_a_header_of_too_many_pixels_is_left_to_the_whole_file(monkeypatch):
+def test_an_orientation_is_in_the_header_and_too_many_pixels_are_left_to_the_file(monkeypatch):
+    for orientation in range(1, 9):
+        content = big(exif=exif(orientation))
+        assert images.inspect_head(content[:HEAD]) == images.inspect(content)
     monkeypatch.setattr(images, "MAX_PIXELS", 1000)
     assert images.inspect_head(BIG[:HEAD]) is None
 
@@ -110,21 +107,6 @@ def test_it_reads_the_first_bytes_of_long_jpegs_and_a_second_start_reads_nothing
     assert load(data, tmp_path / "cache").fingerprint == index.fingerprint and counts == {}
     (data / "train" / "a" / "small.jpg").unlink()
     assert len(load(data, tmp_path / "cache")) == len(index) - 1 and counts == {}
-
-
-def test_a_list_and_a_share_for_validation(data, tmp_path):
-    (data / "train.txt").write_text("a/big.jpg x\nb/grey.jpg y\n")
-    whole, headers = (load(data, tmp_path / "cache", scan) for scan in image_folder.SCANS)
-    assert headers.classes == ("x", "y") and headers.widths.tolist() == whole.widths.tolist()
-    splits = [
-        [
-            load(data / "train", tmp_path / "cache", scan, split, val_share=0.3, classes=("a", "b"))
-            for scan in image_folder.SCANS
-        ]
-        for split in ("train", "val")
-    ]
-    for whole, headers in splits:
-        assert headers.path(0) == whole.path(0) and len(headers) == len(whole)
 
 
 @pytest.mark.parametrize("content, reason", [
