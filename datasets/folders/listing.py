@@ -144,17 +144,26 @@ def _divide(
 def walk(base: str) -> tuple[list[str], int, set[str]]:
     """Return (relative paths of the images in a tree, number of its other files, the folders directly in it).
     Raises BadInput if a folder cannot be listed."""
-    paths, others, own, level = [], 0, set(), [("", ())]
+
+    def fail(error: OSError) -> None:
+        raise BadInput(f"cannot list {error.filename}: {error.strerror}") from error
+
+    paths, others, own = [], 0, set()
+    above: dict[str, tuple[str, ...]] = {
+        base: (os.path.realpath(base),)
+    }  # folder -> its real path and those of its parents
     with progress(None, f"listing {base}") as bar:
-        while level:
-            deeper = []
-            for below, files, other in map_files(lambda folder: _entries(base, *folder), level):
-                deeper += below
-                paths += files
-                others += other
-                bar.update(len(files))
-            own = own or {folder.rstrip("/") for folder, _ in deeper}
-            level = deeper
+        for folder, folders, names in os.walk(base, onerror=fail, followlinks=True):
+            found = [name for name in names if name[0] != "." and name.lower().endswith(images.EXTENSIONS)]
+            others += len(names) - len(found) + sum(name.startswith(".") for name in folders)
+            paths += [os.path.join(folder[len(base) :].lstrip("/"), name) for name in found]
+            parents = above.pop(folder)
+            below = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
+            # without links to a parent folder, which are endless loops
+            folders[:] = [name for name in folders if name[0] != "." and below[name] not in parents]
+            above |= {os.path.join(folder, name): (*parents, below[name]) for name in folders}
+            own |= set(folders) if folder == base else set()
+            bar.update(len(found))
     return paths, others, own
 
 
@@ -173,35 +182,6 @@ def _by_class(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[
     if empty:  # skipping them would change the numbers of the other classes
         raise BadInput(f"{base}: {len(empty)} class folders hold no image: {shown(empty)}")
     return paths, names
-
-
-def _entries(base: str, relative: str, above: tuple) -> tuple[list, list[str], int]:
-    """Return (folders, images, number of other files) of a folder. above: identities of its parents."""
-    path = os.path.join(base, relative)
-    folders, files, others = [], [], 0
-    try:
-        above = (*above, _identity(os.stat(path)))
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    others += 1
-                elif entry.is_dir():
-                    if entry.is_symlink() and _identity(entry.stat()) in above:
-                        continue  # a link to a parent folder: an endless loop
-                    folders.append((f"{relative}{entry.name}/", above))
-                elif entry.name.lower().endswith(images.EXTENSIONS) and (
-                    entry.is_file() or entry.is_symlink()  # stat_files() reports a broken link as missing
-                ):
-                    files.append(relative + entry.name)
-                else:
-                    others += 1
-    except OSError as error:
-        raise BadInput(f"cannot list {path}: {error.strerror}") from error
-    return folders, files, others
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 def _read_list(source: str) -> tuple[list[str], list[str]]:
@@ -293,7 +273,7 @@ def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
-    """Yield task(each) in order, for tasks that read files or folders.
+    """Yield task(each) in order, for tasks that read files.
 
     This thread does the tasks while they take less than twice their CPU time. Several threads would take five
     times as long for files in the page cache, because they wait for Python's lock at each call. If tasks

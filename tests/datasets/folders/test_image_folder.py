@@ -199,9 +199,8 @@ def test_other_files_are_counted(data, start, lines):
     (data / "train" / "cat" / ".hidden.jpg").touch()
     (data / "train" / ".cache").mkdir()
     (data / "train" / "loose.jpg").write_bytes(photo(1))
-    os.mkfifo(data / "train" / "dog" / "pipe.jpg")
     assert len(start(data)) == 5
-    assert lines == [f"{data}/train: ignored 4 hidden or other files and 1 images outside class folders"]
+    assert lines == [f"{data}/train: ignored 3 hidden or other files and 1 images outside class folders"]
 
 
 def test_links(data, tmp_path, start):
