@@ -153,8 +153,7 @@ def load(
     max_bad: maximum share of bad images, which are skipped.
     classes: those of the train split, whose numbers "val" must use.
     log: called with one line of text.
-    val_share: the share that is "val" if the folder has no splits; 0: each split is the
-        whole folder.
+    val_share: the share that is "val" if the folder has no splits; 0: each split is the whole folder.
     scan: "whole", or "headers": read only the first HEAD bytes of a JPEG, and do not see damage behind them.
     least: samples of a batch. If there are fewer files, none is read.
     Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
