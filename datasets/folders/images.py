@@ -122,10 +122,8 @@ def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -
             _check_size(width, height)
             fits = out is not None and out.size >= height * width * 3
             return simplejpeg.decode_jpeg(content, "RGB", buffer=out if fits else None)
-        except BadImage:
-            raise
         except Exception:
-            pass  # libjpeg warns: Pillow can repair some files, so it decides below
+            pass  # it is too large, or libjpeg warns: Pillow can repair some files, so it decides below
     image, orientation = _load(content, _kind(content))
     try:
         if image.mode.startswith("I"):  # Pillow would clip at 255
@@ -241,9 +239,7 @@ def _open(content: bytes, kind: str) -> Image.Image:
     if kind == "JPEG":
         _walk_jpeg(content)
     with _reasons(content, kind):
-        image = Image.open(io.BytesIO(content), formats=[kind])
-        _check_size(*image.size)
-        return image
+        return Image.open(io.BytesIO(content), formats=[kind])  # checks MAX_PIXELS
 
 
 def _load(content: bytes, kind: str) -> tuple[Image.Image, int]:
@@ -259,10 +255,6 @@ def _reasons(content: bytes, kind: str):
     """Turn all exceptions into BadImage: Pillow raises many types for a damaged file."""
     try:
         yield
-    except BadImage:
-        raise
-    except Image.DecompressionBombError as error:
-        raise BadImage(f"has more than {MAX_PIXELS / 1e6:.1f} megapixels: {error}") from error
     except Exception as error:
         raise BadImage(f"is not a complete {kind} ({_tail(content)}): {_text(error)}") from error
 

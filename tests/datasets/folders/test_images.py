@@ -256,9 +256,9 @@ BROKEN = {
     "cut TIFF": (encode(SMALL, "TIFF")[:-3000], r"is not a complete TIFF"),
     "cut BMP": (encode(SMALL, "BMP")[:-1], r"is not a complete BMP"),
     "cut PPM": (encode(SMALL, "PPM")[:-1], r"is not a complete PPM"),
-    "bomb": (bare_png(20_000, 20_000), r"has more than 179\.0 megapixels: .*400000000 pixels"),
+    "bomb": (bare_png(20_000, 20_000), r"\(400000000 pixels\) exceeds limit of 178956970"),
     "JPEG bomb": (resized_jpeg(60_000, 50_000), r"has 3000\.0 megapixels \(60000x50000\)"),
-    "PPM bomb": (b"P6\n20000 20000\n255\n", r"has more than 179\.0 megapixels: .*400000000 pixels"),
+    "PPM bomb": (b"P6\n20000 20000\n255\n", r"\(400000000 pixels\) exceeds limit of 178956970"),
     "Exif in a file that only Pillow refuses": (
         EXIF[:2] + b"\xff\xe0\0\7JFIF\0" + EXIF[2:],
         r"is not a complete JPEG",
