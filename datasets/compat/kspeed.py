@@ -20,7 +20,6 @@ workers: not used, only accepted for compatibility. To read many files in parall
 
 import io
 import os
-import urllib.parse
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -270,21 +269,16 @@ def _open_stores(
     if not place or place.startswith("/"):
         return Stores(place or None, None, mode, True, log, "encoded")
     _hand_on(password)
-    url = place if "://" in place else f"redis://{place}"
-    if user and "@" not in url:
-        url = url.replace("://", f"://{urllib.parse.quote(user, safe='')}@", 1)
-    else:
-        user = None
     try:
-        where = address.parse(url)._replace(form="encoded")
-        try:
+        where = address.parse(place if "://" in place else f"redis://{place}")._replace(form="encoded")
+        if where.user or not user:
             return Stores(None, where, mode, False, log)
+        try:
+            return Stores(None, where._replace(user=user), mode, False, log)
         except BadInput:
-            if not user:
-                raise
-        stores = Stores(None, where._replace(user="default"), mode, False, log)
-        log(f"cache {where}: it refuses the user, so the user default is used")
-        return stores
+            stores = Stores(None, where._replace(user="default"), mode, False, log)
+            log(f"cache {where}: it refuses the user, so the user default is used")
+            return stores
     except BadInput as error:
         raise BadInput(str(error).replace("--cache", "iplist")) from None
 
