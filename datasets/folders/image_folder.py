@@ -103,11 +103,13 @@ class ImageFolderIndex:
 
     def path(self, id: int) -> str:
         """Return the absolute path of an image."""
+        return os.path.join(self.base, self.name(id))
+
+    def name(self, id: int) -> str:
+        """Return the path of an image below `base`."""
         if not 0 <= id < len(self):
             raise IndexError(f"id {id} is not in 0..{len(self) - 1}")
-        return os.path.join(
-            self.base, os.fsdecode(self.names[self.offsets[id] : self.offsets[id + 1]].tobytes())
-        )
+        return os.fsdecode(self.names[self.offsets[id] : self.offsets[id + 1]].tobytes())
 
     def find(self, path: str) -> int | None:
         """Return the id of an image; None if the index does not have it. path: absolute, or below `base`."""
@@ -313,12 +315,12 @@ def _read_file(path: str, size: int, head: int | None) -> bytes:
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
     """Copy the unchanged files' values from the old index. Return the rows of the other files."""
     states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
-    known = {old.path(row): (*state, row) for row, state in enumerate(states)}
-    known |= {os.path.join(old.base, path): tuple(state) for path, *state in old.bad}  # size, mtime, reason
+    known = {old.name(row): (*state, row) for row, state in enumerate(states)}
+    known |= {path: tuple(state) for path, *state in old.bad}  # size, mtime, reason
     rows, sources, left, added = [], [], [], 0
     states = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
     for row, (path, state) in enumerate(zip(listing.paths, states, strict=True)):
-        *before, source = known.pop(os.path.join(listing.base, path), (None,))
+        *before, source = known.pop(path, (None,))
         added += source is None
         if tuple(before) != state:
             left.append(row)
