@@ -63,11 +63,12 @@ class Loader:
         """Set the epoch and the step at which the next iteration starts."""
         self._next = epoch, start_step
 
-    def prepare(self) -> None:
-        """Start the threads, processes or pipeline if they are not running."""
+    def prepare(self) -> loaders.Loader:
+        """Return the loader. Start its threads, processes or pipeline if they are not running."""
         if self._loader is None:
             self._loader = self._build(self.plan)
             self._loader.receipt = self.receipt
+        return self._loader
 
     def close(self) -> None:
         """Stop the threads, processes or pipeline and free their memory. The next iteration restarts them."""
@@ -76,14 +77,13 @@ class Loader:
             self._loader = None
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        self.prepare()
-        assert self._loader is not None  # prepare() has made it
-        self._loader.plan = self.plan
+        loader = self.prepare()
+        loader.plan = self.plan
         (self.epoch, self.step), self._next = self._next, (self._next[0] + 1, 0)
         if self._kept:
             self.plan.seek((self.epoch - 1) * len(self) + self.step)
         try:
-            for batch in self._loader:
+            for batch in loader:
                 self.step += 1
                 yield batch
         finally:

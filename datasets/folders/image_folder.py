@@ -118,20 +118,19 @@ class ImageFolderIndex:
         return id if id < len(self) and self.path(id) == path else None
 
     def __reduce__(self):
-        return _reopen, (self.folder, self.fingerprint)
+        return open_index, (self.folder, self.fingerprint)
 
 
-def open_index(folder: str) -> ImageFolderIndex:
-    """Return the index in a cache folder without comparing it with the images. Raises BadInput."""
+def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
+    """Return the index in a cache folder without comparing it with the images.
+
+    Raises BadInput, also if it has another fingerprint than the given one.
+    """
     try:
-        return ImageFolderIndex(folder)
+        index = ImageFolderIndex(folder)
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"the index {folder} is damaged or of another version: {error!r}") from error
-
-
-def _reopen(folder: str, fingerprint: str) -> ImageFolderIndex:
-    index = open_index(folder)
-    if index.fingerprint != fingerprint:
+    if fingerprint not in (None, index.fingerprint):
         raise BadInput(f"the index {folder} was {fingerprint} and is now {index.fingerprint}: data changed")
     return index
 

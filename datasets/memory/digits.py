@@ -9,6 +9,7 @@ import functools
 import torch
 
 from common.ground.exits import import_optional
+from datasets.files import local_folder
 from datasets.memory.image_set import ImageSet, generate_sets
 
 SIDE, MEAN, STD = 8, (0.3047,), (0.3756,)  # pixels; of pixels / 255
@@ -27,10 +28,7 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     """
     if custom_data:
         return generate_sets(_image_set, channels=1, side=8)
-    if data_url is not None:
-        from datasets.files import local_folder
-
-        local_folder(data_url)  # the folder is not used, but a wrong path is an error
+    local_folder(data_url)  # the folder is not used, but a wrong path is an error
     sklearn = import_optional("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
     digits = sklearn.load_digits()
     images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
