@@ -8,6 +8,7 @@ every decoder returns these pixels. Engines with their own decoder get other ima
 import contextlib
 import io
 import re
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +29,7 @@ KINDS = tuple(_STARTS)
 # the same as torchvision's ImageFolder; compare names in lower case. Images are decoded by their content
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 _JPEG_COLOURS = ("Gray", "YCbCr", "RGB")
-# parts of a PNG that may contain an orientation: Exif, ImageMagick's Exif, XMP
-_PNG_TAGS = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")
+_PNG_TAGS = (b"Raw profile type", b"XML:com.adobe.xmp")  # begins of texts: ImageMagick's Exif, XMP
 _JPEG_FRAMES = {0xC0, 0xC1, 0xC2}  # start of frame: Huffman-coded, baseline, extended or progressive
 _ORIENTATION = 0x0112  # Exif tag
 _TURNS = {
@@ -217,15 +217,21 @@ def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
 
 
 def _inspect_png(content: bytes) -> Header:
-    if b"IEND\xaeB`\x82" not in content:
-        raise BadImage(f"is cut or damaged ({_tail(content)}): a PNG without its end chunk")
-    image = _open(content, "PNG")
-    with _reasons(content, "PNG"):
-        image.verify()  # the CRC of each chunk, as decoders do: an accepted file does not fail later
-    is_plain = content[24] == 8 and content[25] in (0, 2) and b"tRNS" not in content  # depth, colour, alpha
-    if any(tag in content for tag in _PNG_TAGS):
-        return _inspect_decoded(content, "PNG", is_plain)
-    return Header(*image.size, is_plain)
+    size = _open(content, "PNG").size
+    plain, tagged = content[24] == 8 and content[25] in (0, 2), False  # bits per sample, kind of colours
+    view, position, chunk = memoryview(content), 8, b""
+    while chunk != b"IEND":
+        end = position + 8 + int.from_bytes(content[position : position + 4], "big")
+        if end + 4 > len(content):
+            raise BadImage(f"is cut or damaged ({_tail(content)}): a PNG without its end chunk")
+        chunk = content[position + 4 : position + 8]
+        # decoders check the same CRC: a file that is accepted here does not fail during training
+        if zlib.crc32(view[position + 4 : end]) != int.from_bytes(content[end : end + 4], "big"):
+            raise BadImage(f"is damaged ({_tail(content)}): the PNG chunk at byte {position} has a wrong CRC")
+        plain = plain and chunk != b"tRNS"
+        tagged = tagged or chunk == b"eXIf" or content.startswith(_PNG_TAGS, position + 8)
+        position = end + 4
+    return _inspect_decoded(content, "PNG", plain) if tagged else Header(*size, plain)
 
 
 def _inspect_decoded(content: bytes, kind: str, plain: bool = False) -> Header:

@@ -271,7 +271,10 @@ BROKEN = {
         JPEG[:2] + (b"\xff\xe1\xff\xffExif\0\0" + bytes(65527)) * 1000 + JPEG[2:],
         "more than 512 segments and fill bytes",
     ),
-    "PNG with a flipped bit": (PNG[:900] + bytes([PNG[900] ^ 1]) + PNG[901:], "is not a complete PNG"),
+    "PNG with a flipped bit": (
+        PNG[:900] + bytes([PNG[900] ^ 1]) + PNG[901:],
+        r"the PNG chunk at byte \d+ has a wrong CRC",
+    ),
     "PNG of no pixels": (bare_png(0, 5), "is not a complete PNG"),
 }
 
