@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from common.distributed import ranks
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, listing
 from datasets.loaders import backends
@@ -45,28 +46,29 @@ class Loader:
 
     It yields (images [n, 3, size, size] normalised and channels_last, labels int64 [n]) on the device.
     `epoch`, `step`: the current epoch, from 1, and its number of yielded batches. set_epoch() takes both to
-    resume there. `receipt`: the digest of the yielded batches.
+    resume there. `receipt`: the digest of the yielded batches. `plan`: may be replaced between two epochs.
     """
 
     def __init__(self, plan: Plan, build: Callable[[Plan], loaders.Loader], kept: bool):
-        self._plan, self._build, self._kept = plan, build, kept
+        self.plan, self._build, self._kept = plan, build, kept
         self._loader: loaders.Loader | None = None
         self.receipt = Receipt()
         self._next, self.epoch, self.step = (1, 0), 0, 0
 
     def __len__(self) -> int:
         """Return the number of batches of this process in a whole epoch."""
-        return len(self._plan)
+        return len(self.plan)
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:
         """Set the epoch and the step at which the next iteration starts."""
         self._next = epoch, start_step
 
-    def prepare(self) -> None:
-        """Start the threads, processes or pipeline if they are not running."""
+    def prepare(self) -> loaders.Loader:
+        """Return the loader. Start its threads, processes or pipeline if they are not running."""
         if self._loader is None:
-            self._loader = self._build(self._plan)
+            self._loader = self._build(self.plan)
             self._loader.receipt = self.receipt
+        return self._loader
 
     def close(self) -> None:
         """Stop the threads, processes or pipeline and free their memory. The next iteration restarts them."""
@@ -74,20 +76,14 @@ class Loader:
             self._loader.close()
             self._loader = None
 
-    def replace(self, plan: Plan) -> None:
-        """Set the plan of the next iterations."""
-        self._plan = plan
-        if self._loader is not None:
-            self._loader.plan = plan
-
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        self.prepare()
-        assert self._loader is not None  # prepare() has made it
+        loader = self.prepare()
+        loader.plan = self.plan
         (self.epoch, self.step), self._next = self._next, (self._next[0] + 1, 0)
         if self._kept:
-            self._plan.seek((self.epoch - 1) * len(self) + self.step)
+            self.plan.seek((self.epoch - 1) * len(self) + self.step)
         try:
-            for batch in self._loader:
+            for batch in loader:
                 self.step += 1
                 yield batch
         finally:
@@ -151,10 +147,7 @@ class Dataset:
         counts = {"batch_size": batch_size, "val_batch_size": val_batch_size, "size": size}
         counts |= {"workers": workers, "world_size": world_size}
         for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-                raise BadInput(f"{name} {value!r} is not a number; {_ORDER}")
-            if value < 1:
-                raise BadInput(f"{name} {value} is not above 0")
+            _check_count(name, value)
         for name, value in {"use_dali": use_dali, "dali_cpu": dali_cpu, "fp16": fp16}.items():
             if not isinstance(value, bool):
                 raise BadInput(f"{name} {value!r} is not True or False; {_ORDER}")
@@ -173,7 +166,12 @@ class Dataset:
             self.device = torch.device("cuda", torch.cuda.current_device())
         named = ("dali" if dali_cpu else "dali-gpu") if use_dali else "pytorch"
         self.backend = backends.resolve(backend or named, self.device)
-        self._rank, self._world_size = _rank(rank, world_size), world_size
+        if rank is None and world_size > 1 and not ranks.is_initialized():
+            raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
+        rank = (ranks.rank() if world_size > 1 else 0) if rank is None else rank
+        if not 0 <= rank < world_size:
+            raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
+        self._place = {"rank": rank, "world_size": world_size}
         self._size, self._scale, self._seed = size, (min_crop_size, 1.0), seed
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         options: dict[str, Any] = {"max_bad": max_bad_images, "val_share": share}
@@ -194,9 +192,7 @@ class Dataset:
             )
 
         self._train = Loader(self._train_plan(batch_size), built(self._train_index), kept=True)
-        order = SequentialBatchSampler(
-            len(self._val_index), val_batch_size, rank=self._rank, world_size=world_size
-        )
+        order = SequentialBatchSampler(len(self._val_index), val_batch_size, **self._place)
         crop = functools.partial(center_crop, share=size / val_size)
         val_plan = Plan(self._val_index, order, crop, size)
         self._val = Loader(val_plan, built(self._val_index), kept=False)
@@ -219,7 +215,7 @@ class Dataset:
 
     def set_train_batch_size(self, n: int) -> None:
         """Set the batch size of the next epochs. Raises BadInput."""
-        self._train.replace(self._train_plan(n))
+        self._train.plan = self._train_plan(n)
 
     def prep_for_val(self) -> None:
         """Prepare a validation: free memory on the GPU (dali-gpu only) and start the loader."""
@@ -237,20 +233,13 @@ class Dataset:
         self._val.close()
 
     def _train_plan(self, batch_size: int) -> Plan:
-        if batch_size < 1:
-            raise BadInput(f"batch_size {batch_size} is not above 0")
-        together, place = batch_size * self._world_size, {"rank": self._rank, "world_size": self._world_size}
-        order = BatchSampler(len(self._train_index), together, self._seed, **place)
+        _check_count("batch_size", batch_size)
+        together = batch_size * self._place["world_size"]
+        order = BatchSampler(len(self._train_index), together, self._seed, **self._place)
         crop = functools.partial(random_resized_crop, scale=self._scale)
         return Plan(self._train_index, order, crop, self._size)
 
 
-def _rank(rank: int | None, world_size: int) -> int:
-    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if rank is None:
-        if world_size > 1 and not joined:
-            raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
-        rank = torch.distributed.get_rank() if world_size > 1 else 0
-    if not 0 <= rank < world_size:
-        raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
-    return rank
+def _check_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise BadInput(f"{name} {value!r} is not a number above 0; {_ORDER}")

@@ -18,10 +18,8 @@ pickle or a message.
 workers: not used, only accepted for compatibility. To read many files in parallel, request a batch.
 """
 
-import bisect
 import io
 import os
-import urllib.parse
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -33,7 +31,7 @@ from torchvision.datasets import ImageFolder
 
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, images
-from datasets.folders.listing import SPLITS
+from datasets.folders.listing import SPLITS, find_split
 from datasets.sampling.sampler import WholeBatchSampler
 from datasets.stores.shared import address
 from datasets.stores.store import Store
@@ -73,7 +71,7 @@ class KSpeedFolder:
         place = iplist if isinstance(iplist, str) else ",".join(map(str, iplist or ()))
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         stores = _open_stores(place.strip(), user, password, mode, log)
-        self._finalizer = weakref.finalize(self, _close, stores, os.getpid())
+        self._finalizer: Callable | None = weakref.finalize(self, _close, stores, os.getpid())
         self.indexes = _scan(self.root, cache, max_bad_images)
         self._stores: list[Store] = [stores.open(index) for index in self.indexes]
 
@@ -95,7 +93,7 @@ class KSpeedFolder:
         names = [self._absolute(path) for path in paths]
         contents: dict[str, Any] = {}
         for store in self._stores:
-            ids = {name: id for name in names if (id := _find_id(store.index, name)) is not None}
+            ids = {name: id for name in names if (id := store.index.find(name)) is not None}
             if ids:
                 contents |= zip(ids, store.read(np.array([*ids.values()])), strict=True)
         return [contents[name] if name in contents else Path(name).read_bytes() for name in names]
@@ -113,14 +111,11 @@ class KSpeedFolder:
     def close(self) -> None:
         """Release the cache. Without this call the end of the process releases it. Files stay readable."""
         self._stores = []
-        self._finalizer()
+        if self._finalizer:
+            self._finalizer()
 
     def __getstate__(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name != "_finalizer"}
-
-    def __setstate__(self, state: dict) -> None:
-        vars(self).update(state)
-        self._finalizer = weakref.finalize(self, _close, None, 0)
+        return vars(self) | {"_finalizer": None}
 
     def _absolute(self, path: str) -> str:
         path = os.fspath(path)
@@ -158,18 +153,13 @@ class KSpeedImageFolder(ImageFolder):
     def __getitems__(self, indices: Iterable[int]) -> list[tuple]:
         """Return (sample, target) of each index."""
         paths, targets = zip(*(self.samples[index] for index in indices), strict=True)
-        return [
-            self._item(content, target)
-            for content, target in zip(self.folder.getbatch(paths), targets, strict=True)
-        ]
-
-    def _item(self, content: bytes, target: int) -> tuple:
-        sample = self.loader(io.BytesIO(content))
-        if self.transform is not None:
-            sample = self.transform(sample)
-        if self.target_transform is not None:
-            target = self.target_transform(target)
-        return sample, target
+        items = []
+        for content, target in zip(self.folder.getbatch(paths), targets, strict=True):
+            sample = self.loader(io.BytesIO(content))
+            if self.transform is not None:
+                sample = self.transform(sample)
+            items.append((sample, self.target_transform(target) if self.target_transform else target))
+        return items
 
 
 class KSpeedCallable:
@@ -239,12 +229,12 @@ class KSpeedCallable:
         if not len(ids):  # in the last batch other shards have a sample, this one has none
             raise StopIteration
         contents = self.folder.getbatch([self.index.path(id) for id in ids])
-        samples = [np.frombuffer(self._plain(*each), np.uint8) for each in zip(ids, contents, strict=True)]
+        samples = [
+            np.frombuffer(content if self.index.plain[id] else images.normalised(content), np.uint8)
+            for id, content in zip(ids, contents, strict=True)
+        ]
         labels = [np.array([self.index.labels[id]], np.int32) for id in ids]
         return (samples[0], labels[0]) if one else (samples, labels)
-
-    def _plain(self, id: int, content: bytes) -> bytes:
-        return content if self.index.plain[id] else images.normalised(content)
 
     def _ids(self, epoch: int, iteration: int) -> np.ndarray:
         """Return the ids of this shard's part of a batch, which are computed once per batch."""
@@ -260,14 +250,9 @@ def _rgb(file: BinaryIO) -> Image.Image:
 
 def _scan(root: str, cache: str, max_bad: float) -> list[image_folder.ImageFolderIndex]:
     """Return the indexes of a folder's splits, or of the folder itself. Raises BadInput."""
-
-    def has(name: str) -> bool:
-        path = os.path.join(root, name)
-        return os.path.isdir(path) or os.path.isfile(f"{path}.txt")
-
-    splits = [split for split, names in SPLITS.items() if any(map(has, names))]
-    if not splits:  # the split's name in its data set, so that the data set's pack is found
-        splits = ["val" if os.path.basename(root) in SPLITS["val"] else "train"]
+    # without splits: the split's name in its data set, so that the data set's pack is found
+    alone = "val" if os.path.basename(root) in SPLITS["val"] else "train"
+    splits = [split for split in SPLITS if find_split(root, split)] or [alone]
     indexes: list[image_folder.ImageFolderIndex] = []
     for split in splits:
         classes = indexes[0].classes if indexes else None
@@ -277,12 +262,6 @@ def _scan(root: str, cache: str, max_bad: float) -> list[image_folder.ImageFolde
     return indexes
 
 
-def _find_id(index: image_folder.ImageFolderIndex, path: str) -> int | None:
-    """Return the id of a path, None if it is not in the index. An index has its paths in order."""
-    id = bisect.bisect_left(range(len(index)), path, key=index.path)
-    return id if id < len(index) and index.path(id) == path else None
-
-
 def _open_stores(
     place: str, user: str | None, password: str | None, mode: str, log: Callable[[str], None]
 ) -> Stores:
@@ -290,21 +269,16 @@ def _open_stores(
     if not place or place.startswith("/"):
         return Stores(place or None, None, mode, True, log, "encoded")
     _hand_on(password)
-    url = place if "://" in place else f"redis://{place}"
-    if user and "@" not in url:
-        url = url.replace("://", f"://{urllib.parse.quote(user, safe='')}@", 1)
-    else:
-        user = None
     try:
-        where = address.parse(url)._replace(form="encoded")
-        try:
+        where = address.parse(place if "://" in place else f"redis://{place}")._replace(form="encoded")
+        if where.user or not user:
             return Stores(None, where, mode, False, log)
+        try:
+            return Stores(None, where._replace(user=user), mode, False, log)
         except BadInput:
-            if not user:
-                raise
-        stores = Stores(None, where._replace(user="default"), mode, False, log)
-        log(f"cache {where}: it refuses the user, so the user default is used")
-        return stores
+            stores = Stores(None, where._replace(user="default"), mode, False, log)
+            log(f"cache {where}: it refuses the user, so the user default is used")
+            return stores
     except BadInput as error:
         raise BadInput(str(error).replace("--cache", "iplist")) from None
 
@@ -316,7 +290,7 @@ def _hand_on(password: str | None) -> None:
         os.environ[address.PASSWORD] = _handed_on[0] = password
 
 
-def _close(stores: Stores | None, pid: int) -> None:
+def _close(stores: Stores, pid: int) -> None:
     """Close the stores, only in the process that opened them."""
-    if stores and os.getpid() == pid:
+    if os.getpid() == pid:
         stores.close()

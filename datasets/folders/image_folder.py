@@ -8,22 +8,20 @@ image raises BadInput when it is decoded. An index of this scan has another fing
 """
 
 import argparse
-import contextlib
+import bisect
 import decimal
 import hashlib
-import itertools
 import json
 import os
 import zlib
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 
 from common.ground.exits import BadInput, printable
 from common.ground.files import locked, make_folder_atomic
-from datasets import files
 from datasets.folders import images
-from datasets.folders.listing import FILES_PER_TASK, SHOWN, VAL_SHARE, Listing, Log, look, map_files, progress
+from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, look, map_files, progress, shown
 
 SCANS = ("whole", "headers")
 HEAD = 16384  # bytes that the scan of headers reads of a JPEG. If its header is longer, the file is read
@@ -31,9 +29,8 @@ _HEADERS = "-scan-headers"  # the end of the fingerprint of such an index
 _CHUNK = 1 << 20  # bytes
 _FORMAT = 2  # increase it if the columns or the results of images.inspect() change
 _COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
-    "labels": "<i8", "widths": "<i4", "heights": "<i4", "channels": "|u1", "plain": "|b1",
-    "misnamed": "|u1",  # 0, or the position of the content's kind in images.KINDS, from 1
-    "bytes": "<i8", "crc32": "<u4", "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
+    "labels": "<i8", "widths": "<i4", "heights": "<i4", "plain": "|b1", "bytes": "<i8", "crc32": "<u4",
+    "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
 }  # fmt: skip
 
 
@@ -50,9 +47,8 @@ def fraction(text: str) -> float:
 
 def val_share(text: str) -> float:
     """Parse an argument: "10%" and "0.1" are 0.1. Raises ArgumentTypeError unless 0 < value < 1."""
-    with contextlib.suppress(argparse.ArgumentTypeError):
-        if 0 < (value := fraction(text)) < 1:
-            return value
+    if 0 < (value := fraction(text)) < 1:
+        return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a share like 10% or 0.1, above 0 and below 1")
 
 
@@ -61,9 +57,7 @@ class ImageFolderIndex:
 
     labels: int64.
     widths, heights: int32, pixels of the upright image.
-    channels: uint8, as stored.
     plain: bool, see images.Header.
-    misnamed: uint8, 0 or the position of the content's kind in images.KINDS, from 1.
     bytes, crc32, mtimes: int64, uint32 and int64 (nanoseconds), of the files.
     head: None, or the number of first bytes of each file that crc32 is of, after a scan of headers.
     classes: names by label.
@@ -76,9 +70,7 @@ class ImageFolderIndex:
     labels: np.ndarray
     widths: np.ndarray
     heights: np.ndarray
-    channels: np.ndarray
     plain: np.ndarray
-    misnamed: np.ndarray
     bytes: np.ndarray
     crc32: np.ndarray
     mtimes: np.ndarray
@@ -93,14 +85,17 @@ class ImageFolderIndex:
             raise ValueError(f"its format is {meta['format']}, expected {_FORMAT}")
         for name, dtype in _COLUMNS.items():
             column = np.asarray(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode="r"))
-            if column.dtype != dtype or column.ndim != 1 or len(column) != meta["lengths"][name]:
+            if column.dtype != dtype or column.ndim != 1:
                 raise ValueError(f"{name}.npy is {column.dtype} {list(column.shape)}")
             setattr(self, name, column)
         if os.stat(folder).st_ino != inode:
             raise ValueError("it was replaced while it was opened")
-        self.folder, self.root, self.base, self.split = folder, meta["root"], meta["base"], meta["split"]
-        self.classes, self.fingerprint = tuple(meta["classes"]), meta["fingerprint"]
-        self.stamp, self.checksums, self.bad = meta["stamp"], meta["checksums"], meta["bad"]
+        self.folder, self.root, self.split = folder, meta["root"], meta["split"]
+        self.base = self.source = meta["base"]
+        self.classes = self.class_names = tuple(meta["classes"])
+        self.fingerprint, self.stamp, self.checksums = meta["fingerprint"], meta["stamp"], meta["checksums"]
+        self.bad = meta["bad"]
+        self.excluded = [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
         self.head: int | None = meta.get("head")
 
     def __len__(self) -> int:
@@ -108,49 +103,34 @@ class ImageFolderIndex:
 
     def path(self, id: int) -> str:
         """Return the absolute path of an image."""
+        return os.path.join(self.base, self.name(id))
+
+    def name(self, id: int) -> str:
+        """Return the path of an image below `base`."""
         if not 0 <= id < len(self):
             raise IndexError(f"id {id} is not in 0..{len(self) - 1}")
-        return os.path.join(
-            self.base, os.fsdecode(self.names[self.offsets[id] : self.offsets[id + 1]].tobytes())
-        )
+        return os.fsdecode(self.names[self.offsets[id] : self.offsets[id + 1]].tobytes())
 
     def find(self, path: str) -> int | None:
         """Return the id of an image; None if the index does not have it. path: absolute, or below `base`."""
-        name = os.fsencode(os.path.relpath(path, self.base) if os.path.isabs(path) else path)
-        names, place = self.names.tobytes(), -1
-        while (place := names.find(name, place + 1)) >= 0:
-            id = int(np.searchsorted(self.offsets, place))
-            if self.offsets[id] == place and self.offsets[id + 1] == place + len(name):
-                return id
-        return None
-
-    @property
-    def source(self) -> str:
-        return self.base
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.classes
-
-    @property
-    def excluded(self) -> list[tuple[str, str]]:
-        return [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
+        path = os.path.normpath(os.path.join(self.base, path))
+        id = bisect.bisect_left(range(len(self)), path, key=self.path)  # the paths ascend
+        return id if id < len(self) and self.path(id) == path else None
 
     def __reduce__(self):
-        return _reopen, (self.folder, self.fingerprint)
+        return open_index, (self.folder, self.fingerprint)
 
 
-def open_index(folder: str) -> ImageFolderIndex:
-    """Return the index in a cache folder without comparing it with the images. Raises BadInput."""
+def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
+    """Return the index in a cache folder without comparing it with the images.
+
+    Raises BadInput, also if it has another fingerprint than the given one.
+    """
     try:
-        return ImageFolderIndex(folder)
+        index = ImageFolderIndex(folder)
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"the index {folder} is damaged or of another version: {error!r}") from error
-
-
-def _reopen(folder: str, fingerprint: str) -> ImageFolderIndex:
-    index = open_index(folder)
-    if index.fingerprint != fingerprint:
+    if fingerprint not in (None, index.fingerprint):
         raise BadInput(f"the index {folder} was {fingerprint} and is now {index.fingerprint}: data changed")
     return index
 
@@ -174,24 +154,18 @@ def load(
     max_bad: maximum share of bad images, which are skipped.
     classes: those of the train split, whose numbers "val" must use.
     log: called with one line of text.
-    val_share: the share that is "val" if the folder has no splits (listing.in_val()); 0: each split is the
-        whole folder.
+    val_share: the share that is "val" if the folder has no splits; 0: each split is the whole folder.
     scan: "whole", or "headers": read only the first HEAD bytes of a JPEG, and do not see damage behind them.
     least: samples of a batch. If there are fewer files, none is read.
     Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
-    listing = list_split(root, split, classes, log, val_share)
+    listing = look(root, split, classes, log, val_share)
     if len(listing.paths) < least:
         raise BadInput(f"batch size {least} is larger than the data set ({len(listing.paths)} samples)")
     index = scan_listing(listing, cache, log, HEAD if scan == "headers" else None)
     _judge(index, max_bad, log)
     return index
-
-
-def list_split(root: str, split: str, classes: tuple[str, ...] | None, log: Log, val_share: float) -> Listing:
-    """Return the Listing of a split without reading an image. Arguments: those of load(). Raises BadInput."""
-    return look(os.path.abspath(files.local_folder(root)), split, classes, log, val_share)
 
 
 def one_line(log: Log) -> Log:
@@ -223,19 +197,7 @@ def scan_listing(listing: Listing, cache: str, log: Log, head: int | None = None
             raise BadInput(
                 f"cannot write the index of {root} to {cache}: {error.strerror or error}"
             ) from error
-    warn_of_names(index, log)
     return index
-
-
-def warn_of_names(index: ImageFolderIndex, log: Log) -> None:
-    """Log one line about images whose file ending does not match their content."""
-    rows = np.flatnonzero(index.misnamed)
-    if len(rows):
-        kind = images.KINDS[index.misnamed[rows[0]] - 1]
-        log(
-            f"warning: {len(rows)} of {len(index)} images of {index.base} have the extension of another "
-            f"format: {index.path(rows[0])} is a {kind}. They are decoded by their content"
-        )
 
 
 def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | None:
@@ -257,47 +219,33 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
     bad, total = index.excluded, len(index) + len(index.bad)
     if not bad:
         return
-    shown = "; ".join(f"{path}: {reason}" for path, reason in bad[:SHOWN])
-    shown += f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    reasons = shown([f"{path}: {reason}" for path, reason in bad])
     if len(bad) == total:
-        raise BadInput(f"all {total} images of {index.base} are bad: {shown}")
+        raise BadInput(f"all {total} images of {index.base} are bad: {reasons}")
     if len(bad) / total > max_bad:
         part = next(part for part in (1000, 100, 10, 1) if len(bad) * part <= total)
         raise BadInput(
-            f"{len(bad)} of {total} images of {index.base} are bad: {shown}. "
+            f"{len(bad)} of {total} images of {index.base} are bad: {reasons}. "
             f"--max_bad_images {100 / part:g}% would skip up to {total // part}"
         )
-    log(f"skipped {len(bad)} bad of {total} images of {index.base}: {shown}")
+    log(f"skipped {len(bad)} bad of {total} images of {index.base}: {reasons}")
 
 
-class _Found(NamedTuple):
-    """The result of the scan of one file. bad: the reason, or ""; the other columns are then not known."""
+def _inspect(path: str, size: int, head: int | None) -> tuple[int, images.Header]:
+    """Return (CRC-32, header) of one file.
 
-    crc32: int
-    bad: str
-    header: images.Header | None
-
-
-def _inspect(path: str, size: int, head: int | None) -> _Found:
-    """Read and inspect one file.
-
-    size: bytes when the file was listed. head: as in scan_listing(). Raises OSError or BadInput if the file
-    cannot be read or has another size.
+    size: bytes when the file was listed. head: as in scan_listing(). Raises BadImage; OSError or BadInput if
+    the file cannot be read or has another size.
     """
-    checksum = 0
-    try:
-        images.check_bytes(size)
-        if head and size > head:
-            content = _read_file(path, size, head)
-            if len(content) == head and (header := images.inspect_head(content, path)):
-                return _Found(zlib.crc32(content), "", header)
-        content = _read_file(path, size, None)
-        if len(content) != size:
-            raise BadInput(f"{size} bytes when it was listed, {len(content)} when read")
-        checksum = zlib.crc32(memoryview(content)[:head])
-        return _Found(checksum, "", images.inspect(content, path))
-    except images.BadImage as error:
-        return _Found(checksum, str(error), None)
+    images.check_bytes(size)
+    if head and size > head:
+        content = _read_file(path, size, head)
+        if len(content) == head and (header := images.inspect_head(content)):
+            return zlib.crc32(content), header
+    content = _read_file(path, size, None)
+    if len(content) != size:
+        raise BadInput(f"{size} bytes when it was listed, {len(content)} when read")
+    return zlib.crc32(memoryview(content)[:head]), images.inspect(content)
 
 
 def _scan(
@@ -309,52 +257,40 @@ def _scan(
     head: int | None,
 ) -> ImageFolderIndex:
     """Read the files that are not in the old index, and write a new index."""
-    count = len(listing.paths)
-    columns = {
-        name: np.zeros(count, _COLUMNS[name])
-        for name in ("widths", "heights", "channels", "plain", "misnamed", "crc32")
-    }
+    count, paths = len(listing.paths), listing.paths
+    columns = {name: np.zeros(count, _COLUMNS[name]) for name in ("widths", "heights", "plain", "crc32")}
     bad, unread = {}, {}  # row -> reason
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
 
-    base = os.path.join(listing.base, "")
-
     def read(first: int) -> int:
-        for row in rows[first : first + FILES_PER_TASK].tolist():
-            path = base + listing.paths[row]
+        part = rows[first : first + FILES_PER_TASK].tolist()
+        for row in part:
+            path = os.path.join(listing.base, paths[row])
             try:
-                facts = _inspect(path, int(listing.sizes[row]), head)
+                columns["crc32"][row], header = _inspect(path, int(listing.sizes[row]), head)
+            except images.BadImage as error:
+                bad[row] = str(error)
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
-                continue
-            columns["crc32"][row], header = facts.crc32, facts.header
-            if header is None:
-                bad[row] = facts.bad
             else:
-                columns["widths"][row], columns["heights"][row] = header.width, header.height
-                columns["channels"][row], columns["plain"][row] = header.channels, header.plain
-                if header.misnamed:
-                    columns["misnamed"][row] = 1 + images.KINDS.index(header.misnamed)
-        return len(rows[first : first + FILES_PER_TASK])
+                columns["widths"][row], columns["heights"][row], columns["plain"][row] = header
+        return len(part)
 
     with progress(len(rows), f"scanning {listing.base}") as bar:
         for done in map_files(read, range(0, len(rows), FILES_PER_TASK)):
             bar.update(done)
     good = np.ones(count, dtype=bool)
     good[[*bad, *unread]] = False
-    encoded = [os.fsencode(listing.paths[row]) for row in np.flatnonzero(good).tolist()]
     columns |= {"labels": listing.labels, "bytes": listing.sizes, "mtimes": listing.mtimes}
     columns = {name: column[good] for name, column in columns.items()}
-    columns["names"] = np.frombuffer(b"".join(encoded), np.uint8)
-    columns["offsets"] = np.cumsum([0, *map(len, encoded)])
     meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes")}
     meta["stamp"] = "" if unread else stamp
     sizes, mtimes = listing.sizes.tolist(), listing.mtimes.tolist()
-    meta["bad"] = [(listing.paths[row], sizes[row], mtimes[row], bad[row]) for row in sorted(bad)]
-    index = write_index(folder, columns, head=head, **meta)
+    meta["bad"] = [(paths[row], sizes[row], mtimes[row], bad[row]) for row in sorted(bad)]
+    index = write_index(folder, [paths[row] for row in np.flatnonzero(good)], columns, head=head, **meta)
     if unread:  # raised after write_index(): the next scan reuses the files that were read
-        shown = "; ".join(f"{listing.paths[row]}: {unread[row]}" for row in sorted(unread)[:SHOWN])
-        raise BadInput(f"{len(unread)} of {count} files in {listing.base} cannot be read: {shown}")
+        reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])
+        raise BadInput(f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}")
     return index
 
 
@@ -377,47 +313,55 @@ def _read_file(path: str, size: int, head: int | None) -> bytes:
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
     """Copy the unchanged files' values from the old index. Return the rows of the other files."""
-    names, offsets = old.names.tobytes(), old.offsets.tolist()
-    known = {
-        os.fsdecode(names[first:last]): row for row, (first, last) in enumerate(itertools.pairwise(offsets))
-    }
-    known |= {path: len(old) + row for row, (path, *_) in enumerate(old.bad)}
-    source = np.fromiter((known.get(path, -1) for path in listing.paths), np.int64, len(listing.paths))
-    # the last entry, -1, is for files that are not in the old index
-    sizes = np.append(old.bytes, [*(size for _, size, _, _ in old.bad), -1])
-    mtimes = np.append(old.mtimes, [*(mtime for _, _, mtime, _ in old.bad), -1])
-    same = (sizes[source] == listing.sizes) & (mtimes[source] == listing.mtimes)
-    fine = same & (source < len(old))
+    states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
+    known = {old.name(row): (*state, row) for row, state in enumerate(states)}
+    known |= {path: tuple(state) for path, *state in old.bad}  # size, mtime, reason
+    rows, sources, left, added = [], [], [], 0
+    states = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
+    for row, (path, state) in enumerate(zip(listing.paths, states, strict=True)):
+        *before, source = known.pop(path, (None,))
+        added += source is None
+        if tuple(before) != state:
+            left.append(row)
+        elif isinstance(source, str):
+            bad[row] = source
+        else:
+            rows.append(row)
+            sources.append(source)
     for name, column in columns.items():
-        column[fine] = getattr(old, name)[source[fine]]
-    for row in np.flatnonzero(same & ~fine).tolist():
-        bad[row] = old.bad[source[row] - len(old)][3]
-    here = int((source >= 0).sum())
-    added, removed, changed = len(source) - here, len(known) - here, here - int(same.sum())
-    changes = f"{added} files added, {removed} removed, {changed} changed"
-    log(f"{listing.base}: {changes if added or removed or changed else 'the same files, other labels'}")
-    return np.flatnonzero(~same)
+        column[rows] = getattr(old, name)[sources]
+    changed = len(left) - added
+    changes = f"{added} files added, {len(known)} removed, {changed} changed"
+    log(f"{listing.base}: {changes if added or known or changed else 'the same files, other labels'}")
+    return np.array(left, np.int64)
 
 
-def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> ImageFolderIndex:
+def write_index(
+    folder: str,
+    paths: list[str],
+    columns: dict[str, np.ndarray],
+    head: int | None = None,
+    **meta,
+) -> ImageFolderIndex:
     """Write an index atomically, in place of an older one, and open it. The caller holds the lock.
 
-    columns: those of ImageFolderIndex; names: uint8, the concatenated relative paths; offsets: the begin of
-    each path and the end of the last; misnamed: default zeros. meta: root, base, split, classes, stamp,
-    bad (path, size, mtime, reason), and head if it is not None. Raises OSError.
+    paths: relative, ascending. columns: the others of ImageFolderIndex. head: as in scan_listing(). meta:
+    root, base, split, classes, stamp, bad (path, size, mtime, reason). Raises OSError.
     """
-    head = meta.setdefault("head", None)
-    count = len(columns["labels"])
-    columns = {"misnamed": np.zeros(count, np.uint8)} | columns
+    names = [os.fsencode(path) for path in paths]
+    columns = columns | {
+        "offsets": np.cumsum([0, *map(len, names)]),
+        "names": np.frombuffer(b"".join(names), np.uint8),
+    }
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in _COLUMNS.items()}
-    known = [meta["classes"], count] + [head] * bool(head)
+    known = [meta["classes"], len(paths)] + [head] * bool(head)
     digest = hashlib.blake2b(json.dumps(known).encode(), digest_size=16)
-    for column in _without_endings(columns["names"], columns["offsets"]):
-        digest.update(column.data)
+    stems = [os.path.splitext(name)[0] for name in names]  # a .JPEG and a .png may be the same data
+    digest.update(np.array([*map(len, stems)], np.int64).data)
+    digest.update(b"".join(stems))
     for name in ("labels", "bytes", "crc32"):
         digest.update(columns[name].data)
-    meta |= {"format": _FORMAT, "fingerprint": digest.hexdigest() + _HEADERS * bool(head)}
-    meta["lengths"] = {name: len(column) for name, column in columns.items()}
+    meta |= {"format": _FORMAT, "head": head, "fingerprint": digest.hexdigest() + _HEADERS * bool(head)}
     meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}
     with make_folder_atomic(folder) as new:
         for name, content in columns.items():
@@ -428,24 +372,6 @@ def write_index(folder: str, columns: dict[str, np.ndarray], **meta) -> ImageFol
             json.dump(meta, file, indent=1)
             _flush(file)
     return open_index(folder)
-
-
-def _without_endings(names: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lengths int64 [n], concatenated paths) of the paths without their endings, because a .JPEG and
-    a .png may be the same data. Arguments: as in write_index()."""
-    starts, ends = offsets[:-1], offsets[1:]
-
-    def last(letter: str) -> np.ndarray:
-        """Return the letter's last position in each path; the position before the path if it is missing."""
-        places = np.append(-1, np.flatnonzero(names == ord(letter)))
-        return np.maximum(places[np.searchsorted(places, ends) - 1], starts - 1)
-
-    dots = last(".")
-    stops = np.where(dots > last("/") + 1, dots, ends)
-    marks = np.zeros(len(names) + 1, np.int8)
-    marks[stops] += 1
-    marks[ends] -= 1
-    return stops - starts, names[np.cumsum(marks[:-1], dtype=np.int8) == 0]
 
 
 def _flush(file: IO) -> None:

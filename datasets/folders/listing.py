@@ -6,7 +6,7 @@ test):
 1. <root>/train.txt: a list of lines `relative/path label`. Paths are below the root, or else below
    <root>/train. The label is a class name or a number;
 2. <root>/train/<class>/**: class folders of any depth, or images of one class directly in <root>/train;
-3. <root>/<class>/**: no folders of splits. The path of an image decides its split (in_val()).
+3. <root>/<class>/**: no folders of splits. The hash of its path decides the split of an image.
 
 Classes are numbered in the order of their names, images in the order of their paths. Links are followed.
 """
@@ -26,6 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.ground.exits import BadInput
+from datasets import files
 from datasets.folders import images
 
 _Task = TypeVar("_Task")
@@ -34,8 +35,8 @@ Log = Callable[[str], object]  # called with one line of text
 _THREADS = 16  # more than cores: on a network file system most threads wait
 _TURN = 64  # tasks that threads do before the waiting is measured again, for the first time
 FILES_PER_TASK = 64  # files per task
-_LONGEST, _LABEL = 4096, 255  # characters of a path and of a label in a list
-SHOWN = 10  # entries of a long list in a message
+_LONGEST = 4096  # characters of a line in a list
+_SHOWN = 10  # entries of a long list in a message
 VAL_SHARE = 0.1  # of the images of a folder without splits
 SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
 
@@ -66,40 +67,57 @@ class Listing(NamedTuple):
 def look(root: str, split: str, classes: Sequence[str] | None, log: Log, val_share: float = 0.0) -> Listing:
     """Return the Listing of a split without reading an image. Arguments: those of image_folder.load().
     Raises BadInput."""
-    if not os.path.isdir(root):
-        raise BadInput(f"{root} does not exist or is not a folder")
-    base, source, spelling = layout(root, split)
-    listed = source != base
-    if listed:
-        try:
-            with open(source, encoding="utf-8-sig", errors="surrogateescape") as file:
-                paths, names = read_list(file, source)
-        except OSError as error:
-            raise BadInput(f"cannot read {source}: {error.strerror}") from error
-        folder = os.path.join(root, spelling)
-        if not os.path.exists(os.path.join(root, paths[0])) and os.path.isdir(folder):
-            base = folder
+    root = os.path.abspath(files.local_folder(root))
+    name = find_split(root, split)
+    if not name and (other := find_split(root, "val" if split == "train" else "train")):
+        expected = " or ".join(f"{name}/ or {name}.txt" for name in SPLITS[split])
+        raise BadInput(f"{root} has {other}, but no {expected}")
+    base = os.path.join(root, name) if name else root
+    source = f"{base}.txt"
+    if listed := bool(name) and os.path.isfile(source):
+        paths, names = _read_list(source)
+        if os.path.exists(os.path.join(root, paths[0])) or not os.path.isdir(base):
+            base = root
     else:
-        paths, names = by_class(base, *walk(base), classes, log)
-    classes, labels = number(names, classes, source, listed)
-    val_share = 0.0 if spelling else val_share
+        source = base
+        paths, names = _by_class(base, classes, log)
+    classes, labels = _number(names, classes, source, listed)
+    val_share = 0.0 if name else val_share
     if val_share:
-        paths, labels = divide(root, split, paths, labels, val_share, log)
+        rows = _divide(root, split, paths, labels, val_share, log)
+        paths, labels = [paths[row] for row in rows.tolist()], labels[rows]
     sizes, mtimes = stat_files(base, paths)
     return Listing(root, split, base, classes, paths, labels, sizes, mtimes, val_share)
 
 
-def in_val(paths: list[str], labels: np.ndarray, share: float) -> np.ndarray:
-    """Return which images are for validation: bool [n], true if the hash is below the share.
+def find_split(root: str, split: str) -> str:
+    """Return the name of a split's list or folder in a root folder; "" if it has none."""
+    for name in SPLITS[split]:
+        path = os.path.join(root, name)
+        if os.path.isdir(path) or os.path.isfile(f"{path}.txt"):
+            return name
+    return ""
+
+
+def shown(texts: Sequence[str]) -> str:
+    """Return the first texts of a long list, and the number of the others."""
+    more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return "; ".join(texts[:_SHOWN]) + more
+
+
+def _divide(
+    root: str, split: str, paths: list[str], labels: np.ndarray, share: float, log: Log
+) -> np.ndarray:
+    """Return the rows of the images of a split: int64, ascending. An image is in "val" if its hash is low.
 
     The hash is that of the path without its ending. So an image is in the same split on every machine, also
     after other images are added or removed. Two exceptions: a class keeps at least one image for training,
     the one with the highest hash. At least one image is for validation: the one with the lowest hash, of the
-    classes with several images.
-
-    paths: relative, with /. labels: int64 [n]. share: above 0, below 1.
+    classes with several images. Raises BadInput if "val" is empty.
     """
-    hashes = np.array([_hash(path) for path in paths], np.uint64)
+    stems = (os.fsencode(os.path.splitext(path)[0]) for path in paths)
+    digests = b"".join(hashlib.blake2b(stem, digest_size=8).digest() for stem in stems)
+    hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
     val = hashes < np.uint64(int(share * 2**64))
     counts = np.bincount(labels)
     kept = np.bincount(labels[~val], minlength=len(counts))
@@ -109,29 +127,10 @@ def in_val(paths: list[str], labels: np.ndarray, share: float) -> np.ndarray:
     several = np.flatnonzero(counts[labels] > 1)
     if not val.any() and len(several):
         val[several[hashes[several].argmin()]] = True
-    return val
-
-
-def _hash(path: str) -> int:
-    """Return the hash of a path without its ending, in 0..2^64-1."""
-    name = os.fsencode(os.path.splitext(path)[0])
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")
-
-
-def divide(
-    root: str,
-    split: str,
-    paths: list[str],
-    labels: np.ndarray,
-    val_share: float,
-    log: Log,
-) -> tuple[list[str], np.ndarray]:
-    """Return (paths, labels) of one split of a folder without splits. Raises BadInput if "val" is empty."""
-    val = in_val(paths, labels, val_share)
     many = int(val.sum())
     if split == "train":
         log(
-            f"train={len(val) - many} test={many} split of {root} by path, --val_share {100 * val_share:g}%"
+            f"train={len(val) - many} test={many} split of {root} by path, --val_share {100 * share:g}%"
             + ": no image for validation, because each class has only one" * (not many)
         )
     elif not many:
@@ -139,52 +138,38 @@ def divide(
             f"{root} has {len(paths)} images, one in each class: none remains for validation. "
             "Add val/ next to train/, or more images"
         )
-    rows = np.flatnonzero(val if split == "val" else ~val)
-    return [paths[row] for row in rows.tolist()], labels[rows]
-
-
-def layout(root: str, split: str) -> tuple[str, str, str]:
-    """Return (base folder, path of the list or the base folder, name of the split).
-
-    The name is "" if the folder has no splits. Raises BadInput if it has only the other split.
-    """
-    for name in SPLITS[split]:
-        folder, source = os.path.join(root, name), os.path.join(root, f"{name}.txt")
-        if os.path.isfile(source):
-            return root, source, name
-        if os.path.isdir(folder):
-            return folder, folder, name
-    expected = " or ".join(f"{name}/ or {name}.txt" for name in SPLITS[split])
-    for name in (*SPLITS["train"], *SPLITS["val"]):
-        if os.path.isdir(os.path.join(root, name)) or os.path.isfile(os.path.join(root, f"{name}.txt")):
-            raise BadInput(f"{root} has {name}, but no {expected}")
-    return root, root, ""
+    return np.flatnonzero(val if split == "val" else ~val)
 
 
 def walk(base: str) -> tuple[list[str], int, set[str]]:
     """Return (relative paths of the images in a tree, number of its other files, the folders directly in it).
     Raises BadInput if a folder cannot be listed."""
-    paths, others, own, level = [], 0, set(), [("", ())]
+
+    def fail(error: OSError) -> None:
+        raise BadInput(f"cannot list {error.filename}: {error.strerror}") from error
+
+    paths, others, own = [], 0, set()
+    above: dict[str, tuple[str, ...]] = {
+        base: (os.path.realpath(base),)
+    }  # folder -> its real path and those of its parents
     with progress(None, f"listing {base}") as bar:
-        while level:
-            deeper = []
-            for below, files, other in map_files(lambda folder: _entries(base, *folder), level):
-                deeper += below
-                paths += files
-                others += other
-                bar.update(len(files))
-            own = own or {folder.rstrip("/") for folder, _ in deeper}
-            level = deeper
+        for folder, folders, names in os.walk(base, onerror=fail, followlinks=True):
+            found = [name for name in names if name[0] != "." and name.lower().endswith(images.EXTENSIONS)]
+            others += len(names) - len(found) + sum(name.startswith(".") for name in folders)
+            paths += [os.path.join(folder[len(base) :].lstrip("/"), name) for name in found]
+            parents = above.pop(folder)
+            below = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
+            # without links to a parent folder, which are endless loops
+            folders[:] = [name for name in folders if name[0] != "." and below[name] not in parents]
+            above |= {os.path.join(folder, name): (*parents, below[name]) for name in folders}
+            own |= set(folders) if folder == base else set()
+            bar.update(len(found))
     return paths, others, own
 
 
-def by_class(
-    base: str, paths: list[str], others: int, class_folders: set[str], classes: Sequence[str] | None, log: Log
-) -> tuple[list[str], list[str]]:
-    """Return (paths, class name of each path). paths, others, class_folders: the results of walk().
-
-    base: for messages. classes: as in number(). log: called with one line. Raises BadInput.
-    """
+def _by_class(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[str], list[str]]:
+    """Return (paths, class name of each path) of a tree. classes: as in _number(). Raises BadInput."""
+    paths, others, class_folders = walk(base)
     nested = [path for path in paths if "/" in path]
     loose = len(paths) - len(nested) if nested else 0
     if others or loose:
@@ -195,63 +180,37 @@ def by_class(
     names = [path.partition("/")[0] if nested else "" for path in paths]
     empty = sorted(class_folders - set(names)) if nested and classes is None else []
     if empty:  # skipping them would change the numbers of the other classes
-        raise BadInput(f"{base}: {len(empty)} class folders hold no image: {', '.join(empty[:SHOWN])}")
+        raise BadInput(f"{base}: {len(empty)} class folders hold no image: {shown(empty)}")
     return paths, names
 
 
-def _entries(base: str, relative: str, above: tuple) -> tuple[list, list[str], int]:
-    """Return (folders, images, number of other files) of a folder. above: identities of its parents."""
-    path = os.path.join(base, relative)
-    folders, files, others = [], [], 0
+def _read_list(source: str) -> tuple[list[str], list[str]]:
+    """Return (paths, labels as text) of a list. Raises BadInput."""
     try:
-        above = (*above, _identity(os.stat(path)))
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    others += 1
-                elif entry.is_dir():
-                    if entry.is_symlink() and _identity(entry.stat()) in above:
-                        continue  # a link to a parent folder: an endless loop
-                    folders.append((f"{relative}{entry.name}/", above))
-                elif entry.name.lower().endswith(images.EXTENSIONS) and (
-                    entry.is_file() or entry.is_symlink()  # stat_files() reports a broken link as missing
-                ):
-                    files.append(relative + entry.name)
-                else:
-                    others += 1
+        with open(source, encoding="utf-8-sig", errors="surrogateescape") as file:
+            lines = [line.strip() for line in file]
     except OSError as error:
-        raise BadInput(f"cannot list {path}: {error.strerror}") from error
-    return folders, files, others
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
-
-
-def read_list(lines: Iterable[str], source: str) -> tuple[list[str], list[str]]:
-    """Return (paths, labels as text) of a list. source: for messages. Raises BadInput."""
-    rows = []
+        raise BadInput(f"cannot read {source}: {error.strerror}") from error
+    labels: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
-        words = line.strip().rsplit(maxsplit=1)  # from the right: a path may contain spaces
-        path, label = words if len(words) == 2 else ("", "")
-        if words and (not path or "\0" in path + label or len(path) > _LONGEST or len(label) > _LABEL):
-            line = " ".join(words)
-            shown = repr(line[:60]) + f"... ({len(line)} characters)" * (len(line) > 60)
-            raise BadInput(f"{source}, line {number}: expected `path label`, found {shown}")
+        if not line:
+            continue
+        path, *rest = line.rsplit(maxsplit=1)  # from the right: a path may contain spaces
+        if not rest or "\0" in line or len(line) > _LONGEST:
+            start = repr(line[:60]) + f"... ({len(line)} characters)" * (len(line) > 60)
+            raise BadInput(f"{source}, line {number}: expected `path label`, found {start}")
         if os.path.isabs(path) or ".." in path.split("/"):
             raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
-        if words:
-            rows.append((path, label))
-    rows.sort()
-    if not rows:
+        if path in labels:
+            raise BadInput(f"{source} lists {path} twice, with labels {labels[path]} and {rest[0]}")
+        labels[path] = rest[0]
+    if not labels:
         raise BadInput(f"{source} lists no image")
-    for (path, label), (other, label_too) in itertools.pairwise(rows):
-        if path == other:
-            raise BadInput(f"{source} lists {path} twice, with labels {label} and {label_too}")
-    return [path for path, _ in rows], [label for _, label in rows]
+    paths = sorted(labels)
+    return paths, [labels[path] for path in paths]
 
 
-def number(
+def _number(
     names: list[str], classes: Sequence[str] | None, source: str, listed: bool
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Return (classes, labels int64 [n]).
@@ -263,23 +222,25 @@ def number(
     Raises BadInput.
     """
     known = set(names)
-    strange = sorted(known.difference(classes)) if classes is not None else []
+    ordered = tuple(sorted(known) if classes is None else classes)
+    strange = sorted(known.difference(ordered))
     if listed and (classes is None or strange) and all(re.fullmatch("-?[0-9]+", name) for name in known):
         # the labels are numbers, not class names that look like numbers
         numbers = {name: int(name) for name in known}
-        count = len(set(numbers.values()) if classes is None else classes)
-        outside = sorted(value for value in numbers.values() if not 0 <= value < count)
+        if classes is None:
+            ordered = tuple(map(str, range(len(set(numbers.values())))))
+        outside = sorted(value for value in numbers.values() if not 0 <= value < len(ordered))
         if outside:
-            raise BadInput(f"{source}: label {outside[0]} is not in 0..{count - 1} ({count} classes)")
-        ordered = tuple(map(str, range(count)) if classes is None else classes)
-    elif classes is not None and strange:
+            raise BadInput(
+                f"{source}: label {outside[0]} is not in 0..{len(ordered) - 1} ({len(ordered)} classes)"
+            )
+    elif strange:
         count, owner = names.count(strange[0]), f"class {strange[0]!r}" if strange[0] else "no class folder"
         raise BadInput(
-            f"{source}: {count} images belong to {owner}, but the train split has {len(classes)} classes: "
-            + ", ".join(classes[:SHOWN])
+            f"{source}: {count} images belong to {owner}, but the train split has {len(ordered)} classes: "
+            + shown(ordered)
         )
     else:
-        ordered = tuple(sorted(known) if classes is None else classes)
         numbers = {name: place for place, name in enumerate(ordered)}
     return ordered, np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
 
@@ -306,13 +267,13 @@ def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
     sizes, mtimes = np.concatenate(parts).T
     missing = np.flatnonzero(sizes < 0)
     if len(missing):
-        shown = ", ".join(paths[row] for row in missing[:SHOWN])
-        raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {shown}")
+        which = shown([paths[row] for row in missing])
+        raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {which}")
     return sizes, mtimes
 
 
 def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
-    """Yield task(each) in order, for tasks that read files or folders.
+    """Yield task(each) in order, for tasks that read files.
 
     This thread does the tasks while they take less than twice their CPU time. Several threads would take five
     times as long for files in the page cache, because they wait for Python's lock at each call. If tasks

@@ -17,7 +17,7 @@ from common.ground.exits import BadInput
 from datasets import files
 from datasets.folders import images
 from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
-from datasets.folders.listing import SHOWN, Listing, Log, stat_files, walk
+from datasets.folders.listing import Listing, Log, shown, stat_files, walk
 from datasets.sampling.augment import center_square, square_crop
 from datasets.sampling.sampler import Plan
 
@@ -74,8 +74,9 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
     listing = _look(os.path.abspath(files.local_folder(root)), split, log)
     index = scan_listing(listing, cache, log)
     if index.excluded:
-        what = f"of {len(listing.paths)} images of {listing.base} are bad"
-        raise BadInput(_several(what, [f"{path}: {reason}" for path, reason in index.excluded]))
+        reasons = shown([f"{path}: {reason}" for path, reason in index.excluded])
+        count = f"{len(index.excluded)} of {len(listing.paths)}"
+        raise BadInput(f"{count} images of {listing.base} are bad: {reasons}")
     stored = PairIndex(index)
     shapes = np.stack([stored.widths, stored.heights]).reshape(2, 2, -1)  # [width or height, side, pair]
     different = [
@@ -83,7 +84,8 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
         for pair in np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist()
     ]
     if different:
-        raise BadInput(_several(f"of {len(stored)} pairs of {listing.base} differ in size", different))
+        count = f"{len(different)} of {len(stored)}"
+        raise BadInput(f"{count} pairs of {listing.base} differ in size: {shown(different)}")
     return PairIndex(index, rows)
 
 
@@ -104,7 +106,8 @@ def _look(root: str, split: str, log: Log) -> Listing:
         for name in sorted(paths.keys() - others.keys())
     ]
     if alone:
-        raise BadInput(_several(f"of {len(blurry) + len(sharp)} images of {base} have no partner", alone))
+        count = f"{len(alone)} of {len(blurry) + len(sharp)}"
+        raise BadInput(f"{count} images of {base} have no partner: {shown(alone)}")
     names = sorted(blurry)
     paths = [side[name] for side in (blurry, sharp) for name in names]
     labels = np.arange(2).repeat(len(names))
@@ -127,11 +130,6 @@ def _by_name(base: str, side: str, log: Log) -> dict[str, str]:
     return by_name
 
 
-def _several(what: str, which: list[str]) -> str:
-    more = f"; and {len(which) - SHOWN} more" if len(which) > SHOWN else ""
-    return f"{len(which)} {what}: {'; '.join(which[:SHOWN])}{more}"
-
-
 def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Plan:
     """Return the plan of pairs: the blurry images of a step and then, in the same order, the sharp ones.
 
@@ -143,7 +141,7 @@ def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Pl
     """
     small = np.flatnonzero(np.minimum(index.widths, index.heights) < size).tolist()
     if small:
-        what = f"of {len(index.labels)} images are smaller than --crop {size}"
-        raise BadInput(_several(what, [f"{index.path(id)} has {index.shape(id)}" for id in small]))
+        which = shown([f"{index.path(id)} has {index.shape(id)}" for id in small])
+        raise BadInput(f"{len(small)} of {len(index.labels)} images are smaller than --crop {size}: {which}")
     window = functools.partial(square_crop if augment else center_square, side=size)
     return Plan(index, sampler, window, size, views=2)

@@ -232,8 +232,7 @@ def _class_names(args: argparse.Namespace, folder: str) -> tuple[str, ...] | Non
     the run of the weights; None if they are not known."""
     with contextlib.suppress(BadInput):
         quiet = lambda line: None  # noqa: E731
-        listing = image_folder.list_split(folder, "train", None, quiet, args.val_share)
-        return listing.classes
+        return listing.look(folder, "train", None, quiet, args.val_share).classes
     path = args.weights or args.resume
     return tuple(weights.read_class_names(path)) or None if os.path.exists(path) else None
 

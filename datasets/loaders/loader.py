@@ -243,14 +243,14 @@ class Loader:
         """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
         if replay.REQUEST in os.environ:  # `python -m launch data` has started this job
             replay.answer(self)
-        for epoch in self.plan.epochs_from(step):
+        for epoch in self.plan.sampler.epochs_from(step):
             self._seed(epoch, generators.EPOCH_START)
             yield epoch
 
     @property
     def total_steps(self) -> int | Any:
         """Return the steps of the whole training; None if it has no limit."""
-        return self.plan.total_steps
+        return self.plan.sampler.total_steps
 
     @property
     def collate_fn(self) -> Any:
@@ -296,7 +296,7 @@ class Loader:
 
     def add_generator(self, value: Any) -> bool:
         """Seed a generator of your own for each step, too. Return whether the value is a generator."""
-        if is_generator := generators.is_generator(value):
+        if is_generator := generators.seed_function(value) is not None:
             self.generators += generators.find_generators(value)
         return is_generator
 

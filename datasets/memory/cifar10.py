@@ -9,11 +9,11 @@ It is loaded from the first of these that exists in or below data_url:
 The archive is read in place and never unpacked, so no member of it can leave the folder.
 """
 
+import functools
 import io
 import os
 import pickle
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,11 @@ URL = f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}"
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
-_Batch = tuple[np.ndarray, np.ndarray]  # images, labels
 _Sets = tuple[ImageSet, ImageSet]
+# the same normalisation for every source and for generated images, so checkpoints fit all of them
+_image_set = functools.partial(
+    ImageSet, classes=10, mean=MEAN, std=STD, padding=4, flip=True, class_names=CLASSES
+)
 
 
 def load(data_url: str | None, custom_data: bool) -> _Sets:
@@ -68,26 +71,14 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
     return data
 
 
-def parse_python_batch(name: str, content: bytes) -> _Batch:
-    """Return (images uint8 [n, 3, 32, 32], labels int64 [n]) of a pickled batch without executing its code.
+def _parse(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return (images uint8 [n, 3, 32, 32], labels int64 [n]) of an official file without executing its code.
     Raises BadInput."""
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
-        images = np.asarray(batch[b"data"])
-        labels = np.asarray(batch[b"labels"], dtype=np.int64)
+        return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], np.int64)
     except Exception as error:  # a hostile or damaged pickle can raise anything
         raise BadInput(f"{name} is not a CIFAR-10 python batch: {type(error).__name__}: {error}") from error
-    if (
-        images.dtype != np.uint8
-        or images.ndim != 2
-        or images.shape[1] != 3 * 32 * 32
-        or len(images) != len(labels)
-    ):
-        raise BadInput(f"{name}: images are {images.dtype} {list(images.shape)} for {len(labels)} labels")
-    if len(labels) == 0 or labels.min() < 0 or labels.max() > 9:
-        span = f"{labels.min()}..{labels.max()}" if len(labels) else "none"
-        raise BadInput(f"{name}: labels are {span}, expected 0..9")
-    return images.reshape(-1, 3, 32, 32), labels
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -115,16 +106,15 @@ def _load_python(folder: str) -> _Sets | None:
             files = ((member.name, tar.extractfile(member)) for member in tar if member.isfile())
             members = {name: file.read() for name, file in files if file}
 
-    def read(name: str) -> _Batch:
-        path = os.path.join(place, name)
-        content = members[f"{FOLDER}/{name}"] if members else read_checked(path, MD5[name])
-        return parse_python_batch(path, content)
-
     def gather(names: list[str]) -> ImageSet:
-        images, labels = (
-            torch.from_numpy(np.concatenate(parts)) for parts in zip(*map(read, names), strict=True)
-        )
-        return _image_set(images, labels, f"official files, checked: {place}")
+        parts = []
+        for name in names:
+            path = os.path.join(place, name)
+            parts.append(
+                _parse(path, members[f"{FOLDER}/{name}"] if members else read_checked(path, MD5[name]))
+            )
+        images, labels = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
+        return _image_set(images, labels, source=f"official files, checked: {place}")
 
     return gather(TRAIN_FILES), gather(TEST_FILES)
 
@@ -139,21 +129,19 @@ def _load_class_folders(folder: str) -> _Sets | None:
         raise BadInput(f"{train.base} has {len(train.classes)} class folders, CIFAR-10 has 10")
     test = listing.look(folder, "val", train.classes, lambda line: None)
     source = f"class folders, a copy without published checksums: {folder}"
-    sets = [
-        _image_set(_decode(part), torch.from_numpy(part.labels), source, train.classes)
+    train_set, test_set = (
+        _image_set(_decode(part), torch.from_numpy(part.labels), source=source, class_names=train.classes)
         for part in (train, test)
-    ]
-    return sets[0], sets[1]
+    )
+    return train_set, test_set
 
 
 def _decode(part: Any) -> torch.Tensor:
     """Return the images of a listing.Listing."""
     from datasets.folders import images
 
-    pixels = torch.empty(len(part.paths), 3, 32, 32, dtype=torch.uint8)
-
-    def decode(row: int) -> None:
-        path = os.path.join(part.base, part.paths[row])
+    pixels = torch.empty(len(part.paths), 32, 32, 3, dtype=torch.uint8)
+    for row, path in enumerate(os.path.join(part.base, name) for name in part.paths):
         try:
             with open(path, "rb") as file:
                 image = images.decode(file.read())
@@ -161,15 +149,5 @@ def _decode(part: Any) -> torch.Tensor:
             raise BadInput(f"cannot decode {path}: {error}") from error
         if image.shape != (32, 32, 3):
             raise BadInput(f"{path} is {image.shape[1]}x{image.shape[0]} pixels, expected 32x32")
-        pixels[row] = torch.from_numpy(image).permute(2, 0, 1)
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(decode, range(len(pixels))))
-    return pixels
-
-
-def _image_set(
-    images: torch.Tensor, labels: torch.Tensor, source: str, class_names: tuple[str, ...] = CLASSES
-) -> ImageSet:
-    # the same normalisation for every source and for generated images, so checkpoints fit all of them
-    return ImageSet(images, labels, 10, MEAN, STD, 4, True, source, class_names)
+        pixels[row] = torch.from_numpy(image)
+    return pixels.permute(0, 3, 1, 2).contiguous()

@@ -4,12 +4,20 @@ Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", 
 Repository, 1998.
 """
 
+import functools
+
 import torch
 
 from common.ground.exits import import_optional
+from datasets.files import local_folder
 from datasets.memory.image_set import ImageSet, generate_sets
 
 SIDE, MEAN, STD = 8, (0.3047,), (0.3756,)  # pixels; of pixels / 255
+
+# no flips: a mirrored digit is another digit or not a digit
+_image_set = functools.partial(
+    ImageSet, classes=10, mean=MEAN, std=STD, padding=1, flip=False, class_names=tuple(map(str, range(10)))
+)
 
 
 def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
@@ -20,10 +28,7 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     """
     if custom_data:
         return generate_sets(_image_set, channels=1, side=8)
-    if data_url is not None:
-        from datasets.files import local_folder
-
-        local_folder(data_url)  # the folder is not used, but a wrong path is an error
+    local_folder(data_url)  # the folder is not used, but a wrong path is an error
     sklearn = import_optional("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
     digits = sklearn.load_digits()
     images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
@@ -31,13 +36,5 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     in_test = torch.zeros(len(images), dtype=torch.bool)
     in_test[labels.argsort(stable=True)[4::5]] = True
     source = "scikit-learn (1,797 real digits)"
-    train, test = (_image_set(images[rows], labels[rows], source) for rows in (~in_test, in_test))
+    train, test = (_image_set(images[rows], labels[rows], source=source) for rows in (~in_test, in_test))
     return train, test
-
-
-def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
-    # no flips: a mirrored digit is another digit or not a digit
-    return ImageSet(
-        images, labels, 10, MEAN, STD, padding=1, flip=False, source=source,
-        class_names=tuple(map(str, range(10))),
-    )  # fmt: skip

@@ -5,6 +5,7 @@ The four official files (.gz) are read from data_url, its subfolder raw/ or Fash
 torchvision puts them. Their md5 is checked.
 """
 
+import functools
 import os
 
 import numpy as np
@@ -25,7 +26,10 @@ MD5 = {
 CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-_HEADER = {"images": 16, "labels": 8}  # bytes before the data in the IDX format
+
+_image_set = functools.partial(
+    ImageSet, classes=10, mean=MEAN, std=STD, padding=2, flip=True, class_names=CLASSES
+)
 
 
 def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
@@ -48,22 +52,13 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
 
 
 def _load_part(folder: str, part: str) -> ImageSet:
-    images, labels = _read(folder, part, "images"), _read(folder, part, "labels")
+    files = {f"{part}-images-idx3-ubyte.gz": 16, f"{part}-labels-idx1-ubyte.gz": 8}  # name -> bytes of header
+    images, labels = (
+        np.frombuffer(bytearray(read_checked(os.path.join(folder, name), MD5[name])), np.uint8, offset=header)
+        for name, header in files.items()
+    )
     return _image_set(
         torch.from_numpy(images.reshape(-1, 1, 28, 28)),
         torch.from_numpy(labels.astype(np.int64)),
-        f"official files, md5 checked: {folder}",
+        source=f"official files, md5 checked: {folder}",
     )
-
-
-def _read(folder: str, part: str, kind: str) -> np.ndarray:
-    name = f"{part}-{kind}-idx{3 if kind == 'images' else 1}-ubyte.gz"
-    content = read_checked(os.path.join(folder, name), MD5[name])
-    return np.frombuffer(bytearray(content), dtype=np.uint8, offset=_HEADER[kind])
-
-
-def _image_set(images: torch.Tensor, labels: torch.Tensor, source: str) -> ImageSet:
-    return ImageSet(
-        images, labels, 10, MEAN, STD, padding=2, flip=True, source=source,
-        class_names=CLASSES,
-    )  # fmt: skip

@@ -69,13 +69,11 @@ def load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, 
     return importlib.import_module(f"datasets.memory.{name}").load(data_url, custom_data)
 
 
-def generate_sets(
-    make: Callable[[torch.Tensor, torch.Tensor, str], ImageSet], channels: int, side: int
-) -> tuple[ImageSet, ImageSet]:
+def generate_sets(make: Callable[..., ImageSet], channels: int, side: int) -> tuple[ImageSet, ImageSet]:
     """Return a training and a test set of ten learnable classes for smoke tests, always the same.
 
-    make: returns the set of (images uint8 [N, channels, side, side], labels int64 [N], source), N = 5000 and
-    250. A class is a smooth random pattern under noise of the same contrast.
+    make: returns the set of (images uint8 [N, channels, side, side], labels int64 [N], source=text), N = 5000
+    and 250. A class is a smooth random pattern under noise of the same contrast.
     """
     generator = torch.Generator().manual_seed(2024)
     coarse = torch.randn(GENERATED_CLASSES, channels, 4, 4, generator=generator)
@@ -85,6 +83,6 @@ def generate_sets(
         labels = torch.randperm(count, generator=generator) % GENERATED_CLASSES
         images = torch.randn(count, channels, side, side, generator=generator).mul_(40)
         images.add_((128 + 40 * patterns)[labels])
-        return make(images.clamp_(0, 255).to(torch.uint8), labels, "generated")
+        return make(images.clamp_(0, 255).to(torch.uint8), labels, source="generated")
 
     return draw(GENERATED_TRAIN), draw(GENERATED_TEST)

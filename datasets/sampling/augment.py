@@ -12,6 +12,7 @@ import numpy as np
 
 from datasets.sampling.philox import Operation, below, draw, uniform
 
+_RATIO = 3 / 4, 4 / 3  # width / height of a box
 _ATTEMPTS = 10  # to find a box that fits; two from each block of random words
 
 
@@ -67,17 +68,16 @@ def random_resized_crop(
     seed: int,
     epoch: int,
     scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Crop:
     """Return boxes of a random share of the area and a random aspect ratio, mirrored with probability 1/2.
 
-    index: has `widths` and `heights` (pixels, by id). scale: share of the area, uniform. ratio: width /
-    height, uniform in its logarithm. The distribution is that of torchvision's RandomResizedCrop: ten
+    index: has `widths` and `heights` (pixels, by id). scale: share of the area, uniform. Width / height
+    is in _RATIO, uniform in its logarithm. The distribution is that of torchvision's RandomResizedCrop: ten
     attempts, then the largest centred box whose ratio is allowed. Source: C. Szegedy et al., "Going
     Deeper with Convolutions", CVPR 2015, section 6.
     """
     widths, heights = _sizes(index, ids)
-    width, height = _fallback(widths, heights, ratio)
+    width, height = _fallback(widths, heights)
     first = draw(seed, epoch, ids, Operation.RESIZED_CROP)
     left = np.where(width < widths, (widths - width) // 2, 0)
     top = np.where(height < heights, (heights - height) // 2, 0)
@@ -88,7 +88,7 @@ def random_resized_crop(
         if attempt % 2 == 0:
             words = draw(seed, epoch, ids[open_], Operation.RESIZED_CROP, block=1 + attempt // 2)
         area = widths[open_] * heights[open_] * uniform(words[0], *scale)
-        aspect = np.exp(uniform(words[1], math.log(ratio[0]), math.log(ratio[1])))
+        aspect = np.exp(uniform(words[1], math.log(_RATIO[0]), math.log(_RATIO[1])))
         wide = np.rint(np.sqrt(area * aspect)).astype(np.int64)
         high = np.rint(np.sqrt(area / aspect)).astype(np.int64)
         fits = (wide > 0) & (high > 0) & (wide <= widths[open_]) & (high <= heights[open_])
@@ -100,10 +100,11 @@ def random_resized_crop(
     return Crop(top, left, height, width, first[2] >= 2**31)
 
 
-def _fallback(widths: np.ndarray, heights: np.ndarray, ratio: tuple[float, float]):
-    narrow, wide = widths < heights * ratio[0], widths > heights * ratio[1]
-    height = np.where(narrow, np.rint(widths / ratio[0]).astype(np.int64), heights)
-    width = np.where(wide, np.rint(heights * ratio[1]).astype(np.int64), widths)
+def _fallback(widths: np.ndarray, heights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (widths, heights) of the largest boxes whose ratio is allowed."""
+    narrow, wide = widths < heights * _RATIO[0], widths > heights * _RATIO[1]
+    height = np.where(narrow, np.rint(widths / _RATIO[0]).astype(np.int64), heights)
+    width = np.where(wide, np.rint(heights * _RATIO[1]).astype(np.int64), widths)
     return np.maximum(width, 1), np.maximum(height, 1)
 
 

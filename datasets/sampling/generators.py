@@ -21,6 +21,7 @@ import torch
 BATCH, EPOCH_START, EPOCH_END = range(3)  # the moments that have numbers of their own
 _MT19937 = 625 * 4  # bytes of the state of NumPy's global generator: 624 words and a position
 _DEPTH = 6  # attributes of attributes that are searched
+_DATA = 100  # items of a list or a dictionary that is data, and is not searched
 # seed_all() seeds them
 _GLOBAL = (torch.default_generator, random._inst, np.random.mtrand._rand)  # type: ignore[attr-defined]
 _OF_LIBRARIES = {"builtins", "collections", "functools", "torch", "numpy", "typing", "abc", "types"}
@@ -78,11 +79,6 @@ def restored() -> Iterator[None]:
         np.random.set_state(before[2])
 
 
-def is_generator(value: Any) -> bool:
-    """Return whether a value is itself a generator (find_generators)."""
-    return _seed_function(value) is not None
-
-
 def find_generators(owner: Any, name: str = "") -> list[Generator]:
     """Return the generators which an object holds. name: the first part of their paths.
 
@@ -103,7 +99,7 @@ def find_generators(owner: Any, name: str = "") -> list[Generator]:
         if any(value is each for each in _GLOBAL):
             continue
         try:
-            if seed := _seed_function(value):
+            if seed := seed_function(value):
                 generators.append(Generator(path, value, seed))
                 continue
             parts = list(_parts(value))
@@ -115,7 +111,7 @@ def find_generators(owner: Any, name: str = "") -> list[Generator]:
     return generators
 
 
-def _seed_function(value: Any) -> Callable[[int], object] | None:
+def seed_function(value: Any) -> Callable[[int], object] | None:
     """Return the function that seeds a generator; None if the value is not a generator."""
     if isinstance(value, torch.Generator):
         return value.manual_seed
@@ -124,19 +120,18 @@ def _seed_function(value: Any) -> Callable[[int], object] | None:
     if isinstance(value, np.random.Generator):
         return functools.partial(_seed_bits, value.bit_generator)
     if isinstance(value, np.random.RandomState):
-        return functools.partial(_seed_short, value.seed)
+        return lambda seed: value.seed(seed & 0xFFFFFFFF)
     if callable(getattr(type(value), "set_random_seed", None)):  # not of an object that has any attribute
-        return functools.partial(_seed_short, value.set_random_seed)
+        return lambda seed: value.set_random_seed(seed & 0xFFFFFFFF)
     return None
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     """Return the names and the objects to which a value refers and that may hold a generator."""
     parts: dict[str, Any] = {}
-    if isinstance(value, list | tuple | set | frozenset | collections.deque):
-        parts = dict(zip(map(str, range(100)), value, strict=False)) if len(value) < 100 else {}  # else data
-    elif isinstance(value, dict):
-        parts = {str(key): each for key, each in value.items()} if len(value) < 100 else {}
+    if isinstance(value, list | tuple | set | frozenset | collections.deque | dict) and len(value) < _DATA:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        parts = {str(key): each for key, each in items}
     if isinstance(value, functools.partial):
         return [("func", value.func), *_parts(value.args), *_parts(value.keywords)]
     if isinstance(value, types.MethodType):
@@ -166,7 +161,3 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
 
 def _seed_bits(generator: Any, seed: int) -> None:
     generator.state = type(generator)(seed).state
-
-
-def _seed_short(function: Callable[[int], object], seed: int) -> None:
-    function(seed & 0xFFFFFFFF)

@@ -153,11 +153,9 @@ def read(folder: str) -> np.ndarray:
     """Return the records in an output folder: fields epoch, step, sums; steps ascend. Raises BadInput."""
     path = os.path.join(folder, FILE)
     try:
-        content = read_file(path, _MOST)
+        records = _whole(path)
     except OSError as error:
         raise BadInput(f"no receipt of a run at {path}: {error.strerror}") from error
-    whole = len(content) // RECORD.itemsize * RECORD.itemsize  # a killed run may end within a record
-    records = np.frombuffer(content[:whole], dtype=RECORD)
     if not len(records):
         raise BadInput(f"{path} holds no step")
     if (np.diff(records["step"].astype(np.int64)) <= 0).any():
@@ -168,10 +166,14 @@ def read(folder: str) -> np.ndarray:
 def _open(path: str, step: int) -> io.FileIO:
     """Open FILE for appending, without the records after `step`: a resumed run writes them again."""
     file = io.FileIO(path, "a+", opener=opener)
-    content = read_file(path, _MOST)
-    whole = content[: len(content) // RECORD.itemsize * RECORD.itemsize]
-    file.truncate(int((np.frombuffer(whole, dtype=RECORD)["step"] <= step).sum()) * RECORD.itemsize)
+    file.truncate(int((_whole(path)["step"] <= step).sum()) * RECORD.itemsize)
     return file
+
+
+def _whole(path: str) -> np.ndarray:
+    """Return the whole records of a file: a killed run may end within a record. Raises OSError."""
+    content = read_file(path, _MOST)
+    return np.frombuffer(content, RECORD, len(content) // RECORD.itemsize)
 
 
 def compare(first: np.ndarray, second: np.ndarray) -> Comparison:

@@ -27,64 +27,34 @@ _ROUNDS = 8  # even; with 4 the tests of its quality fail, with 6 they pass
 _CHUNK = 4096
 
 
-def permute(positions: ArrayLike, size: int, seed: int, epoch: int) -> np.ndarray:
+def permute(values: ArrayLike, size: int, seed: int, epoch: ArrayLike, inverse: bool = False) -> np.ndarray:
     """Return the sample ids at these positions of the epoch's permutation of 0..size-1, int64 [n].
 
-    positions: integers [n] in 0 <= position < size <= 2^62.
+    values: integers [n] in 0 <= value < size <= 2^62. epoch: a number, or one for each value, integers [n].
+    inverse: the values are ids, and their positions are returned.
     """
-    rows, side = _bases(size)
-    ids = np.array(positions, dtype=np.uint64)
-    outside = np.arange(len(ids))
-    while True:
-        ids[outside] = _feistel(ids[outside], rows, side, seed, epoch)
-        outside = np.flatnonzero(ids >= size)  # cycle walking: repeat until the id is below size
-        if not len(outside):
-            return ids.astype(np.int64)
-
-
-def unpermute(ids: ArrayLike, size: int, seed: int, epoch: ArrayLike) -> np.ndarray:
-    """Return the positions of sample ids in the permutation of an epoch, int64 [n]: the inverse of permute().
-
-    ids: integers [n] in 0 <= id < size <= 2^62. epoch: a number, or one for each id, integers [n].
-    """
-    rows, side = _bases(size)
-    positions, epochs = map(np.array, np.broadcast_arrays(np.asarray(ids, np.uint64), epoch))
-    outside = np.arange(len(positions))
-    while True:
-        positions[outside] = _feistel_inverse(positions[outside], rows, side, seed, epochs[outside])
-        outside = np.flatnonzero(positions >= size)  # the same cycle, walked backwards
-        if not len(outside):
-            return positions.astype(np.int64)
-
-
-def _bases(size: int) -> tuple[np.uint64, np.uint64]:
-    """Return (rows, side). A value has the digits (high, low) with high < rows and low < side. There are few
-    more pairs of digits than samples."""
+    # a value has the digits (high, low) with high < rows and low < side: few more pairs than samples
     side = math.isqrt(size - 1) + 1
-    return np.uint64(-(-size // side)), np.uint64(side)
+    bases = np.uint64(-(-size // side)), np.uint64(side)
+    values = np.array(values, np.uint64)
+    epochs, outside = np.broadcast_to(np.asarray(epoch), values.shape), np.arange(len(values))
+    while True:
+        values[outside] = _feistel(values[outside], bases, seed, epochs[outside], inverse)
+        outside = np.flatnonzero(values >= size)  # cycle walking: repeat until the value is below size
+        if not len(outside):
+            return values.astype(np.int64)
 
 
-def _feistel(values: np.ndarray, rows: np.uint64, side: np.uint64, seed: int, epoch: int) -> np.ndarray:
-    high, low = values // side, values % side
-    for number in range(0, _ROUNDS, 2):
-        high = (high + _round(low, number, seed, epoch)) % rows
-        low = (low + _round(high, number + 1, seed, epoch)) % side
-    return high * side + low
-
-
-def _feistel_inverse(
-    values: np.ndarray, rows: np.uint64, side: np.uint64, seed: int, epochs: np.ndarray
+def _feistel(
+    values: np.ndarray, bases: tuple[np.uint64, np.uint64], seed: int, epochs: np.ndarray, inverse: bool
 ) -> np.ndarray:
-    high, low = values // side, values % side
-    for number in reversed(range(0, _ROUNDS, 2)):
-        low = (low + side - _round(high, number + 1, seed, epochs) % side) % side
-        high = (high + rows - _round(low, number, seed, epochs) % rows) % rows
-    return high * side + low
-
-
-def _round(half: np.ndarray, number: int, seed: int, epoch: int | np.ndarray) -> np.ndarray:
-    words = philox4x32((half, number, epoch, int(Operation.ORDER)), seed)
-    return words[0] ^ (words[1] << np.uint64(31))  # 63 bits: the remainder is even to 2^-31, and the sum fits
+    digits = [*np.divmod(values, bases[1])]
+    for number in range(_ROUNDS)[:: -1 if inverse else 1]:
+        digit, base = number % 2, bases[number % 2]
+        words = philox4x32((digits[1 - digit], number, epochs, int(Operation.ORDER)), seed)
+        shift = words[0] ^ (words[1] << np.uint64(31))  # 63 bits: the remainder is even to 2^-31, and it fits
+        digits[digit] = (digits[digit] + (base - shift % base if inverse else shift)) % base
+    return digits[0] * bases[1] + digits[1]
 
 
 def split_batch(global_batch: int, world_size: int) -> int:
@@ -208,7 +178,7 @@ class BatchSampler:
         return np.where(steps < len(self), (epochs - 1) * len(self) + steps, -1)
 
     def _positions(self, id: int, epochs: np.ndarray) -> np.ndarray:
-        return unpermute(np.full(len(epochs), id), self.size, self.seed, epochs)
+        return permute(np.full(len(epochs), id), self.size, self.seed, epochs, inverse=True)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         last, at_a_time = self._first + self.remaining, max(1, _CHUNK * self.world_size // self.global_batch)
@@ -347,15 +317,6 @@ class Plan:
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, counted from 0."""
         self.sampler.seek(step)
-
-    def epochs_from(self, step: int) -> Iterator[int]:
-        """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
-        return self.sampler.epochs_from(step)
-
-    @property
-    def total_steps(self) -> int | Any:
-        """Return the steps of the whole training; None if it has no limit."""
-        return self.sampler.total_steps
 
     def __iter__(self) -> Iterator[Batch]:
         waiting: list[np.ndarray] = []

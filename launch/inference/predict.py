@@ -132,7 +132,7 @@ def _fill(path: str, out: np.ndarray, share: float, antialias: bool) -> str:
         with open(path, "rb", opener=opener) as file:
             images.check_bytes(os.fstat(file.fileno()).st_size)
             content = file.read()
-        pixels = images.decode(content, images.inspect(content, path).plain)
+        pixels = images.decode(content, images.inspect(content).plain)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except images.BadImage as error:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
+from common.distributed import ranks
 from common.ground.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.loaders import backends
-from tests.conftest import ROOT, run, run_ranks
+from tests.conftest import ROOT, run
 
 TRAIN, VAL, CLASSES = 50, 23, 5
 MISSING = backends.reasons(torch.device("cpu"))["dali"]
@@ -175,30 +176,14 @@ def test_two_ranks_share_an_epoch(folder, cache):
         dataset.close()
 
 
-PROCESSES = """
-import sys
-import torch
-from datasets.compat.dali_dataset import Dataset
-torch.distributed.init_process_group("gloo")
-dataset = Dataset(sys.argv[1], 5, size=32, val_size=40, workers=1, world_size=2, cache_dir=sys.argv[2])
-total = torch.zeros(2, dtype=torch.int64)
-for images, _ in dataset.get_train_loader():
-    total[0] += len(images)
-dataset.prep_for_val()
-for images, _ in dataset.get_val_loader():
-    total[1] += len(images)
-dataset.reset()
-torch.distributed.all_reduce(total)
-assert dataset.get_train_loader().receipt.take().numel()
-if torch.distributed.get_rank() == 0:
-    print("counted", total.tolist())
-dataset.close()
-torch.distributed.destroy_process_group()
-"""
-
-
-def test_two_processes(folder, cache):
-    assert f"counted [50, {VAL}]" in run_ranks("-c", PROCESSES, folder, cache)[0].stdout
+def test_the_rank_is_that_of_the_process_group(folder, cache, monkeypatch):
+    monkeypatch.setattr(ranks, "is_initialized", lambda: True)
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    options = {"batch_size": 5, "world_size": 2, "backend": "threads"}
+    found, expected = (dataset_of(folder, cache, **options, **rank) for rank in ({}, {"rank": 1}))
+    assert _receipts(found) == _receipts(expected)
+    found.close()
+    expected.close()
 
 
 def test_precision_and_the_two_scales_of_mean_and_std(folder, cache):
@@ -245,7 +230,7 @@ def test_validation_gives_back_what_it_took(folder, cache):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"batch_size": 0}, "batch_size 0 is not above 0"),
+        ({"batch_size": 0}, "batch_size 0 is not a number above 0"),
         ({"batch_size": 51}, r"51 is larger than the data set \(50 samples\)"),
         ({"workers": 0}, "workers 0"),
         ({"min_crop_size": 1.5}, "min_crop_size 1.5"),
@@ -255,7 +240,10 @@ def test_validation_gives_back_what_it_took(folder, cache):
         ({"backend": "fast"}, "data_backend fast"),
         ({"val_batch_size": 0}, "val_batch_size 0"),
         ({"backend": "threads", "use_dali": True}, "use_dali=True and backend='threads' contradict"),
-        ({"workers": True}, "workers True is not a number; the positional arguments are data_dir, batch"),
+        (
+            {"workers": True},
+            "workers True is not a number above 0; the positional arguments are data_dir, batch",
+        ),
         (
             {"use_dali": 256},
             "use_dali 256 is not True or False; the positional arguments are data_dir, batch",

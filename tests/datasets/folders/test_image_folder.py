@@ -3,14 +3,12 @@
 import argparse
 import functools
 import io
-import json
 import os
 import pickle
-import re
 import shutil
-import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from common.ground.exits import BadInput
-from datasets.folders import image_folder, images, listing
+from datasets.folders import image_folder, listing
 from datasets.folders.image_folder import fraction, load, open_index
 from tests import conftest
 from tests.conftest import ROOT, environment
@@ -62,13 +60,14 @@ def start(tmp_path, lines):
     def call(root, split="train", **options):
         lines.clear()
         read = call.read = []
+        inspect = image_folder._inspect
+
+        def counted(path, size, head):
+            read.append(os.path.relpath(path, root))
+            return inspect(path, size, head)
+
         with pytest.MonkeyPatch.context() as patch:
-            inspect = images.inspect
-            patch.setattr(
-                images,
-                "inspect",
-                lambda content, path: (read.append(os.path.relpath(path, root)), inspect(content, path))[1],
-            )
+            patch.setattr(image_folder, "_inspect", counted)
             return load(str(root), split, str(tmp_path / "cache"), log=lines.append, **options)
 
     return call
@@ -84,13 +83,8 @@ def test_class_folders(data, start, lines):
     index = start(data)
     assert index.classes == ("cat", "dog") and (index.split, index.root) == ("train", str(data))
     assert names(index) == [
-        "cat/0.jpg",
-        "cat/1.jpg",
-        "cat/2.jpg",
-        "cat/deep/er/b.PNG",
-        "dog/0.jpg",
-        "dog/1.jpg",
-    ]
+        "cat/0.jpg", "cat/1.jpg", "cat/2.jpg", "cat/deep/er/b.PNG", "dog/0.jpg", "dog/1.jpg",
+    ]  # fmt: skip
     assert len(index) == 6 and index.labels.tolist() == [0, 0, 0, 0, 1, 1]
     assert index.widths.tolist() == [40, 41, 42, 47, 50, 51] and index.heights.tolist() == [32] * 6
     assert index.plain.all() and index.excluded == []
@@ -103,6 +97,10 @@ def test_class_folders(data, start, lines):
     for id in (-1, 6):
         with pytest.raises(IndexError, match=rf"id {id} is not in 0\.\.5"):
             index.path(id)
+    for id, name in enumerate(names(index)):
+        assert index.find(name) == index.find(f"{index.base}/cat/../{name}") == id
+    assert index.find("cat/3.jpg") is index.find("cat") is index.find("z") is None
+    assert start(data, val_share=0.5).fingerprint == index.fingerprint and start.read == lines == []
     val = start(data, "val", classes=index.classes)
     assert names(val) == ["cat/0.jpg", "dog/0.jpg"] and val.fingerprint != index.fingerprint
     assert val.base == str(data / "val")
@@ -116,18 +114,15 @@ def test_an_unusual_image_is_not_plain_and_counts_as_turned(data, start):
     assert (index.widths[0], index.heights[0]) == (32, 40) and index.plain.tolist() == [False] + [True] * 4
 
 
-@pytest.mark.parametrize("spelling", ["val", "validation", "valid", "test"])
-def test_spellings_of_val(data, start, spelling):
-    fingerprint = start(data, "val").fingerprint
-    (data / "val").rename(data / spelling)
-    index = start(data, "val")
-    assert index.base == str(data / spelling) and os.path.isfile(index.path(0))
-    assert index.fingerprint == fingerprint and start.read == []
-
-
-def test_val_is_taken_before_test(data, start):
-    write(data / "test", cat=2)
-    assert len(start(data, "val")) == 2
+def test_spellings_of_val(data, start):
+    fingerprint, before = start(data, "val").fingerprint, "val"
+    for spelling in ("val", "validation", "valid", "test"):
+        (data / before).rename(data / spelling)
+        index, before = start(data, "val"), spelling
+        assert index.base == str(data / spelling) and os.path.isfile(index.path(0))
+        assert index.fingerprint == fingerprint and start.read == []
+    write(data / "val", cat=3)
+    assert len(start(data, "val")) == 3, "val is taken before test"
 
 
 def test_val_uses_the_numbers_of_train(data, start):
@@ -186,27 +181,17 @@ def test_a_split_by_path_of_few_images(tmp_path, start, lines):
         start(root, "val")
 
 
-def test_a_share_has_no_effect_on_folders_of_splits(data, start, lines):
-    fingerprint = start(data).fingerprint
-    assert start(data, val_share=0.5).fingerprint == fingerprint and start.read == [] and lines == []
-
-
 def test_images_without_class_folders(tmp_path, start, lines):
-    write(tmp_path, data=3)
-    (tmp_path / "data" / "notes").mkdir()
-    (tmp_path / "data" / "notes" / "a.txt").touch()
-    index = start(tmp_path / "data", val_share=0)
-    assert index.classes == ("",) and names(index) == ["0.jpg", "1.jpg", "2.jpg"]
-    assert index.labels.tolist() == [0, 0, 0]
-
-
-def test_images_of_val_without_class_folders(data, start):
-    shutil.rmtree(data / "val")
-    write(data, val=2)
+    root = write(tmp_path, train=3, val=2)
+    (root / "train" / "notes").mkdir()
+    (root / "train" / "notes" / "a.txt").touch()
+    for index in (start(root / "train", val_share=0), start(root)):
+        assert index.classes == ("",) and names(index) == ["0.jpg", "1.jpg", "2.jpg"]
+        assert index.labels.tolist() == [0, 0, 0]
     with pytest.raises(
-        BadInput, match=r"val: 2 images belong to no class folder, but .* 2 classes: cat, dog"
+        BadInput, match=r"val: 2 images belong to no class folder, but .* 2 classes: cat; dog"
     ):
-        start(data, "val", classes=("cat", "dog"))
+        start(root, "val", classes=("cat", "dog"))
 
 
 def test_other_files_are_counted(data, start, lines):
@@ -214,9 +199,8 @@ def test_other_files_are_counted(data, start, lines):
     (data / "train" / "cat" / ".hidden.jpg").touch()
     (data / "train" / ".cache").mkdir()
     (data / "train" / "loose.jpg").write_bytes(photo(1))
-    os.mkfifo(data / "train" / "dog" / "pipe.jpg")
     assert len(start(data)) == 5
-    assert lines == [f"{data}/train: ignored 4 hidden or other files and 1 images outside class folders"]
+    assert lines == [f"{data}/train: ignored 3 hidden or other files and 1 images outside class folders"]
 
 
 def test_links(data, tmp_path, start):
@@ -271,6 +255,9 @@ def test_list_with_other_labels(data, start, lines):
     second = start(data)
     assert lines == [f"{data}: the same files, other labels"] and start.read == []
     assert second.labels.tolist() == [0, 1] and second.fingerprint != first.fingerprint
+    (data / "train.txt").write_text("train/cat/0.jpg 1\ntrain/dog/0.jpg 2\n")
+    with pytest.raises(BadInput, match=r"train\.txt: label 2 is not in 0\.\.1"):
+        start(data)
 
 
 def test_list_of_numbers_for_class_folders(data, start):
@@ -302,14 +289,13 @@ def test_list_whose_class_names_look_like_numbers(data, start):
         ("val/cat/0.jpg cat\nval/cat/0.jpg dog\n", r"lists val/cat/0\.jpg twice, with labels cat and dog"),
         (
             "".join(f"val/cat/{number}.jpg cat\n" for number in range(20)),
-            r"19 of 20 files are missing in .*: val/cat/1\.jpg, val/cat/10\.jpg, .*18\.jpg$",
+            r"19 of 20 files are missing in .*: val/cat/1\.jpg; val/cat/10\.jpg; .*18\.jpg; and 9 more$",
         ),
         (
             "val/cat/0.jpg 0\n\0\1\2 3\n",
             r"val\.txt, line 2: expected `path label`, found '\\x00\\x01\\x02 3'$",
         ),
         (f"val/cat/0.jpg {'1' * 5000}\n", r"val\.txt, line 1: expected `path label`, .*\(5014 characters\)$"),
-        (f"{'a/' * 5000}0.jpg 1\n", r"val\.txt, line 1: expected `path label`, .* characters\)$"),
         ("/etc/0.jpg 0\n", r"val\.txt, line 1: /etc/0\.jpg is not below the folder of .*val\.txt"),
         ("val/cat/0.jpg 0\nval/../../0.jpg 0\n", r"val\.txt, line 2: val/\.\./\.\./0\.jpg is not below"),
         ("val/cat cat\nval/dog/0.jpg dog\n", r"1 of 2 files are missing in .*: val/cat$"),
@@ -319,12 +305,6 @@ def test_lists_that_are_wrong(data, start, text, message):
     (data / "val.txt").write_text(text)
     with pytest.raises(BadInput, match=message):
         start(data, "val", classes=("cat", "dog"))
-
-
-def test_list_of_numbers_from_1(data, start):
-    (data / "train.txt").write_text("train/cat/0.jpg 1\ntrain/dog/0.jpg 2\n")
-    with pytest.raises(BadInput, match=r"train\.txt: label 2 is not in 0\.\.1"):
-        start(data)
 
 
 def test_nothing_to_learn_from(tmp_path, data, start):
@@ -341,7 +321,7 @@ def test_nothing_to_learn_from(tmp_path, data, start):
         start(tmp_path / "texts")
     (data / "train" / "zebra").mkdir()
     (data / "train" / "ape").mkdir()
-    with pytest.raises(BadInput, match=r"train: 2 class folders hold no image: ape, zebra"):
+    with pytest.raises(BadInput, match=r"train: 2 class folders hold no image: ape; zebra"):
         start(data)
     (data / "val" / "zebra").mkdir()
     assert len(start(data, "val", classes=("cat", "dog", "zebra"))) == 2, "a class may be missing in val"
@@ -363,17 +343,10 @@ def kept(cache) -> list[str]:
     return sorted(name for name in os.listdir(cache) if not name.endswith(".lock"))
 
 
-def test_second_start_reads_nothing(data, start, lines):
-    first = start(data)
-    assert len(start.read) == 5
-    second = start(data)
-    assert start.read == [] and lines == []
-    assert (second.fingerprint, second.folder) == (first.fingerprint, first.folder)
-    assert kept(os.path.dirname(first.folder)) == [os.path.basename(first.folder)]
-
-
 def test_added_removed_changed(data, start, lines):
     first = start(data)
+    assert len(start.read) == 5 and start(data).folder == first.folder
+    assert start.read == lines == [], "the second start reads nothing"
     (data / "train" / "cat" / "1.jpg").unlink()
     (data / "train" / "cat" / "00.jpg").write_bytes(photo(8))
     (data / "train" / "dog" / "5.jpg").write_bytes(photo(9))
@@ -382,10 +355,11 @@ def test_added_removed_changed(data, start, lines):
     assert lines == [f"{data}/train: 2 files added, 1 removed, 1 changed"]
     assert sorted(start.read) == ["train/cat/00.jpg", "train/dog/0.jpg", "train/dog/5.jpg"]
     assert second.widths.tolist() == [40, 48, 42, 59, 51, 49] and second.labels.tolist() == [0] * 3 + [1] * 3
+    assert kept(os.path.dirname(first.folder)) == [os.path.basename(first.folder)]
     assert names(first)[1] == "cat/1.jpg" and first.widths[1] == 41, "an open old index can still be read"
     fresh = load(str(data), "train", str(data.parent / "another cache"))
     assert fresh.fingerprint == second.fingerprint != first.fingerprint
-    for name in ("widths", "heights", "channels", "plain", "bytes", "crc32", "mtimes"):
+    for name in ("widths", "heights", "plain", "bytes", "crc32", "mtimes"):
         assert np.array_equal(getattr(fresh, name), getattr(second, name))
 
 
@@ -438,58 +412,60 @@ def test_fingerprint_is_that_of_the_data(data, tmp_path, start):
     assert len(fingerprints) == 1 + len(changes)
 
 
-def test_a_wrong_ending_is_a_warning(data, tmp_path, start, lines):
-    """Pixels, fingerprint and numbers are those of the correctly named files."""
+def test_fingerprints_are_those_of_older_versions(tmp_path, start):
+    """They are in packs, checkpoints and receipts."""
+    for name, size in (
+        ("a b/x.1.ppm", 2),
+        ("a b/deep/y.ppm", 3),
+        ("c/.z/k.ppm", 80),
+        ("c/x.jpg", 4),
+        ("c/z", 5),
+    ):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        content = bytes(number % 251 for number in range(3 * size * size))
+        (tmp_path / "data" / name).write_bytes(b"P6 %d %d 255\n" % (size, size) + content)
+    (tmp_path / "data" / "train.txt").write_text(
+        "a b/x.1.ppm 0\na b/deep/y.ppm 1\nc/.z/k.ppm 1\nc/x.jpg 0\nc/z 1\n"
+    )
+    found = [start(tmp_path / "data", scan=scan).fingerprint for scan in image_folder.SCANS]
+    assert found == ["602474a71d0f6ea374d97705666b6e12", "9719d17450b50d049df916a2d637c526-scan-headers"]
+
+
+def test_a_wrong_ending_changes_nothing(data, tmp_path, start):
+    """Also not the fingerprint: images are decoded by their content."""
     for name, kind in (("cat/0", "PNG"), ("cat/2", "WEBP"), ("dog/1", "JPEG")):
         (data / "train" / f"{name}.jpg").write_bytes(photo(7, kind))
-    (data / "train" / "dog" / "1.jpg").rename(data / "train" / "dog" / "1.png")
     right = shutil.copytree(data, tmp_path / "right")
-    for name, ending in (("cat/0.jpg", "png"), ("cat/2.jpg", "webp"), ("dog/1.png", "jpeg")):
+    for name, ending in (("cat/0.jpg", "png"), ("cat/2.jpg", "webp"), ("dog/1.jpg", "jpeg")):
         (right / "train" / name).rename(right / "train" / f"{name[:-4]}.{ending}")
-    expected = start(right)
-    assert lines == [] and not expected.misnamed.any()
-    for read in (5, 0):  # the second start reads nothing, and warns again
-        index = start(data)
-        (line,) = lines
-        assert line.startswith(
-            f"warning: 3 of 5 images of {data}/train have the extension of another format: "
-        )
-        assert f"{data}/train/cat/0.jpg is a PNG" in line and len(start.read) == read
+    expected, index = start(right), start(data)
     assert index.fingerprint == expected.fingerprint and index.excluded == []
     assert np.array_equal(index.plain, expected.plain) and np.array_equal(index.labels, expected.labels)
 
 
-def spoil(data):
+def test_bad_images_are_refused_or_left_out(data, start, lines):
     (data / "train" / "cat" / "1.jpg").write_bytes(b"<html>404")
     (data / "train" / "dog" / "1.jpg").write_bytes(photo(11)[:-50])
-
-
-def test_bad_images_are_refused(data, start):
-    spoil(data)
     with pytest.raises(BadInput) as error:
         start(data)
     assert str(error.value) == (
         f"2 of 5 images of {data}/train are bad: "
-        f"{data}/train/cat/1.jpg: is text, not an image (9 bytes): it starts with '<html>404'; "
+        f"{data}/train/cat/1.jpg: is not a known image format (9 bytes): it starts with b'<html>404'; "
         f"{data}/train/dog/1.jpg: is cut or damaged ({len(photo(11)) - 50} bytes): Premature end of JPEG file"
         ". --max_bad_images 100% would skip up to 5"
     )
     with pytest.raises(BadInput, match=r"2 of 5"):
         start(data, max_bad=0.39)
     assert start.read == [], "the second start reads nothing"
-
-
-def test_bad_images_are_left_out(data, start, lines):
-    spoil(data)
-    with pytest.raises(BadInput):
-        start(data)
     index = start(data, max_bad=0.4)
     assert names(index) == ["cat/0.jpg", "cat/2.jpg", "dog/0.jpg"] and index.labels.tolist() == [0, 0, 1]
     assert [path for path, _ in index.excluded] == [
         f"{data}/train/{name}" for name in ("cat/1.jpg", "dog/1.jpg")
     ]
     assert start.read == [] and len(lines) == 1
-    assert lines[0].startswith(f"skipped 2 bad of 5 images of {data}/train: {data}/train/cat/1.jpg: is text")
+    assert lines[0].startswith(
+        f"skipped 2 bad of 5 images of {data}/train: {data}/train/cat/1.jpg: is not a known"
+    )
     (data / "train" / "cat" / "1.jpg").write_bytes(photo(1))  # repair one file, damage another
     (data / "train" / "cat" / "2.jpg").write_bytes(b"")
     index = start(data, max_bad=0.4)
@@ -521,10 +497,7 @@ def test_many_bad_images(tmp_path, start):
     (root / "cat" / "0.jpg").write_bytes(b"")
     with pytest.raises(BadInput, match=r"all 31 images of .*data are bad"):
         start(root, max_bad=1.0, val_share=0)
-
-
-def test_the_advice_names_a_share_that_is_enough(tmp_path, start):
-    root = write(tmp_path / "data", cat=200)
+    root = write(tmp_path / "many", cat=200)
     (root / "cat" / "7.jpg").write_bytes(b"")
     with pytest.raises(BadInput, match=r"^1 of 200 .* --max_bad_images 1% would skip up to 2$"):
         start(root, val_share=0)
@@ -569,27 +542,14 @@ def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
     assert start(data).bytes[1] == len(photo(1)) + 4
 
 
-def _changed(name: str, change):
-    """Return a function that changes the content of a file of an index."""
-    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
-
-
-def _nothing(folder):
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-DAMAGES = {
-    "JSON that is cut": _changed("index.json", lambda content: content[:-100]),
-    "deep JSON": _changed("index.json", lambda content: b"[" * 100_000),
-    "older format": _changed(
-        "index.json", lambda content: json.dumps(json.loads(content) | {"format": 0}).encode()
-    ),
-    "cut column": _changed("widths.npy", lambda content: content[:-1]),
-    "flipped bit": _changed("heights.npy", lambda content: content[:-1] + bytes([content[-1] ^ 64])),
-    "other column": lambda folder: shutil.copy(folder / "widths.npy", folder / "labels.npy"),
-    "no column": lambda folder: (folder / "plain.npy").unlink(),
-    "nothing": _nothing,
+DAMAGES = {  # name of a file of an index, and how its content changes
+    "JSON that is cut": ("index.json", lambda content: content[:-100]),
+    "deep JSON": ("index.json", lambda content: b"[" * 100_000),
+    "older format": ("index.json", lambda content: content.replace(b'"format": 2', b'"format": 0')),
+    "cut column": ("widths.npy", lambda content: content[:-1]),
+    "flipped bit": ("heights.npy", lambda content: content[:-1] + bytes([content[-1] ^ 64])),
+    "other column": ("labels.npy", lambda content: content.replace(b"<i8", b"<i4")),
+    "empty column": ("plain.npy", lambda content: b""),
 }
 
 
@@ -597,7 +557,9 @@ DAMAGES = {
 def test_a_damaged_index_is_made_anew(data, start, lines, damage):
     first = start(data)
     fingerprint, folder = first.fingerprint, first.folder
-    DAMAGES[damage](data.parent / "cache" / os.path.basename(folder))
+    name, change = DAMAGES[damage]
+    path = Path(folder) / name
+    path.write_bytes(change(path.read_bytes()))
     if damage != "flipped bit":
         with pytest.raises(BadInput, match=r"the index .* is damaged or of another version"):
             open_index(folder)
@@ -621,41 +583,32 @@ def test_pickle_is_its_folder(data, start):
 
 SCAN = """
 import sys, time
-from datasets.folders import image_folder, images, listing
-inspect = images.inspect
-def slow(content, path):
+from datasets.folders import image_folder
+inspect = image_folder._inspect
+def slow(path, size, head):
     print(f"read {path}", flush=True)
     time.sleep(float(sys.argv[3]))
-    return inspect(content, path)
-images.inspect = slow
+    return inspect(path, size, head)
+image_folder._inspect = slow
 index = image_folder.load(sys.argv[1], "train", sys.argv[2])
 print("fingerprint", index.fingerprint, len(index), flush=True)
 """
 
 
 def test_of_several_processes_one_scans(data, tmp_path, start):
-    processes = [conftest.start("-c", SCAN, data, tmp_path / "cache", 0.1) for _ in range(3)]
+    processes = [conftest.start("-c", SCAN, data, tmp_path / "cache", 0.1) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert sorted(len(output) for output in outputs) == [1, 1, 6], outputs
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sorted(len(output) for output in outputs) == [1, 6], outputs
     assert {output[-1] for output in outputs} == {f"fingerprint {start(data).fingerprint} 5"}
     assert start.read == []
-
-
-def test_nothing_of_a_killed_scan_is_believed(data, tmp_path, start, monkeypatch):
-    process = conftest.start("-c", SCAN, data, tmp_path / "cache", 60)
-    assert process.stdout.readline().startswith("read ")
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    index = start(data)
-    assert len(start.read) == 5 and names(index)[4] == "dog/1.jpg"
 
 
 class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("last", [1, 5, 10, "between the renames"])
+@pytest.mark.parametrize("last", [1, 9, "between the renames"])
 def test_killed_while_the_index_is_written(data, tmp_path, start, monkeypatch, last):
     index = start(data)
     (data / "train" / "dog" / "1.jpg").unlink()
@@ -680,74 +633,43 @@ def test_killed_while_the_index_is_written(data, tmp_path, start, monkeypatch, l
     assert len(start(data)) == 4 and kept(cache) == [os.path.basename(index.folder)]
 
 
-def _resident() -> int:
-    """Return the private memory of this process in bytes."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
-
-
 OPEN = """
-import sys, time, json
+import sys, time
 from datasets.folders.image_folder import open_index
-from tests.datasets.folders.test_image_folder import _resident
-before = _resident()
-start = time.perf_counter()
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+before, start = resident(), time.perf_counter()
 index = open_index(sys.argv[1])
-seconds = time.perf_counter() - start
-ids = [0, 1, len(index) // 2, len(index) - 1]
-paths = [index.path(id) for id in ids]
-print(json.dumps([seconds, _resident() - before, len(index), paths, index.labels[ids].tolist()]))
+print(time.perf_counter() - start, resident() - before)
 """
 
 
-def test_an_index_of_a_million_images_is_opened_at_once(tmp_path):
-    """Its columns, 90 MB, are mapped and not read."""
-    count = 1_000_000
-    numbers = np.arange(count)
-    text = np.full((count, 17), ord("0"), dtype=np.uint8)  # c000/00000000.jpg
-    for place in range(8):
-        text[:, 12 - place] += (numbers // 10**place % 10).astype(np.uint8)
-    text[:, [0, 4]] = np.frombuffer(b"c/", np.uint8)
-    text[:, 13:] = np.frombuffer(b".jpg", np.uint8)
+def test_a_large_index_is_opened_at_once(tmp_path):
+    """Its columns, 16 MB, are mapped and not read."""
+    count = 200_000
+    names = [f"c{number // 1000:03}/{number:08}.jpg" for number in range(count)]
     ones = np.ones(count, dtype=np.int64)
-    columns = dict.fromkeys(("widths", "heights", "channels", "plain", "bytes", "crc32", "mtimes"), ones)
-    columns |= {"labels": numbers % 1000, "names": text.reshape(-1), "offsets": np.arange(count + 1) * 17}
+    columns = dict.fromkeys(("widths", "heights", "plain", "bytes", "crc32", "mtimes"), ones)
+    columns["labels"] = np.arange(count) // 1000
     meta = {"root": "/data", "base": "/data/train", "split": "train", "stamp": "", "bad": []}
     folder = str(tmp_path / "train-0")
-    image_folder.write_index(folder, columns, classes=[str(label) for label in range(1000)], **meta)
+    image_folder.write_index(folder, names, columns, classes=[*map(str, range(200))], **meta)
     output = subprocess.check_output([sys.executable, "-c", OPEN, folder], cwd=ROOT, env=environment())
-    seconds, memory, length, paths, labels = json.loads(output)
-    assert length == count and seconds < 0.5, seconds
-    assert memory < 10 << 20, f"{memory / 2**20:.1f} MiB"
-    assert paths == [f"/data/train/c000/{id:08}.jpg" for id in (0, 1, count // 2, count - 1)]
-    assert labels == [0, 1, 0, 999]
+    seconds, kilobytes = map(float, output.split())
+    assert seconds < 0.5 and kilobytes < 4096, output
+    index = open_index(folder)
+    assert len(index) == count and index.path(count - 1) == f"/data/train/{names[-1]}"
+    assert [index.find(f"/data/train/{names[id]}") for id in (0, 77_777)] == [0, 77_777]
 
 
 @pytest.mark.parametrize(
-    "parse, ends, expected",
-    [
-        (fraction, {"0": 0, "1": 1, "100%": 1}, "0.1% or 0.001, in 0..1"),
-        (image_folder.val_share, {}, "10% or 0.1, above 0 and below 1"),
-    ],
+    "parse, ends", [(fraction, {"0": 0, "1": 1, "100%": 1}), (image_folder.val_share, {})]
 )
-def test_shares(parse, ends, expected):
+def test_shares(parse, ends):
     for text, value in ({"0.1%": 0.001, "0.7%": 0.007, "10%": 0.1, "0.1": 0.1, "1e-3": 0.001} | ends).items():
         assert parse(text) == value and isinstance(parse(text), float)
-    wrong = [
-        "",
-        "%",
-        "-0.1",
-        "-1%",
-        "1.1",
-        "10",
-        "101%",
-        "nan",
-        "inf",
-        "-inf%",
-        "a tenth",
-        "0.1%%",
-        "1e999999",
-    ]
+    wrong = ["", "%", "-0.1", "-1%", "1.1", "10", "101%", "nan", "inf", "a tenth", "0.1%%", "1e999999"]
     for text in wrong + [end for end in ("0", "0%", "1", "100%") if not ends]:
-        with pytest.raises(argparse.ArgumentTypeError, match=f"is not a share like {re.escape(expected)}"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a share like"):
             parse(text)

@@ -48,70 +48,54 @@ PALETTE = SMALL.convert("P", palette=Image.Palette.ADAPTIVE)
 ALPHA = SMALL.convert("RGBA")
 ALPHA.putalpha(Image.linear_gradient("L").resize(SMALL.size))
 
-# name: (content, file name, channels, plain)
+# name: (content, plain)
 GOOD = {
-    "photograph": (JPEG, "a.jpg", 3, True),
-    "4:4:4": (encode(SMALL, subsampling=0), "a.JPEG", 3, True),
-    "progressive": (encode(SMALL, progressive=True), "a.jpeg", 3, True),
-    "grey JPEG": (encode(SMALL.convert("L")), "a.jpg", 1, True),
-    "RGB JPEG": (encode(SMALL, keep_rgb=True), "a.jpg", 3, True),
-    "with Exif": (encode(SMALL, exif=exif(1)), "a.jpg", 3, True),
-    "restart markers": (encode(SMALL, restart_marker_rows=1), "a.jpg", 3, True),
-    "colour profile": (encode(SMALL, icc_profile=bytes(200_000)), "a.jpg", 3, True),
-    "bytes after the end": (JPEG + b"a camera's own notes", "a.jpg", 3, True),
-    "zeros after the end": (JPEG + bytes(4096), "a.jpg", 3, True),
-    "fill bytes": (JPEG[:2] + b"\xff\xff" + JPEG[2:], "a.jpg", 3, True),
-    "CMYK": (encode(SMALL.convert("CMYK")), "a.jpg", 4, False),
-    "PNG": (PNG, "a.png", 3, True),
-    "PNG with text": (PNG[:33] + chunk(b"tEXt", b"a\0hello") + PNG[33:], "a.png", 3, True),
-    "bytes after a PNG": (PNG + b"notes", "a.png", 3, True),
-    "grey PNG": (encode(SMALL.convert("L"), "PNG"), "a.png", 1, True),
-    "palette": (encode(PALETTE, "PNG"), "a.png", 1, False),
-    "palette with alpha": (encode(PALETTE, "PNG", transparency=bytes(range(200))), "a.png", 1, False),
-    "RGBA": (encode(ALPHA, "PNG"), "a.png", 4, False),
-    "grey with alpha": (encode(ALPHA.convert("LA"), "PNG"), "a.png", 2, False),
-    "RGB with a transparent colour": (encode(SMALL, "PNG", transparency=(0, 0, 0)), "a.png", 3, False),
-    "1 bit": (encode(SMALL.convert("1"), "PNG"), "a.png", 1, False),
-    "BMP": (encode(SMALL, "BMP"), "a.bmp", 3, False),
-    "PPM": (encode(SMALL, "PPM"), "a.ppm", 3, False),
-    "PGM": (encode(SMALL.convert("L"), "PPM"), "a.PGM", 1, False),
-    "TIFF": (encode(SMALL, "TIFF"), "a.tif", 3, False),
-    "compressed TIFF": (encode(SMALL, "TIFF", compression="tiff_lzw"), "a.tiff", 3, False),
-    "WebP": (encode(SMALL, "WEBP", lossless=True), "a.webp", 3, False),
-    "WebP with alpha": (encode(ALPHA, "WEBP", lossless=True), "a.webp", 4, False),
-    "GIF in a list": (encode(PALETTE, "GIF"), "a.gif", 1, False),
+    "photograph": (JPEG, True),
+    "4:4:4": (encode(SMALL, subsampling=0), True),
+    "progressive": (encode(SMALL, progressive=True), True),
+    "grey JPEG": (encode(SMALL.convert("L")), True),
+    "RGB JPEG": (encode(SMALL, keep_rgb=True), True),
+    "with Exif": (encode(SMALL, exif=exif(1)), True),
+    "restart markers": (encode(SMALL, restart_marker_rows=1), True),
+    "colour profile": (encode(SMALL, icc_profile=bytes(200_000)), True),
+    "bytes after the end": (JPEG + b"a camera's own notes", True),
+    "zeros after the end": (JPEG + bytes(4096), True),
+    "fill bytes": (JPEG[:2] + b"\xff\xff" + JPEG[2:], True),
+    "CMYK": (encode(SMALL.convert("CMYK")), False),
+    "PNG": (PNG, True),
+    "PNG with text": (PNG[:33] + chunk(b"tEXt", b"a\0hello") + PNG[33:], True),
+    "bytes after a PNG": (PNG + b"notes", True),
+    "grey PNG": (encode(SMALL.convert("L"), "PNG"), True),
+    "palette": (encode(PALETTE, "PNG"), False),
+    "palette with alpha": (encode(PALETTE, "PNG", transparency=bytes(range(200))), False),
+    "RGBA": (encode(ALPHA, "PNG"), False),
+    "grey with alpha": (encode(ALPHA.convert("LA"), "PNG"), False),
+    "RGB with a transparent colour": (encode(SMALL, "PNG", transparency=(0, 0, 0)), False),
+    "1 bit": (encode(SMALL.convert("1"), "PNG"), False),
+    "BMP": (encode(SMALL, "BMP"), False),
+    "PPM": (encode(SMALL, "PPM"), False),
+    "PGM": (encode(SMALL.convert("L"), "PPM"), False),
+    "TIFF": (encode(SMALL, "TIFF"), False),
+    "compressed TIFF": (encode(SMALL, "TIFF", compression="tiff_lzw"), False),
+    "WebP": (encode(SMALL, "WEBP", lossless=True), False),
+    "WebP with alpha": (encode(ALPHA, "WEBP", lossless=True), False),
+    "GIF in a list": (encode(PALETTE, "GIF"), False),
 }
 
 
 @pytest.mark.parametrize("name", GOOD)
 @pytest.mark.filterwarnings("error")
 def test_good(name):
-    content, file, channels, plain = GOOD[name]
+    content, plain = GOOD[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the reference
         expected = pillow(content)
     height, width, _ = expected.shape
-    assert inspect(content, f"folder.png/{file}") == Header(width, height, channels, 1, plain)
+    assert inspect(content) == Header(width, height, plain)
     for found in (decode(content), decode(content, plain), decode(normalised(content), True)):
         assert found.dtype == np.uint8 and found.flags.c_contiguous and found.shape == expected.shape
         assert np.array_equal(found, expected)
-    assert inspect(normalised(content), "a.png") == Header(width, height, 3, 1, True)
-
-
-@pytest.mark.parametrize(
-    "name", ["photograph", "CMYK", "PNG", "palette", "BMP", "TIFF", "WebP", "GIF in a list"]
-)
-def test_a_wrong_ending_is_recorded_and_changes_nothing_else(name):
-    content, file, _, _ = GOOD[name]
-    kind = Image.open(io.BytesIO(content)).format
-    for wrong in ("a.JPEG", "a.png", "a.bmp"):
-        expected = inspect(content, file)
-        if (kind, wrong) not in (("JPEG", "a.JPEG"), ("PNG", "a.png"), ("BMP", "a.bmp")):
-            expected = expected._replace(misnamed=kind)
-        assert inspect(content, wrong) == expected
-    cut = content[: len(content) // 2]
-    with pytest.raises(BadImage):
-        inspect(cut, "a.JPEG" if kind != "JPEG" else "a.png")
+    assert inspect(normalised(content)) == Header(width, height, True)
 
 
 def test_cmyk_is_not_inverted():
@@ -125,11 +109,9 @@ def test_cmyk_is_not_inverted():
 def test_orientation(kind, orientation):
     content = encode(SMALL, kind, exif=exif(orientation))
     expected = pillow(content)
-    header = inspect(content, f"a.{kind.lower()}")
+    header = inspect(content)
     width, height = (96, 64) if orientation < 5 else (64, 96)
-    assert (header.width, header.height) == (width, height)
-    assert header.orientation == (1 if kind == "TIFF" else orientation)  # Pillow has rotated a TIFF
-    assert header.plain == (orientation == 1 and kind in ("JPEG", "PNG"))
+    assert header == Header(width, height, orientation == 1 and kind in ("JPEG", "PNG"))
     assert np.array_equal(decode(content, header.plain), expected)
     assert np.array_equal(decode(normalised(content)), expected)
     if orientation > 1 and kind == "PNG":
@@ -157,8 +139,7 @@ ORIENTATIONS = {  # content, whether it is turned
 @pytest.mark.parametrize("name", ORIENTATIONS)
 def test_other_orientations(name):
     content, turned = ORIENTATIONS[name]
-    expected = Header(64, 96, 3, 6, False) if turned else Header(96, 64, 3, 1, True)
-    assert inspect(content, "a.png" if "PNG" in name else "a.jpg") == expected
+    assert inspect(content) == (Header(64, 96, False) if turned else Header(96, 64, True))
     assert np.array_equal(decode(content), pillow(content) if turned else decode(encode(SMALL)))
 
 
@@ -173,8 +154,7 @@ def test_other_orientations(name):
     ids=["PNG", "TIFF", "big-endian TIFF", "PGM"],
 )
 def test_16_bit_grey_loses_the_lower_bits(content):
-    header = inspect(content, "a")
-    assert header == Header(96, 64, 1, 1, False)
+    assert inspect(content) == Header(96, 64, False)
     expected = np.repeat(np.asarray(SMALL.convert("L"))[:, :, None], 3, axis=2)
     assert np.array_equal(decode(content), expected)
     assert np.array_equal(decode(normalised(content)), expected)
@@ -207,7 +187,7 @@ def test_damage_that_libjpeg_repairs_does_not_end_a_run():
     content = damaged_in_the_middle()
     with pytest.raises(ValueError):
         images.simplejpeg.decode_jpeg(content)
-    assert inspect(content, "a.jpg").plain, "only its ends are read"
+    assert inspect(content).plain, "only its ends are read"
     assert np.array_equal(decode(content, plain=True), pillow(content))
 
 
@@ -221,7 +201,7 @@ def unusual_subsampling() -> bytes:
 
 def test_what_simplejpeg_cannot_name_goes_through_pillow():
     content = unusual_subsampling()
-    assert inspect(content, "a.jpg")[:3] == (96, 64, 3)
+    assert inspect(content)[:2] == (96, 64)
     assert np.array_equal(decode(content), pillow(content))
     assert np.array_equal(decode(content, plain=True), pillow(content))
 
@@ -246,92 +226,65 @@ EXIF = encode(SMALL, exif=exif(6))
 HALF = len(JPEG) // 2
 PROGRESSIVE = encode(Image.fromarray(PHOTO), progressive=True)
 BROKEN = {
-    "empty": (b"", "a.jpg", r"is empty \(0 bytes\)"),
+    "empty": (b"", r"is empty \(0 bytes\)"),
     "html": (
-        b"<!DOCTYPE html>\n<html><head><title>404 Not Found",
-        "a.jpg",
-        r"is text, not an image \(48 bytes\): it starts with '<!DOCTYPE html>\\n<html>",
+        b"<!DOCTYPE html>\n<html>",
+        r"not a known image format \(22 bytes\): .* b'<!DOCTYPE html>\\n<html>'",
     ),
-    "Git LFS": (
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a",
-        "a.png",
-        r"it starts with 'version https://git-lfs",
-    ),
-    "utf-8": ("\ufeff<p>没有找到</p>".encode(), "a.jpg", r"is text, .* '<p>没有找到</p>'"),
-    "zeros": (bytes(1000), "a.jpg", r"only zeros \(1000 bytes\)"),
-    "unknown": (
-        b"\x01\x02\x03\xff" * 9,
-        "a.jpg",
-        r"is not a known image format \(36 bytes\): it starts with 01 02 03 ff",
-    ),
-    "cut to its mark": (JPEG[:3], "a.jpg", r"is not a complete JPEG \(3 bytes\)"),
-    "cut in the header": (JPEG[:300], "a.jpg", r"is not a complete JPEG \(300 bytes\)"),
-    "cut in half": (JPEG[:HALF], "a.jpg", rf"is cut or damaged \({HALF} bytes\): Premature end"),
-    "cut by one byte": (JPEG[:-1], "a.jpg", rf"is cut or damaged \({len(JPEG) - 1} bytes\): Premature end"),
+    "Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid", r"starts with b'version https://git-lfs"),
+    "zeros": (bytes(1000), r"format \(1000 bytes, the last 1000 of them zeros\)"),
+    "unknown": (b"\x01\x02\x03\xff" * 9, r"format \(36 bytes\): it starts with b'\\x01\\x02\\x03\\xff"),
+    "cut to its mark": (JPEG[:3], r"is not a complete JPEG \(3 bytes\)"),
+    "cut in the header": (JPEG[:300], r"is not a complete JPEG \(300 bytes\)"),
+    "cut in half": (JPEG[:HALF], rf"is cut or damaged \({HALF} bytes\): Premature end"),
+    "cut by one byte": (JPEG[:-1], rf"is cut or damaged \({len(JPEG) - 1} bytes\): Premature end"),
     "zero-tailed": (
         JPEG[:HALF] + bytes(5000),
-        "a.jpg",
         rf"is cut or damaged \({HALF + 5000} bytes, the last 500\d of them zeros\)",
     ),
     "zero-tailed progressive": (
         PROGRESSIVE[: len(PROGRESSIVE) * 3 // 4] + bytes(9000),
-        "a.jpg",
         r"is cut or damaged",
     ),
-    "cut CMYK": (encode(SMALL.convert("CMYK"))[:-200], "a.jpg", r"is not a complete JPEG .* truncated"),
-    "12 bits": (twelve_bits(), "a.jpg", r"is not a complete JPEG"),
-    "PNG cut to its mark": (PNG[:8], "a.png", r"a PNG without its header chunk"),
-    "PNG cut in its header": (PNG[:30], "a.png", r"a PNG without its header chunk"),
-    "PNG cut in half": (
-        PNG[: len(PNG) // 2],
-        "a.png",
-        rf"cut or damaged \({len(PNG) // 2} bytes\): a PNG without its end",
-    ),
-    "PNG without end": (PNG[:-12], "a.png", r"without its end"),
-    "PNG cut by one byte": (PNG[:-1], "a.png", r"without its end"),
-    "zero-tailed PNG": (PNG[:-500] + bytes(500), "a.png", r"the last 50\d of them zeros"),
-    "cut WebP": (encode(SMALL, "WEBP")[:500], "a.webp", r"is not a complete WEBP"),
-    "cut TIFF": (encode(SMALL, "TIFF")[:-3000], "a.tif", r"is not a complete TIFF"),
-    "cut BMP": (encode(SMALL, "BMP")[:-1], "a.bmp", r"is not a complete BMP"),
-    "cut PPM": (encode(SMALL, "PPM")[:-1], "a.ppm", r"is not a complete PPM"),
-    "bomb": (bare_png(20_000, 20_000), "a.png", r"has 400\.0 megapixels \(20000x20000\), more than 179\.0"),
-    "JPEG bomb": (resized_jpeg(60_000, 50_000), "a.jpg", r"has 3000\.0 megapixels \(60000x50000\)"),
-    "PPM bomb": (b"P6\n20000 20000\n255\n", "a.ppm", r"has more than 179\.0 megapixels: .*400000000 pixels"),
+    "cut CMYK": (encode(SMALL.convert("CMYK"))[:-200], r"is not a complete JPEG .* truncated"),
+    "12 bits": (twelve_bits(), r"is not a complete JPEG"),
+    "PNG cut in its header": (PNG[:30] + PNG[-12:], "is not a complete PNG"),
+    "PNG cut in half": (PNG[: len(PNG) // 2], rf"cut or damaged \({len(PNG) // 2} bytes\): a PNG without"),
+    "PNG cut by one byte": (PNG[:-1], "a PNG without its end chunk"),
+    "zero-tailed PNG": (PNG[:-500] + bytes(500), r"the last 50\d of them zeros"),
+    "cut WebP": (encode(SMALL, "WEBP")[:500], r"is not a complete WEBP"),
+    "cut TIFF": (encode(SMALL, "TIFF")[:-3000], r"is not a complete TIFF"),
+    "cut BMP": (encode(SMALL, "BMP")[:-1], r"is not a complete BMP"),
+    "cut PPM": (encode(SMALL, "PPM")[:-1], r"is not a complete PPM"),
+    "bomb": (bare_png(20_000, 20_000), r"\(400000000 pixels\) exceeds limit of 178956970"),
+    "JPEG bomb": (resized_jpeg(60_000, 50_000), r"has 3000\.0 megapixels \(60000x50000\)"),
+    "PPM bomb": (b"P6\n20000 20000\n255\n", r"\(400000000 pixels\) exceeds limit of 178956970"),
     "Exif in a file that only Pillow refuses": (
         EXIF[:2] + b"\xff\xe0\0\7JFIF\0" + EXIF[2:],
-        "a.jpg",
         r"is not a complete JPEG",
     ),
     "Exif behind fill bytes": (
         EXIF[:2] + b"\xff" * 2**24 + EXIF[2:],
-        "a.jpg",
         "more than 512 segments and fill bytes",
     ),
     "Exif in 1000 segments": (
         JPEG[:2] + (b"\xff\xe1\xff\xffExif\0\0" + bytes(65527)) * 1000 + JPEG[2:],
-        "a.jpg",
         "more than 512 segments and fill bytes",
-    ),
-    "PNG of a million chunks": (
-        PNG[:33] + (bytes(4) + b"abCd" + zlib.crc32(b"abCd").to_bytes(4, "big")) * 10**6 + PNG[33:],
-        "a.png",
-        "more than 100000 chunks",
     ),
     "PNG with a flipped bit": (
         PNG[:900] + bytes([PNG[900] ^ 1]) + PNG[901:],
-        "a.png",
         r"the PNG chunk at byte \d+ has a wrong CRC",
     ),
-    "PNG of no pixels": (bare_png(0, 5), "a.png", r"a PNG of 0x5 pixels"),
+    "PNG of no pixels": (bare_png(0, 5), "is not a complete PNG"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken(name):
-    content, file, reason = BROKEN[name]
+    content, reason = BROKEN[name]
     start = time.process_time()
     with pytest.raises(BadImage, match=reason) as error:
-        inspect(content, file)
+        inspect(content)
     assert time.process_time() - start < 1, "a bomb is refused before it is decoded"
     assert "0x7f" not in str(error.value) and "\n" not in str(error.value)
     # Pillow accepts a PNG without its end, and libjpeg does not check Exif.
@@ -345,7 +298,7 @@ def test_broken(name):
 @pytest.mark.filterwarnings("ignore")
 def test_whatever_the_bytes(name):
     """Bytes that are cut or changed anywhere are accepted, or raise BadImage and no other exception."""
-    content, file, _, _ = GOOD[name]
+    content, _ = GOOD[name]
     content = encode(SMALL, quality=90) if name == "photograph" else content
     generator = np.random.default_rng(0)
     variants = [content[:cut] for cut in range(0, len(content), 97)]
@@ -357,7 +310,7 @@ def test_whatever_the_bytes(name):
     good = 0
     for each in variants:
         outcomes = []
-        for judge in (lambda data: inspect(data, file), decode, lambda data: decode(data, True)):
+        for judge in (inspect, decode, lambda data: decode(data, True)):
             try:
                 outcomes.append(type(judge(each)))
             except BadImage as error:
@@ -365,12 +318,14 @@ def test_whatever_the_bytes(name):
                 outcomes.append(BadImage)
         assert outcomes[0] in (Header, BadImage) and set(outcomes[1:]) <= {np.ndarray, BadImage}
         # Only the ends of a JPEG are checked. An accepted image of another format can be decoded.
-        assert outcomes[0] is BadImage or outcomes[1] is np.ndarray or "jpg" in file or "jpeg" in file
+        assert outcomes[0] is BadImage or outcomes[1] is np.ndarray or content.startswith(JPEG[:2])
         good += outcomes[0] is Header
-    assert good < len(variants) and (good or "png" in file), "no byte of a PNG can change unnoticed"
+    assert good < len(variants) and (good or content.startswith(PNG[:8])), (
+        "no byte of a PNG can change unnoticed"
+    )
     for cut in range(0, len(content), 97):
         with pytest.raises(BadImage):
-            inspect(content[:cut], file)
+            inspect(content[:cut])
 
 
 def test_it_is_quick():
@@ -379,6 +334,6 @@ def test_it_is_quick():
     for _ in range(5):
         start = time.process_time()
         for _ in range(200):
-            inspect(JPEG, "photograph.jpg")
+            inspect(JPEG)
         times.append((time.process_time() - start) / 200)
     assert min(times) < 100e-6, f"{min(times) * 1e6:.0f} us for {len(JPEG)} bytes"

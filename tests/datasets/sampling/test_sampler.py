@@ -12,7 +12,6 @@ from datasets.sampling.sampler import (
     SequentialBatchSampler,
     WholeBatchSampler,
     permute,
-    unpermute,
 )
 
 
@@ -23,15 +22,15 @@ def test_permutation_is_a_bijection(size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 97, 100, 1438, 7919, 65_536, 10**9, 10**9 + 7, 2**62])
-def test_unpermute_is_the_inverse(size):
+def test_the_inverse_of_a_permutation(size):
     """Also of ids that were reached through values above the size."""
     positions = np.arange(size) if size < 10**5 else np.random.default_rng(0).integers(0, size, 5000)
     for seed, epoch in ((0, 1), (2**63, 7), (2**64 - 1, 2**32 - 1)):
         ids = permute(positions, size, seed, epoch)
-        assert np.array_equal(unpermute(ids, size, seed, epoch), positions)
+        assert np.array_equal(permute(ids, size, seed, epoch, inverse=True), positions)
     epochs = np.arange(1, 6)
     ids = np.array([permute([size - 1], size, 3, epoch)[0] for epoch in epochs])
-    assert unpermute(ids, size, 3, epochs).tolist() == [size - 1] * 5
+    assert permute(ids, size, 3, epochs, inverse=True).tolist() == [size - 1] * 5
 
 
 UNSHUFFLED = functools.partial(WholeBatchSampler, shuffle=False)
@@ -40,10 +39,11 @@ UNSHUFFLED = functools.partial(WholeBatchSampler, shuffle=False)
 @pytest.mark.parametrize("kind", [BatchSampler, WholeBatchSampler, UNSHUFFLED])
 def test_a_sampler_finds_the_step_of_a_sample_in_each_epoch(kind):
     sampler, epochs = kind(103, 10, seed=9), np.arange(1, 6)
+    batches = [sampler.batch(step) for step in range(5 * len(sampler))]
     for id in range(103):
         for epoch, step in zip(epochs.tolist(), sampler.find(id, epochs).tolist(), strict=True):
             steps = range((epoch - 1) * len(sampler), epoch * len(sampler))
-            assert [each for each in steps if id in sampler.batch(each)] == [step] * (step >= 0)
+            assert [each for each in steps if id in batches[each]] == [step] * (step >= 0)
     for id in (-1, 103):
         with pytest.raises(BadInput, match=rf"sample {id} is not in 0\.\.102"):
             sampler.find(id, epochs)
@@ -123,8 +123,9 @@ def _chi_square_bound(cells):
 
 @functools.cache
 def _orders(size):
-    """The permutations of 2,000 epochs: (epoch, position)."""
-    return np.stack([permute(np.arange(size), size, 11, epoch) for epoch in range(2000)])
+    """The permutations of 1,000 epochs: (epoch, position)."""
+    ids = permute(np.tile(np.arange(size), 1000), size, 11, np.arange(1000).repeat(size))
+    return ids.reshape(1000, size)
 
 
 @pytest.mark.parametrize("size", [7, 64, 1000])
@@ -181,16 +182,13 @@ def test_a_billion_samples_cost_the_memory_of_a_batch():
     assert time.perf_counter() - start < 5
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 359, 1000, 10_000])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
-def test_sequential_visits_each_sample_once(size, world_size):
-    parts = [
-        SequentialBatchSampler(size, 100, rank=rank, world_size=world_size) for rank in range(world_size)
-    ]
-    batches = [list(part) for part in parts]
-    assert [len(part) for part in parts] == [len(part) for part in batches]
-    ids = [int(sample) for part in batches for batch in part for sample in batch]
-    assert sorted(ids) == list(range(size))
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 359, 1000])
+def test_sequential_visits_each_sample_once(size):
+    for ranks in (1, 2, 3, 4, 7):
+        parts = [SequentialBatchSampler(size, 100).shard(rank, ranks) for rank in range(ranks)]
+        batches = [list(part) for part in parts]
+        assert [len(part) for part in parts] == [len(part) for part in batches]
+        assert np.concatenate([*itertools.chain(*batches)]).tolist() == list(range(size))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -221,18 +219,12 @@ def test_whole_order_visits_each_sample_once(size, batch, world_size, shuffle):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (
-            dict(size=100, global_batch=128, seed=0),
-            "batch size 128 is larger than the data set (100 samples)",
-        ),
-        (
-            dict(size=1000, global_batch=100, seed=0, world_size=3),
-            "by 3 processes; expected 99 or 102",
-        ),
-        (dict(size=1000, global_batch=100, seed=0, rank=2, world_size=2), "rank 2 is not in 0..1"),
+        (dict(size=100, global_batch=128), r"batch size 128 is larger than the data set \(100 samples\)"),
+        (dict(size=1000, global_batch=100, world_size=3), "by 3 processes; expected 99 or 102"),
+        (dict(size=1000, global_batch=100, rank=2, world_size=2), r"rank 2 is not in 0\.\.1"),
         (dict(size=1000, global_batch=100, seed=-1), "seed -1"),
     ],
 )
 def test_bad_numbers_are_named(arguments, message):
-    with pytest.raises(BadInput, match=message.replace("(", r"\(").replace(")", r"\)")):
-        BatchSampler(**arguments)
+    with pytest.raises(BadInput, match=message):
+        BatchSampler(**{"seed": 0} | arguments)

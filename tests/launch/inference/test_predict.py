@@ -56,7 +56,7 @@ def test_unreadable_images_are_named(trained, tmp_path, capsys):
     assert "16 images, 5 of them unreadable; " in capsys.readouterr().out
     with open(target, newline="") as file:
         rows = {row["path"]: row for row in csv.DictReader(file)}
-    assert "is text, not an image" in rows[victims[0].name]["error"]
+    assert "is not a known image format" in rows[victims[0].name]["error"]
     assert "is empty" in rows[victims[1].name]["error"] and "No such file" in rows[victims[2].name]["error"]
     assert "has 1000000000000 bytes" in rows[victims[3].name]["error"]
     assert "not a regular file" in rows[victims[4].name]["error"]
