@@ -23,8 +23,7 @@ from common.run.output import folder_of
 
 def main(arguments: list[str]) -> int:
     """Print the findings and return the exit code. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch check"
+    parser = Parser(__doc__, "python -m launch check")
     parser.add_argument("--init_method", help="tcp://host:port of the first node")
     parser.add_argument("--rank", type=int, help="index of this node")
     parser.add_argument("--world_size", type=int, help="number of nodes")
@@ -41,20 +40,14 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     args, unknown = parser.parse_known_args(arguments)
-    ignored = names(unknown)
     gpus = 0 if args.enable_gpu is False else torch.cuda.device_count()
 
     start = time.monotonic()
     topology = resolve(args, os.environ, gpus)
     findings = node.inspect(args, os.environ, topology, folder_of)
     code = node.exit_code(findings)
-    summary = {
-        "verdict": node.worst(findings),
-        "exit_code": code,
-        "seconds": round(time.monotonic() - start, 2),
-    }
-    if ignored:
-        print(f"ignored arguments: {' '.join(ignored)}")
+    if unknown:
+        print(f"ignored arguments: {' '.join(names(unknown))}")
     print(*map(printable, map(str, [topology, *findings])), sep="\n")
-    print("check", *(f"{name}={value}" for name, value in summary.items()))
+    print(f"check verdict={node.worst(findings)} exit_code={code} seconds={time.monotonic() - start:.2f}")
     return code

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from common.ground.exits import import_optional
-from launch.report import tables
 from launch.report.runs import SPLIT, Run
 
 matplotlib = import_optional("matplotlib", "the charts need matplotlib")
@@ -26,6 +25,7 @@ _MOST_POINTS = 400  # points of a curve; more become intervals
 _INTERVALS = 120
 _MOST_DOTS = 60
 _MOST_MARKS = 60
+_CLOCK = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 _CHARTS = (  # heading, figure of training, figure of validation
     ("Loss", "loss", "val_loss"),
     ("Accuracy", "acc", "val_acc"),
@@ -104,7 +104,8 @@ def draw_split(runs: list[Run]) -> list[dict]:
             continue
         epochs = sorted(run.split)
         seconds = np.array([run.split[epoch] for epoch in epochs])
-        unit, unit_name = tables.choose_unit(seconds.sum(axis=1).max())
+        longest = seconds.sum(axis=1).max()
+        unit, unit_name = next((each for each in _CLOCK if longest >= 2 * each[0]), _CLOCK[-1])
         steps = np.append(seconds, seconds[-1:], axis=0).T / unit  # each epoch lasts to the next one
         with matplotlib.rc_context(_STYLE):
             axes = _make_axes(f"{unit_name} by epoch")
@@ -140,8 +141,8 @@ def _draw_curve(axes: Any, x: np.ndarray, y: np.ndarray, style: int, strong: boo
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
     y = np.where(np.isfinite(y), y, np.nan)
     dots = "o" if points <= (_MOST_DOTS if strong else 1) else ""
-    (line,) = axes.plot(x, y, color=colour, linewidth=2.4 if strong else 1.5, marker=dots, gid="curve")
-    line.set_dashes(DASHES[style])
+    line = {"linewidth": 2.4 if strong else 1.5, "linestyle": (0, DASHES[style]), "marker": dots}
+    axes.plot(x, y, color=colour, gid="curve", **line)
 
 
 def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -28,8 +28,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 def main(arguments: list[str]) -> int:
     """Write the page and return 0. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch report"
+    parser = Parser(__doc__, "python -m launch report")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="output folder of a job, or a folder of them")
     parser.add_argument("--to", metavar="FILE", default="report.html", help="default: report.html")
     parser.add_argument("--force", action="store_true", help="replace FILE even if it is not a report")

@@ -39,7 +39,7 @@ def test_what_looks_like_a_secret_is_refused(name, line, kind, mine, tmp_path):
     assert f"secrets would be uploaded: {name}{'' if by_name else ':2'} ({kind}); " in message
     for word in ("correct-horse", "B2C3", "abcdef", "0123"):
         assert word not in message
-    packed = pack(str(mine / "job.py"), str(tmp_path / "to"), allowed=[name])
+    packed = pack(str(mine / "job.py"), str(tmp_path / "to"), allow_secret=[name])
     assert name in paths(packed)
 
 
@@ -51,7 +51,7 @@ def test_a_secret_stays_out_of_what_is_printed(mine, tmp_path):
     assert result.stderr.startswith("error: suspected secrets") and result.stderr.count("\n") == 1
     assert "pip-requirements.txt:2 (a URL with a password)" in result.stderr
     assert secret not in result.stdout + result.stderr and not (tmp_path / "to").exists()
-    message = refused(str(mine / "job.py"), str(tmp_path / "to"), allowed=["base.txt"])
+    message = refused(str(mine / "job.py"), str(tmp_path / "to"), allow_secret=["base.txt"])
     assert "--allow_secret base.txt: no file of this path is packed" in message
 
 

@@ -91,11 +91,7 @@ def keys(server, url) -> dict[str, bytes]:
 
 def sealed(files: dict[str, bytes], name="train", job="jobs/train.py") -> dict:
     """Return a manifest as `pack` writes it."""
-    entries = [
-        {"path": path, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for path, content in sorted(files.items())
-    ]
-    return manifests.make(name, entries, job)
+    return manifests.describe(name, files, job)
 
 
 def put(server, url, files: dict[str, bytes]) -> None:
