@@ -99,9 +99,9 @@ def read(path: str, name: str) -> Run:
 
 
 def _numbers(value: object) -> dict[str, float]:
-    """Return the numbers in an object of JSON; infinity for those that are too large for a chart."""
+    """Return the numbers in an object of JSON; NaN for those that are too large for a chart."""
     return {
-        name: float(number) if not abs(number) > _GREATEST else math.inf if number > 0 else -math.inf
+        name: float(number) if abs(number) <= _GREATEST else math.nan
         for name, number in (value.items() if isinstance(value, dict) else ())
         if isinstance(number, int | float) and not isinstance(number, bool)
     }
@@ -137,7 +137,7 @@ def _read_lines(run: Run) -> list[dict[str, float]]:
     with contextlib.suppress(FileNotFoundError):
         content = read_file(os.path.join(run.path, METRICS), _MOST)
     objects = parse_json_lines(content)
-    lines = [line for line in map(_numbers, objects) if 0 <= line.get("step", math.nan) < math.inf]
+    lines = [line for line in map(_numbers, objects) if line.get("step", math.nan) >= 0]
     receipts = [line["receipt"] for line in objects if isinstance(line.get("receipt"), str)]
     run.receipt = receipts[-1] if receipts else ""
     if not lines:
@@ -158,7 +158,7 @@ def _read_metrics(run: Run) -> None:
     for name in [*names][:_MOST_FIGURES]:
         steps, values = np.array([(line["step"], line[name]) for line in lines if name in line]).T
         run.figures[name] = steps, values
-        if wrong := int((~np.isfinite(values)).sum()):
+        if wrong := np.isnan(values).sum():
             run.notes.append(f"{name}: {wrong} of {len(values)} values are NaN or infinite (gaps)")
     times: list[tuple[float, float]] = []
     for line in lines:

@@ -39,7 +39,7 @@ def _final(run: Run) -> dict[str, str]:
     best = max(accuracies, key=lambda epoch: accuracies[epoch], default=0)
     metrics = [name for name in run.figures if name.startswith("val_") and name not in _USUAL]
     rates = run.figures["images_per_s"][1] if "images_per_s" in run.figures else np.empty(0)
-    rates = rates[np.isfinite(rates)]
+    rates = rates[~np.isnan(rates)]
     again = sum(start.lost_step - start.step for start in run.starts if math.isfinite(start.lost_step))
     begun, reports = [start.begun for start in run.starts[:1]], [*run.times[1]]
     first = min(begun + reports[:1], default=math.nan)

@@ -1,4 +1,4 @@
-"""A packed folder and a single file run as the boot file in an otherwise empty folder."""
+"""A single file runs as the boot file in an otherwise empty folder."""
 
 import json
 import os
@@ -96,31 +96,25 @@ def test_a_full_disk_is_one_line(single):
 
 
 @pytest.fixture(scope="module")
-def packed_jobs(tmp_path_factory):
-    """Return {form: boot file} of jobs/train_ddp.py, each in an otherwise empty folder."""
-    folder = tmp_path_factory.mktemp("packed")
-    whole = pack("jobs/train_ddp.py", str(folder / "folder"))
-    single = pack("jobs/train_ddp.py", str(folder / "single"), single_file=True)
-    return {"folder": Path(whole.path) / "jobs/train_ddp.py", "single_file": Path(single.path)}
+def packed(tmp_path_factory):
+    """Return jobs/train_ddp.py as a single file in an otherwise empty folder."""
+    return pack("jobs/train_ddp.py", str(tmp_path_factory.mktemp("packed")), single_file=True).path
 
 
-def test_a_single_file_tells_whether_it_takes_the_options_of_a_job(packed_jobs, single):
+def test_a_single_file_tells_whether_it_takes_the_options_of_a_job(packed, single):
     """`simulate` passes --train_url to a single file only if it contains a Bootfile job."""
-    assert single_file.holds_bootfile(str(packed_jobs["single_file"]))
-    assert not single_file.holds_bootfile(str(packed_jobs["folder"]))
+    assert single_file.holds_bootfile(packed)
+    assert not single_file.holds_bootfile("jobs/train_ddp.py")
     assert not single_file.holds_bootfile(str(single[1]))
 
 
-@pytest.mark.parametrize(
-    "form, platform, processes",
-    [("folder", "modelarts", 1), ("single_file", "modelarts", 2), ("single_file", "torchrun", 2)],
-)
-def test_what_is_packed_trains(form, platform, processes, packed_jobs, tmp_path):
+@pytest.mark.parametrize("platform", ["modelarts", "torchrun"])
+def test_what_is_packed_trains(platform, packed, tmp_path):
     """The processes delete the folders into which they unpack."""
     (tmp_path / "tmp").mkdir()
     result = simulate(
-        f"--processes={processes}", f"--platform={platform}", f"--keep={tmp_path / 'kept'}", "--limit=200",
-        packed_jobs[form], "--", *RUN,
+        "--processes=2", f"--platform={platform}", f"--keep={tmp_path / 'kept'}", "--limit=200",
+        packed, "--", *RUN,
         env=environment(TMPDIR=str(tmp_path / "tmp"), OMP_NUM_THREADS="1"), timeout=240,
     )  # fmt: skip
     assert {row.code for row in rows(result.stdout).values()} == {0}
