@@ -13,7 +13,8 @@ import time
 
 import torch
 
-from common.console.arguments import Parser, boolean, names, positive_int
+from common.console.arguments import Parser, boolean, names
+from common.distributed import process_group
 from common.ground.exits import printable
 from common.ground.files import ROOT
 from common.platform import node
@@ -24,14 +25,7 @@ from common.run.output import folder_of
 def main(arguments: list[str]) -> int:
     """Print the findings and return the exit code. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch check")
-    parser.add_argument("--init_method", help="tcp://host:port of the first node")
-    parser.add_argument("--rank", type=int, help="index of this node")
-    parser.add_argument("--world_size", type=int, help="number of nodes")
-    parser.add_argument(
-        "--rank_level", choices=("node", "process"), help="what ranks count, unless the platform defines it"
-    )
-    parser.add_argument("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
-    parser.add_argument("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
+    process_group.add_arguments(parser)
     parser.add_argument(
         "--output_dir",
         "--train_url",

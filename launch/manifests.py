@@ -80,24 +80,21 @@ def to_bytes(manifest: dict) -> bytes:
 
 def describe_folder(folder: str) -> dict:
     """Return the manifest of all files in a folder. Raises BadInput if a file cannot be read or stored."""
-    paths = list(_list_files(folder))
+    try:
+        paths = list(_list_files(folder))
+    except OSError as error:
+        raise of_the_disk(error, error.filename) from error
     check_keys(paths, folder)
     name = os.path.basename(os.path.abspath(folder))
     return describe(name, {path: os.path.join(folder, path) for path in paths})
 
 
-def _list_files(folder: str) -> Iterator[str]:
-    def refuse(error: OSError):
-        raise of_the_disk(error, error.filename) from error
-
-    for base, folders, names in os.walk(folder, onerror=refuse):
-        for name in folders:
-            if os.path.islink(os.path.join(base, name)):
-                path = shown(os.path.join(base, name))
-                raise BadInput(f"{path} is a link to a folder: put the files there")
-        for name in names:
-            path = os.path.join(base, name)
-            if not os.path.isfile(path):
-                raise BadInput(f"{shown(path)} is not a regular file")
-            if not is_partial(name) and path != os.path.join(folder, NAME):
-                yield os.path.relpath(path, folder)
+def _list_files(folder: str, below: str = "") -> Iterator[str]:
+    for entry in os.scandir(os.path.join(folder, below)):
+        path = below + entry.name
+        if entry.is_dir(follow_symlinks=False):
+            yield from _list_files(folder, f"{path}/")
+        elif not entry.is_file():
+            raise BadInput(f"{shown(entry.path)} is neither a regular file nor a folder")
+        elif path != NAME and not is_partial(entry.name):
+            yield path

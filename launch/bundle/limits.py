@@ -3,6 +3,7 @@ stores."""
 
 import os
 from collections import Counter
+from pathlib import PurePosixPath
 
 from common.ground.exits import BadInput
 from launch.explain import human_size
@@ -15,18 +16,16 @@ _REFUSED = '\\:*?"<>|'  # by OBS and Windows, in names of folders and files
 
 def check(files: list[tuple[str, int]]) -> None:
     """Check the limits for files: (path with /, bytes). Raises BadInput."""
-    entries = {path for path, _ in files}
-    for path, _ in files:
-        while path := path.rpartition("/")[0]:
-            entries.add(path)
+    paths = [PurePosixPath(path) for path, _ in files]
+    entries = {str(entry) for path in paths for entry in (path, *path.parents)} - {"."}
     if len(entries) + _OWN > ENTRIES:
         folder, count = Counter(path.rpartition("/")[0] for path in entries).most_common(1)[0]
         raise BadInput(
             f"{len(entries) + _OWN} files and folders, and a code folder may have {ENTRIES}: most are in "
             f"{folder or '.'}/ ({count}); put data into an input, not into the code"
         )
-    deepest = max(entries, key=lambda path: path.count("/"))
-    if (depth := deepest.count("/") + 1) > DEPTH:
+    deepest = max(paths, key=lambda path: len(path.parts))
+    if (depth := len(deepest.parts)) > DEPTH:
         raise BadInput(f"{deepest} is {depth} levels deep, and a code folder may have {DEPTH}")
     total = sum(size for _, size in files)
     if total > SIZE:

@@ -37,27 +37,21 @@ def _refuse(text: str):
     sys.exit(2)
 
 
-def _clean(folder: str, names: list):
-    """Remove the folder, unless the job wrote results next to its code."""
-    files = {os.path.join(base, file) for base, _, files in os.walk(folder) for file in files}
-    own = {os.path.join(folder, name) for name in names}
-    if any(os.path.basename(os.path.dirname(path)) != "__pycache__" for path in files - own):
-        text = f"{folder} is kept because the job wrote files there: name an output folder"
-        print(text, file=sys.stderr, flush=True)
-    else:
-        shutil.rmtree(folder)
-
-
 def _main():
     folder, names = _unpack()
     owner, leave = os.getpid(), os._exit
 
     def clean():
-        if os.getpid() == owner and os.path.isdir(folder):  # not in a forked child
-            try:
-                _clean(folder, names)
-            except OSError as error:
-                print(f"{folder} could not be removed: {error}", file=sys.stderr, flush=True)
+        """Remove the folder, unless the job wrote results next to its code."""
+        if os.getpid() != owner or not os.path.isdir(folder):  # a forked child
+            return
+        files = {os.path.join(base, file) for base, _, files in os.walk(folder) for file in files}
+        results = files - {os.path.join(folder, name) for name in names}
+        if all(os.path.basename(os.path.dirname(path)) == "__pycache__" for path in results):
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            text = f"{folder} is kept because the job wrote files there: name an output folder"
+            print(text, file=sys.stderr, flush=True)
 
     def leave_clean(code: int):  # jobs end with os._exit: a communication library may hang in its destructor
         clean()

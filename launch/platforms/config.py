@@ -94,6 +94,9 @@ class Image(_Table):
     command: Annotated[str, pydantic.Field(pattern=r"^[^\x00-\x1f]{1,1024}$")] | None = None
 
 
+_IMAGES = [{"engine_name", "engine_version"}, {"image_url"}, {"image_url", "command"}]
+
+
 class Resources(_Table):
     """The nodes. gpus_per_node is not sent to the service: the flavor decides."""
 
@@ -172,10 +175,9 @@ class JobConfig(_Table):
     def _refuse_secrets(cls, table: Any) -> Any:
         for name, value in table.items() if isinstance(table, dict) else ():
             if secret_scan.looks_secret(name, str(value)):
+                rights = "give the job its rights by an agency, a role or a mounted secret of the platform"
                 raise ValueError(
-                    f"{name} looks like a secret, and everyone who sees the job would see it: give the job "
-                    "its rights through the platform (an agency on ModelArts, a role on SageMaker, a mounted "
-                    "secret on Kubernetes)"
+                    f"{name} looks like a secret, and all who see the job would see it: {rights}"
                 )
         return table
 
@@ -224,12 +226,9 @@ def _check_modelarts(config: JobConfig) -> None:
     if not _SNAPSHOT.fullmatch(config.snapshot):
         expected = "obs://bucket/prefix/name-abcdef012345, as `pack` names it"
         raise BadInput(f"code = {config.code!r} is not the URL of an uploaded snapshot: expected {expected}")
-    preset = [image.engine_name, image.engine_version]
-    if any(preset) == bool(image.image_url) or any(preset) != all(preset):
-        given = ", ".join(sorted(image.model_fields_set)) or "nothing"
-        raise BadInput(f"[image] has {given}: expected engine_name and engine_version, or image_url")
-    if image.command and not image.image_url:
-        raise BadInput("[image] command needs image_url: a preset image runs the boot file")
+    if image.model_fields_set not in _IMAGES:
+        given, expected = (", ".join(sorted(keys)) for keys in (image.model_fields_set, _IMAGES[0]))
+        raise BadInput(f"[image] has {given or 'nothing'}: expected {expected}, or image_url with a command")
     if not (resources.flavor_id or resources.pool_id):
         raise BadInput("[resources] has neither flavor_id nor pool_id")
     if config.schedule.model_fields_set and not resources.pool_id:
@@ -237,12 +236,10 @@ def _check_modelarts(config: JobConfig) -> None:
 
 
 def _explain(error: Any) -> str:
-    """Return one line for the first mistake of a ValidationError: table, key, reason. The value is shown if
-    it cannot be a secret."""
+    """Return one line for the first mistake of a ValidationError: table, key, reason."""
     first = error.errors(include_url=False)[0]
-    *tables, key = [str(part) for part in first["loc"] if part != "[key]"][
-        : 3 if first["loc"][0] == "platform" else 2
-    ]
+    parts = [str(part) for part in first["loc"] if part != "[key]"]
+    *tables, key = parts[: 3 if parts[0] == "platform" else 2]
     place = f"[{'.'.join(tables)}] {key}" if tables else key
     if first["type"] == "missing":
         return f"{place} is missing (launch/job.example.toml shows it)"

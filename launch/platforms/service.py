@@ -82,8 +82,7 @@ class ModelArts:
 
         keys = [os.environ.get(name, "") for name in _KEYS]
         if not all(keys[:2]):
-            missing = [name for name, key in zip(_KEYS[:2], keys, strict=False) if not key]
-            raise BadInput(f"no key of the account: set the variables {' and '.join(missing)}")
+            raise BadInput(f"no key of the account: set the variables {' and '.join(_KEYS[:2])}")
         host, named = urllib.parse.urlsplit(self.endpoint), os.environ.get("MODELARTS_ENDPOINT", "")
         self._host = host.netloc
         is_known = host.scheme == "http" or f".{host.hostname}".endswith(f".{_DOMAIN}")

@@ -175,7 +175,7 @@ def test_what_cannot_be_uploaded(server, url, tmp_path, launch):
         (data, "s3://nothing/x", "s3://nothing/x: no such bucket"),
         (tmp_path / "none", url, "contains no files"),
         (folder_of(tmp_path / "other", {"manifest.json": b"{}"}), url, "not a manifest that `pack` made"),
-        (link, url, "a link to a folder"),
+        (link, url, "neither a regular file nor a folder"),
         (folder_of(tmp_path / "line", {"a\nb": b""}), url, "control character"),
     ):
         assert words in launch("upload", folder, "--to", to, code=2).stderr
