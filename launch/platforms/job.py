@@ -76,10 +76,9 @@ class Job:
         ended = []
         for task in sorted(self._status.get("task_statuses", []), key=lambda task: _by_number(task["task"])):
             if (code := task.get("exit_code")) is not None:
-                message = "; " * bool(task.get("message")) + " ".join(task.get("message", "").split())
-                ended.append(
-                    (code, f"task {task['task']} exit_code={code}: {explain_exit_code(code)}{message}")
-                )
+                line = f"task {task['task']} exit_code={code}: {explain_exit_code(code)}"
+                message = " ".join(task.get("message", "").split())
+                ended.append((code, f"{line}; {message}" if message else line))
         return ended
 
     def list_restarts(self) -> list[str]:

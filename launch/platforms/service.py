@@ -49,10 +49,11 @@ class Preview(NamedTuple):
 
 def _find_endpoint(region: str, url: str) -> str:
     """Return the service's URL. The SDK's own table of regions has a wrong host for ap-southeast-1."""
-    url = url or ("" if region else os.environ.get("MODELARTS_ENDPOINT", ""))
-    region = region or os.environ.get("MODELARTS_REGION", "")
-    url = (url or f"https://modelarts.{region}.{_DOMAIN}" * bool(region)).rstrip("/")
-    if not _URL.fullmatch(url):
+    if not url and not region:
+        url, region = os.environ.get("MODELARTS_ENDPOINT", ""), os.environ.get("MODELARTS_REGION", "")
+    if not url and region:
+        url = f"https://modelarts.{region}.{_DOMAIN}"
+    if not _URL.fullmatch(url := url.rstrip("/")):
         raise BadInput("no region or https://host: set the region in job.toml, or MODELARTS_REGION")
     if is_clear_text(url):
         raise BadInput(f"the endpoint {url} is not encrypted: https:// is needed for any other machine")

@@ -73,15 +73,10 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         lstrip_blocks=True,
     )
     settings = [run.starts[-1].settings if run.starts else {} for run in runs]
-    notes: dict[str, list[str]] = {}
-    for run in runs:
-        for note in run.notes:
-            notes.setdefault(note, []).append(run.name)
     return environment.get_template("report/page.html").render(
         title=title or ", ".join(run.name for run in runs),
         made=tables.format_time(time.time()),
         runs=runs,
-        notes=notes,
         policy=_POLICY,
         dashes=charts.DASHES,
         final=tables.make_final_rows(runs),

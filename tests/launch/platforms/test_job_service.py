@@ -208,9 +208,10 @@ def test_a_run_is_resumed_when_its_job_has_ended(user, server):
     job_id, _ = user.created()
     (record,) = user.records()
     url = record["outputs"]["train_url"]
-    server.test(job=job_id, phase="Running")
-    error = user.refused("--resume_from", url)
-    assert f"job {job_id} is Running and writes there" in error
+    for phase in ("Running", "Abnormal"):  # an abnormal job may still write
+        server.test(job=job_id, phase=phase)
+        assert f"job {job_id} is {phase} and writes there" in user.refused("--resume_from", url)
+    assert user.launch("logs", job_id, "-f", "--interval=0.05", code=1).stderr == "job Abnormal\n"
     server.test(job=job_id, phase="Failed")
     user.submit("--yes", "--resume_from", url)
     again = next(each for each in user.records() if each["id"] != job_id)
@@ -257,15 +258,6 @@ def test_a_job_is_never_created_twice(user, server, kind):
     assert "it is not known whether job ddp was created" in user.fails("status", record["run"])
 
 
-def test_an_abnormal_job_may_still_write(user, server):
-    job_id = user.job()
-    (record,) = user.records()
-    server.test(job=job_id, phase="Running")
-    server.test(job=job_id, phase="Abnormal")
-    assert user.launch("logs", job_id, "-f", "--interval=0.05", code=1).stderr == "job Abnormal\n"
-    assert "is Abnormal and writes there" in user.refused("--resume_from", record["outputs"]["train_url"])
-
-
 def test_a_service_that_is_not_there(user, server, tmp_path):
     user.job()
     (path,) = (tmp_path / "records").glob("*.json")
@@ -292,18 +284,9 @@ def test_a_bare_id_is_looked_for_by_the_environment(user, server, monkeypatch):
     assert "or HUAWEICLOUD_SDK_PROJECT_ID" in user.fails("status", job_id)
 
 
-def test_missing_keys_and_a_missing_sdk_are_one_line(user, tmp_path):
-    user.environment["HUAWEICLOUD_SDK_SK"] = ""
-    command = ("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
-    error = finish(user.start(*command), code=2).stderr
-    assert re.fullmatch(r"error: no key of the account: [^\n]+ HUAWEICLOUD_SDK_SK\n", error)
-    missing = "raise ImportError(name='huaweicloudsdkmodelarts')\n"
-    (tmp_path / "huaweicloudsdkmodelarts.py").write_text(missing)
-    user.environment["PYTHONPATH"] = str(tmp_path)
-    error = finish(user.start(*command), code=2).stderr
-    assert re.fullmatch(
-        r"error: the vendor's SDK cannot be imported [^\n]+: pip install huaweicloudsdkmodelarts\n", error
-    )
+def test_missing_keys_are_one_line(user, monkeypatch):
+    monkeypatch.setenv("HUAWEICLOUD_SDK_SK", "")
+    assert "no key of the account: set the variables HUAWEICLOUD_SDK_AK and HUAWEICLOUD" in user.refused()
     assert user.records() == []
 
 
