@@ -65,18 +65,15 @@ def read_git_state(root: str, paths: list[str]) -> dict | None:
     """Return {"commit", "dirty"} of a working tree; None if it is not one. dirty: whether a file of `paths`
     (relative to root) is not in that commit, or a file in the same top folders differs from it."""
     tops = {path.partition("/")[0] for path in paths}
-    commit = _git(root, "rev-parse", "--verify", "HEAD")
-    tracked = _git(root, "ls-files", "-z")
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *tops)
-    if commit is None or tracked is None or changed is None:
-        return None
-    return {"commit": commit.strip(), "dirty": bool(changed) or not {*paths} <= {*tracked.split("\0")}}
-
-
-def _git(root: str, *arguments: str) -> str | None:
-    command = ["git", "-C", root, "--no-optional-locks", *arguments]
+    commands = (
+        ["rev-parse", "--verify", "HEAD"],
+        ["ls-files", "-z"],
+        ["status", "--porcelain", "--untracked-files=no", "--", *tops],
+    )
+    git = ["git", "-C", root, "--no-optional-locks"]
     try:
-        result = subprocess.run(command, capture_output=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
+        outputs = [subprocess.check_output([*git, *words], stderr=subprocess.DEVNULL) for words in commands]
+    except (OSError, subprocess.CalledProcessError):
         return None
-    return os.fsdecode(result.stdout) if result.returncode == 0 else None
+    commit, tracked, changed = map(os.fsdecode, outputs)
+    return {"commit": commit.strip(), "dirty": bool(changed) or not {*paths} <= {*tracked.split("\0")}}
