@@ -13,7 +13,8 @@ import time
 
 import torch
 
-from common.console.arguments import Parser, boolean, positive_int
+from common.console.arguments import Parser, boolean
+from common.distributed import process_group
 from common.ground.exits import printable
 from common.ground.files import ROOT
 from common.platform import node
@@ -23,16 +24,8 @@ from common.run.output import folder_of
 
 def main(arguments: list[str]) -> int:
     """Print the findings and return the exit code. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch check"
-    parser.add_argument("--init_method", help="tcp://host:port of the first node")
-    parser.add_argument("--rank", type=int, help="index of this node")
-    parser.add_argument("--world_size", type=int, help="number of nodes")
-    parser.add_argument(
-        "--rank_level", choices=("node", "process"), help="what ranks count, unless the platform defines it"
-    )
-    parser.add_argument("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
-    parser.add_argument("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
+    parser = Parser(__doc__, "python -m launch check")
+    process_group.add_arguments(parser)
     parser.add_argument(
         "--output_dir",
         "--train_url",
@@ -47,13 +40,8 @@ def main(arguments: list[str]) -> int:
     topology = resolve(args, os.environ, gpus)
     findings = node.inspect(args, os.environ, topology, folder_of)
     code = node.exit_code(findings)
-    summary = {
-        "verdict": node.worst(findings),
-        "exit_code": code,
-        "seconds": round(time.monotonic() - start, 2),
-    }
     if ignored:
         print(f"ignored arguments: {' '.join(ignored)}")
     print(*map(printable, map(str, [topology, *findings])), sep="\n")
-    print("check", *(f"{name}={value}" for name, value in summary.items()))
+    print(f"check verdict={node.worst(findings)} exit_code={code} seconds={time.monotonic() - start:.2f}")
     return code

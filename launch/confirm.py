@@ -1,10 +1,12 @@
 """Ask before something is created, stopped, deleted or replaced."""
 
+import contextlib
 import os
 import re
 import sys
 
 from common.ground.exits import BadInput
+from common.ground.files import opener
 
 _HEAD = 4096  # bytes of a file in which the mark is searched
 
@@ -25,17 +27,9 @@ def ask(question: str, yes: bool) -> bool:
 
 def check_replaceable(path: str, mark: re.Pattern, force: bool) -> None:
     """Raise BadInput if `path` is a file without `mark` in its first _HEAD bytes, unless `force` is set."""
-    if not force and os.path.lexists(path) and not os.path.isdir(path) and not _has_mark(path, mark):
-        raise BadInput(
-            f"--to {path} exists and was not made by this command: name another file, or add --force"
-        )
-
-
-def _has_mark(path: str, mark: re.Pattern) -> bool:
-    if not os.path.isfile(path):  # a pipe or a device would block
-        return False
-    try:
-        with open(path, "rb") as file:
-            return mark.search(file.read(_HEAD).decode(errors="replace")) is not None
-    except OSError:
-        return False
+    if force or not os.path.lexists(path) or os.path.isdir(path):
+        return
+    with contextlib.suppress(OSError), open(path, "rb", opener=opener) as file:
+        if mark.search(file.read(_HEAD).decode(errors="replace")):
+            return
+    raise BadInput(f"--to {path} exists and was not made by this command: name another file, or add --force")

@@ -8,6 +8,7 @@ the digest>. Data are stored at the URL that the user gives.
 """
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -23,9 +24,32 @@ NAME = "manifest.json"
 _FORMAT = 1
 
 
-def make(name: str, files: list[dict], job: str | None = None, git: dict | None = None) -> dict:
-    """Return a manifest. job: the boot file of a snapshot."""
+def describe(
+    name: str,
+    sources: dict[str, str | bytes],
+    job: str | None = None,
+    git: dict | None = None,
+) -> dict:
+    """Return the manifest of files. Its digest covers paths and contents, but no time, owner or mode.
+
+    sources: path in the manifest, with / -> path on this node, or the content
+    job: the boot file of a snapshot
+
+    Raises BadInput if a file cannot be read.
+    """
+    with ThreadPoolExecutor() as pool:
+        files = list(pool.map(lambda path: describe_file(path, sources[path]), sorted(sources)))
     return {"format": _FORMAT, "name": name, "digest": _digest(files), "files": files, "git": git, "job": job}
+
+
+def describe_file(path: str, source: str | bytes) -> dict:
+    """Return the entry of a file: see describe(). Raises BadInput if it cannot be read."""
+    try:
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+            digest = sha256_file(file)
+            return {"path": path, "size": file.tell(), "sha256": digest}
+    except OSError as error:
+        raise of_the_disk(error, str(source)) from error
 
 
 def parse(content: bytes) -> dict | None:
@@ -40,10 +64,8 @@ def parse(content: bytes) -> dict | None:
 
 
 def _digest(files: list[dict]) -> str:
-    found = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file["path"].encode()):
-        found.update(f"{file['path']}\0{file['sha256']}\n".encode())
-    return found.hexdigest()
+    lines = sorted(f"{file['path']}\0{file['sha256']}\n" for file in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def make_folder_name(manifest: dict) -> str:
@@ -58,40 +80,21 @@ def to_bytes(manifest: dict) -> bytes:
 
 def describe_folder(folder: str) -> dict:
     """Return the manifest of all files in a folder. Raises BadInput if a file cannot be read or stored."""
-    paths = sorted(_list_files(folder))
-    check_keys(paths, folder)
-
-    def describe(path: str) -> dict:
-        try:
-            return describe_file(path, os.path.join(folder, path))
-        except OSError as error:
-            raise of_the_disk(error, os.path.join(folder, path)) from error
-
-    with ThreadPoolExecutor() as pool:
-        files = list(pool.map(describe, paths))
-    return make(os.path.basename(os.path.abspath(folder)), files)
-
-
-def _list_files(folder: str) -> Iterator[str]:
-    def refuse(error: OSError):
+    try:
+        paths = list(_list_files(folder))
+    except OSError as error:
         raise of_the_disk(error, error.filename) from error
-
-    for base, folders, names in os.walk(folder, onerror=refuse):
-        for name in folders:
-            if os.path.islink(os.path.join(base, name)):
-                raise BadInput(
-                    f"{printable(os.path.join(base, name))} is a link to a folder: put the files there"
-                )
-        for name in names:
-            path = os.path.join(base, name)
-            if not os.path.isfile(path):
-                raise BadInput(f"{printable(path)} is not a regular file")
-            if not name.startswith(PARTIAL) and path != os.path.join(folder, NAME):
-                yield os.path.relpath(path, folder)
+    check_keys(paths, folder)
+    name = os.path.basename(os.path.abspath(folder))
+    return describe(name, {path: os.path.join(folder, path) for path in paths})
 
 
-def describe_file(path: str, source: str) -> dict:
-    """Return the manifest entry of the file `source`, stored as `path`. Raises OSError."""
-    with open(source, "rb") as file:
-        digest = sha256_file(file)
-        return {"path": path, "size": file.tell(), "sha256": digest}
+def _list_files(folder: str, below: str = "") -> Iterator[str]:
+    for entry in os.scandir(os.path.join(folder, below)):
+        path = below + entry.name
+        if entry.is_dir(follow_symlinks=False):
+            yield from _list_files(folder, f"{path}/")
+        elif not entry.is_file():
+            raise BadInput(f"{printable(entry.path)} is neither a regular file nor a folder")
+        elif path != NAME and not entry.name.startswith(PARTIAL):
+            yield path

@@ -10,7 +10,6 @@ import contextlib
 import glob
 import json
 import os
-import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from common.ground.exits import BadInput, import_optional
@@ -22,16 +21,16 @@ else:
     pydantic = import_optional("pydantic", "records of jobs are checked with pydantic")
 
 FOLDER = os.environ.get("BOOTFILE_JOBS") or os.path.join(ROOT, "output_dir", "jobs")
-_ID = r"^[A-Za-z0-9-]{1,64}$"
+ID = r"^[A-Za-z0-9-]{1,64}$"  # of a job
 
 
 class _Record(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", strict=True)
     format: Literal[1]
-    id: str | None = pydantic.Field(pattern=_ID)
+    id: str | None = pydantic.Field(pattern=ID)
     endpoint: str
     project_id: str
-    outputs: dict[str, str] = pydantic.Field(default={})
+    outputs: dict[str, str] = pydantic.Field({})
 
 
 def write(path: str, record: dict[str, Any]) -> None:
@@ -51,11 +50,9 @@ def read(path: str) -> dict[str, Any]:
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise BadInput(
-            f"{path} is not a record of a job that `submit` wrote: {place} {first['msg']}"
-        ) from None
+        wrong = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(map(str, wrong['loc']))} {wrong['msg']}"
+        raise BadInput(f"{path} is not a record of a job that `submit` wrote: {reason}") from None
 
 
 def read_all() -> list[dict[str, Any]]:
@@ -73,14 +70,8 @@ def find(text: str) -> dict[str, Any] | None:
     for path in (text, os.path.join(FOLDER, text), os.path.join(FOLDER, f"{text}.json")):
         if os.path.isfile(path):
             record = read(path)
-            if not record.get("id"):
-                raise BadInput(
-                    f"{path}: it is not known whether job {record.get('name')} was created: see the console"
-                )
+            if not record["id"]:
+                job = f"job {record.get('name')} was created: see the console"
+                raise BadInput(f"{path}: it is not known whether {job}")
             return record
-    return next((record for record in read_all() if record.get("id") == text), None)
-
-
-def is_id(value: str) -> bool:
-    """Return whether a text has the form of a job's id."""
-    return re.fullmatch(_ID, value) is not None
+    return next((record for record in read_all() if record["id"] == text), None)

@@ -7,7 +7,7 @@ and parameters in clear text to every user who can view the job.
 import os
 import re
 
-from common.ground.exits import BadInput, mask
+from common.ground.exits import BadInput
 
 _FORMATS = {  # formats that only such keys have
     "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d",
@@ -42,7 +42,6 @@ _SECRET_NAME = re.compile(
     r"|(ACCESS|API|PRIVATE|SECRET|AUTH)_?-?KEY",
     re.IGNORECASE,
 )
-_USER_INFO = re.compile(r"://[^/@\s'\"]+@")
 _READ = 32 * 2**20  # bytes of a file that are scanned; longer text is probably data
 
 
@@ -72,9 +71,7 @@ def _find(line: str, is_program: bool) -> str | None:
     if any(not _PLACEHOLDER.fullmatch(match[1]) for match in _URL.finditer(line)):
         return "a URL with a password"
     for match in _ASSIGNMENT.finditer(line):
-        value = (
-            match["quoted"] or (not is_program and match["bare"]) or ""
-        )  # in a program only literals count
+        value = match["quoted"] or ("" if is_program else match["bare"]) or ""  # in a program: literals only
         if _PLACEHOLDER.fullmatch(value) or (is_program and " " in value):
             continue
         if match[1] and len(value) >= 4 and value[0] not in "/.":
@@ -86,13 +83,5 @@ def _find(line: str, is_program: bool) -> str | None:
 
 def looks_secret(name: str, value: str) -> bool:
     """Return whether the name or the value of a setting looks like a secret."""
-    by_name = _SECRET_NAME.search(name) or _USER_INFO.search(value)
-    return bool(by_name or scan("job.toml", f'{name} = "{value}"'.encode()))
-
-
-def shown(name: str, value: object) -> str:
-    """Return a value for an error, "(not shown)" if it may contain a secret: also for lists, tables and text
-    of several lines."""
-    is_plain = isinstance(value, str | int | float) and len(str(value).splitlines()) < 2
-    text = mask(repr(value)) if is_plain and not looks_secret(name, str(value)) else "(not shown)"
-    return text if len(text) <= 120 else f"{text[:120]}..."
+    is_named = _SECRET_NAME.search(name) or re.search(r"://[^/@\s'\"]+@", value)
+    return bool(is_named or scan("job.toml", f'{name} = "{value}"'.encode()))

@@ -42,8 +42,9 @@ class Parser(argparse.ArgumentParser):
     (nargs="?") and has a type, a path after the option is not taken as its value.
     """
 
-    def __init__(self, description: str | None):
+    def __init__(self, description: str | None, prog: str | None = None):
         super().__init__(
+            prog=prog,
             description=description,
             formatter_class=_HelpFormatter,
             allow_abbrev=False,

@@ -1,6 +1,6 @@
 """Explain the errors of an object store in one line that a user can act on."""
 
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, printable
 from common.ground.files import explain_write
 
 MISSING = ("404", "NoSuchKey", "NotFound")  # reasons of a StoreError: no such object
@@ -102,8 +102,3 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
 def of_the_disk(error: OSError, path: str) -> StoreError:
     """Return the error for a file of this node that cannot be read or written, with the free space."""
     return StoreError(f"{printable(path)}: {explain_write(error, path)}", "disk")
-
-
-def printable(text: str) -> str:
-    """Return a key or a path for a message, as one line."""
-    return text if text.isprintable() else ascii(text)

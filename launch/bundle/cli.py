@@ -28,10 +28,10 @@ from typing import NamedTuple
 
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
-from launch import secret_scan
-from launch.bundle import requirements, single_file, snapshot
+from launch import manifests, secret_scan
+from launch.bundle import requirements, snapshot
+from launch.bundle import single_file as one_file
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder, Skipped
-from launch.bundle.snapshot import Content
 from launch.explain import human_size
 
 _SHOWN = 5  # findings in an error, skipped files of one rule
@@ -46,10 +46,9 @@ class Packed(NamedTuple):
     manifest: dict
 
 
-def main(argv: list[str]) -> int:
-    """Pack a job, list the kept and skipped files, and return the exit code. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch pack"
+def main(arguments: list[str]) -> int:
+    """Pack a job and return the exit code. Raises BadInput."""
+    parser = Parser(__doc__, "python -m launch pack")
     add = parser.add_argument
     add("job", help="the script that is the boot file")
     add("--to", required=True, metavar="FOLDER", help="folder for the snapshot")
@@ -60,71 +59,54 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     add("--code_dir", metavar="FOLDER", help="pack this folder above the script (default: the script's own)")
     add("--keep_torch", action="store_true", help="keep torch and nvidia-* in pip-requirements.txt")
-    args = parser.parse_args(argv)
-    packed = pack(
-        args.job, args.to, args.single_file, args.allow_secret, args.keep_torch, True, args.code_dir
-    )  # fmt: skip
-    git = packed.manifest["git"] or {"commit": None, "dirty": None}
-    print(
-        f"{'packed' if packed.made else 'unchanged'}={packed.path} job={packed.manifest['job']} "
-        f"digest={packed.manifest['digest']} commit={git['commit']} dirty={git['dirty']}"
-    )
+    pack(**vars(parser.parse_args(arguments)))
     return 0
 
 
 def pack(
     job: str,
     to: str,
-    one_file: bool = False,
-    allowed: Sequence[str] = (),
-    keep_torch: bool = False,
-    verbose: bool = False,
+    single_file: bool = False,
+    allow_secret: Sequence[str] = (),
     code_dir: str | None = None,
+    keep_torch: bool = False,
 ) -> Packed:
-    """Make the snapshot of a job in the folder `to`. The arguments are those of the command.
-
-    verbose: print the kept and skipped files. Raises BadInput; then nothing is written.
-    """
+    """Make the snapshot of a job in the folder `to`, and print the kept and the skipped files. The arguments
+    are those of the command. Raises BadInput; then nothing is written."""
     if not os.path.isfile(job) or not job.endswith(".py"):
         raise BadInput(f"{job}: expected a .py file as boot file")
     code = CodeFolder(job, to, code_dir)
     if os.path.realpath(to) == os.path.realpath(code.root):
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
-    contents = [Content(file.path, file.source) for file in code.files]
-    listed, left_out, sources = requirements.find(code.root), [], [file.path for file in code.files]
-    if listed:
-        text, left_out = requirements.adapt(listed, keep_torch)
-        sources.append(os.path.relpath(listed, code.root))
-        contents += [Content(REQUIREMENTS[0], text.encode())] if text else []
-    _refuse_secrets(contents, allowed)
-    git = snapshot.read_git_state(code.root, sources)
+    contents: dict[str, str | bytes] = {file.path: file.source for file in code.files}
+    packed, left_out = [*contents], []
+    if listed := next((each for each in REQUIREMENTS if os.path.isfile(os.path.join(code.root, each))), None):
+        text, left_out = requirements.adapt(os.path.join(code.root, listed), keep_torch)
+        packed.append(listed)
+        contents |= {REQUIREMENTS[0]: text.encode()} if text else {}
+    _refuse_secrets(contents, allow_secret)
     path = code.job_path.removeprefix("jobs/").removesuffix(".py")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"  # for every shell, URL and store
-    manifest = snapshot.describe(name, contents, code.job_path, git)
-    if verbose:
-        _print_files(manifest, code.skipped)
-        if left_out:
-            print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
-    if one_file:
-        return Packed(single_file.write(to, manifest, contents), True, manifest)
-    return Packed(*snapshot.write(to, manifest, contents), manifest)
+    git = snapshot.read_git_state(code.root, packed)
+    manifest = manifests.describe(name, contents, code.job_path, git)
+    _print_files(manifest, code.skipped)
+    if left_out:
+        print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
+    write = one_file.write if single_file else snapshot.write
+    target, made = write(to, manifest, contents)
+    facts = {"packed" if made else "unchanged": target, "job": code.job_path, "digest": manifest["digest"]}
+    print(*(f"{name}={value}" for name, value in (facts | (git or {})).items()))
+    return Packed(target, made, manifest)
 
 
-def _refuse_secrets(contents: list[Content], allowed: Sequence[str]) -> None:
-    unknown = {*allowed} - {content.path for content in contents}
-    if unknown:
+def _refuse_secrets(contents: dict[str, str | bytes], allowed: Sequence[str]) -> None:
+    if unknown := {*allowed} - contents.keys():
         raise BadInput(f"--allow_secret {unknown.pop()}: no file of this path is packed")
-    findings = [
-        finding
-        for path, source in contents
-        if path not in allowed
-        for finding in secret_scan.scan(path, source)
-    ]
-    if findings:
-        more = f" and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
+    searched = ((path, source) for path, source in contents.items() if path not in allowed)
+    if findings := [finding for item in searched for finding in secret_scan.scan(*item)]:
         raise BadInput(
-            f"suspected secrets would be uploaded: {', '.join(findings[:_SHOWN])}{more}; "
-            "remove it, name the file in .jobignore, or, if it is not a secret, pass --allow_secret PATH"
+            f"suspected secrets would be uploaded: {_shorten(findings, ', ')}; remove it, name the file in "
+            ".jobignore, or, if it is not a secret, pass --allow_secret PATH"
         )
 
 
@@ -134,10 +116,14 @@ def _print_files(manifest: dict, skipped: list[Skipped]) -> None:
     for file in manifest["files"]:
         top, slash, _ = file["path"].partition("/")
         kept[file["path"] if file["path"] == manifest["job"] else top + slash].append(file["size"])
-    for item in skipped:
-        rules[item.rule].append(item.path)
+    for path, rule in skipped:
+        rules[rule].append(path)
     for name, sizes in kept.items():
         print(f"kept     {name} files={len(sizes)} size={human_size(sum(sizes))}")
     for rule, paths in rules.items():
-        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-        print(f"skipped  {' '.join(paths[:_SHOWN])}{more}: {rule}")
+        print(f"skipped  {_shorten(paths, ' ')}: {rule}")
+
+
+def _shorten(words: list[str], separator: str) -> str:
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return separator.join(words[:_SHOWN]) + more

@@ -69,7 +69,7 @@ class CodeFolder:
             self._visit("", (os.path.realpath(self.root),))
         except OSError as error:
             raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
-        self.files.sort(key=lambda file: os.fsencode(file.path))
+        self.files.sort()
         self.skipped.sort()
         for path, rule in self.skipped:
             if f"{self.job_path}/".startswith(f"{path.rstrip('/')}/"):
@@ -95,10 +95,8 @@ class CodeFolder:
             shutil.copy2(source, target)
 
     def _visit(self, folder: str, real: tuple[str, ...]) -> None:
-        """Add the content of `folder` (relative, "" or with / at its end).
-
-        real: the real paths of the folders above, then its own
-        """
+        """Add the content of `folder` (relative, "" or with / at its end). real: the real paths of the
+        folders above, then its own."""
         for entry in os.scandir(os.path.join(self.root, folder)):
             path, is_folder = folder + entry.name, entry.is_dir()
             if rule := self._find_rule(path, is_folder, entry.path):

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from common.ground.exits import BadInput
-from common.ground.files import opener
+from common.ground.files import read_file
 
 FILE = ".jobignore"  # in the code folder, in gitignore's syntax: `!pattern` includes again
-_BUILT_IN = (".*", "__pycache__/", "*.py[co]", "*.egg-info/", "tests/", "node_modules/", "venv/", "*.log")
-_RESULTS = ("*.pth", "*.pt", "*.ckpt", "*.safetensors", "events.out.tfevents.*")
+_BUILT_IN = (
+    ".*", "__pycache__/", "*.py[co]", "*.egg-info/", "tests/", "node_modules/", "venv/", "*.log",
+    "*.pth", "*.pt", "*.ckpt", "*.safetensors", "events.out.tfevents.*",
+)  # fmt: skip
 _DATA = (  # data and results by name; a folder with modules in it is code
     "data/", "input_dir/", "output_dir/", "outputs/", "checkpoints/", "runs/", "logs/", "wandb/", "mlruns/",
     "lightning_logs/",
@@ -25,7 +27,6 @@ class _Rule(NamedTuple):
     parts: for each component of a path, a function that matches a name; None: any number of folders
     folders: it matches only folders
     names: it names files, unlike `!*/`
-    own: it is the user's own
     """
 
     name: str
@@ -33,40 +34,29 @@ class _Rule(NamedTuple):
     parts: list[Callable[[str], object] | None]
     folders: bool
     names: bool
-    own: bool
-
-    @classmethod
-    def parse(cls, line: str, name: str, own: bool) -> "_Rule":
-        pattern = re.sub(r"(?<!\\)\s+$", "", line)
-        skips, pattern = not pattern.startswith("!"), pattern.removeprefix("!")
-        body = pattern.strip("/")
-        words = body.split("/")
-        if "/" not in pattern.rstrip("/"):
-            words = ["**", *words]
-        if words[-1] == "**":  # the content of a folder, not the folder
-            words.append("*")
-        parts = [None if word == "**" else _compile(word) for word in words]
-        return cls(name, skips, parts, pattern.endswith("/"), bool(body.strip("*?/")), own)
 
     def matches(self, path: str, is_folder: bool) -> bool:
-        """Return whether the line matches the path. The time is proportional to its length."""
-        if self.folders and not is_folder:
-            return False
-        reached = self._and_behind({0})  # the numbers of parts that match the names so far
-        for name in path.split("/"):
-            following = set()
-            for place, matches in enumerate(self.parts):
-                if place in reached and (matches is None or matches(name)):
-                    following.add(place + (matches is not None))
-            reached = self._and_behind(following)
-        return len(self.parts) in reached
+        """Return whether the line matches the path. Many wildcards take no longer than a few."""
+        names = path.split("/")
+        places = {0}  # numbers of names that the parts so far match
+        for matches in self.parts:
+            if matches is None:
+                places = set(range(min(places), len(names) + 1)) if places else places
+            else:
+                places = {place + 1 for place in places if place < len(names) and matches(names[place])}
+        return len(names) in places and (is_folder or not self.folders)
 
-    def _and_behind(self, places: set[int]) -> set[int]:
-        """Return the places and those behind a `**`, which also matches nothing."""
-        for place, matches in enumerate(self.parts):
-            if place in places and matches is None:
-                places.add(place + 1)
-        return places
+
+def _parse(line: str, name: str) -> _Rule:
+    pattern = re.sub(r"(?<!\\)\s+$", "", line).removeprefix("!")
+    body = pattern.strip("/")
+    words = body.split("/")
+    if "/" not in pattern.rstrip("/"):
+        words = ["**", *words]
+    if words[-1] == "**":  # the content of a folder, not the folder
+        words.append("*")
+    parts = [None if word == "**" else _compile(word) for word in words]
+    return _Rule(name, not line.startswith("!"), parts, pattern.endswith("/"), bool(body.strip("*?/")))
 
 
 def _compile(word: str) -> Callable[[str], object]:
@@ -80,21 +70,19 @@ class Rules:
     read."""
 
     def __init__(self, root: str, more: Sequence[str] = ()):
-        self._root = root
-        self._rules = [
-            _Rule.parse(pattern, pattern, own=False) for pattern in (*_BUILT_IN, *_RESULTS, *_DATA, *more)
-        ]
-        path = os.path.join(root, FILE)
+        self._root, path = root, os.path.join(root, FILE)
+        self._built_in = [_parse(pattern, pattern) for pattern in (*_BUILT_IN, *_DATA, *more)]
         try:
-            with open(path, encoding="utf-8", opener=opener) as file:
-                lines = file.read(2**20).split("\n")
+            lines = read_file(path, 2**20).decode().split("\n")
         except FileNotFoundError:
             lines = []
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"{path} cannot be read: {error}") from error
-        for number, line in enumerate(lines, 1):
-            if line.strip() and not line.startswith("#"):
-                self._rules.append(_Rule.parse(line, f"{FILE}:{number}  {line}", own=True))
+        self._own = [
+            _parse(line, f"{FILE}:{number}  {line}")
+            for number, line in enumerate(lines, 1)
+            if line.strip() and not line.startswith("#")
+        ]
 
     def find(self, path: str, is_folder: bool) -> str | None:
         """Return the rule that skips `path` (relative, with /): the last one that matches; None if the path
@@ -103,15 +91,12 @@ class Rules:
         As in git, rules do not include files of a skipped folder again. Lines such as `!*/` include paths
         that other lines of the user skip, but not .git.
         """
-        included = False
-        for rule in reversed(self._rules):
-            if (included and rule.own) or not rule.matches(path, is_folder):
-                continue
-            if rule.name in _DATA and self._has_modules(path):
-                continue
-            if rule.skips or rule.names:
-                return rule.name if rule.skips else None
-            included = True
+        own = next((rule for rule in reversed(self._own) if rule.matches(path, is_folder)), None)
+        if own and (own.skips or own.names):
+            return own.name if own.skips else None
+        for rule in self._built_in:
+            if rule.matches(path, is_folder) and not (rule.name in _DATA and self._has_modules(path)):
+                return rule.name
         return None
 
     def _has_modules(self, path: str) -> bool:

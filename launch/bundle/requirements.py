@@ -4,7 +4,6 @@ import os
 import re
 
 from common.ground.exits import BadInput
-from launch.bundle.code_folder import REQUIREMENTS
 
 # The platform's image has these, for its driver and GPUs. torchaudio needs one version of torch.
 _OF_THE_IMAGE = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.+")
@@ -12,12 +11,6 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _OF_THIS_MACHINE = re.compile(
     r"(?:-e|--editable|-c|--constraint)\b|(?:-f|--find-links)[ =](?!\s*https?:)|\.{0,2}/|file:"
 )
-
-
-def find(root: str) -> str | None:
-    """Return the path of the list in the code folder `root`, None if there is none."""
-    paths = [os.path.join(root, name) for name in REQUIREMENTS]
-    return next((path for path in paths if os.path.isfile(path)), None)
 
 
 def adapt(path: str, keep_torch: bool) -> tuple[str, list[str]]:

@@ -11,17 +11,14 @@ import zipfile
 from common.ground.exits import BadInput
 from common.ground.files import write_atomic
 from launch import manifests
-from launch.bundle.snapshot import Content
 
 _UNPACK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "unpack.py")
 _LONGEST = 100 * 10**6  # bytes: Python holds the file, its text and its archive in memory at once
 
 
-def write(to: str, manifest: dict, contents: list[Content]) -> str:
-    """Write NAME-DIGEST.py to the folder `to`, and return its path.
-
-    Equal content gives equal bytes. Raises BadInput.
-    """
+def write(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[str, bool]:
+    """Write NAME-DIGEST.py to the folder `to`. Return (its path, True). Equal content gives equal bytes.
+    Raises BadInput."""
     path = os.path.join(to, f"{manifests.make_folder_name(manifest)}.py")
     try:
         text = _header(manifest, contents) + _body(manifest, contents)
@@ -31,7 +28,7 @@ def write(to: str, manifest: dict, contents: list[Content]) -> str:
         write_atomic(path, text)
     except OSError as error:
         raise BadInput(f"{to} cannot be written: {error.strerror}") from error
-    return path
+    return path, True
 
 
 def holds_bootfile(path: str) -> bool:
@@ -41,7 +38,7 @@ def holds_bootfile(path: str) -> bool:
         return any(line.startswith(b"#     common/distributed/entry.py  ") for line in header)
 
 
-def _body(manifest: dict, contents: list[Content]) -> str:
+def _body(manifest: dict, contents: dict[str, str | bytes]) -> str:
     """Return launch/bundle/unpack.py with the archive in it."""
     archive = _archive(manifest, contents)
     with open(_UNPACK, encoding="utf-8") as file:
@@ -55,9 +52,9 @@ def _body(manifest: dict, contents: list[Content]) -> str:
     return body
 
 
-def _header(manifest: dict, contents: list[Content]) -> str:
+def _header(manifest: dict, contents: dict[str, str | bytes]) -> str:
     """Return comments: the purpose of the file, its usage and its content."""
-    needs = [each.source.decode() for each in contents if isinstance(each.source, bytes)]
+    needs = [source.decode() for source in contents.values() if isinstance(source, bytes)]
     lines = [
         f"{manifest['job']} and the code that it needs, in one file; made by `pack --single_file`.",
         "",
@@ -75,13 +72,12 @@ def _header(manifest: dict, contents: list[Content]) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n"
 
 
-def _archive(manifest: dict, contents: list[Content]) -> bytes:
+def _archive(manifest: dict, contents: dict[str, str | bytes]) -> bytes:
     """Return a ZIP archive that depends on paths and bytes only. Raises BadInput."""
     archive = io.BytesIO()
-    sources = dict(contents)
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as members:
         for file in manifest["files"]:
-            content = sources[file["path"]]
+            content = contents[file["path"]]
             if isinstance(content, str):
                 with open(content, "rb") as source:
                     content = source.read()

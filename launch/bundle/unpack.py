@@ -18,21 +18,14 @@ def _unpack():
     """Unpack into a new folder that only this user may enter, and return (folder, paths of the files in it).
 
     Every process unpacks for itself, so no process waits for another or trusts an existing folder."""
-    archive = base64.b64decode(_ARCHIVE)
+    archive, folder = base64.b64decode(_ARCHIVE), None
     if hashlib.sha256(archive).hexdigest() != _SHA256:
         _refuse("this file was changed after it was packed: copy it again, completely")
-    members, folder = zipfile.ZipFile(io.BytesIO(archive)), None
-    names = members.namelist()
-    if not all(map(_stays_inside, names)):
-        _refuse("the archive in this file has a path that leads out of its folder")
     try:
         folder = tempfile.mkdtemp(prefix="bootfile-")  # 0700
-        for name in names:
-            target = os.path.join(folder, *name.split("/"))
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            with open(target, "xb") as file:
-                file.write(members.read(name))
-        return folder, names
+        with zipfile.ZipFile(io.BytesIO(archive)) as members:
+            members.extractall(folder)
+            return folder, members.namelist()
     except OSError as error:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
@@ -44,31 +37,21 @@ def _refuse(text: str):
     sys.exit(2)
 
 
-def _stays_inside(name: str):
-    return "\\" not in name and not {"", ".", ".."} & {*name.split("/")}
-
-
-def _clean(folder: str, names: list):
-    """Remove the folder, unless the job wrote results next to its code."""
-    files = {os.path.join(base, file) for base, _, files in os.walk(folder) for file in files}
-    own = {os.path.join(folder, name) for name in names}
-    if any(os.path.basename(os.path.dirname(path)) != "__pycache__" for path in files - own):
-        text = f"{folder} is kept because the job wrote files there: name an output folder"
-        print(text, file=sys.stderr, flush=True)
-    else:
-        shutil.rmtree(folder)
-
-
 def _main():
     folder, names = _unpack()
     owner, leave = os.getpid(), os._exit
 
     def clean():
-        if os.getpid() == owner and os.path.isdir(folder):  # not in a forked child
-            try:
-                _clean(folder, names)
-            except OSError as error:
-                print(f"{folder} could not be removed: {error}", file=sys.stderr, flush=True)
+        """Remove the folder, unless the job wrote results next to its code."""
+        if os.getpid() != owner or not os.path.isdir(folder):  # a forked child
+            return
+        files = {os.path.join(base, file) for base, _, files in os.walk(folder) for file in files}
+        results = files - {os.path.join(folder, name) for name in names}
+        if all(os.path.basename(os.path.dirname(path)) == "__pycache__" for path in results):
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            text = f"{folder} is kept because the job wrote files there: name an output folder"
+            print(text, file=sys.stderr, flush=True)
 
     def leave_clean(code: int):  # jobs end with os._exit: a communication library may hang in its destructor
         clean()

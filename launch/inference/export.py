@@ -9,7 +9,6 @@ ONNX, an extra file of torch.export). Before FILE is written, the exported netwo
 equal those of the original to 1e-4, also for batches of other sizes than the exported one.
 """
 
-import inspect
 import io
 import json
 import os
@@ -32,8 +31,7 @@ Run = Callable[[torch.Tensor], torch.Tensor]
 
 def main(arguments: list[str]) -> int:
     """Export and return 0. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch export"
+    parser = Parser(__doc__, "python -m launch export")
     trained.add_arguments(parser)
     parser.add_argument("--to", metavar="FILE", required=True, help=f"a name that ends in {', '.join(FORMS)}")
     parser.add_argument("--force", **FLAG, help="replace FILE")
@@ -51,23 +49,18 @@ def main(arguments: list[str]) -> int:
         raise
     except Exception as error:  # an exporter's error for an unsupported network
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise BadInput(
-            f"torch {torch.__version__} cannot export {network.name} to {ending}: {reason}"
-        ) from error
+        raise BadInput(f"torch {torch.__version__} cannot export {network.name}: {reason}") from error
     difference = compare(network, run)
     if not difference <= TOLERANCE:
-        raise BadInput(
-            f"{args.to} is not written: its logits differ from the network's by {difference:.2g} of "
-            f"the largest, expected at most {TOLERANCE:g}"
-        )
+        share = f"{difference:.2g} of the largest, expected at most {TOLERANCE:g}"
+        raise BadInput(f"{args.to} is not written: its logits differ from the network's by {share}")
     try:
         write_atomic(args.to, content)
     except OSError as error:
         raise BadInput(f"cannot write --to {args.to}: {error.strerror}") from error
-    shape = f"float32 [N, {network.channels}, {network.size}, {network.size}]"
+    shape = f"float32 [N, {network.channels}, {network.size}, {network.size}] -> [N, {len(network.classes)}]"
     print(
-        f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape} -> [N, {len(network.classes)}], "
-        f"logits equal to {difference:.1g}"
+        f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape}, logits equal to {difference:.1g}"
     )
     return 0
 
@@ -82,8 +75,8 @@ def compare(network: Trained, run: Run) -> float:
         expected, given = network.model(batch), run(batch)
         if given.shape != expected.shape:
             return float("inf")
-        shares.append(float((given - expected).abs().max() / expected.abs().max().clamp(min=1)))
-    return max(shares)
+        shares.append((given - expected).abs().max() / expected.abs().max().clamp(min=1))
+    return float(torch.stack(shares).max())  # NaN if one of them is
 
 
 def facts(network: Trained) -> str:
@@ -96,15 +89,10 @@ def _onnx(network: Trained) -> tuple[bytes, Run]:
     onnx = import_optional("onnx", "--to .onnx needs onnx")
     import_optional("onnxscript", "--to .onnx needs onnxscript")
     runtime = import_optional("onnxruntime", "--to .onnx is checked with onnxruntime")
-    if "dynamo" not in inspect.signature(torch.onnx.export).parameters:
-        raise BadInput(f"--to .onnx needs torch 2.5 or later, this is {torch.__version__}")
-    example = torch.zeros(BATCH, network.channels, network.size, network.size)
-    batch = torch.export.Dim("batch")
-    program = torch.onnx.export(
-        network.model, (example,), dynamo=True, verbose=False, input_names=["images"],
-        output_names=["logits"], dynamic_shapes=({0: batch},),
+    program: Any = torch.onnx.export(
+        network.model, _example(network), dynamo=True, verbose=False, input_names=["images"],
+        output_names=["logits"], dynamic_shapes=({0: torch.export.Dim("batch")},),
     )  # fmt: skip
-    assert program is not None  # dynamo=True
     model = program.model_proto
     onnx.helper.set_model_props(model, {NOTE: facts(network)})
     content = model.SerializeToString()
@@ -113,15 +101,16 @@ def _onnx(network: Trained) -> tuple[bytes, Run]:
 
 
 def _torch_export(network: Trained) -> tuple[bytes, Run]:
-    if not hasattr(torch, "export") or not hasattr(torch.export, "Dim"):
-        raise BadInput(f"--to .pt2 needs torch 2.2 or later, this is {torch.__version__}")
-    example = torch.zeros(BATCH, network.channels, network.size, network.size)
     batch = torch.export.Dim("batch")
-    program = torch.export.export(network.model, (example,), dynamic_shapes=({0: batch},))
+    program = torch.export.export(network.model, _example(network), dynamic_shapes=({0: batch},))
     target = io.BytesIO()
     torch.export.save(program, target, extra_files={NOTE: facts(network)})
     loaded = torch.export.load(io.BytesIO(target.getvalue())).module()
     return target.getvalue(), loaded
+
+
+def _example(network: Trained) -> tuple[torch.Tensor]:
+    return (torch.zeros(BATCH, network.channels, network.size, network.size),)
 
 
 FORMS: dict[str, Callable[[Trained], tuple[bytes, Any]]] = {".onnx": _onnx, ".pt2": _torch_export}

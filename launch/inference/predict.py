@@ -44,8 +44,7 @@ TOP = 5  # classes of an image
 
 def main(arguments: list[str]) -> int:
     """Write the predictions and return 0. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch predict"
+    parser = Parser(__doc__, "python -m launch predict")
     trained.add_arguments(parser)
     parser.add_argument("folder", metavar="FOLDER", help="images at any depth, or one image")
     parser.add_argument("--to", metavar="FILE", default="predictions.csv", help="default: predictions.csv")

@@ -39,6 +39,7 @@ class Trained(NamedTuple):
     settings: dict[str, Any]
 
 
+_SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
     "arch": models.arch, "image_size": models.image_size, "dataset": str, "width": positive_int,
     "amp": boolean, "antialias": boolean,
@@ -74,20 +75,11 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
         make = lambda classes: models.build(arch, classes, size)  # noqa: E731
     elif dataset in image_set.NAMES:
         form = importlib.import_module(f"datasets.memory.{dataset}")
-        name, channels, mean, std, share = (
-            "ResNet-18 for small images",
-            len(form.MEAN),
-            form.MEAN,
-            form.STD,
-            1.0,
-        )
+        name, channels, mean, std, share = _SMALL, len(form.MEAN), form.MEAN, form.STD, 1.0
         size, width = image_size or form.SIDE, settings.get("width", 64)
         make = lambda classes: models.resnet18(channels, classes, width).eval()  # noqa: E731
     else:
-        raise BadInput(
-            f"{path}: no starts.jsonl of imagenet.py or train.py in its folder: name the network with "
-            "--arch and --image_size"
-        )
+        raise BadInput(f"{path}: no starts.jsonl of its job in the folder: add --arch and --image_size")
     first, dim = next(iter(models.head(make).items()), ("", 0))
     shape = tensors[first].shape if first in tensors else ()
     if dim >= len(shape) or 0 in shape:

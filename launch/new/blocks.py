@@ -8,8 +8,10 @@ the base.
 import ast
 import re
 from collections import Counter
+from difflib import unified_diff
 
-_NUMBER = re.compile(r"( *### .+? )(\d+)/(\d+)(, .* ###)")
+_BLOCK = re.compile(r"(?:^\n)?^( *### .+ ###\n)(?:.*\n)*?\1", re.MULTILINE)
+_NUMBER = re.compile(r"^( *### .+? )(\d+)/(\d+)(, .* ###)$", re.MULTILINE)
 
 
 class MarksError(Exception):
@@ -38,55 +40,46 @@ def without_docstring(text: str) -> str:
 def combine(base: str, *variants: str) -> str:
     """Return the base with the blocks of several variants, each at its place. Blocks at the same place have
     the order of the variants. Raises MarksError."""
-    docstring, lines = base.removesuffix(without_docstring(base)), without_docstring(base).split("\n")
-    inserted: dict[int, list[str]] = {}  # the lines of the base before it -> blocks
+    docstring, lines = base.removesuffix(without_docstring(base)), without_docstring(base).splitlines(True)
+    inserted: dict[int, str] = {}  # the number of lines of the base before it -> blocks
     dropped: set[int] = set()  # lines of the base that blocks replace
     for variant in variants:
-        kept, place, opening = 0, 0, None
-        text = without_docstring(variant).split("\n")
-        for line, following in zip(text, [*text[1:], ""], strict=True):
-            if opening is None and "###" not in line and (line.strip() or "###" not in following):
-                if kept == len(lines) or line != lines[kept]:
-                    raise MarksError(f"not a line of the base: {line}")
-                kept += 1
-                continue
-            if "###" in line:
-                opening, place = (None, place) if opening else (line, kept)
-            replaced = replaced_lines(line) if opening else []
-            if replaced != lines[kept : kept + len(replaced)]:
-                raise MarksError(f"not a line of the base: {line}")
-            if replaced and kept in dropped:
-                raise MarksError(f"two variants replace this line: {lines[kept]}")
-            dropped |= set(range(kept, kept + len(replaced)))
-            kept += len(replaced)
-            inserted.setdefault(place if opening or "###" in line else kept, []).append(line)
-        if kept != len(lines):
-            raise MarksError(f"{len(lines) - kept} lines of the base are missing")
+        text, end = without_docstring(variant), 0
+        kept: list[str] = []
+        for block in _BLOCK.finditer(text):
+            kept += text[end : block.start()].splitlines(True)
+            inserted[len(kept)] = inserted.get(len(kept), "") + block[0]
+            for replaced in (each for line in block[0].split("\n") for each in replaced_lines(line)):
+                if len(kept) in dropped:
+                    raise MarksError(f"two variants replace this line: {replaced}")
+                dropped.add(len(kept))
+                kept.append(f"{replaced}\n")
+            end = block.end()
+        kept += text[end:].splitlines(True)
+        if kept != lines:
+            raise MarksError(f"not the lines of the base: {[*unified_diff(lines, kept, n=0)][3]!r}")
     parts = [
-        inserted.get(place, []) + ([] if place in dropped else lines[place : place + 1])
-        for place in range(len(lines) + 1)
+        inserted.get(place, "") + line * (place not in dropped) for place, line in enumerate([*lines, ""])
     ]
-    return docstring + "\n".join(line for part in parts for line in part)
+    return docstring + "".join(parts)
 
 
 def without_replaced(text: str) -> str:
     """Return the text without the lines that its blocks replace."""
-    kept, inside = [], False
-    for line in text.split("\n"):
-        inside ^= "###" in line
-        if not (inside and replaced_lines(line)):
-            kept.append(line)
-    return "\n".join(kept)
+
+    def shorten(block: re.Match) -> str:
+        return "\n".join(line for line in block[0].split("\n") if not replaced_lines(line))
+
+    return _BLOCK.sub(shorten, text)
 
 
 def renumber(text: str) -> str:
     """Return the text with the blocks of each tag numbered from 1, in the order of the lines."""
-    lines = text.split("\n")
-    totals = Counter(match[1].strip() for line in lines if (match := _NUMBER.fullmatch(line)))
-    seen = Counter[str]()
-    for number, line in enumerate(lines):
-        if match := _NUMBER.fullmatch(line):
-            tag = match[1].strip()
-            seen[tag] += 1  # each block has two marks
-            lines[number] = f"{match[1]}{(seen[tag] + 1) // 2}/{totals[tag] // 2}{match[4]}"
-    return "\n".join(lines)
+    totals, seen = Counter(match[1].strip() for match in _NUMBER.finditer(text)), Counter[str]()
+
+    def number(match: re.Match) -> str:
+        tag = match[1].strip()
+        seen[tag] += 1  # each block has two marks
+        return f"{match[1]}{(seen[tag] + 1) // 2}/{totals[tag] // 2}{match[4]}"
+
+    return _NUMBER.sub(number, text)

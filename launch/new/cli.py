@@ -17,18 +17,16 @@ Exit codes: 0 written; 2 bad input, for example a folder that is not empty.
 """
 
 import argparse
-import os
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from launch.new import blocks
 
-_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # links resolved
-_TEMPLATE = os.path.join(_HOME, "launch", "new", "template")
-_ROOMS = ("common", "datasets", "launch")
+_HOME = Path(__file__).resolve().parents[2]  # links resolved
 _FILES = {  # file of the template: its path in the project
     "test_train.py": "tests/test_train.py", "job.toml": "job.toml", "README.md": "README.md",
     "gitignore": ".gitignore",
@@ -54,54 +52,40 @@ jobs/train_own.py{others}.
 
 def main(arguments: list[str]) -> int:
     """Write the project, print the next steps, and return the exit code. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch new"
-    parser.add_argument("folder", metavar="FOLDER", help="a new or an empty folder")
-    parser.add_argument(
-        "--receipt", action="store_true", help="write only receipt.py, into a new folder or one of yours"
-    )
-    parser.add_argument("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
-    parser.add_argument("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
-    parser.add_argument(
-        "--copy", action="store_true", help="copy common, datasets and launch, do not link them"
-    )
+    parser = Parser(__doc__, "python -m launch new")
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", help="a new or an empty folder")
+    add("--receipt", action="store_true", help="write only receipt.py, into a new folder or one of yours")
+    add("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
+    add("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
+    add("--copy", action="store_true", help="copy common, datasets and launch, do not link them")
     args = parser.parse_args(arguments)
-    if args.receipt:
-        return _write_receipt(args.folder)
-    job = make_job(ddp=args.ddp, amp=args.amp)
+    folder = Path(args.folder)
     try:
-        os.makedirs(args.folder, exist_ok=True)
-        if os.listdir(args.folder):
-            raise BadInput(f"{args.folder} is not empty: name a new folder")
-        _write(args, job)
+        folder.mkdir(parents=True, exist_ok=True)
+        if args.receipt:
+            _write_receipt(folder / "receipt.py")
+        elif any(folder.iterdir()):
+            raise BadInput(f"{folder} is not empty: name a new folder")
+        else:
+            _write_project(folder, args)
     except OSError as error:
-        raise BadInput(f"{args.folder}: {error.strerror}") from error
-    print(f"wrote {args.folder}: jobs/train.py, tests/test_train.py, job.toml, requirements.txt, README.md")
-    print(
-        f"next: cd {shlex.quote(args.folder)}; python -m pytest tests; then change the blocks "
-        "`your data`, `your model` and `your loss` of jobs/train.py"
-    )
+        raise BadInput(f"{error.filename or folder}: {error.strerror}") from error
     return 0
 
 
-def _write_receipt(folder: str) -> int:
-    path = os.path.join(folder, "receipt.py")
-    text = _read(os.path.join(_HOME, "datasets", "sampling", "loop_receipt.py"))
-    try:
-        os.makedirs(folder, exist_ok=True)
-        if os.path.exists(path) and _read(path) != text:
-            raise BadInput(f"{path} exists, and is another version: move it away")
-        _save(path, text)
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from error
+def _write_receipt(path: Path) -> None:
+    text = _read("datasets/sampling/loop_receipt.py")
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise BadInput(f"{path} exists, and is another version: move it away")
+    path.write_text(text, encoding="utf-8")
     print(f"wrote {path}\nnext: from receipt import Receipt; its first lines show how a loop uses it")
-    return 0
 
 
 def make_job(ddp: bool, amp: bool) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
     names = ["train_own.py", *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
-    base, *variants = (_read(os.path.join(_HOME, "jobs", name)) for name in ("train.py", *names))
+    base, *variants = (_read(f"jobs/{name}") for name in ("train.py", *names))
     combined = blocks.combine(base, *variants)
     lines = blocks.without_docstring(blocks.renumber(blocks.without_replaced(combined))).split("\n")
     for start in _UNUSED:
@@ -111,33 +95,32 @@ def make_job(ddp: bool, amp: bool) -> str:
     return _DOCSTRING.format(example=example, others=others) + "\n".join(lines)
 
 
-def _write(args: argparse.Namespace, job: str) -> None:
-    folder = args.folder
-    for name in ("jobs", "tests"):
-        os.mkdir(os.path.join(folder, name))
-    _save(os.path.join(folder, "jobs", "train.py"), job)
-    shutil.copyfile(os.path.join(_HOME, "requirements.txt"), os.path.join(folder, "requirements.txt"))
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(os.path.abspath(folder)))[:64]
+def _write_project(folder: Path, args: argparse.Namespace) -> None:
+    job = make_job(ddp=args.ddp, amp=args.amp)
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
+    for part in ("jobs", "tests"):
+        (folder / part).mkdir()
+    (folder / "jobs/train.py").write_text(job, encoding="utf-8")
+    shutil.copyfile(_HOME / "requirements.txt", folder / "requirements.txt")
     for source, target in _FILES.items():
-        text = _read(os.path.join(_TEMPLATE, source)).replace("@name@", name)
-        kept = [line for line in text.split("\n") if args.ddp or not line.endswith(_ONLY_DDP)]
-        _save(os.path.join(folder, target), "\n".join(kept).replace(_ONLY_DDP, ""))
-    for room in _ROOMS:
-        source, target = os.path.join(_HOME, room), os.path.join(folder, room)
+        lines = _read(f"launch/new/template/{source}").replace("@name@", name).split("\n")
+        kept = [line.removesuffix(_ONLY_DDP) for line in lines if args.ddp or not line.endswith(_ONLY_DDP)]
+        (folder / target).write_text("\n".join(kept), encoding="utf-8")
+    for room in ("common", "datasets", "launch"):
         if args.copy:
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(_HOME / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            os.symlink(source, target, target_is_directory=True)
+            (folder / room).symlink_to(_HOME / room, target_is_directory=True)
+    print(f"wrote {folder}: jobs/train.py, tests/test_train.py, job.toml, requirements.txt, README.md")
+    print(
+        f"next: cd {shlex.quote(str(folder))}; python -m pytest tests; then change the blocks `your data`, "
+        "`your model` and `your loss` of jobs/train.py"
+    )
 
 
 def _read(path: str) -> str:
+    """Return a text of this copy of Bootfile. Raises BadInput if it is missing, as in a project."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        return (_HOME / path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise BadInput(f"{path} does not exist: `new` needs a whole copy of Bootfile") from error
-
-
-def _save(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+        raise BadInput(f"{_HOME / path} does not exist: `new` needs a whole copy of Bootfile") from error

@@ -1,11 +1,11 @@
 """Read and check job.toml: launch/job.example.toml explains every key.
 
-The classes below are the tables of the file. Each error is one line with the file, the key and the reason. A
-value is shown only if it cannot be a secret.
+The classes below are the tables of the file. Each error is one line with the file, the key and the reason. It
+does not show the value, which may be a secret.
 """
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from common.console.config import read
 from common.ground.exits import BadInput, import_optional
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 else:
     pydantic = import_optional("pydantic", "job.toml is checked with pydantic")
 
-FILES = ("pai-dlc", "sagemaker", "kubeflow", "slurm")  # platforms for whose tools a file is written
-PLATFORMS = ("modelarts", *FILES)
+_Other = Literal["pai-dlc", "sagemaker", "kubeflow", "slurm"]  # platforms for whose tools a file is written
+PLATFORMS = ("modelarts", *get_args(_Other))
 UNBUFFERED = "PYTHONUNBUFFERED"  # otherwise a killed node loses its last log lines
 _PLATFORM_VARIABLES = re.compile(
     r"(MA_|VC_|VK_|SLURM_|PET_|SM_|TORCHELASTIC_|BOOTFILE_STARTED).*|(LOCAL_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE"
@@ -49,9 +49,7 @@ def _check_place(place: str) -> str:
 
 def _check_job(job: str) -> str:
     if not re.fullmatch(r"(?!/)[A-Za-z0-9_./-]+\.py", job) or ".." in job.split("/"):
-        raise ValueError(
-            "expected JOB, the path of a .py file in the code, as `pack` lists it: jobs/train_ddp.py"
-        )
+        raise ValueError("expected JOB, the path of a .py file in the code, such as jobs/train_ddp.py")
     return job.removeprefix("./")
 
 
@@ -67,16 +65,11 @@ def _check_variable(name: str) -> str:
     return name
 
 
-def _check_variable_text(text: str) -> str:
-    if len(text) > 4096 or "$" in text:
-        raise ValueError("expected at most 4096 characters without $: the platform does not expand variables")
-    return text
-
-
 _Name = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 _Word = Annotated[str, pydantic.Field(pattern=r"^[!-~]{1,256}$")]
 _Url = Annotated[str, pydantic.AfterValidator(_check_url)]
 _Place = Annotated[str, pydantic.AfterValidator(_check_place)]
+_Count = Annotated[int, pydantic.Field(ge=1, le=128)]
 _Channel = Annotated[_Name, pydantic.AfterValidator(_check_argument)]
 _Argument = Annotated[
     str, pydantic.Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"), pydantic.AfterValidator(_check_argument)
@@ -85,7 +78,7 @@ _Variable = Annotated[
     str, pydantic.Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), pydantic.AfterValidator(_check_variable)
 ]
 _Text = Annotated[str, pydantic.BeforeValidator(_to_text)]
-_VariableText = Annotated[_Text, pydantic.AfterValidator(_check_variable_text)]
+_VariableText = Annotated[_Text, pydantic.Field(pattern=r"^[^$]{0,4096}$")]  # the platform expands nothing
 
 
 class _Table(pydantic.BaseModel):
@@ -101,6 +94,9 @@ class Image(_Table):
     command: Annotated[str, pydantic.Field(pattern=r"^[^\x00-\x1f]{1,1024}$")] | None = None
 
 
+_IMAGES = [{"engine_name", "engine_version"}, {"image_url"}, {"image_url", "command"}]
+
+
 class Resources(_Table):
     """The nodes. gpus_per_node is not sent to the service: the flavor decides."""
 
@@ -111,18 +107,12 @@ class Resources(_Table):
 
 
 class Retries(_Table):
-    """Restarts after a fault. The aliases are the service's names, from its documents and its SDK."""
+    """Restarts after a fault."""
 
-    faults: int | None = pydantic.Field(
-        default=None, ge=1, le=128, serialization_alias="fault-tolerance/job-retry-num"
-    )
-    pods: int | None = pydantic.Field(
-        default=None, ge=1, le=128, serialization_alias="fault-tolerance/pod-retry-num"
-    )
-    unconditional: bool | None = pydantic.Field(
-        default=None, serialization_alias="fault-tolerance/job-unconditional-retry"
-    )
-    hang: bool | None = pydantic.Field(default=None, serialization_alias="fault-tolerance/hang-retry")
+    faults: _Count | None = None
+    pods: _Count | None = None
+    unconditional: bool | None = None
+    hang: bool | None = None
 
 
 class AutoStop(_Table):
@@ -148,9 +138,9 @@ class PlatformTable(_Table):
     model_config = pydantic.ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, _Word | int]
     code: _Url | None = None
-    inputs: dict[_Channel, _Place] = pydantic.Field(default={})
-    outputs: dict[_Channel, _Place] = pydantic.Field(default={})
-    mounts: dict[_Word, _Word] = pydantic.Field(default={})
+    inputs: dict[_Channel, _Place] = pydantic.Field({})
+    outputs: dict[_Channel, _Place] = pydantic.Field({})
+    mounts: dict[_Word, _Word] = pydantic.Field({})
 
 
 class JobConfig(_Table):
@@ -171,28 +161,23 @@ class JobConfig(_Table):
     prefetch_to_local: bool = True
     image: Image = Image()
     resources: Resources = Resources()
-    inputs: dict[_Channel, _Url] = pydantic.Field(default={})
-    outputs: dict[_Channel, _Url] = pydantic.Field(default={})
-    parameters: dict[_Argument, _Text] = pydantic.Field(default={})
-    environment: dict[_Variable, _VariableText] = pydantic.Field(
-        {}, max_length=99, validate_default=True
-    )  # 100 with ours
+    inputs: dict[_Channel, _Url] = pydantic.Field({})
+    outputs: dict[_Channel, _Url] = pydantic.Field({})
+    parameters: dict[_Argument, _Text] = pydantic.Field({})
+    environment: dict[_Variable, _VariableText] = pydantic.Field({UNBUFFERED: "1"}, max_length=99)
     retries: Retries = Retries()
     auto_stop: AutoStop = AutoStop()
     schedule: Schedule = Schedule()
-    platform: dict[Literal["pai-dlc", "sagemaker", "kubeflow", "slurm"], PlatformTable] = pydantic.Field(
-        default={}
-    )
+    platform: dict[_Other, PlatformTable] = pydantic.Field({})
 
     @pydantic.field_validator("parameters", "environment", mode="before")
     @classmethod
     def _refuse_secrets(cls, table: Any) -> Any:
         for name, value in table.items() if isinstance(table, dict) else ():
             if secret_scan.looks_secret(name, str(value)):
+                rights = "give the job its rights by an agency, a role or a mounted secret of the platform"
                 raise ValueError(
-                    f"{name} looks like a secret, and everyone who sees the job would see it: give the job "
-                    "its rights through the platform (an agency on ModelArts, a role on SageMaker, a mounted "
-                    "secret on Kubernetes)"
+                    f"{name} looks like a secret, and all who see the job would see it: {rights}"
                 )
         return table
 
@@ -239,16 +224,11 @@ def _check_names(config: JobConfig) -> None:
 def _check_modelarts(config: JobConfig) -> None:
     image, resources = config.image, config.resources
     if not _SNAPSHOT.fullmatch(config.snapshot):
-        raise BadInput(
-            f"code = {config.code!r} is not the URL of an uploaded snapshot: expected "
-            "obs://bucket/prefix/name-abcdef012345, as `python -m launch pack` names it"
-        )
-    preset = [image.engine_name, image.engine_version]
-    if any(preset) == bool(image.image_url) or any(preset) != all(preset):
-        given = ", ".join(sorted(image.model_fields_set)) or "nothing"
-        raise BadInput(f"[image] has {given}: expected engine_name and engine_version, or image_url")
-    if image.command and not image.image_url:
-        raise BadInput("[image] command needs image_url: a preset image runs the boot file")
+        expected = "obs://bucket/prefix/name-abcdef012345, as `pack` names it"
+        raise BadInput(f"code = {config.code!r} is not the URL of an uploaded snapshot: expected {expected}")
+    if image.model_fields_set not in _IMAGES:
+        given, expected = (", ".join(sorted(keys)) for keys in (image.model_fields_set, _IMAGES[0]))
+        raise BadInput(f"[image] has {given or 'nothing'}: expected {expected}, or image_url with a command")
     if not (resources.flavor_id or resources.pool_id):
         raise BadInput("[resources] has neither flavor_id nor pool_id")
     if config.schedule.model_fields_set and not resources.pool_id:
@@ -256,8 +236,7 @@ def _check_modelarts(config: JobConfig) -> None:
 
 
 def _explain(error: Any) -> str:
-    """Return one line for the first mistake of a ValidationError: table, key, reason. The value is shown if
-    it cannot be a secret."""
+    """Return one line for the first mistake of a ValidationError: table, key, reason."""
     first = error.errors(include_url=False)[0]
     parts = [str(part) for part in first["loc"] if part != "[key]"]
     *tables, key = parts[: 3 if parts[0] == "platform" else 2]
@@ -267,7 +246,4 @@ def _explain(error: Any) -> str:
     if first["type"] == "extra_forbidden":
         table: Any = JobConfig.model_fields[tables[0]].annotation if tables else JobConfig
         return f"{place}: unknown key: expected one of {', '.join(table.model_fields)}"
-    is_table = first["type"] in ("dict_type", "model_type")
-    if not (is_table or "[key]" in first["loc"] or parts[0] in ("parameters", "environment", "platform")):
-        place = f"{place} = {secret_scan.shown(key, first['input'])}"
     return f"{place}: {first.get('ctx', {}).get('error', first['msg'])}"

@@ -1,33 +1,23 @@
 """Find a job on ModelArts and read its state from the service."""
 
 import datetime
-from typing import Any, NamedTuple
+import re
+from typing import Any
 
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from launch import records
 from launch.explain import explain_exit_code
-from launch.platforms import service as modelarts
+from launch.platforms.service import ModelArts
 
 ENDED = ("Failed", "Completed", "Terminated")  # phases of v2, from the vendor's documents
 OVER = (*ENDED, "Abnormal")  # no more output is expected, but an abnormal job may still run and write
-FAILED = ("Failed", "Terminated", "Abnormal")
 _MILLISECONDS = 10**11  # larger timestamps are in milliseconds: as seconds they are after the year 5000
-
-
-class Task(NamedTuple):
-    """A node's container that has ended."""
-
-    name: str
-    code: int
-    meaning: str
-    message: str
 
 
 def make_parser(description: str, verb: str) -> Parser:
     """Return a parser of a verb about one job, with the argument JOB."""
-    parser = Parser(description)
-    parser.prog = f"python -m launch {verb}"
+    parser = Parser(description, f"python -m launch {verb}")
     parser.add_argument(
         "job",
         metavar="JOB",
@@ -40,7 +30,7 @@ class Job:
     """A job on ModelArts. record: the one that `submit` wrote. data: the service's answer to the last
     refresh()."""
 
-    def __init__(self, record: dict[str, Any], service: modelarts.ModelArts):
+    def __init__(self, record: dict[str, Any], service: ModelArts):
         self.id, self.record, self.service = record["id"], record, service
         self.data: dict[str, Any] = {}
 
@@ -49,12 +39,11 @@ class Job:
         """Return the job that `text` names: a record or an id. For an id without a record, the environment
         must name the region and the project. Raises BadInput."""
         record = records.find(text)
-        if record is None:
-            if not records.is_id(text):
+        if not record:
+            if not re.fullmatch(records.ID, text):
                 raise BadInput(f"{text}: no such file, and not the id of a job")
             record = {"id": text, "endpoint": "", "project_id": ""}
-        endpoint = modelarts.find_endpoint(url=record["endpoint"])
-        return cls(record, modelarts.connect(endpoint, modelarts.find_project(record["project_id"])))
+        return cls(record, ModelArts("", record["endpoint"], record["project_id"]))
 
     def refresh(self) -> "Job":
         """Read the job's state from the service. Raises ServiceError."""
@@ -62,69 +51,54 @@ class Job:
         return self
 
     @property
-    def name(self) -> str:
-        return str(self._metadata.get("name") or self.record.get("name"))
+    def _status(self) -> dict[str, Any]:
+        return self.data.get("status", {})
 
     @property
     def phase(self) -> str:
         return self._status.get("phase") or "unknown"
 
     @property
-    def nodes(self) -> int:
-        resource = self.data.get("spec", {}).get("resource") or {}
-        return int(resource.get("node_count") or 1)
-
-    @property
-    def created(self) -> str:
-        """Return when the job was created, "-" if it is not known."""
-        created = self._metadata.get("create_time")
-        return _utc(created) if created else "-"
-
-    @property
     def tasks(self) -> list[str]:
         """Return the names of the nodes' containers, in the order of the nodes: worker-0, ..., worker-10."""
-        return sorted({str(name) for name in self._status.get("tasks") or []}, key=_by_number)
-
-    @property
-    def ended_tasks(self) -> list[Task]:
-        """Return the containers that have an exit code, in the order of the nodes."""
-        tasks = []
-        for status in self._status.get("task_statuses") or []:
-            if (code := status.get("exit_code")) is not None:
-                message = " ".join(str(status.get("message") or "").split())
-                tasks.append(Task(str(status.get("task")), int(code), explain_exit_code(int(code)), message))
-        return sorted(tasks, key=lambda task: _by_number(task.name))
-
-    @property
-    def restarts(self) -> list[str]:
-        """Return one line for each earlier run: when and why it ended, and the service's reaction."""
-        lines = []
-        for run in self._status.get("running_records") or []:
-            if run.get("end_at") and run.get("end_recover"):
-                task = f" ({run['end_related_task']})" if run.get("end_related_task") else ""
-                reason = run.get("end_reason") or "no reason given"
-                lines.append(f"{_utc(run['end_at'])} {run['end_recover']}: {reason}{task}")
-        return lines
+        return sorted({*self._status.get("tasks", [])}, key=_by_number)
 
     @property
     def headline(self) -> str:
         """Return one line: id, name, phase, time of the creation, number of nodes."""
-        return f"job {self.id} {self.name}: {self.phase}, created {self.created}, nodes={self.nodes}"
+        metadata, resource = self.data.get("metadata", {}), self.data.get("spec", {}).get("resource", {})
+        name, created = metadata.get("name") or self.record.get("name"), to_utc(metadata.get("create_time"))
+        return f"job {self.id} {name}: {self.phase}, created {created}, nodes={resource.get('node_count', 1)}"
 
-    @property
-    def _metadata(self) -> dict[str, Any]:
-        return self.data.get("metadata", {})
+    def list_ended(self) -> list[tuple[int, str]]:
+        """Return (exit code, a line about it) for each container that has ended, in the order of the
+        nodes."""
+        ended = []
+        for task in sorted(self._status.get("task_statuses", []), key=lambda task: _by_number(task["task"])):
+            if (code := task.get("exit_code")) is not None:
+                line = f"task {task['task']} exit_code={code}: {explain_exit_code(code)}"
+                message = " ".join(task.get("message", "").split())
+                ended.append((code, f"{line}; {message}" if message else line))
+        return ended
 
-    @property
-    def _status(self) -> dict[str, Any]:
-        return self.data.get("status", {})
+    def list_restarts(self) -> list[str]:
+        """Return one line for each earlier run: when and why it ended, and the service's reaction."""
+        lines = []
+        for run in self._status.get("running_records", []):
+            if run.get("end_at") and run.get("end_recover"):
+                task = f" ({run['end_related_task']})" if run.get("end_related_task") else ""
+                reason = run.get("end_reason") or "no reason given"
+                lines.append(f"restart {to_utc(run['end_at'])} {run['end_recover']}: {reason}{task}")
+        return lines
 
 
-def _utc(stamp: Any) -> str:
-    seconds = int(stamp) / (1000 if int(stamp) > _MILLISECONDS else 1)
+def to_utc(stamp: int | None) -> str:
+    """Return a time of the service, "-" without one. stamp: in seconds or milliseconds."""
+    if not stamp:
+        return "-"
+    seconds = stamp / (1000 if stamp > _MILLISECONDS else 1)
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _by_number(name: str) -> tuple[str, int]:
-    head, _, tail = name.rpartition("-")
-    return head, int(tail) if tail.isdecimal() else 0
+def _by_number(task: str) -> tuple[int, str]:
+    return len(task), task  # worker-9 is before worker-10

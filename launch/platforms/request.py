@@ -21,6 +21,12 @@ from launch.profiles import MODELARTS_JOB, Folders, make_starts
 _MOUNT = "/home/ma-user/modelarts"  # MA_MOUNT_PATH
 _JOB_DIR = f"{_MOUNT}/user-job-dir"
 _PORT = 6666  # seen in the service's init_method
+_RETRIES = {  # key of [retries]: the service's name, from its documents and its SDK
+    "faults": "fault-tolerance/job-retry-num",
+    "pods": "fault-tolerance/pod-retry-num",
+    "unconditional": "fault-tolerance/job-unconditional-retry",
+    "hang": "fault-tolerance/hang-retry",
+}
 
 
 def make_run_name(name: str) -> str:
@@ -35,46 +41,40 @@ def make_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None =
     if resume_from is None:
         return {name: f"{place.rstrip('/')}/{run}" for name, place in outputs.items()}
     if list(outputs) != ["train_url"]:
-        raise BadInput(
-            f"--resume_from needs one output, train_url: [outputs] has {', '.join(outputs) or 'none'}"
-        )
+        given = ", ".join(outputs) or "none"
+        raise BadInput(f"--resume_from needs one output, train_url: [outputs] has {given}")
     return {"train_url": resume_from.rstrip("/")}
 
 
 def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     """Return the body of the request."""
-    code, image = _path(config.code or ""), config.image
-    algorithm: dict[str, Any] = {"code_dir": code}
-    if image.image_url:
-        algorithm |= {"command": _command(config), "engine": {"image_url": image.image_url}}
-    else:
-        algorithm |= {"boot_file": code + config.job, "engine": image.model_dump(exclude_none=True)}
+    code, image, hours = _path(config.code or ""), config.image, config.auto_stop.hours
     prefetch = {"prefetch_to_local": True} if config.prefetch_to_local else {}
-    algorithm |= {
-        "parameters": [{"name": name, "value": value} for name, value in config.parameters.items()],
-        "inputs": _channels("inputs", config.inputs),
-        "outputs": [channel | prefetch for channel in _channels("outputs", outputs)],
-        "environments": config.environment,
-    }
-    retries = config.retries.model_dump(by_alias=True, exclude_none=True)
+    retries = config.retries.model_dump(exclude_none=True)
     metadata = {
         "name": config.name,
         "workspace_id": config.workspace_id,
         "description": config.description,
-        "annotations": {name: str(value).lower() for name, value in retries.items()},
+        "annotations": {_RETRIES[name]: str(value).lower() for name, value in retries.items()},
     }
-    spec: dict[str, Any] = {
+    spec = {
         "resource": config.resources.model_dump(exclude_none=True, exclude={"gpus_per_node"}),
         "schedule_policy": config.schedule.model_dump(exclude_none=True),
+        "log_export_path": config.log_url and {"obs_url": f"obs:/{_path(config.log_url)}"},  # only here a URL
+        "auto_stop": hours and {"time_unit": "HOURS", "duration": hours},
     }
-    if config.log_url:
-        spec["log_export_path"] = {"obs_url": f"obs:/{_path(config.log_url)}"}  # a URL, in this field only
-    if config.auto_stop.hours:
-        spec["auto_stop"] = {"time_unit": "HOURS", "duration": config.auto_stop.hours}
     return {
         "kind": "job",
         "metadata": {name: value for name, value in metadata.items() if value},
-        "algorithm": algorithm,
+        "algorithm": {
+            "code_dir": code,
+            **({"command": _command(config)} if image.image_url else {"boot_file": code + config.job}),
+            "engine": image.model_dump(exclude_none=True, exclude={"command"}),
+            "parameters": [{"name": name, "value": value} for name, value in config.parameters.items()],
+            "inputs": _channels("inputs", config.inputs),
+            "outputs": [channel | prefetch for channel in _channels("outputs", outputs)],
+            "environments": config.environment,
+        },
         "spec": {name: value for name, value in spec.items() if value},
     }
 

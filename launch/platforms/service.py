@@ -1,7 +1,6 @@
 """Call the training service of Huawei ModelArts through the vendor's SDK (huaweicloudsdkmodelarts).
 
-    service = connect(endpoint, project_id)
-    job_id = service.create(body)
+    job_id = ModelArts(region="cn-north-4").create(body)
 
 The environment holds the keys under the SDK's names: HUAWEICLOUD_SDK_AK, HUAWEICLOUD_SDK_SK, and
 HUAWEICLOUD_SDK_SECURITY_TOKEN for temporary keys. Errors are one line with the service's code, message and
@@ -13,15 +12,15 @@ import os
 import re
 import sys
 import urllib.parse
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from common.ground.exits import BadInput, import_optional
 from common.object_store.location import is_clear_text
 
 _PACKAGE = "huaweicloudsdkmodelarts"
 _KEYS = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN")
-DOMAIN = "myhuaweicloud.com"
-_HOST = re.compile(r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?")
+_DOMAIN = "myhuaweicloud.com"
+_URL = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?")
 _RETRIES = 8  # times that the SDK repeats a request, within about 5 seconds
 _TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
 
@@ -34,10 +33,10 @@ class ServiceError(BadInput):
         super().__init__(message)
         self.status = status
 
-    @property
-    def is_temporary(self) -> bool:
-        """Return whether the same request may succeed later."""
-        return self.status is None or self.status == 429 or self.status >= 500
+
+def is_temporary(status: int | None) -> bool:
+    """Return whether a request may succeed later that failed with this HTTP status (None: without one)."""
+    return status is None or status == 429 or status >= 500
 
 
 class Preview(NamedTuple):
@@ -48,69 +47,56 @@ class Preview(NamedTuple):
     full_size: int
 
 
-def find_endpoint(region: str = "", url: str = "") -> str:
-    """Return the service's URL: from the arguments, else from MODELARTS_ENDPOINT or MODELARTS_REGION.
-
-    The URL is built from the region's name, because the SDK's own table has a wrong host for ap-southeast-1.
-    Raises BadInput.
-    """
-    if not url and not region and not (url := os.environ.get("MODELARTS_ENDPOINT", "")):
-        region = os.environ.get("MODELARTS_REGION", "")
-    url = (url or (f"https://modelarts.{region}.{DOMAIN}" if region else "")).rstrip("/")
-    if not url:
-        raise BadInput("no region: set it in job.toml, or the variable MODELARTS_REGION (cn-north-4, ...)")
-    scheme, _, host = url.partition("://")
-    if scheme not in ("http", "https") or not _HOST.fullmatch(host):
-        raise BadInput("the endpoint is not https://host")
+def _find_endpoint(region: str, url: str) -> str:
+    """Return the service's URL. The SDK's own table of regions has a wrong host for ap-southeast-1."""
+    if not url and not region:
+        url, region = os.environ.get("MODELARTS_ENDPOINT", ""), os.environ.get("MODELARTS_REGION", "")
+    if not url and region:
+        url = f"https://modelarts.{region}.{_DOMAIN}"
+    if not _URL.fullmatch(url := url.rstrip("/")):
+        raise BadInput("no region or https://host: set the region in job.toml, or MODELARTS_REGION")
     if is_clear_text(url):
         raise BadInput(f"the endpoint {url} is not encrypted: https:// is needed for any other machine")
     return url
 
 
-def find_project(given: str | None = None) -> str:
-    """Return the project's id: `given`, else HUAWEICLOUD_SDK_PROJECT_ID. Raises BadInput."""
-    project = given or os.environ.get("HUAWEICLOUD_SDK_PROJECT_ID")
-    if not project:
-        raise BadInput("no project: set project_id in job.toml, or the variable HUAWEICLOUD_SDK_PROJECT_ID")
-    return project
-
-
-def connect(endpoint: str, project_id: str) -> "ModelArts":
-    """Return a client of the service. It sends nothing yet.
-
-    Print a warning if the host is neither the vendor's nor this machine, and not in MODELARTS_ENDPOINT.
-    Raises BadInput if the SDK or the keys are missing.
-    """
-    sdk = import_optional(f"{_PACKAGE}.v1", "the vendor's SDK cannot be imported", _PACKAGE)
-    missing = [name for name in _KEYS[:2] if not os.environ.get(name)]
-    if missing:
-        raise BadInput(f"no key of the account: set the variables {' and '.join(missing)}")
-    host = urllib.parse.urlsplit(endpoint).hostname or ""
-    named = endpoint == os.environ.get("MODELARTS_ENDPOINT", "").rstrip("/")
-    if not (named or host.endswith(f".{DOMAIN}") or endpoint.startswith("http:")):
-        warning = f"warning: {endpoint} is not a host of {DOMAIN}: it receives requests signed with your keys"
-        print(warning, file=sys.stderr, flush=True)
-    return ModelArts(sdk, endpoint, project_id)
-
-
 class ModelArts:
-    """A client for the jobs of one project. Methods raise ServiceError."""
+    """A client for the jobs of one project. The constructor sends nothing. Methods raise ServiceError.
 
-    def __init__(self, sdk: Any, endpoint: str, project_id: str):
+    region, endpoint: default: MODELARTS_ENDPOINT, else MODELARTS_REGION
+    project: default: HUAWEICLOUD_SDK_PROJECT_ID
+
+    Prints a warning if the host is neither the vendor's nor this machine, and not in MODELARTS_ENDPOINT.
+    Raises BadInput if the endpoint, the project, the SDK or the keys are missing.
+    """
+
+    def __init__(self, region: str = "", endpoint: str = "", project: str | None = None):
+        self.endpoint = _find_endpoint(region, endpoint)
+        self.project = project or os.environ.get("HUAWEICLOUD_SDK_PROJECT_ID") or ""
+        if not self.project:
+            raise BadInput("no project: set project_id in job.toml, or HUAWEICLOUD_SDK_PROJECT_ID")
+        self._sdk = import_optional(f"{_PACKAGE}.v1", "the vendor's SDK cannot be imported", _PACKAGE)
         from huaweicloudsdkcore.auth.credentials import BasicCredentials
         from huaweicloudsdkcore.exceptions.exceptions import SdkException
         from huaweicloudsdkcore.http.http_config import HttpConfig
         from requests.exceptions import RequestException
 
         keys = [os.environ.get(name, "") for name in _KEYS]
+        if not all(keys[:2]):
+            raise BadInput(f"no key of the account: set the variables {' and '.join(_KEYS[:2])}")
+        host, named = urllib.parse.urlsplit(self.endpoint), os.environ.get("MODELARTS_ENDPOINT", "")
+        self._host = host.netloc
+        is_known = host.scheme == "http" or f".{host.hostname}".endswith(f".{_DOMAIN}")
+        if not is_known and self.endpoint != named.rstrip("/"):
+            text = f"{self.endpoint} is not a host of {_DOMAIN}, and requests are signed with your keys"
+            print(f"warning: {text}", file=sys.stderr, flush=True)
         self._secrets = [key for key in keys if key]
-        credentials = BasicCredentials(keys[0], keys[1], project_id)
+        credentials = BasicCredentials(keys[0], keys[1], self.project)
         if keys[2]:
             credentials = credentials.with_security_token(keys[2])
-        config = HttpConfig(timeout=_TIMEOUT, retry_times=0)
-        builder = sdk.ModelArtsClient.new_builder().with_credentials(credentials)
-        self._client = builder.with_http_config(config).with_endpoint(endpoint).build()
-        self._sdk, self._host = sdk, urllib.parse.urlsplit(endpoint).netloc
+        builder = self._sdk.ModelArtsClient.new_builder().with_credentials(credentials)
+        builder = builder.with_http_config(HttpConfig(timeout=_TIMEOUT, retry_times=0))
+        self._client = builder.with_endpoint(self.endpoint).build()
         # the SDK also raises the errors of requests and of its own parser
         self._errors = (SdkException, RequestException, ValueError, TypeError, AttributeError)
         # without a handler Python also prints the SDK's errors
@@ -157,7 +143,7 @@ class ModelArts:
 
         def is_repeatable(answer: object, error: Exception | None) -> bool:
             status = getattr(error, "status_code", None)
-            return error is not None and (status == 429 or (repeat and (status is None or status >= 500)))
+            return error is not None and is_temporary(status) and (repeat or status == 429)
 
         invoker = getattr(self._client, f"{call}_invoker")(request)
         invoker.with_retry(is_repeatable, _RETRIES, BackoffStrategies.EQUAL_JITTER)
@@ -167,18 +153,15 @@ class ModelArts:
                 raise ValueError(f"the answer has no {needed}")
             return answer
         except self._errors as error:
-            raise self._explain(call.replace("_", " "), error) from error
+            self._fail(call.replace("_", " "), error)
 
-    def _explain(self, what: str, error: Exception) -> ServiceError:
-        status = getattr(error, "status_code", None)
-        if status is None:
-            cause = self._clean(f"{type(error).__name__}: {getattr(error, 'error_msg', None) or error}")
-            return ServiceError(f"{what}: no usable answer from {self._host} ({cause})", None)
-        message = self._clean(f"{getattr(error, 'error_code', '')} {getattr(error, 'error_msg', '')}")
-        request_id = getattr(error, "request_id", None) or "unknown"
-        return ServiceError(f"{what}: {message} (HTTP {status}, request id {request_id})", status)
-
-    def _clean(self, text: str) -> str:
+    def _fail(self, what: str, error: Any) -> NoReturn:
+        text = getattr(error, "error_msg", None) or str(error)
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return text if len(text) <= 500 else f"{text[:500]}..."
+        text, status = text[:500], getattr(error, "status_code", None)
+        if status is None:
+            reason = f"no usable answer from {self._host} ({type(error).__name__}: {text})"
+        else:
+            reason = f"{error.error_code} {text} (HTTP {status}, request id {error.request_id or 'unknown'})"
+        raise ServiceError(f"{what}: {reason}", status) from error

@@ -14,16 +14,9 @@ _EVENTS = 5  # that are shown
 
 def main(arguments: list[str]) -> int:
     """Print the state of a job and return the exit code. Raises BadInput."""
-    parser = make_parser(__doc__, "status")
-    args = parser.parse_args(arguments)
-    job = Job.find(args.job).refresh()
-    events = job.service.list_events(job.id, _EVENTS)[::-1]
-    lines = [job.headline]
-    for task in job.ended_tasks:
-        message = f"; {task.message}" if task.message else ""
-        lines.append(f"task {task.name} exit_code={task.code}: {task.meaning}{message}")
-    lines += [f"restart {line}" for line in job.restarts]
-    for event in events:
+    job = Job.find(make_parser(__doc__, "status").parse_args(arguments).job).refresh()
+    lines = [job.headline, *(line for _, line in job.list_ended()), *job.list_restarts()]
+    for event in job.service.list_events(job.id, _EVENTS)[::-1]:
         text = " ".join(str(event.get("message") or "").split())
         lines.append(f"event {event.get('time') or '-'} {event.get('level') or '-'} {text}")
     lines += [f"output {output} {url}" for output, url in job.record.get("outputs", {}).items()]

@@ -28,9 +28,9 @@ from common.ground.files import ROOT
 from common.object_store import store as object_store
 from launch import confirm, manifests, records
 from launch.platforms import request, templates
-from launch.platforms import service as modelarts
 from launch.platforms.config import PLATFORMS, JobConfig, load
 from launch.platforms.job import ENDED, Job
+from launch.platforms.service import ModelArts, ServiceError
 from launch.profiles import MODELARTS_JOB
 
 
@@ -38,13 +38,7 @@ def main(arguments: list[str]) -> int:
     """Show, send or write a job, and return the exit code. Raises BadInput."""
     args = _parse_args(arguments)
     config = load(args.config, args.job, args.platform)
-    if args.snapshot:
-        _check_snapshot(args.snapshot, config)
-    elif not any(os.path.isfile(os.path.join(folder, config.job)) for folder in ("", ROOT)):
-        raise BadInput(
-            f"JOB {config.job}: no such file here or in {ROOT}; for other code name the folder that `pack` "
-            "made: --snapshot FOLDER"
-        )
+    _check_code(config, args.snapshot)
     run = request.make_run_name(config.name)
     if args.platform != "modelarts":
         if not args.dry_run:
@@ -70,8 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse_args(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch submit"
+    parser = Parser(__doc__, "python -m launch submit")
     add = parser.add_argument
     add("job", metavar="JOB", help="path of the boot file in the code: jobs/train_ddp.py")
     add("--config", required=True, metavar="FILE", help="job.toml")
@@ -83,72 +76,64 @@ def _parse_args(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _check_snapshot(folder: str, config: JobConfig) -> None:
-    """Raise BadInput if the boot file is not in the snapshot, or if job.toml names another snapshot."""
-    if not os.path.isfile(os.path.join(folder, manifests.NAME)):
-        raise BadInput(f"--snapshot {folder} has no {manifests.NAME}: name the folder that `pack` made")
-    if not os.path.isfile(os.path.join(folder, config.job)):
-        raise BadInput(f"JOB {config.job} is not in the snapshot {folder}")
-    name = os.path.basename(os.path.abspath(folder))
+def _check_code(config: JobConfig, snapshot: str | None) -> None:
+    """Raise BadInput if the boot file is not in the code, or if job.toml names another snapshot."""
+    if not snapshot:
+        if not any(os.path.isfile(os.path.join(folder, config.job)) for folder in ("", ROOT)):
+            raise BadInput(f"JOB {config.job}: no such file here or in {ROOT}; add --snapshot FOLDER")
+        return
+    for name in (manifests.NAME, config.job):
+        if not os.path.isfile(os.path.join(snapshot, name)):
+            raise BadInput(f"--snapshot {snapshot} has no {name}: name a folder that `pack` made of this job")
+    name = os.path.basename(os.path.abspath(snapshot))
     if config.code and config.snapshot != name:
-        raise BadInput(f"code = {config.code!r} is not the snapshot {folder}: {name}")
+        raise BadInput(f"code = {config.code!r} is not the snapshot {snapshot}: {name}")
 
 
 def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[str, str], body: dict) -> int:
-    place = modelarts.find_endpoint(config.region, config.endpoint)
-    project = modelarts.find_project(config.project_id)
-    service = modelarts.connect(place, project)
+    service = ModelArts(config.region, config.endpoint, config.project_id)
     if args.resume_from:
-        _check_ended(service, place, project, outputs)
-    print(f"service {place} project {project}")
+        _check_ended(service, outputs["train_url"])
+    print(f"service {service.endpoint} project {service.project}")
     if not confirm.ask("create this job", args.yes):
         print("nothing was sent")
         return 1
     path = os.path.join(records.FOLDER, f"{run}.json")
-    record = {
+    record = config.model_dump(include={"name", "job", "code", "log_url"}) | {
         "id": None,
-        "name": config.name,
         "run": run,
-        "job": config.job,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "endpoint": place,
-        "project_id": project,
+        "endpoint": service.endpoint,
+        "project_id": service.project,
         "nodes": config.resources.node_count,
-        "code": config.code,
         "outputs": outputs,
-        "log_url": config.log_url,
     }
     records.write(path, record)  # first: a job that costs money must have a record
     try:
         record["id"] = service.create(body)
-    except modelarts.ServiceError as error:
+    except ServiceError as error:
         if error.status is not None and error.status < 500:  # it was certainly refused
             os.unlink(path)
             raise
-        raise BadInput(
-            f"{error}; whether it was created is not known: look for {config.name} in the console"
-        ) from error
+        unsure = f"whether it was created is not known: look for {config.name} in the console"
+        raise BadInput(f"{error}; {unsure}") from error
     print(f"job {record['id']}", flush=True)
     records.write(path, record)
     print(f"record {path}\nnext: python -m launch logs {shlex.quote(path)} -f")
     return 0
 
 
-def _check_ended(service: modelarts.ModelArts, place: str, project: str, outputs: dict[str, str]) -> None:
-    """Raise BadInput if a recorded job that writes to these outputs is still active."""
+def _check_ended(service: ModelArts, url: str) -> None:
+    """Raise BadInput if a recorded job that writes to this output is still active."""
     for record in records.read_all():
-        here = (record["endpoint"], record["project_id"]) == (place, project)
-        theirs = set(record["outputs"].values())
-        if not (here and record.get("id") and theirs & set(outputs.values())):
+        is_here = (record["endpoint"], record["project_id"]) == (service.endpoint, service.project)
+        if not (is_here and record["id"] and url in record["outputs"].values()):
             continue
         try:
             phase = Job(record, service).refresh().phase
-        except modelarts.ServiceError as error:
+        except ServiceError as error:
             if error.status == 404:  # deleted
                 continue
             raise
         if phase not in ENDED:
-            raise BadInput(
-                f"--resume_from {outputs['train_url']}: job {record['id']} is {phase} and writes there; "
-                "an output may belong to one active job only"
-            )
+            raise BadInput(f"--resume_from {url}: job {record['id']} is {phase} and writes there")

@@ -50,34 +50,21 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         "hours": config.auto_stop.hours,
         "restarts": config.retries.faults,
         "environment": config.environment,
-        "named_variables": [{"name": name, "value": value} for name, value in config.environment.items()],
-        "variables": [f"{name}={value}" for name, value in config.environment.items()],
-        "mounts": [{"Uri": url, "MountPath": folder} for folder, url in table.mounts.items()],
+        "mounts": table.mounts,
     }
-    if platform == "sagemaker":
-        values |= _describe_channels(table.code or config.code or "", inputs, outputs)
+    if platform == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
+        values["channels"] = {"code": table.code or config.code or "", **inputs}
+        if list(outputs) != ["train_url"]:
+            raise BadInput(f"sagemaker needs one output, train_url: it has {', '.join(outputs) or 'none'}")
+        for url in (*values["channels"].values(), *outputs.values()):
+            if not url.startswith("s3://"):
+                raise BadInput(f"sagemaker reads s3:// only: {url or 'code is missing'}")
+        values |= outputs
         inputs = {name: f"/opt/ml/input/data/{name}" for name in inputs}
         outputs = {"train_url": "/opt/ml/checkpoints"}
     words = config.parameters | inputs | outputs
     values["arguments"] = [f"--{name}={value}" for name, value in words.items()]
     return _fill(platform, table.model_extra or {}, values)
-
-
-def _describe_channels(code: str, inputs: dict[str, str], outputs: dict[str, str]) -> dict[str, Any]:
-    """Return the channels of SageMaker. The output is the checkpoint folder, which the service restores after
-    a restart. Raises BadInput."""
-    if list(outputs) != ["train_url"]:
-        raise BadInput(f"sagemaker needs one output, train_url: [outputs] has {', '.join(outputs) or 'none'}")
-    for url in (code, *inputs.values(), *outputs.values()):
-        if not url.startswith("s3://"):
-            raise BadInput(
-                f"sagemaker reads s3:// only: {url or 'code is missing'} (see [platform.sagemaker])"
-            )
-    channels = []
-    for name, url in {"code": code, **inputs}.items():
-        source = {"S3DataType": "S3Prefix", "S3Uri": f"{url}/", "S3DataDistributionType": "FullyReplicated"}
-        channels.append({"ChannelName": name, "DataSource": {"S3DataSource": source}})
-    return {"train_url": outputs["train_url"], "channels": channels}
 
 
 def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> str:
@@ -99,9 +86,7 @@ def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> st
     try:
         return environment.from_string(source).render(settings | values)
     except jinja2.UndefinedError as error:
-        raise BadInput(
-            f"[platform.{platform}] {error}: the key is missing (launch/job.example.toml shows it)"
-        ) from None
+        raise BadInput(f"[platform.{platform}] {error} (launch/job.example.toml shows it)") from None
 
 
 def _to_shell(value: Any) -> str:

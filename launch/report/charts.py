@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from common.ground.exits import import_optional
-from launch.report import tables
 from launch.report.runs import SPLIT, Run
 
 matplotlib = import_optional("matplotlib", "the charts need matplotlib")
@@ -26,6 +25,7 @@ _MOST_POINTS = 400  # points of a curve; more become intervals
 _INTERVALS = 120
 _MOST_DOTS = 60
 _MOST_MARKS = 60
+_CLOCK = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 _CHARTS = (  # heading, figure of training, figure of validation
     ("Loss", "loss", "val_loss"),
     ("Accuracy", "acc", "val_acc"),
@@ -69,9 +69,9 @@ def draw(runs: list[Run]) -> list[dict]:
     others = dict.fromkeys(name for run in runs for name in run.figures if name not in known)
     charts = []
     for heading, *names in [*_CHARTS, *((name, name) for name in others)]:
-        values = [run.figures[name][1] for run in runs for name in names if name in run.figures]
-        finite = np.concatenate([each[np.isfinite(each)] for each in values] or [np.empty(0)])
-        if not len(finite):
+        curves = [run.figures[name][1] for run in runs for name in names if name in run.figures]
+        values = np.concatenate([*curves, [np.nan]])
+        if np.isnan(values).all():
             continue
         with matplotlib.rc_context(_STYLE):
             axes = _make_axes("step")
@@ -86,7 +86,7 @@ def draw(runs: list[Run]) -> list[dict]:
                     )
             if names[0] == "acc":
                 axes.yaxis.set_major_formatter(ticker.PercentFormatter(1))
-            if names[0].endswith("loss") and 0 < finite.min() < finite.max() / _LOG_FROM:
+            if names[0].endswith("loss") and 0 < np.nanmin(values) < np.nanmax(values) / _LOG_FROM:
                 axes.set_yscale("log")
                 axes.yaxis.set_major_formatter("{x:g}")
                 axes.minorticks_off()
@@ -104,7 +104,8 @@ def draw_split(runs: list[Run]) -> list[dict]:
             continue
         epochs = sorted(run.split)
         seconds = np.array([run.split[epoch] for epoch in epochs])
-        unit, unit_name = tables.choose_unit(seconds.sum(axis=1).max())
+        longest = seconds.sum(axis=1).max()
+        unit, unit_name = next((each for each in _CLOCK if longest >= 2 * each[0]), _CLOCK[-1])
         steps = np.append(seconds, seconds[-1:], axis=0).T / unit  # each epoch lasts to the next one
         with matplotlib.rc_context(_STYLE):
             axes = _make_axes(f"{unit_name} by epoch")
@@ -128,31 +129,29 @@ def _make_axes(label: str) -> Any:
 
 
 def _draw_curve(axes: Any, x: np.ndarray, y: np.ndarray, style: int, strong: bool) -> None:
-    """Draw a curve; many points as the means and the ranges of intervals. Values that are not finite are
-    gaps.
+    """Draw a curve; many points as the means and the ranges of intervals. NaN is a gap.
 
     x, y: float64 [n]. style: index of colour and dash. strong: a thicker line, and dots
     """
     style %= len(DASHES)
-    colour, points = _colour(f"c{style}"), np.isfinite(y).sum()
+    colour, points = _colour(f"c{style}"), np.count_nonzero(~np.isnan(y))
     if len(x) > _MOST_POINTS:
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
-    y = np.where(np.isfinite(y), y, np.nan)
     dots = "o" if points <= (_MOST_DOTS if strong else 1) else ""
-    (line,) = axes.plot(x, y, color=colour, linewidth=2.4 if strong else 1.5, marker=dots, gid="curve")
-    line.set_dashes(DASHES[style])
+    line = {"linewidth": 2.4 if strong else 1.5, "linestyle": (0, DASHES[style]), "marker": dots}
+    axes.plot(x, y, color=colour, gid="curve", **line)
 
 
 def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the means of x, and the means, least and greatest finite values of y, of _INTERVALS parts.
+    """Return the means of x, and the means, least and greatest values of y, of _INTERVALS parts.
 
-    x, y: float64 [n]. Result: float64 [4, _INTERVALS]; an interval without finite values is NaN
+    x, y: float64 [n]. Result: float64 [4, _INTERVALS]; an interval without values is NaN
     """
     rows = []
     for part in np.array_split(np.arange(len(x)), _INTERVALS):
-        finite = part[np.isfinite(y[part])]
-        part = finite if len(finite) else part[:1]
+        known = part[~np.isnan(y[part])]
+        part = known if len(known) else part[:1]
         rows.append((x[part].mean(), y[part].mean(), y[part].min(), y[part].max()))
     return np.array(rows).T
 

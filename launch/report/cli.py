@@ -28,8 +28,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 def main(arguments: list[str]) -> int:
     """Write the page and return 0. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch report"
+    parser = Parser(__doc__, "python -m launch report")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="output folder of a job, or a folder of them")
     parser.add_argument("--to", metavar="FILE", default="report.html", help="default: report.html")
     parser.add_argument("--force", action="store_true", help="replace FILE even if it is not a report")
@@ -74,15 +73,10 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         lstrip_blocks=True,
     )
     settings = [run.starts[-1].settings if run.starts else {} for run in runs]
-    notes: dict[str, list[str]] = {}
-    for run in runs:
-        for note in run.notes:
-            notes.setdefault(note, []).append(run.name)
     return environment.get_template("report/page.html").render(
         title=title or ", ".join(run.name for run in runs),
         made=tables.format_time(time.time()),
         runs=runs,
-        notes=notes,
         policy=_POLICY,
         dashes=charts.DASHES,
         final=tables.make_final_rows(runs),

@@ -15,7 +15,6 @@ NONE = "–"
 _MOST_ROWS = 200  # of a table of epochs
 _USUAL = ("val_loss", "val_acc")
 _SAME = ("output_dir",)  # differs for every run
-_CLOCK = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 class Row(NamedTuple):
@@ -28,43 +27,38 @@ class Row(NamedTuple):
 
 def make_final_rows(runs: list[Run]) -> list[Row]:
     """Return one row per figure with one cell per run. Rows without any value are omitted."""
-    rows = make_rows([_final(run) for run in runs])
-    return [row._replace(differs=False) for row in rows if {*row.cells} != {NONE}]
+    return [row for row in make_rows([_final(run) for run in runs]) if {*row.cells} != {NONE}]
 
 
 def _final(run: Run) -> dict[str, str]:
     steps = run.starts[-1].steps if run.starts else math.nan
-    waiting, computing, evaluating = np.array(list(run.split.values()) or [[0.0] * 3]).sum(axis=0)
-    whole = waiting + computing + evaluating
-    state = f"{run.step:,.0f} of {steps:,.0f} steps" if math.isfinite(steps) else f"{run.step:,.0f} steps"
+    state = f"{run.step:,.0f}" + (f" of {steps:,.0f}" if math.isfinite(steps) else "") + " steps"
+    split = np.array(list(run.split.values())).reshape(-1, len(SPLIT)).sum(axis=0)
     accuracies = {epoch: ends.get("val_acc", math.nan) for epoch, ends in run.ends.items()}
     accuracies = {epoch: accuracy for epoch, accuracy in accuracies.items() if math.isfinite(accuracy)}
     best = max(accuracies, key=lambda epoch: accuracies[epoch], default=0)
     metrics = [name for name in run.figures if name.startswith("val_") and name not in _USUAL]
-    rates = run.figures.get("images_per_s", (None, np.empty(0)))[1]
-    rates = rates[np.isfinite(rates)]
+    rates = run.figures["images_per_s"][1] if "images_per_s" in run.figures else np.empty(0)
+    rates = rates[~np.isnan(rates)]
     again = sum(start.lost_step - start.step for start in run.starts if math.isfinite(start.lost_step))
-    first = find_begin(run)
-    last = max([*run.times[1][-1:], *(start.time for start in run.starts)], default=math.nan)
+    begun, reports = [start.begun for start in run.starts[:1]], [*run.times[1]]
+    first = min(begun + reports[:1], default=math.nan)
+    last = max(reports[-1:] + [start.time for start in run.starts], default=math.nan)
     return {
         "done": state + (" (finished)" if run.step == steps else ""),
         "epochs": str(max(run.ends)) if run.ends else NONE,
         "validation accuracy": format_percent(run.last("val_acc")),
-        "best validation accuracy": f"{format_percent(accuracies[best])} in epoch {best}"
-        if accuracies
-        else NONE,
+        "best validation accuracy": f"{accuracies[best]:.2%} in epoch {best}" if accuracies else NONE,
         "validation loss": format_number(run.last("val_loss")),
         **{f"{name}, last": format_number(run.last(name)) for name in metrics},
         "training accuracy": format_percent(run.last("acc")),
         "training loss": format_number(run.last("loss")),
         "images per second, median": format_number(float(np.median(rates))) if len(rates) else NONE,
         **{
-            name: f"{format_duration(seconds)} ({seconds / whole:.1%})" if whole > 0 else NONE
-            for name, seconds in zip(SPLIT, (waiting, computing, evaluating), strict=True)
+            name: f"{format_duration(seconds)} ({seconds / split.sum():.1%})" if split.any() else NONE
+            for name, seconds in zip(SPLIT, split, strict=True)
         },
-        "set-up, all starts": format_duration(
-            sum(start.time - start.begun for start in run.starts) or math.nan
-        ),
+        "set-up, all starts": format_duration(sum(start.time - start.begun for start in run.starts) or -1),
         "restarts": str(len(run.starts) - 1) if run.starts else NONE,
         "repeated steps": f"{again:,.0f}" if len(run.starts) > 1 else NONE,
         "began": format_time(first),
@@ -73,33 +67,23 @@ def _final(run: Run) -> dict[str, str]:
     }
 
 
-def find_begin(run: Run) -> float:
-    """Return the start time of the first process, if known: seconds of time.time(), or NaN."""
-    known = [run.starts[0].begun] if run.starts else []
-    return min([*known, *run.times[1][:1]], default=math.nan)
-
-
 def make_start_rows(runs: list[Run]) -> list[list[str]]:
     """Return rows of run, number of the start, time, first step, set-up, downtime, repeated steps,
     changes."""
     rows = []
     for run in runs:
-        for number, start in enumerate(run.starts, 1):
+        for number, (before, start) in enumerate(zip([None, *run.starts], run.starts, strict=False), 1):
             row = [run.name, str(number), format_time(start.begun), f"{start.step:,.0f}"]
-            row += [format_duration(start.time - start.begun), NONE, NONE, NONE]
-            if number > 1:
-                before = run.starts[number - 2]
+            row.append(format_duration(start.time - start.begun))
+            if before:
                 reports = run.times[1][(run.times[1] >= before.time) & (run.times[1] < start.time)]
                 stopped = np.nanmax([before.time, *reports[-1:], start.lost_time])
                 repeated = start.lost_step - start.step if math.isfinite(start.lost_step) else 0
                 changed = find_differences([each.settings | each.environment for each in (before, start)])
-                changes = [f"{each.name}: {' → '.join(each.cells)}" for each in changed]
-                row[5:] = (
-                    format_duration(start.begun - stopped),
-                    f"{max(0, repeated):,.0f}",
-                    "; ".join(changes) or "nothing",
-                )
-            rows.append(row)
+                changes = "; ".join(f"{each.name}: {' → '.join(each.cells)}" for each in changed)
+                row += [format_duration(start.begun - stopped), f"{max(0, repeated):,.0f}"]
+                row.append(changes or "nothing")
+            rows.append(row + [NONE] * (8 - len(row)))
     return rows
 
 
@@ -111,7 +95,8 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
     rows = []
     for each in numbers:
         ends, split = run.ends.get(each, {}), run.split.get(each, [math.nan] * len(SPLIT))
-        row = [(format_percent if "acc" in name else format_number)(ends.get(name)) for name in names]
+        forms = ((format_percent if "acc" in name else format_number, name) for name in names)
+        row = [form(ends.get(name, math.nan)) for form, name in forms]
         rows.append([str(each), *row, *map(format_duration, split)])
     return ["epoch", *names, *SPLIT], rows
 
@@ -139,10 +124,9 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
             receipts[run.name] = receipt.read(run.path)
         except BadInput as error:
             rows.append([run.name, NONE, str(error)])
-    if runs[0].name in receipts:
-        for run in runs[1:]:
-            if run.name in receipts:
-                rows.append([runs[0].name, run.name, compare(receipts[runs[0].name], receipts[run.name])[1]])
+    first = receipts.pop(runs[0].name, None)
+    if first is not None:
+        rows += [[runs[0].name, name, compare(first, other)[1]] for name, other in receipts.items()]
     return rows
 
 
@@ -151,19 +135,14 @@ def _cell(value: object) -> str:
     return text if len(text) <= 300 else text[:300] + "…"
 
 
-def format_number(value: float | None) -> str:
-    """Return five digits, or NONE."""
-    return NONE if value is None or math.isnan(value) else f"{value:.5g}"
+def format_number(value: float) -> str:
+    """Return five digits; NONE for NaN."""
+    return NONE if math.isnan(value) else f"{value:.5g}"
 
 
-def format_percent(value: float | None) -> str:
-    """Return a share as a percentage, or NONE."""
-    return NONE if value is None or math.isnan(value) else f"{value:.2%}"
-
-
-def choose_unit(seconds: float) -> tuple[float, str]:
-    """Return the (seconds, name) of the unit for a duration."""
-    return next((each for each in _CLOCK if seconds >= 2 * each[0]), _CLOCK[-1])
+def format_percent(value: float) -> str:
+    """Return a share as a percentage; NONE for NaN."""
+    return NONE if math.isnan(value) else f"{value:.2%}"
 
 
 def format_duration(seconds: float) -> str:

@@ -49,7 +49,7 @@ USES = {
     "boto3": (lambda: connect("s3", find_endpoint("s3"), 1, 1.0, 1), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
     "ray": (lambda: pool.connect("auto", 1), r'"ray>=2\.52"'),
-    "huaweicloudsdkmodelarts": (lambda: modelarts.connect("https://x", "p"), "huaweicloudsdkmodelarts"),
+    "huaweicloudsdkmodelarts": (lambda: modelarts.ModelArts("", "https://x", "p"), "huaweicloudsdkmodelarts"),
     "cv2": ("datasets.folders.resize", "opencv-python-headless"),
     "simplejpeg": ("datasets.folders.images", "simplejpeg"),
     "psutil": ("datasets.stores.local", "psutil"),

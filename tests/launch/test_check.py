@@ -19,6 +19,7 @@ from common.ground.exits import BadInput
 from common.platform import node
 from common.platform.topology import resolve
 from common.run.output import Output, folder_of
+from launch import check
 from tests.conftest import ROOT, environment, finish, free_port, run, start
 
 NAMES = [
@@ -28,26 +29,22 @@ NAMES = [
 NO_HOST = "bootfile-no-such-host.invalid"  # RFC 2606: never resolves
 
 
-def _check(*arguments, code=0, **options):
-    """Return (output, {name: (verdict, text)}) of the command."""
-    output = run("-m", "launch", "check", *arguments, code=code, **options).stdout
+def _read(output: str) -> dict[str, tuple[str, str]]:
+    """Return {name: (verdict, text)} of what the command has printed."""
     lines = re.findall(r"^check name=(\S+) verdict=(\S+) (.+)$", output, re.MULTILINE)
     assert [name for name, _, _ in lines] == NAMES, output
-    return output, {name: (verdict, text) for name, verdict, text in lines}
+    return {name: (verdict, text) for name, verdict, text in lines}
 
 
 def test_a_plain_machine(tmp_path):
-    output, found = _check("--output_dir", tmp_path / "new", "--unheard_of=1")
+    output = run("-m", "launch", "check", "--output_dir", tmp_path / "new", "--unheard_of=1").stdout
+    found = _read(output)
     assert "error" not in {verdict for verdict, _ in found.values()}
     assert output.startswith("ignored arguments: --unheard_of\ntopology source=plain ")
     last = re.search(r"^check verdict=(ok|warning) exit_code=0 seconds=(\S+)\n\Z", output, re.MULTILINE)
     assert float(last[2]) < 5
     assert f"torch {torch.__version__}" in found["versions"][1]
     assert not (tmp_path / "new").exists()
-
-
-def _few_open_files():
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +57,6 @@ def _few_open_files():
         ),
         (["--output_dir=FILE/below"], {}, 12, {"outputs": "FILE/below cannot be written"}),
         (["--output_dir=s3://bucket/key"], {"BOOTFILE_SCRATCH": "/dev/null"}, 12, {"outputs": "/dev/null/"}),
-        (["few open files"], {}, 13, {"limits": "open_files=100 .*ulimit -n 1024"}),
         (
             [f"--init_method=tcp://{NO_HOST}:6666", "--rank=1", "--world_size=2"], {}, 14,
             {"master": f"{NO_HOST}:6666; .*does not resolve"},
@@ -68,20 +64,28 @@ def _few_open_files():
         ([], {"GLOO_SOCKET_IFNAME": "none0"}, 14, {"interface": "_IFNAME=none0, .* here are .*lo"}),
     ],
 )  # fmt: skip
-def test_errors_have_exit_codes_and_name_the_value(arguments, variables, code, wrong, tmp_path):
+def test_errors_have_exit_codes_and_name_the_value(
+    arguments, variables, code, wrong, tmp_path, monkeypatch, capsys
+):
     file = tmp_path / "file"
     file.write_text("kept")
-    options = {"env": environment(**variables)}
-    if arguments == ["few open files"]:
-        arguments, options = [], {"preexec_fn": _few_open_files}
-    arguments = [each.replace("FILE", str(file)) for each in ["--output_dir=FILE.d", *arguments]]
-    output, found = _check(*arguments, code=code, **options)
-    errors = {name: text for name, (verdict, text) in found.items() if verdict == "error"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    words = [each.replace("FILE", str(file)) for each in ["--output_dir=FILE.d", *arguments]]
+    assert check.main(words) == code
+    output = capsys.readouterr().out
+    errors = {name: text for name, (verdict, text) in _read(output).items() if verdict == "error"}
     assert errors.keys() == wrong.keys()
     for name, pattern in wrong.items():
         assert re.search(pattern.replace("FILE", re.escape(str(file))), errors[name]), errors[name]
     assert f"\ncheck verdict=error exit_code={code} " in output
     assert file.read_text() == "kept" and list(tmp_path.iterdir()) == [file]
+
+
+def test_few_open_files(tmp_path):
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))}
+    found = _read(run("-m", "launch", "check", "--output_dir", tmp_path, code=13, **limit).stdout)
+    assert found["limits"][0] == "error" and re.match("open_files=100 .*ulimit -n 1024", found["limits"][1])
 
 
 def test_packages_that_are_not_there(tmp_path):
@@ -219,5 +223,5 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
 
 
 def test_bad_arguments_are_one_line():
-    result = run("-m", "launch", "check", "--rank=first", code=2)
-    assert result.stdout == "" and re.fullmatch(r"error: .*--rank.*'first'\n", result.stderr)
+    with pytest.raises(BadInput, match=r"--rank.*'first'"):
+        check.main(["--rank=first"])

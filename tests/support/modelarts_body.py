@@ -74,19 +74,14 @@ def check_job(body) -> None:
         is_valid = re.fullmatch(re.escape(algorithm["code_dir"]) + r".+\.py", algorithm["boot_file"])
         is_valid = is_valid and "command" not in algorithm
     else:
-        is_valid = (
-            "image_url" in algorithm["engine"] and algorithm["command"] and "boot_file" not in algorithm
-        )
+        is_valid = {"command"} == {"command", "boot_file"} & {*algorithm} and algorithm["engine"]["image_url"]
     names = [each["name"] for kind in ("parameters", "inputs", "outputs") for each in algorithm[kind]]
     for reason, is_wrong in (
         ("neither a preset nor a custom engine", not is_valid),
         ("names of arguments are there twice", len(set(names)) < len(names)),
         ("more than 100 environments", len(algorithm["environments"]) > 100),
         ("no flavor and no pool", not {"flavor_id", "pool_id"} & set(resource)),
-        (
-            "a schedule without a dedicated pool",
-            "schedule_policy" in body["spec"] and "pool_id" not in resource,
-        ),
+        ("a schedule without a pool", "schedule_policy" in body["spec"] and "pool_id" not in resource),
     ):
         if is_wrong:
             raise Wrong(reason)

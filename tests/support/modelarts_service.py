@@ -53,8 +53,8 @@ class ModelArtsService:
 
     def keys(self, **extra: str) -> dict[str, str]:
         """Return the environment of a user."""
-        names = {"HUAWEICLOUD_SDK_AK": ACCESS_KEY, "HUAWEICLOUD_SDK_SK": SECRET_KEY}
-        return names | {"HUAWEICLOUD_SDK_PROJECT_ID": PROJECT} | extra
+        names = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_PROJECT_ID")
+        return dict(zip(names, (ACCESS_KEY, SECRET_KEY, PROJECT), strict=True)) | extra
 
 
 class Refused(Exception):
@@ -65,10 +65,7 @@ class Service:
     """The jobs and the operations on them."""
 
     def __init__(self):
-        self.lock = threading.Lock()
-        self.jobs: dict[str, dict] = {}
-        self.faults: list[dict] = []
-        self.requests: list[list] = []
+        self.lock, self.jobs, self.faults, self.requests = threading.Lock(), {}, [], []
 
     def test(self, what: dict) -> dict:
         """Change the state of the server.
@@ -97,23 +94,12 @@ class Service:
 
     def _turn(self, job: dict, phase: str) -> None:
         assert phase in PHASES, phase
-        now = int(1000 * time.time())
-        status, before = job["status"], job["status"]["phase"]
-        status["phase"] = phase
-        if before != phase:
+        if job["status"]["phase"] != phase:
             job["events"].append((time.time(), f"the job is {phase}"))
+        job["status"]["phase"] = phase
         if phase == "Running":
-            status.setdefault("start_time", now)
-            status["tasks"] = [f"worker-{node}" for node in range(job["nodes"])]
-            for task in status["tasks"]:
-                job["logs"].setdefault(task, b"")
-        status["duration"] = max(0, now - status.get("start_time", now))
-
-    def _advance(self, job: dict) -> None:
-        """Apply the changes that a test has planned: (moment, step) pairs."""
-        while job["script"] and job["script"][0][0] <= time.monotonic():
-            _, step = job["script"].pop(0)
-            self._change(job, step)
+            job["status"]["tasks"] = [f"worker-{node}" for node in range(job["nodes"])]
+            job["logs"] = dict.fromkeys(job["status"]["tasks"], b"") | job["logs"]
 
     def _change(self, job: dict, step: dict) -> None:
         if "phase" in step:
@@ -134,7 +120,8 @@ class Service:
             if job_id not in self.jobs:
                 raise Refused(404, "ModelArts.2764", f"training job {job_id} does not exist")
             job = self.jobs[job_id]
-            self._advance(job)
+            while job["script"] and job["script"][0][0] <= time.monotonic():  # what a test has planned
+                self._change(job, job["script"].pop(0)[1])
             if (method, rest) == ("GET", ""):
                 return 200, self._shown(job_id)
             if (method, rest) == ("GET", "events"):
@@ -167,7 +154,7 @@ class Service:
         self.jobs[job_id] = {
             "body": body, "logs": {}, "events": [(time.time(), "the job is Creating")], "script": [],
             "nodes": body["spec"]["resource"].get("node_count", 1), "created": int(1000 * time.time()),
-            "status": {"phase": "Creating", "tasks": [], "duration": 0},
+            "status": {"phase": "Creating", "tasks": []},
         }  # fmt: skip
         return 201, self._shown(job_id)
 
@@ -195,11 +182,10 @@ class Service:
 
     def fault(self, path: str) -> dict | None:
         with self.lock:
-            for fault in self.faults:
-                if fault["times"] > 0 and fault["path"] in path:
-                    fault["times"] -= 1
-                    return fault
-        return None
+            fault = next((each for each in self.faults if each["times"] and each["path"] in path), None)
+            if fault:
+                fault["times"] -= 1
+            return fault
 
 
 def _places(body: dict) -> set[str]:

@@ -22,7 +22,9 @@
 #SBATCH --{{ "requeue" if restarts else "no-requeue" }}
 
 set -e
-export {{ variables }}
+{% for name, value in environment.items() %}
+export {{ name }}={{ value }}
+{% endfor %}
 {% if cpus_per_task is defined %}
 export SRUN_CPUS_PER_TASK={{ cpus_per_task }}  # srun does not inherit the number
 {% endif %}

@@ -40,9 +40,7 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
     manifest = manifests.parse((folder / "manifest.json").read_bytes())
     assert manifest["name"] == "train_ddp" and manifest["job"] == "jobs/train_ddp.py"
     assert folder.name == f"train_ddp-{manifest['digest'][:12]}"
-    assert re.search(
-        rf"^packed={folder} job=jobs/train_ddp.py digest={manifest['digest']} ", result.stdout, re.M
-    )
+    assert f"\npacked={folder} job=jobs/train_ddp.py digest={manifest['digest']} " in result.stdout
     kept = [file["path"] for file in manifest["files"]]
     assert kept == sorted(kept) and sorted([*kept, "manifest.json"]) == listed(folder)
     assert {path.split("/")[0] for path in kept} == {"common", "datasets", "jobs", "pip-requirements.txt"}
@@ -65,28 +63,27 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
 def test_the_same_content_has_the_same_name(repository, tmp_path):
     first = pack(str(repository / "jobs/job.py"), str(tmp_path / "to"))
     assert first.made and first.manifest["git"] is None
-    shutil.copytree(repository, tmp_path / "elsewhere" / "copy")
-    for path in (tmp_path / "elsewhere").rglob("*.py"):
+    copy = shutil.copytree(repository, tmp_path / "elsewhere" / "copy")
+    for path in copy.rglob("*.py"):
         path.chmod(0o755)
         os.utime(path, (0, 0))
-    git = ["git", "-C", tmp_path / "elsewhere/copy", "-c", "user.name=n", "-c", "user.email=e"]
+    git = ["git", "-C", copy, "-c", "user.name=n", "-c", "user.email=e"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], check=True)
-    second = pack(str(tmp_path / "elsewhere/copy/jobs/job.py"), str(tmp_path / "to"))
-    assert second.path == first.path and not second.made, "unchanged"
-    assert second.manifest["git"]["dirty"] is False
-    (tmp_path / "elsewhere/copy/README.md").write_text("changed, and not packed")
-    job = tmp_path / "elsewhere/copy/jobs/job.py"
-    assert pack(str(job), str(tmp_path / "to")).manifest["git"]["dirty"] is False
-    (tmp_path / "elsewhere/copy/requirements.txt").write_text("torch>=2.2\nnumpy\n")
-    assert pack(str(job), str(tmp_path / "to")).manifest["git"]["dirty"] is True
-    (tmp_path / "elsewhere/copy/common/new.py").write_text("")
-    third = pack(str(job), str(tmp_path / "to"))
-    assert third.made and third.manifest["git"]["dirty"] is True
-    assert third.manifest["digest"] != first.manifest["digest"]
-    (tmp_path / "elsewhere/copy/common/new.py").unlink()
-    (tmp_path / "elsewhere/copy/common/a.py").unlink()
-    assert pack(str(job), str(tmp_path / "to")).manifest["git"]["dirty"] is True
+
+    def again(path: str, content: str | None):
+        if content is None:
+            (copy / path).unlink()
+        else:
+            (copy / path).write_text(content)
+        packed = pack(str(copy / "jobs/job.py"), str(tmp_path / "to"))
+        return packed.path == first.path, packed.made, packed.manifest["git"]["dirty"]
+
+    assert again("README.md", "changed, and not packed") == (True, False, False)
+    assert again("requirements.txt", "torch>=2.2\nnumpy\n") == (True, False, True)
+    assert again("common/new.py", "") == (False, True, True)
+    (copy / "common/new.py").unlink()
+    assert again("common/a.py", None) == (False, True, True)
 
 
 def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
@@ -120,7 +117,7 @@ def test_the_users_own_rules(mine, tmp_path, capsys):
         "other.pth": "w", ".hidden": "h", ".jobignore": "# mine\n\nnotes.txt\nbig/\n!keep.pth\n",
     })  # fmt: skip
     tree(mine, {"runs/model.py": "code", "runs/deep/run.log": "x"})
-    packed = pack(str(mine / "job.py"), str(tmp_path / "to"), verbose=True)
+    packed = pack(str(mine / "job.py"), str(tmp_path / "to"))
     assert paths(packed) == ["base.py", "job.py", "keep.pth", "runs/model.py", "words/list.txt"]
     lines = capsys.readouterr().out.splitlines()
     assert "skipped  big/: .jobignore:4  big/" in lines and "skipped  other.pth: *.pth" in lines
@@ -162,15 +159,8 @@ def test_the_rules_are_gits(tmp_path):
     "pattern", ["*a" * 40 + "b", "**/a/" * 40 + "b", "**/*a/" * 40, "[a-z]*" * 40, "**/" * 200]
 )
 def test_a_pattern_of_many_wildcards_takes_no_longer(pattern, mine, tmp_path):
-    tree(
-        mine,
-        {
-            ".jobignore": f"{pattern}\n/*/*/*/no*e\n",
-            "a" * 200: "",
-            "a/" * 25 + "a" * 200: "",
-            "a/a/a/none": "",
-        },
-    )
+    names = ("a" * 200, "a/" * 25 + "a" * 200, "a/a/a/none")
+    tree(mine, dict.fromkeys(names, "") | {".jobignore": f"{pattern}\n/*/*/*/no*e\n"})
     kept = {file.path for file in CodeFolder(str(mine / "job.py")).files}
     assert "job.py" in kept and "a/a/a/none" not in kept
 
@@ -235,18 +225,15 @@ def test_limits(mine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, reason",
-    [
-        (b"bad\xff.txt", "b'bad\\xff.txt': the name is not UTF-8"), (b"a.txt ", "ends with a space"),
-        (b"a\nb.txt", r"may not take '\n' in a name"), (b"a\\b.txt", "in a name"), (b"a:b", "take ':' in"),
-        (b"a" * 250 + b"/" + b"a" * 250 + b"/" + b"a" * 250 + b"/" + b"a" * 20, "the name has 773 bytes"),
-    ],
-)  # fmt: skip
-def test_names_that_an_object_store_breaks(name, reason, mine, tmp_path):
+    "name",
+    [b"bad\xff.txt", b"a.txt ", b"a\nb.txt", b"a\\b.txt", b"a:b", b"/".join([b"a" * 250] * 3 + [b"a" * 20])],
+)
+def test_names_that_an_object_store_breaks(name, mine, tmp_path):
     path = os.path.join(os.fsencode(mine), name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     open(path, "w").close()
-    assert reason in refused(str(mine / "job.py"), str(tmp_path / "to"))
+    message = refused(str(mine / "job.py"), str(tmp_path / "to"))
+    assert f"{name!r} is not a name for every object store: expected at most 768 bytes" in message
 
 
 def test_links_and_special_files(mine, tmp_path):
@@ -279,11 +266,9 @@ def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):
     to = str(mine / "packed")
     first = pack(str(mine / "job.py"), to)
     tree(mine, {"base.py": "ZERO = 1\n"})
-    second = pack(str(mine / "job.py"), to, verbose=True)
+    second = pack(str(mine / "job.py"), to)
     assert second.made and len(paths(second)) == 3 and "the output of pack" in capsys.readouterr().out
-    assert pack(os.path.join(first.path, "job.py"), to).path == first.path, (
-        "the snapshot of a snapshot is equal"
-    )
+    assert pack(os.path.join(first.path, "job.py"), to).path == first.path, "that of a snapshot is equal"
     with pytest.raises(BadInput, match="is the folder that is packed"):
         pack(str(mine / "job.py"), str(mine))
 

@@ -81,9 +81,7 @@ class User:
     def launch(self, verb, *arguments, code=0):
         self._capsys.readouterr()
         try:
-            found = importlib.import_module(f"launch.platforms.{verb}").main(
-                [str(word) for word in arguments]
-            )
+            found = importlib.import_module(f"launch.platforms.{verb}").main([*map(str, arguments)])
         except BadInput as error:
             exits.say_error(str(error))
             found = error.code
@@ -102,19 +100,24 @@ class User:
     def submit(self, *arguments, **options):
         return self.launch("submit", "jobs/train_ddp.py", "--config", self.config, *arguments, **options)
 
+    def refused(self, *arguments) -> str:
+        """Return the one line of an error of `submit --yes`."""
+        return self.fails("submit", "jobs/train_ddp.py", "--config", self.config, "--yes", *arguments)
+
     def created(self) -> tuple[str, dict]:
         """Return a new job's id, and the body that the service received."""
         job_id = re.search(r"^job (\S+)$", self.submit("--yes").stdout, re.MULTILINE)[1]
         return job_id, self.server.test()["bodies"][job_id]
 
-    def job(self) -> str:
-        """The id of an existing job with a record."""
+    def job(self, **changes) -> str:
+        """Return the id of an existing job with a record. changes: of its state, as in Service.test."""
         config = job_config.load(self.config, "jobs/train_ddp.py")
         run = job_request.make_run_name(config.name)
         outputs = job_request.make_outputs(config.outputs, run)
         job_id = list(self.server.test(new=job_request.make_body(config, outputs))["bodies"])[-1]
         record = {"id": job_id, "name": "ddp", "endpoint": self.server.endpoint, "project_id": PROJECT}
         job_records.write(str(self.folder / "records" / f"{run}.json"), record | {"outputs": outputs})
+        self.server.test(job=job_id, **changes)
         return job_id
 
     def records(self) -> list[dict]:
@@ -137,16 +140,13 @@ def test_from_submit_to_the_end(user, server):
     assert sent["algorithm"]["outputs"][0]["remote"]["obs"]["obs_url"] == f"/bucket/runs/{record['run']}/"
     assert sent["algorithm"]["environments"] == {"PYTHONUNBUFFERED": "1"}
     assert (record["id"], record["endpoint"], record["project_id"]) == (job_id, server.endpoint, PROJECT)
-    assert (
-        record["log_url"] == "obs://bucket/logs"
-        and record["nodes"] == 2
-        and record["job"] == "jobs/train_ddp.py"
-    )
+    assert (record["nodes"], record["job"]) == (2, "jobs/train_ddp.py")
+    assert record["log_url"] == "obs://bucket/logs"
     assert f"/bucket/runs/{record['run']}/" in created and "modelarts.pool.visual.8xlarge" in created
     (path,) = (user.folder / "records").iterdir()
     assert not os.stat(path).st_mode & 0o077 and not re.search("KEY|TESTING", path.read_text())
 
-    shown = finish(user.start("status", record["run"])).stdout
+    shown = user.launch("status", record["run"]).stdout
     assert re.match(rf"job {job_id} ddp: Creating, created \S+ \S+ UTC, nodes=2\n", shown)
     running = {"phase": "Running", "log": {"worker-0": "epoch=1 loss=0.5\n", "worker-1": "hello\n"}}
     later = {"log": {"worker-0": "epoch=2 loss=0.25\nlast line without an end", "worker-1": "训练 bye\n"}}
@@ -176,6 +176,9 @@ def test_nothing_is_sent_unless_somebody_agrees(user, server, monkeypatch):
     assert len(server.test()["bodies"]) == before and user.records() == []
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     assert re.search(r"\[y/N\] job \S+$", user.submit().stdout, re.MULTILINE)
+    (user.folder / "file").touch()
+    monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "file" / "records"))
+    assert "cannot be written: Not a directory" in user.refused(), "what cannot be recorded is not sent"
     assert len(server.test()["bodies"]) == before + 1
 
 
@@ -205,9 +208,10 @@ def test_a_run_is_resumed_when_its_job_has_ended(user, server):
     job_id, _ = user.created()
     (record,) = user.records()
     url = record["outputs"]["train_url"]
-    server.test(job=job_id, phase="Running")
-    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes", "--resume_from", url)
-    assert f"job {job_id} is Running and writes there" in error
+    for phase in ("Running", "Abnormal"):  # an abnormal job may still write
+        server.test(job=job_id, phase=phase)
+        assert f"job {job_id} is {phase} and writes there" in user.refused("--resume_from", url)
+    assert user.launch("logs", job_id, "-f", "--interval=0.05", code=1).stderr == "job Abnormal\n"
     server.test(job=job_id, phase="Failed")
     user.submit("--yes", "--resume_from", url)
     again = next(each for each in user.records() if each["id"] != job_id)
@@ -217,21 +221,16 @@ def test_a_run_is_resumed_when_its_job_has_ended(user, server):
     # the service also has jobs that this machine did not submit
     for path in (user.folder / "records").glob("*.json"):
         path.unlink()
-    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes", "--resume_from", url)
+    error = user.refused("--resume_from", url)
     assert "ModelArts.2751" in error and user.records() == []
 
 
-@pytest.mark.parametrize("code", [401, 404])
-def test_a_refusal_is_one_line(user, server, code):
-    server.test(fault={"status": code, "times": 1, "message": f"no, {SECRET_KEY}\nand no"})
-    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
-    assert f"create training job: ModelArts.{code} no, *** and no (HTTP {code}, request id request-" in error
-    assert user.records() == []
-
-
-def test_wrong_keys_are_refused_by_their_signature(user, monkeypatch):
-    monkeypatch.setenv("HUAWEICLOUD_SDK_SK", "another-secret")
-    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+def test_a_refusal_is_one_line(user, server, monkeypatch):
+    server.test(fault={"status": 404, "times": 1, "message": f"no, {SECRET_KEY}\nand no"})
+    expected = "create training job: ModelArts.404 no, *** and no (HTTP 404, request id request-"
+    assert expected in user.refused() and user.records() == []
+    monkeypatch.setenv("HUAWEICLOUD_SDK_SK", "another-secret")  # the signature is wrong
+    error = user.refused()
     assert "HTTP 401" in error and "aksk signature" in error and "another-secret" not in error
 
 
@@ -251,7 +250,7 @@ def test_too_many_requests_and_faults_of_the_service_pass(user, server):
 def test_a_job_is_never_created_twice(user, server, kind):
     before = len(server.test()["bodies"])
     server.test(fault={"status": kind, "times": 1, "path": "training-jobs"})
-    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
+    error = user.refused()
     assert "whether it was created is not known: look for ddp in the console" in error
     assert len(server.test()["bodies"]) == before + (kind == "reset_after")
     (record,) = user.records()
@@ -259,25 +258,11 @@ def test_a_job_is_never_created_twice(user, server, kind):
     assert "it is not known whether job ddp was created" in user.fails("status", record["run"])
 
 
-def test_an_abnormal_job_may_still_write(user, server):
-    job_id = user.job()
-    (record,) = user.records()
-    server.test(job=job_id, phase="Running")
-    server.test(job=job_id, phase="Abnormal")
-    assert user.launch("logs", job_id, "-f", "--interval=0.05", code=1).stderr == "job Abnormal\n"
-    resume = ("--yes", "--resume_from", record["outputs"]["train_url"])
-    assert "is Abnormal and writes there" in user.fails(
-        "submit", "jobs/train_ddp.py", "--config", user.config, *resume
-    )
-
-
 def test_a_service_that_is_not_there(user, server, tmp_path):
     user.job()
     (path,) = (tmp_path / "records").glob("*.json")
     path.write_text(path.read_text().replace(server.endpoint, "http://127.0.0.1:9"))
-    error = finish(
-        user.start("status", path), code=2
-    ).stderr  # in a new process, the SDK logs as it does for a user
+    error = finish(user.start("status", path), code=2).stderr  # in a new process the SDK logs as for a user
     known = r"error: show training job details: no usable answer from 127.0.0.1:9 \(Conn[^\n]+\n"
     assert re.fullmatch(known, error), error
 
@@ -296,21 +281,12 @@ def test_a_bare_id_is_looked_for_by_the_environment(user, server, monkeypatch):
     assert "is not encrypted" in user.fails("status", job_id)
     monkeypatch.delenv("HUAWEICLOUD_SDK_PROJECT_ID")
     monkeypatch.setenv("MODELARTS_ENDPOINT", server.endpoint)
-    assert "the variable HUAWEICLOUD_SDK_PROJECT_ID" in user.fails("status", job_id)
+    assert "or HUAWEICLOUD_SDK_PROJECT_ID" in user.fails("status", job_id)
 
 
-def test_missing_keys_and_a_missing_sdk_are_one_line(user, tmp_path):
-    user.environment["HUAWEICLOUD_SDK_SK"] = ""
-    command = ("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
-    error = finish(user.start(*command), code=2).stderr
-    assert error == "error: no key of the account: set the variables HUAWEICLOUD_SDK_SK\n"
-    missing = "raise ImportError(name='huaweicloudsdkmodelarts')\n"
-    (tmp_path / "huaweicloudsdkmodelarts.py").write_text(missing)
-    user.environment["PYTHONPATH"] = str(tmp_path)
-    error = finish(user.start(*command), code=2).stderr
-    assert re.fullmatch(
-        r"error: the vendor's SDK cannot be imported [^\n]+: pip install huaweicloudsdkmodelarts\n", error
-    )
+def test_missing_keys_are_one_line(user, monkeypatch):
+    monkeypatch.setenv("HUAWEICLOUD_SDK_SK", "")
+    assert "no key of the account: set the variables HUAWEICLOUD_SDK_AK and HUAWEICLOUD" in user.refused()
     assert user.records() == []
 
 
@@ -326,10 +302,7 @@ def test_exit_codes_and_restarts_are_explained(user, server):
     records = [{"start_at": 1, "end_recover": "pod_reschedule", **fault}, {"start_at": 1700000100}]
     server.test(job=job_id, phase="Running", log={"worker-0": "\x1b]0;x\x07a\tb\n"})
     server.test(job=job_id, phase="Failed", status={"task_statuses": tasks, "running_records": records})
-    lines = user.launch(
-        "status",
-        job_id,
-    ).stdout.splitlines()
+    lines = user.launch("status", job_id).stdout.splitlines()
     assert lines[1:4] == [
         "task worker-1 exit_code=137: SIGKILL: killed, or out of memory; OOM Killed\\x1b[2J",
         "task worker-10 exit_code=139: SIGSEGV: segmentation fault",
@@ -343,8 +316,7 @@ def test_exit_codes_and_restarts_are_explained(user, server):
 
 
 def test_an_interrupted_command_leaves_the_job_running(user, server):
-    job_id = user.job()
-    server.test(job=job_id, phase="Running", log={"worker-0": "一\n二\nhalf", "worker-1": "x\n"})
+    job_id = user.job(phase="Running", log={"worker-0": "一\n二\nhalf", "worker-1": "x\n"})
     process = user.start("logs", job_id, "-f", "--interval=0.05")
     lines = [process.stdout.readline() for _ in range(3)]
     assert sorted(lines) == ["[0] 一\n", "[0] 二\n", "[1] x\n"]
@@ -357,10 +329,8 @@ def test_an_interrupted_command_leaves_the_job_running(user, server):
 
 
 def test_a_node_that_has_not_written_yet_is_waited_for(user, server):
-    job_id = user.job()
-    server.test(
-        job=job_id, phase="Pending", status={"tasks": ["worker-0", "worker-1"]}, log={"worker-1": "b\n"}
-    )
+    status = {"tasks": ["worker-0", "worker-1"]}
+    job_id = user.job(phase="Pending", status=status, log={"worker-1": "b\n"})
     assert user.launch("logs", job_id).stdout == "[1] b\n"
     end = {"phase": "Completed", "log": {"worker-0": "a\n"}}
     server.test(job=job_id, script=[(0.3, end)])
@@ -368,8 +338,7 @@ def test_a_node_that_has_not_written_yet_is_waited_for(user, server):
 
 
 def test_following_outlives_faults_of_the_service(user, server, monkeypatch):
-    job_id = user.job()
-    server.test(job=job_id, phase="Running", log={"worker-0": "first\n"})
+    job_id = user.job(phase="Running", log={"worker-0": "first\n"})
     process = user.start("logs", job_id, "-f", "--interval=0.05")
     assert process.stdout.readline() == "[0] first\n"
     for kind, times in (("reset", 12), (500, 1), (429, 1)):  # more than the SDK repeats
@@ -388,7 +357,9 @@ def test_following_outlives_faults_of_the_service(user, server, monkeypatch):
     assert time.monotonic() - began < 20 and "error: show training job details" in errors
 
 
-def test_missing_bytes_are_counted():
+def test_missing_bytes_are_counted_and_a_new_log_is_read_from_its_beginning():
+    _, place = lines_after(0, Preview("old 1\nold 2\n", 12, 12))
+    assert lines_after(place, Preview("new\n", 4, 4)) == (["[the log starts again]", "new"], 4)
     log = "".join(f"第{n}行\n" for n in range(100)).encode()
     window = log[-64:].decode(errors="ignore").encode()
     lines, place = lines_after(6, Preview(window.decode(), len(window), len(log)))
@@ -422,14 +393,8 @@ def test_no_line_is_lost_or_doubled_or_broken(step, sizes):
     assert lines_after(place, preview, last=True) == ([], place)
 
 
-def test_a_log_that_begins_anew_is_read_from_its_beginning():
-    _, place = lines_after(0, Preview("old 1\nold 2\n", 12, 12))
-    assert lines_after(place, Preview("new\n", 4, 4)) == (["[the log starts again]", "new"], 4)
-
-
 def test_stop_asks_and_says_what_is_stopped(user, server, monkeypatch):
-    job_id = user.job()
-    server.test(job=job_id, phase="Running")
+    job_id = user.job(phase="Running")
     monkeypatch.setattr(sys, "stdin", Terminal("\n"))
     shown = user.launch("stop", job_id, code=1).stdout
     assert re.match(rf"job {job_id} ddp: Running, created .+ UTC, nodes=2\n", shown)
@@ -444,8 +409,7 @@ def test_stop_asks_and_says_what_is_stopped(user, server, monkeypatch):
 
 
 def test_a_reader_that_leaves_is_no_error(user, server):
-    job_id = user.job()
-    server.test(job=job_id, phase="Running", log={"worker-0": "first\n" + "x\n" * 200_000})
+    job_id = user.job(phase="Running", log={"worker-0": "first\n" + "x\n" * 200_000})
     process = user.start("logs", job_id, "-f", "--interval=0.05", fresh=True)
     assert process.stdout.readline()
     process.stdout.close()
@@ -478,16 +442,8 @@ def test_a_host_that_is_not_the_vendor_s_is_named_before_it_is_asked(user, monke
         ("https://modelarts.example.com", False),
         ("http://127.0.0.1:9", True),
     ):
-        modelarts.connect(place, "p")
+        modelarts.ModelArts("", place, "p")
         assert (capsys.readouterr().err == "") == expected
     monkeypatch.setenv("MODELARTS_ENDPOINT", "https://modelarts.example.com/")
-    modelarts.connect("https://modelarts.example.com", "p")
+    modelarts.ModelArts("", "https://modelarts.example.com", "p")
     assert capsys.readouterr().err == ""
-
-
-def test_nothing_is_sent_that_could_not_be_recorded(user, server, monkeypatch):
-    before = len(server.test()["bodies"])
-    (user.folder / "file").touch()
-    monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "file" / "records"))
-    error = user.fails("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
-    assert "cannot be written: Not a directory" in error and len(server.test()["bodies"]) == before

@@ -139,9 +139,8 @@ def test_a_run_that_was_killed_and_one_that_was_not(runs, tmp_path):
         ends = [line for line in records(folder) if "val_acc" in line]
         assert page.row("Final figures", "validation accuracy")[place] == f"{ends[-1]['val_acc']:.2%}"
         columns, *rows = page.tables[f"Epochs of {folder.name}"]
-        assert [row[columns.index("val_loss")] for row in rows] == [
-            f"{each['val_loss']:.5g}" for each in ends
-        ]
+        losses = [row[columns.index("val_loss")] for row in rows]
+        assert losses == [f"{each['val_loss']:.5g}" for each in ends]
     marked = [attributes for tag, attributes in page.tags if attributes.get("class") == "mark"]
     assert len(marked) == 5  # loss, accuracy, images per second, learning rate, memory
 
@@ -229,7 +228,7 @@ def test_errors_are_one_line(tmp_path):
     (write_run(tmp_path / "odd", []) / "metrics.jsonl").unlink()
     (tmp_path / "odd" / "metrics.jsonl").mkdir()
     for arguments, words in [
-        ([tmp_path / "gone"], f"no run at {tmp_path / 'gone'}: not a folder"),
+        ([tmp_path / "gone"], f"no run at {tmp_path / 'gone'}: neither metrics.jsonl nor starts"),
         ([tmp_path / "empty"], f"no run at {tmp_path / 'empty'}: neither metrics.jsonl nor starts.jsonl"),
         ([tmp_path / "odd"], f"cannot read {tmp_path / 'odd' / 'metrics.jsonl'}: Is a directory"),
         ([good, f"{good}/"], f"{good}/ is named twice"),
@@ -281,9 +280,7 @@ def test_a_long_run_is_thinned(tmp_path):
 
 def test_other_figures_have_charts_too(tmp_path):
     """Other figures, such as the pairs and seconds of jobs/loader.py, also have charts."""
-    lines = [
-        {"epoch": number, "step": number * 9, "pairs": 96, "seconds": 1.5 / number} for number in (1, 2, 3)
-    ]
+    lines = [{"epoch": n, "step": n * 9, "pairs": 96, "seconds": 1.5 / n} for n in (1, 2, 3)]
     page = made(tmp_path, write_run(tmp_path / "run", lines))
     assert page.tables["Epochs of run"][1][:3] == ["1", "96", "1.5"]
     assert sum(tag == "svg" and attributes.get("role") == "img" for tag, attributes in page.tags) == 2
@@ -334,10 +331,6 @@ def chromium(tmp_path_factory):
     window.close()
 
 
-def faults_of_layout(chromium, width: int) -> list[str]:
-    return chromium.evaluate(f"{LAID_OUT}({width})")
-
-
 @needs_browser
 @pytest.mark.parametrize(("width", "dark"), [(360, False), (390, True), (1280, False)])
 def test_the_page_in_a_browser(chromium, runs, tmp_path, width, dark):
@@ -346,29 +339,21 @@ def test_the_page_in_a_browser(chromium, runs, tmp_path, width, dark):
     for line in exploded:
         if "loss" in line and line["step"] > 30:
             line["loss"] *= 10.0 ** (line["step"] - 30)
-    long = write_run(
-        tmp_path / ("a_rather_long_name_of_a_run_without_any_blank" * 3), some_lines(5000, epochs=200)
-    )
+    name = "a_rather_long_name_of_a_run_without_any_blank" * 3
+    long = write_run(tmp_path / name, some_lines(5000, epochs=200))
     starts = [a_start(0, 1.7e9), a_start(8, 1.7e9 + 12, lost={"step": 12, "time": 1.7e9 + 6})]
     others = [write_run(tmp_path / f"run{number}", some_lines(40), starts) for number in range(4)]
     made(tmp_path, *runs, long, write_run(tmp_path / "exploded", exploded), *others)
     chromium.open(f"file://{tmp_path}/page.html", width, 844, dark)
-    assert (
-        chromium.evaluate("[...document.querySelectorAll('details')].forEach(each => each.open = true)")
-        is None
-    )
-    assert faults_of_layout(chromium, width) == []
-    assert chromium.evaluate("getComputedStyle(document.body).backgroundColor") == (
-        "rgb(20, 23, 26)" if dark else "rgb(255, 255, 255)"
-    )
+    chromium.evaluate("[...document.querySelectorAll('details')].forEach(each => each.open = true)")
+    assert chromium.evaluate(f"{LAID_OUT}({width})") == []
+    background = chromium.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(20, 23, 26)" if dark else "rgb(255, 255, 255)")
     assert chromium.evaluate("document.querySelectorAll('figure > svg[role=img][aria-label]').length") >= 12
-    asked = [
-        each["request"]["url"] for method, each in chromium.events if method == "Network.requestWillBeSent"
-    ]
-    assert asked == [f"file://{tmp_path}/page.html"]
-    assert not [
-        each for each in chromium.events if each[0].startswith(("Log.", "Runtime.consoleAPI", "Runtime.exc"))
-    ]
+    asked = [each for method, each in chromium.events if method == "Network.requestWillBeSent"]
+    assert [each["request"]["url"] for each in asked] == [f"file://{tmp_path}/page.html"]
+    logged = ("Log.", "Runtime.consoleAPI", "Runtime.exc")
+    assert not [each for each in chromium.events if each[0].startswith(logged)]
 
 
 @needs_browser
@@ -388,8 +373,6 @@ def test_names_and_values_are_only_text(chromium, tmp_path):
     assert chromium.evaluate("document.title") == f"</title>{HOSTILE}"
     assert chromium.evaluate("document.querySelectorAll('script, img, b, [onload], [onerror]').length") == 0
     assert HOSTILE in chromium.evaluate("document.querySelector('h1').textContent")
-    assert chromium.evaluate("[...document.querySelectorAll('figcaption h3')].map(each => each.textContent)")[
-        4
-    ] == (HOSTILE)
-    assert faults_of_layout(chromium, 390) == []
+    assert chromium.evaluate("document.querySelectorAll('figcaption h3')[4].textContent") == HOSTILE
+    assert chromium.evaluate(f"{LAID_OUT}(390)") == []
     assert not [each for each in chromium.events if each[0].startswith(("Log.", "Page.javascriptDialog"))]

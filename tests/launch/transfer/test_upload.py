@@ -90,11 +90,7 @@ def keys(server, url) -> dict[str, bytes]:
 
 def sealed(files: dict[str, bytes], name="train", job="jobs/train.py") -> dict:
     """Return a manifest as `pack` writes it."""
-    entries = [
-        {"path": path, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for path, content in sorted(files.items())
-    ]
-    return manifests.make(name, entries, job)
+    return manifests.describe(name, files, job)
 
 
 def put(server, url, files: dict[str, bytes]) -> None:
@@ -173,7 +169,7 @@ def test_what_cannot_be_uploaded(server, url, tmp_path, launch):
         (data, "s3://nothing/x", "s3://nothing/x: no such bucket"),
         (tmp_path / "none", url, "contains no files"),
         (folder_of(tmp_path / "other", {"manifest.json": b"{}"}), url, "not a manifest that `pack` made"),
-        (link, url, "a link to a folder"),
+        (link, url, "neither a regular file nor a folder"),
         (folder_of(tmp_path / "line", {"a\nb": b""}), url, "control character"),
     ):
         assert words in launch("upload", folder, "--to", to, code=2).stderr
