@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -63,10 +64,9 @@ def right(folder: KSpeedFolder, paths) -> bool:
     return folder.getbatch(paths) == [Path(path).read_bytes() for path in paths]
 
 
-def counts(folder: KSpeedFolder) -> dict[str, int]:
+def counts(folder: KSpeedFolder) -> Counter[str]:
     """Return the counts of this process's reads from a server, of all splits."""
-    each = [store.cache.counts for store in folder._stores]
-    return {name: sum(counts[name] for counts in each) for name in each[0]}
+    return sum((store.cache.counts for store in folder._stores), Counter())
 
 
 def is_packed(folder: KSpeedFolder) -> bool:
