@@ -37,7 +37,7 @@ class Local:
         log: Callable[[str], None],
         form: str = "decoded",
     ):
-        self.store, self._lease, reasons = None, None, []
+        self.store, self._opened, reasons = None, contextlib.ExitStack(), []
         for place in PLACES:
             folder = os.path.join(place, f"bootfile-{os.getuid()}")
             path = pack.place(folder, index, form)
@@ -45,10 +45,11 @@ class Local:
                 if not os.access(place, os.W_OK):
                     raise BadInput(f"0.00 GB are free in {place}")
                 _make(folder)
-                self._lease = pack_lease.Lease(path)
+                self._opened.enter_context(pack_lease.leased(path))
                 pack_lease.sweep(folder)
                 room = functools.partial(_free, place)
                 self.store = pack.build(index, path, form, room=room)
+                self._opened.callback(self.store.close)
                 if mode == "offline":
                     pack_lease.keep(path)
                 return
@@ -59,11 +60,7 @@ class Local:
         log(f"no pack of {needed / 1e9:.2f} GB on the node: {'; '.join(reasons)}")
 
     def close(self) -> None:
-        if self.store:
-            self.store.close()
-        if self._lease:
-            self._lease.release()
-            self._lease = None
+        self._opened.close()
 
 
 def _make(folder: str) -> None:
