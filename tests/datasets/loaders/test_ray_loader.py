@@ -223,7 +223,7 @@ def test_the_engine_delivers_what_threads_deliver_and_names_an_unreadable_image(
     def plan():
         return Plan(index, BatchSampler(len(index), 100, 5), random_resized_crop, 48)
 
-    made, path = [], Path(index.path(3))
+    made, path = [], Path(index.path(int(next(iter(plan())).ids[0])))
     for backend in ("threads", "ray"):
         with backends.build(backend, FileStore(index), plan(), torch.device("cpu"), 2) as loader:
             loader.seek(len(loader) + 1)
