@@ -13,9 +13,10 @@ from common.ground.exits import BadInput
 from common.platform import platforms
 from common.platform.platforms import available_cores
 from datasets.loaders.engines.dali import Dali, missing
-from datasets.loaders.engines.processes import Processes
+from datasets.loaders.engines.processes import Crops
 from datasets.loaders.engines.synthetic import Synthetic
 from datasets.loaders.engines.threads import Threads
+from datasets.loaders.engines.workers import WorkerEngine, Workers
 from datasets.loaders.loader import Engine, Loader
 from datasets.loaders.ray.pool import RAY
 from datasets.sampling.sampler import Plan
@@ -66,7 +67,7 @@ def build(
     """
     pinned = delivery.get("pinned", True)
     loader = Loader(engine(backend, store, device, workers, antialias, pinned), plan, device, **delivery)
-    loader.backend = backend
+    loader.backend, loader.store = backend, store
     return loader
 
 
@@ -95,11 +96,12 @@ def engine(
     if backend == "dali":
         return Dali(store, workers, None, antialias)
     if backend == "ray":
-        from datasets.loaders.ray.engine import FolderCutter, RayEngine
+        from datasets.loaders.ray.engine import CPUS, FolderCutter, RayWorkers
 
-        return RayEngine(FolderCutter(store, antialias), workers)
-    kind = Threads if backend == "threads" else Processes
-    return kind(store, workers, pinned, antialias)
+        return WorkerEngine(RayWorkers(workers, cpus=CPUS), FolderCutter(store, antialias))
+    if backend == "pytorch":
+        return WorkerEngine(Workers(workers, pinned), Crops(store, antialias))
+    return Threads(store, workers, pinned, antialias)
 
 
 def cores() -> int:

@@ -124,24 +124,16 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
         train, val = (SyntheticIndex(count, split) for split, count in counts.items())
         return train, val
 
-    def load(split: str, classes: tuple[str, ...] | None, least: int = 1):
-        return image_folder.load(
-            folder,
-            split,
-            cache,
-            args.max_bad_images,
-            classes,
-            log.info,
-            args.val_share,
-            args.scan,
-            least,
-        )
-
+    options = {
+        "cache": cache, "max_bad": args.max_bad_images, "log": log.info, "val_share": args.val_share,
+        "scan": args.scan,
+    }  # fmt: skip
+    load: Any = functools.partial(image_folder.load, folder, **options)
     if args.evaluate:
-        index = load("val", _class_names(args, folder))
+        index = load("val", classes=_class_names(args, folder))
         return index, index
-    train_index = load("train", None, args.batch_size)
-    return train_index, train_index if args.training_only else load("val", train_index.classes)
+    train_index = load("train", least=args.batch_size)
+    return train_index, train_index if args.training_only else load("val", classes=train_index.classes)
 
 
 def open_loaders(
@@ -178,12 +170,12 @@ def open_loaders(
         backend = ranks.broadcast_object(_last_backend(args, device) if ranks.is_first() else "")
         if backend:
             log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
-    if backend in ("", "auto"):
-        rates: dict[str, float] = {}
-        if ranks.is_first():
-            rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
-        backend = ranks.broadcast_object(max(rates, key=lambda name: rates[name], default=""))
-        log.info(f"data_backend auto: {backend} of {measure.text(rates)}")
+        else:
+            rates: dict[str, float] = {}
+            if ranks.is_first():
+                rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
+            backend = ranks.broadcast_object(max(rates, key=lambda name: rates[name], default=""))
+            log.info(f"data_backend auto: {backend} of {measure.text(rates)}")
     train_loader = backends.build(backend, train_store, train_plan, device, args.workers, args.antialias)
     val_loader = backends.build(backend, val_store, val_plan, device, args.workers, args.antialias)
     for loader in (train_loader, val_loader):

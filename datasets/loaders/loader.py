@@ -11,15 +11,15 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from common.ground.exits import BadInput
-from datasets.loaders import replay
+from datasets.loaders import pixels, replay
 from datasets.sampling import generators
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import Batch, Plan
 
 Images = Generator[tuple[Batch, torch.Tensor], None, None]  # yielded by Engine.run()
-Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # of (images, labels)
 _KEPT = 4  # batches whose memory is reused
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
 
@@ -47,14 +47,34 @@ _OURS = _references([np.empty(0)])[0]  # count for an array that only the list r
 
 
 class Copy(NamedTuple):
-    """A batch that is on its way to the device. ready: None on the CPU."""
+    """A batch that is on its way to the device: tensors, or nested tensors. ready: None on the CPU."""
 
-    images: torch.Tensor
-    labels: torch.Tensor
+    images: Any
+    labels: Any
     ready: torch.cuda.Event | None = None
 
 
-class ToDevice:
+class Stage:
+    """The last stage of a loader, which moves batches to the device on a separate stream."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def end(self, copy: Copy) -> tuple[Any, Any]:
+        """Return (images, labels) for use on the caller's stream."""
+        if copy.ready:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copy.ready)
+            # their memory is not reused while the caller's stream reads them
+            tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), copy[:2])
+        return copy.images, copy.labels
+
+    def wait(self) -> None:
+        """Wait until the memory of the last images given to begin() may be overwritten."""
+
+
+class ToDevice(Stage):
     """A stage: images uint8 [n, C, H, W] -> `dtype` [n, C, H, W], channels_last, (pixel / 255 - mean) / std.
 
     dtype: default torch.get_default_dtype(). The error of float16 is up to 4e-3.
@@ -71,27 +91,24 @@ class ToDevice:
         dtype: torch.dtype | None = None,
         pinned: bool = True,
     ):
-        self.device, self.dtype, self.pinned = device, dtype or torch.get_default_dtype(), pinned
+        super().__init__(device)
+        self.dtype, self.pinned = dtype or torch.get_default_dtype(), pinned
         # these copies block the host, because another stream reads them: that of the batches
         shift, scale = 255 * torch.tensor(mean), 1 / (255 * torch.tensor(std))
-        self._shift, self._scale = (
-            each.to(self.dtype).view(1, -1, 1, 1).to(device) for each in (shift, scale)
-        )
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._shift, self._scale = (each.to(device, self.dtype).view(1, -1, 1, 1) for each in (shift, scale))
         self._copied: torch.cuda.Event | None = None
         self._results: list[np.ndarray] = []
         self._numpy = torch.empty(0, dtype=self.dtype).numpy().dtype
-        self._row: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # width -> shift, scale [width * C]
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.end(self.move(images, labels))
 
-    def begin(self, batch: Batch, images: torch.Tensor, change: Change | None = None) -> Copy:
+    def begin(self, batch: Batch, images: torch.Tensor, change: pixels.Change | None = None) -> Copy:
         """Start moving a batch with its images [n, H, W, C] to the device, as move() does."""
         labels = torch.tensor(batch.labels)  # a copy: the caller may change it
         return self.move(images.permute(0, 3, 1, 2), labels, change)
 
-    def move(self, images: torch.Tensor, labels: torch.Tensor, change: Change | None = None) -> Copy:
+    def move(self, images: torch.Tensor, labels: torch.Tensor, change: pixels.Change | None = None) -> Copy:
         """Start moving images and labels to the device. The images must not change until wait() returns.
 
         change: applied on the device before the images are normalised.
@@ -117,21 +134,11 @@ class ToDevice:
                 self._copied = ready
         return Copy(images, labels, ready)
 
-    def end(self, copy: Copy) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (images, labels) for use on the caller's stream."""
-        if copy.ready:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(copy.ready)
-            copy.images.record_stream(current)  # not reused while the caller's stream reads them
-            copy.labels.record_stream(current)
-        return copy.images, copy.labels
-
     def to_pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Return the uint8 images [n, C, H, W] that were normalised to `images`."""
         return (images / self._scale + self._shift).round().clamp(0, 255).to(torch.uint8)
 
     def wait(self) -> None:
-        """Wait until the memory of the last images given to move() may be overwritten."""
         if self._copied:
             self._copied.synchronize()
             self._copied = None
@@ -152,9 +159,7 @@ class ToDevice:
         if not rows.is_contiguous() or not len(rows):
             return self._normalised(images)
         *_, width, channels = rows.shape
-        if width not in self._row:
-            self._row[width] = self._shift.flatten().repeat(width), self._scale.flatten().repeat(width)
-        shift, scale = self._row[width]
+        shift, scale = self._shift.flatten().repeat(width), self._scale.flatten().repeat(width)
         result = torch.from_numpy(self._memory(rows.shape))
         numbers = result.view(-1, width * channels)
         numbers.copy_(rows.view(-1, width * channels)).sub_(shift).mul_(scale)
@@ -214,8 +219,9 @@ class Loader:
         self._mean, self.step = mean, 0
         self.generators: list[generators.Generator] = []
         self.effects: Any = None
-        self.backend = ""  # the name of the engine in datasets/loaders/backends.py, if it has one
-        self.transform: Change | None = None
+        self.backend = ""  # the name of the engine, set by backends.build()
+        self.store: Any = None  # from which the engine reads, set by backends.build()
+        self.transform: pixels.Change | None = None
         self._ahead = 1 if device.type == "cuda" else 0  # on the CPU a batch ahead would only use memory
 
     def seek(self, step: int) -> None:
@@ -378,11 +384,11 @@ class Loader:
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, images in batches:
                 try:
+                    change: list[pixels.Change] = []
                     if self.effects or self.transform:
-                        batch, change = self._plan_change(batch)
-                        begun.append((batch, self.to_device.begin(batch, images, change)))
-                    else:
-                        begun.append((batch, self.to_device.begin(batch, images)))
+                        own = self.effects, self.transform, self._mean
+                        batch, *change = pixels.plan_change(self.plan, batch, *own)
+                    begun.append((batch, self.to_device.begin(batch, images, *change)))
                     del images
                     if len(begun) > self._ahead:
                         yield begun.popleft()
@@ -391,11 +397,6 @@ class Loader:
                         self.to_device.wait()
             while begun:
                 yield begun.popleft()
-
-    def _plan_change(self, batch: Batch) -> tuple[Batch, Change]:
-        from datasets.loaders import pixels  # only needed with effects or a transform
-
-        return pixels.plan_change(self.plan, batch, self.effects, self.transform, self._mean)
 
     def close(self) -> None:
         """End the engine's threads and processes."""

@@ -5,7 +5,6 @@ import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 
@@ -103,9 +102,8 @@ def advice(loader: Loader, waited: float, seconds: float, args: argparse.Namespa
     if seconds < _SHORT:
         return f"{said}; backends are compared after {_SHORT:g} s of training or more"
     try:
-        engine: Any = loader.engine
         device = loader.to_device.device
-        measured = rates(engine.store, loader.plan, device, args.workers, antialias=args.antialias)
+        measured = rates(loader.store, loader.plan, device, args.workers, antialias=args.antialias)
     except Exception as error:  # the training has ended and is saved: the job must not fail now
         return f"{said}; the backends could not be measured: {error}"
     if backend not in measured:

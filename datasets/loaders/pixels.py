@@ -8,15 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from datasets.sampling.effects import (
-    MIXUP,
-    ONE,
-    OPERATIONS,
-    STRONGEST,
-    Drawn,
-    Effects,
-    draw_effects,
-)
+from datasets.sampling.effects import MIXUP, ONE, OPERATIONS, STRONGEST, Drawn, Effects, draw_effects
 from datasets.sampling.generators import seed_all
 from datasets.sampling.philox import Operation, draw
 from datasets.sampling.sampler import Batch, Plan, rows
@@ -25,18 +17,12 @@ Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor
 
 _GREY = (19595, 38470, 7471)  # ITU-R BT.601, in 1 / ONE
 _IMAGES_PER_CHUNK = 4  # an even number
-_BITS, _SHIFT = (
-    ONE.bit_length() - 1,
-    32,
-)  # of a factor's fraction; TrivialAugment's largest translation in pixels
+_BITS = ONE.bit_length() - 1  # of a factor's fraction
+_SHIFT = 32  # pixels, TrivialAugment's largest translation
 
 
 def plan_change(
-    plan: Plan,
-    batch: Batch,
-    effects: Effects | None,
-    transform: Change | None,
-    mean: tuple[float, ...],
+    plan: Plan, batch: Batch, effects: Effects | None, transform: Change | None, mean: tuple[float, ...]
 ) -> tuple[Batch, Change]:
     """Return the batch, with the parameters of its effects in `crops`, and the function that changes its
     images and labels: `transform`, then the effects."""
@@ -69,16 +55,12 @@ def apply(
     float [n, classes] if images are mixed. mean: of pixels / 255, the colour of erased boxes.
     """
     if not images.is_cuda and len(images) > _IMAGES_PER_CHUNK:  # few images fit into the CPU's cache
-        parts = [
-            slice(first, first + _IMAGES_PER_CHUNK) for first in range(0, len(images), _IMAGES_PER_CHUNK)
-        ]
-        found = [
-            apply(
-                effects, Drawn(*rows(drawn, part.start, part.stop)), images[part], labels[part], classes, mean
-            )
-            for part in parts
-        ]
-        changed, targets = (torch.cat(each) for each in zip(*found, strict=True))
+        parts = []
+        for first in range(0, len(images), _IMAGES_PER_CHUNK):
+            last = first + _IMAGES_PER_CHUNK
+            own = Drawn(*rows(drawn, first, last))
+            parts.append(apply(effects, own, images[first:last], labels[first:last], classes, mean))
+        changed, targets = map(torch.cat, zip(*parts, strict=True))
         return changed, targets
     if effects.trivial_augment:
         images = _trivial_augment(drawn, images)
@@ -89,12 +71,7 @@ def apply(
         images = _contrast(images, on_device["contrast"])
         images = _saturation(images, on_device["saturation"])
     if effects.random_erasing:
-        box = (
-            on_device["erase_top"],
-            on_device["erase_left"],
-            on_device["erase_height"],
-            on_device["erase_width"],
-        )
+        box = (on_device[f"erase_{side}"] for side in ("top", "left", "height", "width"))
         fill = _send(torch.tensor(mean).mul(255).round().to(torch.uint8), images.device)
         images = torch.where(_inside(images, *box), fill.view(1, -1, 1, 1), images)
     if effects.mixup or effects.cutmix:
@@ -122,11 +99,7 @@ def _mix(
 
 
 def _inside(
-    images: torch.Tensor,
-    top: torch.Tensor,
-    left: torch.Tensor,
-    height: torch.Tensor,
-    width: torch.Tensor,
+    images: torch.Tensor, top: torch.Tensor, left: torch.Tensor, height: torch.Tensor, width: torch.Tensor
 ) -> torch.Tensor:
     """Return which pixels are in the box of each image: bool [n, 1, H, W]."""
     rows = torch.arange(images.shape[2], device=images.device).view(1, 1, -1, 1)

@@ -34,26 +34,17 @@ class Sample(NamedTuple):
         return bytes(self.content)
 
 
-def make(
-    files: Any, id: int, form: str, short_side: int = SHORT_SIDE, scratch: np.ndarray | None = None
-) -> Sample:
+def make(files: Any, id: int, form: str) -> Sample:
     """Return the sample made from its file. files: a FileStore. Raises BadInput as files.content() does."""
-    return convert(files.index, id, files.content(id), form, short_side, scratch)
+    return convert(files.index, id, files.content(id), form)
 
 
-def convert(
-    index: Any,
-    id: int,
-    content: bytes,
-    form: str,
-    short_side: int = SHORT_SIDE,
-    scratch: np.ndarray | None = None,
-) -> Sample:
+def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray | None = None) -> Sample:
     """Return the sample made from the bytes of its file.
 
     scratch: uint8 memory for the decoded image. Raises BadInput if it cannot be decoded.
     """
-    height, width, _ = size(index, id, form, short_side)
+    height, width, _ = map(int, sizes(index, id, form))
     if form == "encoded":
         return Sample(height, width, content)
     try:
@@ -96,24 +87,12 @@ def label(form: str, short_side: int = SHORT_SIDE) -> str:
     return form if form == "encoded" else f"{form}{short_side}"
 
 
-def sizes(
-    index: Any, ids: np.ndarray | slice, form: str, short_side: int = SHORT_SIDE
-) -> tuple[np.ndarray, ...]:
-    """Return the (heights, widths, bytes) of samples, int64 [n] each. The bytes of a JPEG are 0: unknown."""
+def sizes(index: Any, ids: np.ndarray | slice | int, form: str) -> tuple[np.ndarray, ...]:
+    """Return the (heights, widths, bytes) of samples, int64 [n] each, or [] of one sample. The bytes of a
+    JPEG are 0: unknown."""
     heights, widths = (np.asarray(column[ids], dtype=np.int64) for column in (index.heights, index.widths))
     if form == "encoded":
         return heights, widths, np.asarray(index.bytes[ids], dtype=np.int64)
-    scale = np.minimum(1.0, short_side / np.minimum(heights, widths))
+    scale = np.minimum(1.0, SHORT_SIDE / np.minimum(heights, widths))
     heights, widths = (np.rint(side * scale).astype(np.int64) for side in (heights, widths))
     return heights, widths, 3 * heights * widths * (form in SIZED)
-
-
-def size(index: Any, id: int, form: str, short_side: int = SHORT_SIDE) -> tuple[int, int, int]:
-    """Return the sizes() of one sample, at a tenth of the cost of an array of length 1."""
-    height, width = int(index.heights[id]), int(index.widths[id])
-    if form == "encoded":
-        return height, width, int(index.bytes[id])
-    scale = short_side / min(height, width)
-    if scale < 1:
-        height, width = round(height * scale), round(width * scale)
-    return height, width, 3 * height * width * (form in SIZED)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.ground.exits import BadInput, import_optional
-from datasets.stores import forms, pack, pack_lease
-from datasets.stores.store import Store
+from datasets.stores import pack, pack_lease
 
 psutil = import_optional("psutil", "packs in memory need psutil")
 
@@ -28,8 +27,7 @@ class Local:
     mode: "active": the last process that uses the pack deletes it, and the next job uses or deletes the pack
         of a killed job; "offline": the pack stays.
     log: called with one line of text.
-    source, form: as in pack.build().
-    places: the folders to try (default: PLACES).
+    form: as in pack.build().
     """
 
     def __init__(
@@ -37,37 +35,32 @@ class Local:
         index: Any,
         mode: str,
         log: Callable[[str], None],
-        source: Store | None = None,
-        places: tuple[str, ...] | None = None,
         form: str = "decoded",
     ):
-        self.store, self._lease, reasons = None, None, []
-        for place in places or PLACES:
+        self.store, self._opened, reasons = None, contextlib.ExitStack(), []
+        for place in PLACES:
             folder = os.path.join(place, f"bootfile-{os.getuid()}")
             path = pack.place(folder, index, form)
             try:
                 if not os.access(place, os.W_OK):
                     raise BadInput(f"0.00 GB are free in {place}")
                 _make(folder)
-                self._lease = pack_lease.Lease(path)
+                self._opened.enter_context(pack_lease.leased(path))
                 pack_lease.sweep(folder)
                 room = functools.partial(_free, place)
-                self.store = pack.build(index, path, form, source=source, room=room, named=False)
+                self.store = pack.build(index, path, form, room=room)
+                self._opened.callback(self.store.close)
                 if mode == "offline":
                     pack_lease.keep(path)
                 return
             except (BadInput, OSError) as error:
                 reasons.append(str(error))
                 self.close()
-        needed = pack.size_of(index, form, forms.SHORT_SIDE)
+        needed = pack.size_of(index, form)
         log(f"no pack of {needed / 1e9:.2f} GB on the node: {'; '.join(reasons)}")
 
     def close(self) -> None:
-        if self.store:
-            self.store.close()
-        if self._lease:
-            self._lease.release()
-            self._lease = None
+        self._opened.close()
 
 
 def _make(folder: str) -> None:

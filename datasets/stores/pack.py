@@ -7,17 +7,15 @@ any length. Arrow files are mapped without a copy. Unlike LMDB files, they can b
 fork. Both are as fast as a plain mapped file (tests/benchmarks/README.md, "Negative results").
 """
 
-import collections
 import concurrent.futures
 import contextlib
-import functools
 import itertools
 import json
 import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -27,8 +25,9 @@ from common.ground.files import locked, open_atomic, opener, sweep, write_atomic
 from common.platform.platforms import available_cores
 from datasets.folders.listing import progress
 from datasets.stores import forms, pack_lease
+from datasets.stores.ahead import work_ahead
 from datasets.stores.files import FileStore
-from datasets.stores.forms import FORMS, QUALITY, SHORT_SIDE, Sample
+from datasets.stores.forms import FORMS, QUALITY, Sample
 from datasets.stores.store import Store
 
 META = "meta.json"
@@ -57,7 +56,7 @@ class PackStore(Store):
             raise BadInput(f"{path} is not a finished pack of version {_VERSION}: build it again")
         if found := damage(path, self.meta):
             raise BadInput(f"the pack {path} is damaged: {found}; delete it, and build it again")
-        self.form, self.short_side = self.meta["form"], self.meta["short_side"] or SHORT_SIDE
+        self.form = self.meta["form"]
         if self.meta["fingerprint"] != index.fingerprint:
             raise BadInput(
                 f"the pack {path} holds another data set: its fingerprint is {self.meta['fingerprint']}, "
@@ -86,7 +85,7 @@ class PackStore(Store):
             height, width, checksum, content = self._sample(id)
             if self._checked[id]:
                 return Sample(height, width, content)
-            rows, columns, length = forms.size(self.index, id, self.form, self.short_side)
+            rows, columns, length = map(int, forms.sizes(self.index, id, self.form))
             length = length or max(1, len(content))  # of a JPEG it is not known
             if (height, width, len(content)) == (rows, columns, length) and zlib.crc32(content) == checksum:
                 self._checked[id] = 1
@@ -101,8 +100,7 @@ class PackStore(Store):
                 file=sys.stderr,
                 flush=True,
             )
-        files = FileStore(self.index, verified=True)
-        return forms.make(files, id, self.form, self.short_side)
+        return forms.make(FileStore(self.index, verified=True), id, self.form)
 
     def _sample(self, id: int) -> tuple[int, int, int, Any]:
         """Return (height, width, crc32, content: uint8 [bytes])."""
@@ -118,19 +116,17 @@ def build(
     index: Any,
     path: str,
     form: str = "decoded",
-    short_side: int = SHORT_SIDE,
     threads: int | None = None,
     source: Store | None = None,
     room: Callable[[], int] | None = None,
-    named: bool = True,
 ) -> PackStore:
     """Return the pack in the folder `path`. Build it if it is missing or holds another data set or form.
 
-    form: of datasets/stores/forms.py. short_side: pixels to which "decoded" and "jpeg" scale images down.
+    form: of datasets/stores/forms.py.
     threads: that read and decode (default: 2 per core).
     source: a Tiers of decoded samples to make "decoded" or "jpeg" from (default: the files).
-    room: returns the bytes that the pack may still take (default: the free bytes of the disk).
-    named: the user named the path, so the pack stays.
+    room: returns the bytes that the pack may still take, if a job makes it for itself. None: the free bytes
+        of the disk, and the pack stays, because the user has named its path.
 
     An interrupted build is continued, and damaged parts are built again. Of several processes one builds and
     the others wait. Raises BadInput with the sizes if there is not enough room.
@@ -138,7 +134,7 @@ def build(
     if form not in FORMS:
         raise BadInput(f"form {form!r}: expected one of {', '.join(FORMS)}")
     wanted = {"version": _VERSION, "fingerprint": index.fingerprint, "form": form, "count": len(index)}
-    wanted["short_side"] = 0 if form == "encoded" else short_side
+    wanted["short_side"] = 0 if form == "encoded" else forms.SHORT_SIDE
     if form == "jpeg":
         wanted["quality"] = QUALITY
     try:
@@ -151,7 +147,7 @@ def build(
         fault = damage(path, described(path))
         remedy = f"; the pack there is damaged ({fault}): delete it, or name another folder" if fault else ""
         raise BadInput(f"cannot write the pack {path}: {error.strerror or error}{remedy}") from error
-    if named:
+    if room is None:
         pack_lease.keep_if_leased(path)
     return PackStore(path, index)
 
@@ -174,15 +170,15 @@ def damage(path: str, meta: dict) -> str | None:
     return None
 
 
-def place(folder: str, index: Any, form: str = "decoded", short_side: int = SHORT_SIDE) -> str:
-    """Return the path of a pack in a folder of packs. It differs for each data set, form and short side."""
-    kind = "" if (form, short_side) == ("decoded", SHORT_SIDE) else f"-{forms.label(form, short_side)}"
+def place(folder: str, index: Any, form: str = "decoded") -> str:
+    """Return the path of a pack in a folder of packs. It differs for each data set and form."""
+    kind = "" if form == "decoded" else f"-{forms.label(form)}"
     return os.path.join(folder, f"{index.split}-{index.fingerprint[:12]}{kind}.pack")
 
 
-def size_of(index: Any, form: str, short_side: int) -> int:
+def size_of(index: Any, form: str) -> int:
     """Return the approximate size of a pack in bytes. JPEGs are taken to have 3 bits per pixel."""
-    heights, widths, lengths = forms.sizes(index, slice(None), form, short_side)
+    heights, widths, lengths = forms.sizes(index, slice(None), form)
     return int(lengths.sum() if form in forms.SIZED else (heights * widths * 3 // 8).sum())
 
 
@@ -197,7 +193,7 @@ def _fill(
     count, meta = -(-len(index) // SAMPLES_PER_FILE), described(path)
     same = meta == meta | wanted
     missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
-    size = size_of(index, wanted["form"], wanted["short_side"]) / max(1, count)
+    size = size_of(index, wanted["form"]) / max(1, count)
 
     def check_room(parts: int) -> None:
         free = room() if room else shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
@@ -215,27 +211,26 @@ def _fill(
     _write_meta(path, wanted | {"whole": False})
     done = min(len(index), (count - len(missing)) * SAMPLES_PER_FILE)
     bar = progress(len(index), f"packing {index.split}", done)
-    make = functools.partial(
-        forms.make, FileStore(index, verified=True), form=wanted["form"], short_side=wanted["short_side"]
-    )
+    files, form = FileStore(index, verified=True), wanted["form"]
 
-    def copy(id: int, content: bytes | np.ndarray) -> Sample:
-        assert source
-        return forms.from_pixels(source.decode(id, content), wanted["form"])
+    def make(id: int, content: Any) -> tuple[Sample, int]:
+        if source:
+            sample = forms.from_pixels(source.decode(id, content), form)
+        else:
+            sample = forms.make(files, id, form)
+        return sample, zlib.crc32(sample.content)
 
     def begin(ids: range) -> list[concurrent.futures.Future]:
-        if source:
-            contents = source.read(np.array(ids))
-            return [pool.submit(_checked, copy, *each) for each in zip(ids, contents, strict=True)]
-        return [pool.submit(_checked, make, id) for id in ids]
+        contents = source.read(np.array(ids)) if source else ids
+        return [pool.submit(make, *each) for each in zip(ids, contents, strict=True)]
 
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
-        made = _made(begin, [batch for part in missing for batch in _batches(part, len(index))])
-        with contextlib.closing(made):
+        batches = [batch for part in missing for batch in _batches(part, len(index))]
+        with contextlib.closing(work_ahead(batches, begin, _AHEAD)) as made:
             for done, part in enumerate(missing):
                 check_room(len(missing) - done)  # other processes may fill the disk or memory
-                batches = itertools.islice(made, len(_batches(part, len(index))))
-                _write(_part(path, part), batches, bar.update)
+                own = itertools.islice(made, len(_batches(part, len(index))))
+                _write(_part(path, part), (samples for _, samples in own), bar.update)
     sizes = [os.path.getsize(_part(path, part)) for part in range(count)]
     _write_meta(path, wanted | {"whole": True, "sizes": sizes})
 
@@ -244,29 +239,6 @@ def _batches(part: int, count: int) -> list[range]:
     """Return the ids of each record batch of a part. count: samples of the pack."""
     last = min((part + 1) * SAMPLES_PER_FILE, count)
     return [range(first, min(first + _BATCH, last)) for first in range(part * SAMPLES_PER_FILE, last, _BATCH)]
-
-
-def _checked(make: Callable[..., Sample], *arguments: Any) -> tuple[Sample, int]:
-    """Return a sample and the CRC-32 of its content."""
-    sample = make(*arguments)
-    return sample, zlib.crc32(sample.content)
-
-
-def _made(
-    begin: Callable[[range], list[concurrent.futures.Future]], batches: list[range]
-) -> Generator[list[tuple[Sample, int]], None, None]:
-    """Yield the samples of each batch. The next _AHEAD batches have begun before one is yielded."""
-    waiting: collections.deque[list[concurrent.futures.Future]] = collections.deque()
-    try:
-        for batch in batches:
-            waiting.append(begin(batch))
-            if len(waiting) > _AHEAD:
-                yield [task.result() for task in waiting.popleft()]
-        while waiting:
-            yield [task.result() for task in waiting.popleft()]
-    finally:
-        for task in itertools.chain.from_iterable(waiting):
-            task.cancel()
 
 
 def _is_part(path: str, number: int, count: int) -> bool:
@@ -329,16 +301,12 @@ def described(path: str) -> dict:
         with open(os.path.join(path, META), encoding="utf-8", opener=opener) as file:
             meta = json.loads(file.read(2**26))
         sizes = meta["sizes"] if meta["whole"] else []
+        numbers = [meta["version"], meta["count"], meta["short_side"], *sizes]
         usable = (
             isinstance(meta["fingerprint"], str)
             and meta["form"] in FORMS
             and isinstance(meta["whole"], bool)
-            and all(
-                type(meta[name]) is int and 0 <= meta[name] <= _MOST
-                for name in ("version", "count", "short_side")
-            )
-            and isinstance(sizes, list)
-            and all(type(size) is int for size in sizes)
+            and all(type(number) is int and 0 <= number <= _MOST for number in numbers)
             and (not meta["whole"] or len(sizes) == -(-meta["count"] // SAMPLES_PER_FILE))
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

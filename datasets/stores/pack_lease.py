@@ -18,22 +18,20 @@ from common.ground.files import locked
 _STAYS = "stays"
 
 
-class Lease:
-    """The use of the pack at `path`, which need not exist yet, by this process. Raises OSError.
+@contextlib.contextmanager
+def leased(path: str) -> Iterator[None]:
+    """Use the pack at `path`, which need not exist yet, until the block ends. Raises OSError.
 
-    A pack that exists without a lease file is kept, for example one of `cache preload`.
+    The last process to end its use deletes the pack, unless it is kept. A pack that exists without a lease
+    file is kept, for example one of `cache preload`.
     """
-
-    def __init__(self, path: str):
-        self.path, self._lock = path, contextlib.ExitStack()
-        if os.path.isdir(path) and not os.path.exists(f"{path}.lease"):
-            keep(path)
-        self._lock.enter_context(locked(f"{path}.lease", shared=True))  # waits while the pack is deleted
-
-    def release(self) -> None:
-        """End the use. The last process to end it deletes the pack, unless the pack is kept."""
-        self._lock.close()
-        _delete_unused(self.path)
+    if os.path.isdir(path) and not os.path.exists(f"{path}.lease"):
+        keep(path)
+    try:
+        with locked(f"{path}.lease", shared=True):  # waits while the pack is deleted
+            yield
+    finally:
+        _delete_unused(path)
 
 
 def keep(path: str) -> None:

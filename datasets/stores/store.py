@@ -1,26 +1,22 @@
 """The interface of a store of samples, which the engines use."""
 
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from datasets.folders import boxes, images
-from datasets.stores.forms import SHORT_SIDE, cannot_decode
+from datasets.stores.forms import cannot_decode
 
 
 class Store:
     """The samples of a data set, by id. Threads may share it; it can be pickled and survives a fork.
 
-    index: an ImageFolderIndex. form, short_side: of the samples that read() returns, see forms.py. is_remote:
-    reading waits for a network, so engines request a whole batch in advance.
+    index: an ImageFolderIndex. form: of the samples that read() returns, see forms.py. is_remote: reading
+    waits for a network, so engines request a whole batch in advance.
     """
 
     index: Any
     form = "encoded"
-    short_side = SHORT_SIDE
     is_remote = False
     decodes_boxes = False  # whether crop() may decode less than the image
 
@@ -87,26 +83,3 @@ class Store:
 
     def _is_plain(self, id: int) -> bool:
         return self.form == "jpeg" or bool(self.index.plain[id])
-
-
-class Threads:
-    """A thread pool that starts on first use in each process, because a pool does not survive a fork."""
-
-    def __init__(self, count: int, name: str):
-        self._count, self._name = count, name
-        self._pool: ThreadPoolExecutor | None = None
-        self._pid = 0
-
-    def map(self, function: Callable[[int], Any], values: Iterable[int]) -> list:
-        """Return the results in order. Raises the exception of the first failing call."""
-        if self._pool is None or self._pid != os.getpid():
-            self._pool, self._pid = ThreadPoolExecutor(self._count, self._name), os.getpid()
-        return list(self._pool.map(function, values))
-
-    def close(self) -> None:
-        if self._pool and self._pid == os.getpid():
-            self._pool.shutdown(cancel_futures=True)
-        self._pool = None
-
-    def __getstate__(self) -> dict:
-        return vars(self) | {"_pool": None}

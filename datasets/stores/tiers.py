@@ -4,7 +4,9 @@ A pack has every sample or none, so Stores chooses it once. A cache is asked for
 is made from its file in the form of the cache, so both tiers return the same bits.
 """
 
+import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from common.ground.exits import BadInput
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore, is_scanned
-from datasets.stores.store import Store, Threads
+from datasets.stores.store import Store
 
 if TYPE_CHECKING:
     from datasets.stores.shared.address import Address
@@ -30,7 +32,6 @@ class Tiers(Store):
     def __init__(self, cache: "RedisStore", files: FileStore):
         self.cache, self.files, self.index, self.form = cache, files, files.index, cache.form
         self.decodes_boxes = self.form == "encoded"
-        self._readers, self._warned = Threads(_READERS, "misses"), False
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples of a batch. A fault of the cache is a miss.
@@ -38,18 +39,15 @@ class Tiers(Store):
         For a miss it returns the bytes of the file, which decode() converts to the form of the cache.
         """
         ids = np.asarray(ids, dtype=np.int64)
-        try:
-            found: list = self.cache.read(ids)
-        except Exception as error:  # also a programming error in the cache's code
-            if not self._warned:
-                self._warned = True
-                self.cache.server.log(f"cache {self.cache.server.address}: {error!r}; the files are read")
-            found = [None] * len(ids)
+        found: list = self.cache.read(ids)
         missing = [place for place, content in enumerate(found) if content is None]
-        for place, content in zip(missing, self._read_files(ids[missing]), strict=True):
-            found[place] = content
-            if self.form == "encoded":
-                self._put(ids[place], content, forms.convert(self.index, ids[place], content, self.form))
+        if missing:
+            with ThreadPoolExecutor(_READERS, "misses") as readers:
+                contents = list(readers.map(self.files.content, ids[missing].tolist()))
+            for place, content in zip(missing, contents, strict=True):
+                found[place] = content
+                if self.form == "encoded":
+                    self._put(ids[place], content, forms.convert(self.index, ids[place], content, self.form))
         return found
 
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
@@ -60,15 +58,11 @@ class Tiers(Store):
         return np.frombuffer(sample.content, np.uint8).reshape(sample.height, sample.width, 3)
 
     def close(self) -> None:
-        self._readers.close()
         self.cache.close()
-
-    def _read_files(self, ids: np.ndarray) -> list:
-        return self._readers.map(self.files.content, ids.tolist())
 
     def _put(self, id: int, content: bytes, sample: forms.Sample) -> None:
         """Put a sample into the cache, unless its file was changed since the scan."""
-        if self.cache.wants(id) and is_scanned(self.index, id, content):
+        if self.cache.wants_samples() and is_scanned(self.index, id, content):
             self.cache.put_later(int(id), sample)
 
 
@@ -94,12 +88,12 @@ class Stores:
         form: str = "decoded",
     ):
         self.folder, self.mode, self.local, self._log, self.form = folder, mode, local, log, form
-        self._server, self._opened, self._known = None, [], {}
+        self._server, self._opened, self._known = None, contextlib.ExitStack(), {}
         if cache:
             from datasets.stores.shared import address
             from datasets.stores.shared.connection import Server
 
-            self._server = Server(address.parse(cache) if isinstance(cache, str) else cache, log)
+            self._server = self._kept(Server(address.parse(cache) if isinstance(cache, str) else cache, log))
 
     def open(self, index: Any) -> Store:
         """Return the store of an ImageFolderIndex, the same for the same index. close() closes it."""
@@ -133,11 +127,7 @@ class Stores:
 
     def close(self) -> None:
         """Close the stores. The last process that closes an active cache or a local pack deletes it."""
-        for each in self._opened:
-            each.close()
-        if self._server:
-            self._server.close()
+        self._opened.close()
 
-    def _kept(self, store: Any) -> Any:
-        self._opened.append(store)
-        return store
+    def _kept(self, opened: Any) -> Any:
+        return self._opened.enter_context(contextlib.closing(opened))

@@ -65,7 +65,7 @@ class Shared:
             with progress(len(index), f"preloading {index.split}") as bar:
                 for _ in range(_ROUNDS):
                     bar.n = len(index) - len(missing)
-                    if not len(missing) or self.server.full_pause:
+                    if not len(missing) or self.server.full_until:
                         break
                     self._send(store, missing, workers, bar)
                     missing = self._missing(store)
@@ -148,7 +148,7 @@ class Shared:
 
         def send(part: np.ndarray) -> int:
             self._wait_until_up()
-            if self.server.full_pause:
+            if self.server.full_until:
                 return 0
             return store.put(part, [forms.make(files, id, store.form) for id in part.tolist()])
 

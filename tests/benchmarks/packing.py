@@ -41,9 +41,7 @@ def alone(folder: str, _: str) -> None:
     from datasets.stores.files import FileStore
 
     index = _index(folder)
-    make = functools.partial(
-        forms.make, FileStore(index, verified=True), form="decoded", short_side=SHORT_SIDE
-    )
+    make = functools.partial(forms.make, FileStore(index, verified=True), form="decoded")
     threads = pack.THREADS_PER_CORE * loaders.WORKERS
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         for _ in pool.map(make, range(len(index))):
@@ -53,7 +51,7 @@ def alone(folder: str, _: str) -> None:
 def packed(folder: str, to: str, form: str) -> None:
     from datasets.stores import pack
 
-    pack.build(_index(folder), to, form, SHORT_SIDE).close()
+    pack.build(_index(folder), to, form).close()
 
 
 def ffcv(folder: str, to: str, mode: str) -> None:

@@ -25,7 +25,8 @@ def _graph(monkeypatch, kind, store):
     monkeypatch.setattr(dali.Pipeline, "build", lambda _: None)
     engine = object.__new__(kind)  # no threads
     engine.store, engine.device, engine.antialias, engine.workers = store, torch.device("cuda", 0), True, 2
-    engine._build(96, 64)
+    engine._pipeline = None
+    engine._built(types.SimpleNamespace(size=96, largest=64))
     found, todo = {}, [*outputs]
     while todo:
         operator = todo.pop().source

@@ -31,8 +31,8 @@ class _Ring(Threads):
         self.recorder.pinned |= {self.recorder.number(each) for each in ring}
         return ring
 
-    def _submit(self, batch, images):
-        self.recorder.write_on_host(images)
+    def _submit(self, filled):
+        self.recorder.write_on_host(filled[1])
         return []
 
 

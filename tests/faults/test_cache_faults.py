@@ -16,79 +16,70 @@ pytest.importorskip("redis", reason="redis-py is not installed")
 
 CPU = torch.device("cpu")
 FAULTS = 200
-KINDS = ("kill", "restart", "stop", "flush", "flip", "cut", "lengthen", "exchange", "fill", "deny")
+
+
+def change(draw: random.Random, value: bytes, others: list[bytes]) -> bytes:
+    """Return a damaged value: with a flipped bit, cut, longer, or that of another sample."""
+    place = draw.randrange(len(value))
+    flipped = value[:place] + bytes([value[place] ^ 1 << draw.randrange(8)]) + value[place + 1 :]
+    return draw.choice(
+        [flipped, value[:place], value + bytes(draw.randrange(1, 500_000)), draw.choice(others)]
+    )
+
+
+def damage(node, draw: random.Random) -> None:
+    client = node.client(socket_timeout=5)
+    keys = [key for key in client.scan_iter() if key.rsplit(b":", 1)[1].isdigit()]
+    values = [value for value in client.mget(keys) if value]
+    for key, value in zip(keys[::3], values, strict=False):
+        client.set(key, change(draw, value, values))
+
+
+def allow(node, right: str) -> None:
+    node.client(socket_timeout=5).execute_command("ACL", "SETUSER", "default", right)
+
+
+FAULTS_OF = {  # kind -> function(node, draw) at the begin, function(node) at the end
+    "kill": (lambda node, _: node.kill(), lambda node: node.start()),
+    "restart": (lambda node, _: (node.kill(), node.start()), None),
+    "stop": (lambda node, _: node.pause(), lambda node: node.resume()),
+    "flush": (lambda node, _: node.client().flushall(), None),
+    "damage": (damage, None),
+    "fill": (
+        lambda node, _: node.client().config_set("maxmemory", 1_500_000),
+        lambda node: node.client().config_set("maxmemory", 0),
+    ),
+    "deny": (lambda node, _: allow(node, "-mget"), lambda node: allow(node, "+mget")),
+}
 
 
 class Trouble:
     """A fault of a server that begins at a random step and ends some steps later."""
 
     def __init__(self, node, draw: random.Random, steps: int):
-        self.node, self.kind = node, draw.choice(KINDS)
+        self.node, self.draw, self.kind = node, draw, draw.choice([*FAULTS_OF, "damage", "damage"])
         self.begin = draw.randrange(steps)
-        self.end = self.begin + draw.randrange(1, 4)
-        self.draw, self.active = draw, False
+        self.end, self.active = self.begin + draw.randrange(1, 4), False
 
     def __call__(self, step: int) -> None:
         if step == self.begin:
             self.active = True
-            self._strike()
+            FAULTS_OF[self.kind][0](self.node, self.draw)
         if step == self.end:
             self.repair()
 
-    def _strike(self) -> None:
-        client = self.node.client(socket_timeout=5)
-        if self.kind == "kill":
-            self.node.kill()
-        elif self.kind == "restart":
-            self.node.kill()
-            self.node.start()
-        elif self.kind == "stop":
-            self.node.pause()
-        elif self.kind == "flush":
-            client.flushall()
-        elif self.kind == "fill":
-            client.config_set("maxmemory", 1_500_000)
-        elif self.kind == "deny":
-            client.execute_command("ACL", "SETUSER", "default", "-mget")
-        else:
-            keys = [key for key in client.scan_iter() if key.rsplit(b":", 1)[1].isdigit()]
-            for key in keys[::3]:
-                value = client.get(key)
-                place = self.draw.randrange(len(value)) if value else 0
-                if not value:
-                    continue
-                if self.kind == "flip":
-                    flipped = bytes([value[place] ^ 1 << self.draw.randrange(8)])
-                    value = value[:place] + flipped + value[place + 1 :]
-                elif self.kind == "cut":
-                    value = value[:place]
-                elif self.kind == "lengthen":
-                    value += bytes(self.draw.randrange(1, 500_000))
-                else:
-                    value = client.get(self.draw.choice(keys)) or b""
-                client.set(key, value)
-
     def repair(self) -> None:
-        if not self.active:
-            return
+        repair = FAULTS_OF[self.kind][1]
+        if self.active and repair:
+            repair(self.node)
         self.active = False
-        if self.kind == "kill":
-            self.node.start()
-        elif self.kind == "stop":
-            self.node.resume()
-        elif self.kind == "fill":
-            self.node.client().config_set("maxmemory", 0)
-        elif self.kind == "deny":
-            self.node.client().execute_command("ACL", "SETUSER", "default", "+mget")
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_data_under_every_fault(seed, tmp_path, index, uncached, monkeypatch):  # noqa: F811
     """With a quarter of the faults, all engines deliver the same data in both forms."""
     monkeypatch.setattr(connection, "READ", 0.15)
-    monkeypatch.setattr(
-        connection, "_WORTH", 1
-    )  # otherwise a server that is stopped repeatedly is no longer used
+    monkeypatch.setattr(connection, "_WORTH", 1)  # otherwise a server that fails often is not used
     draw = random.Random(seed)
     form = forms.SIZED[seed % 2]
     names = ["kspeed", "pytorch", *([] if backends.reasons(CPU)["dali"] else ["dali-kspeed"])]

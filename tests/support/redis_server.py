@@ -37,19 +37,12 @@ class RedisServer:
         self.port, self.process, self.tls = free_port(), None, tls
         self.folder = Path(folder) / f"redis-{self.port}"
         self.folder.mkdir()
-        lines = [
-            "bind 127.0.0.1",
-            f"dir {self.folder}",
-            'save ""',
-            "appendonly no",
-            "loglevel warning",
-            *options,
-        ]
+        lines = ["bind 127.0.0.1", f"dir {self.folder}", 'save ""', "appendonly no", "loglevel warning"]
+        lines += options
         lines.append(f"tls-port {self.port}\nport 0" if tls else f"port {self.port}")
         if tls:
-            tls.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
-                str(self.folder / "server.pem")
-            )
+            certificate = tls.issue_cert("127.0.0.1").private_key_and_cert_chain_pem
+            certificate.write_to_path(str(self.folder / "server.pem"))
             tls.cert_pem.write_to_path(str(self.folder / "ca.pem"))
             lines += [f"tls-cert-file {self.folder}/server.pem", f"tls-key-file {self.folder}/server.pem"]
             lines += [f"tls-ca-cert-file {self.folder}/ca.pem", "tls-auth-clients no"]
@@ -118,13 +111,8 @@ def cluster(folder, *options: str):
 
 def whole(node) -> bool:
     """Return whether the node sees a complete Cluster of three."""
-    information = node.client().execute_command("CLUSTER", "INFO")
-    text = information if isinstance(information, dict) else dict(
-        line.split(":") for line in information.decode().split() if ":" in line
-    )  # fmt: skip
-    return (
-        text["cluster_state"] == "ok" and text["cluster_known_nodes"] == "3" and text["cluster_size"] == "3"
-    )
+    words = node.client().execute_command("CLUSTER", "INFO").split()
+    return {b"cluster_state:ok", b"cluster_known_nodes:3", b"cluster_size:3"} <= {*words}
 
 
 class Opened:
@@ -168,8 +156,5 @@ def until(condition, seconds: float = 30.0) -> None:
 
 def files_with(text: str, folder) -> list[str]:
     """Return the files below a folder that contain a text."""
-    found = []
-    for path in Path(folder).rglob("*"):
-        if path.is_file() and text.encode() in path.read_bytes():
-            found.append(os.fspath(path))
-    return found
+    files = (path for path in Path(folder).rglob("*") if path.is_file())
+    return [os.fspath(path) for path in files if text.encode() in path.read_bytes()]

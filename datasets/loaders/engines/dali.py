@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import importlib
 import importlib.util
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ from datasets.loaders.engines.reader import Reader
 from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores import forms
+from datasets.stores.ahead import work_ahead
 from datasets.stores.store import Store
 
 DALI = "nvidia-dali-cuda120"  # the package's name for pip
@@ -57,17 +59,15 @@ class Dali:
         self, store: Store, workers: int, device: torch.device | None = None, antialias: bool = True
     ):
         import_optional("nvidia.dali", "DALI cannot be imported", DALI)
-        self.store, self.device, self.antialias = store, device, antialias
-        self.workers = workers
-        self._readers = concurrent.futures.ThreadPoolExecutor(self.workers, "reader")
-        self._reader = Reader(store)
+        self.store, self.workers, self.device, self.antialias = store, workers, device, antialias
+        threads = concurrent.futures.ThreadPoolExecutor(workers, "reader")
+        self._reader = Reader(store, threads, _IMAGES_PER_TASK)
         self._pipeline: Any = None
         self._built_for = (0, 0)  # size, largest batch
 
     def run(self, plan: Plan) -> Images:
         self._inputs, self._in_flight = self._read_ahead(plan), collections.deque()
-        pipeline = self._built(plan)
-        ended = False
+        pipeline, ended = self._built(plan), False
         try:
             while True:
                 try:
@@ -95,38 +95,22 @@ class Dali:
         if self.device is not None:
             backend = importlib.import_module("nvidia.dali.backend")  # not in DALI's stubs
             backend.ReleaseUnusedMemory()  # DALI would keep it for its next pipeline
-        self._readers.shutdown(cancel_futures=True)
         self._reader.close()
 
-    def _read_ahead(self, plan: Plan):
-        """Yield (batch, its encoded images) in order. Files are read while DALI decodes earlier batches."""
-        waiting = collections.deque()
-        batches = iter(plan)
-        try:
-            while True:
-                while len(waiting) < _AHEAD and (batch := next(batches, None)):
-                    waiting.append((batch, self._reading(batch)))
-                if not waiting:
-                    return
-                batch, contents = waiting.popleft()
-                yield batch, [content for task in contents for content in task.result()]
-        finally:
-            for _, contents in waiting:
-                concurrent.futures.wait(contents)
+    def _read_ahead(self, plan: Iterable[Batch]):
+        """Yield (batch, lists of its encoded images). Files are read while DALI decodes earlier batches."""
+        return work_ahead(plan, self._reading, _AHEAD - 1)
 
     def _reading(self, batch: Batch) -> list[concurrent.futures.Future]:
         """Return tasks that read the batch's images in order, each of them several images."""
-        ids, read = batch.ids, self._reader.start(batch.ids)
+        ids = batch.ids.tolist()
 
-        def prepare(places: range) -> list[np.ndarray]:
-            contents = zip(ids[places.start : places.stop].tolist(), read(places), strict=True)
-            return [self._prepared(*each) for each in contents]
+        def prepare(places: range, contents: list) -> list[np.ndarray]:
+            return [
+                self._prepared(ids[place], content) for place, content in zip(places, contents, strict=True)
+            ]
 
-        firsts = range(0, len(ids), _IMAGES_PER_TASK)
-        return [
-            self._readers.submit(prepare, range(first, min(first + _IMAGES_PER_TASK, len(ids))))
-            for first in firsts
-        ]
+        return self._reader.start(batch.ids, prepare)
 
     def _prepared(self, id: int, content: bytes | np.ndarray) -> np.ndarray:
         if self.store.form == "decoded":
@@ -137,22 +121,20 @@ class Dali:
     def _source(self) -> tuple:
         """Return DALI's inputs for a batch: images, corners and sizes of the boxes, output sizes, and ids.
         Raises StopIteration at the end of the epoch."""
-        batch, contents = next(self._inputs)
-        crops = batch.crops
+        batch, parts = next(self._inputs)
+        contents, crops = [content for part in parts for content in part], batch.crops
         anchors = np.stack([crops.top, crops.left], axis=1)
         shapes = np.stack([crops.height, crops.width], axis=1)
         if self.store.form != "encoded":
-            store = self.store
-            stored = np.stack(forms.sizes(store.index, batch.ids, store.form, store.short_side)[:2], axis=1)
-            scale = stored[:, :1] / self.store.index.heights[batch.ids][:, None]
+            index = self.store.index
+            stored = np.stack(forms.sizes(index, batch.ids, self.store.form)[:2], axis=1)
+            scale = stored[:, :1] / index.heights[batch.ids][:, None]
             anchors = np.minimum(np.rint(anchors * scale).astype(np.int64), stored - 1)
             shapes = np.clip(np.rint(shapes * scale).astype(np.int64), 1, stored - anchors)
         sizes = np.full(shapes.shape, self._built_for[0], np.float32)
         sizes[crops.flip, 1] *= -1  # a negative width mirrors
         inputs = contents, anchors.astype(np.int32), shapes.astype(np.int32), sizes, batch.ids
-        self._in_flight.append(
-            (batch, inputs)
-        )  # DALI does not copy them: keep them until the batch comes out
+        self._in_flight.append((batch, inputs))  # DALI does not copy them: keep them until its output
         return inputs
 
     def _culprit(self, error: RuntimeError) -> Exception:
@@ -169,24 +151,16 @@ class Dali:
         """Return the pipeline, which is kept from epoch to epoch."""
         built_for = plan.size, plan.largest
         if self._pipeline is None or self._built_for != built_for:
-            self._pipeline, self._built_for = self._build(*built_for), built_for
+            from nvidia.dali import Pipeline
+
+            device_id = None if self.device is None else self.device.index or 0
+            options = {"device_id": device_id, "prefetch_queue_depth": _AHEAD}
+            options |= {"exec_async": True, "exec_pipelined": True}
+            self._pipeline, self._built_for = Pipeline(plan.largest, self.workers, **options), built_for
+            with self._pipeline:
+                self._pipeline.set_outputs(*self._graph(plan.size))
+            self._pipeline.build()
         return self._pipeline
-
-    def _build(self, size: int, batch_size: int):
-        from nvidia.dali import Pipeline
-
-        pipeline = Pipeline(
-            batch_size,
-            self.workers,
-            device_id=self.device.index or 0 if self.device is not None else None,
-            prefetch_queue_depth=_AHEAD,
-            exec_async=True,
-            exec_pipelined=True,
-        )
-        with pipeline:
-            pipeline.set_outputs(*self._graph(size))
-        pipeline.build()
-        return pipeline
 
     def _graph(self, size: int) -> tuple:
         """Return the outputs (images uint8 [size, size, 3], ids) for the inputs from _source()."""

@@ -5,7 +5,7 @@ So random transforms do not depend on the worker or on other samples.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +16,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from common.ground.exits import BadInput
 from common.run.metrics import check_map_style, class_names_of
 from datasets.fingerprint import fingerprint, hash_rows, hash_value
-from datasets.loaders.engines.workers import Workers
-from datasets.loaders.loader import Copy, Loader
+from datasets.loaders.engines.workers import WorkerEngine, Workers
+from datasets.loaders.loader import Copy, Loader, Stage
 from datasets.sampling import generators
 from datasets.sampling.philox import Operation, draw
 from datasets.sampling.sampler import Batch, Plan
@@ -50,7 +50,7 @@ def map_style_loader(
     dataset (any text) identifies its data; if it has none, it is computed (datasets/fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
-    engine = MapStyle(fetcher, Workers(workers, pinned and device.type == "cuda"))
+    engine = MapStyle(Workers(workers, pinned and device.type == "cuda"), fetcher)
     return build_loader(engine, fetcher, sampler, device)
 
 
@@ -110,12 +110,9 @@ class Fetcher:
         with generators.restored():
             return fingerprint(self.dataset, lambda ids: self.items(ids, draw_seeds(None, ids, 0, 0).seed))
 
-    def __call__(self, batch: Batch, size: int) -> tuple[np.ndarray, tuple[Any, Any]]:
-        """Return what batch() returns for a batch of a plan. size: not used."""
-        return self.batch(batch.ids, batch.crops[0])
-
-    def batch(self, ids: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, tuple[Any, Any]]:
-        """Return (labels for the receipt, int64 [n]; (inputs, targets)) of samples, collated."""
+    def __call__(self, batch: Batch, size: int = 0) -> tuple[np.ndarray, tuple[Any, Any]]:
+        """Return (labels for the receipt, int64 [n]; (inputs, targets)) of a batch. size: not used."""
+        ids, [seeds] = batch.ids, batch.crops
         if self._table:  # all rows in one call; they are not random
             rows = torch.from_numpy(ids if self._rows is None else self._rows[ids])
             inputs, targets = _pair(tuple(tensor[rows] for tensor in self._table.tensors))
@@ -125,13 +122,14 @@ class Fetcher:
         return self.collate(self.items(ids, seeds), int(seeds[-1]))
 
     def collate(self, items: list, seed: int) -> tuple[np.ndarray, tuple[Any, Any]]:
-        """Return collated items as batch() does. seed: of the last item, for a random collate_fn."""
+        """Return collated items as a call does. seed: of the last item, for a random collate_fn."""
         if self.collate_fn:
             self._seed(seed)
         inputs, targets = _pair((self.collate_fn or default_collate)(items))
         if self.collate_fn is None and isinstance(targets, torch.Tensor):
             return hash_rows(targets), (inputs, targets)
-        labels = [hash_value(_target(item)) for item in items]  # not of rows: the batch may be padded
+        # not of the batch's rows, because it may be padded
+        labels = [hash_value(pair[1] if (pair := _split(item)) else item) for item in items]
         return np.array(labels, np.int64), (inputs, targets)
 
     def items(self, ids: np.ndarray, seeds: np.ndarray) -> list:
@@ -146,11 +144,11 @@ class Fetcher:
             if generators.snapshot() == before:
                 return items
             self._draws = True
-        return [self._item(id, seed) for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True)]
-
-    def _item(self, id: int, seed: int) -> Any:
-        self._seed(seed)
-        return self._read(id)
+        items = []
+        for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
+            self._seed(seed)
+            items.append(self._read(id))
+        return items
 
     def _read(self, id: int) -> Any:
         try:
@@ -172,7 +170,7 @@ class Fetcher:
         """Return the inputs of the first `count` samples."""
         ids = np.arange(count) % len(self.dataset)  # type: ignore[arg-type]
         with generators.restored():
-            return self.batch(ids, ids)[1][0]
+            return self(Batch(ids, ids, Seeds(ids)))[1][0]
 
     def __getstate__(self) -> dict:
         return {"dataset": self.dataset, "collate_fn": self.collate_fn}
@@ -181,30 +179,21 @@ class Fetcher:
         self.__init__(**state)  # type: ignore[misc]  # finds the generators of the copy
 
 
-class MapStyle:
-    """An engine for Loader. workers: a Workers, or an object with its methods."""
+class MapStyle(WorkerEngine):
+    """An engine for Loader, whose workers read items."""
 
-    reuses_memory = False
-
-    def __init__(self, fetcher: Fetcher, workers: Any):
-        self._fetcher, self._workers = fetcher, workers
+    def __init__(self, workers: Any, fetcher: Fetcher):
+        super().__init__(workers, fetcher)
         self.example, self.collate_fn, self.items = fetcher.example, fetcher.collate_fn, fetcher.items
 
-    def run(self, plan: Plan) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
+    def run(self, plan: Plan) -> Any:
         """Yield each batch with its (inputs, targets). Its labels are digests of the targets."""
-        for batch, (labels, data) in self._workers.load(plan, self._fetcher):
+        for batch, (labels, data) in self._workers.load(plan, self._function):
             yield batch._replace(labels=labels), data
 
-    def close(self) -> None:
-        self._workers.close()
 
-
-class MoveToDevice:
+class MoveToDevice(Stage):
     """The last stage of a loader of any Dataset: it moves nested tensors to the device."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def begin(self, batch: Batch, data: tuple[Any, Any]) -> Copy:
         """Start moving (inputs, targets) to the device."""
@@ -215,17 +204,6 @@ class MoveToDevice:
             ready = torch.cuda.Event()
             ready.record()
         return Copy(inputs, targets, ready)
-
-    def end(self, copy: Copy) -> tuple[Any, Any]:
-        """Return (inputs, targets) for use on the caller's stream."""
-        if copy.ready:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(copy.ready)
-            tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), copy[:2])
-        return copy.images, copy.labels
-
-    def wait(self) -> None:
-        """Do nothing: no memory is reused."""
 
     def _move(self, data: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), data)
@@ -242,25 +220,25 @@ def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
 
 def _pair(batch: Any) -> tuple[Any, Any]:
     """Return (inputs, targets) of a collated batch. Raises BadInput."""
+    if pair := _split(batch):
+        return pair
+    kind = type(batch).__name__
     if isinstance(batch, dict):
-        key = next((key for key in TARGETS if key in batch), None)
-        if key is not None:
-            return {name: value for name, value in batch.items() if name != key}, batch[key]
         kind = f"a dictionary of {', '.join(map(str, batch))}"
-    elif isinstance(batch, list | tuple) and len(batch) == 2:
-        return batch[0], batch[1]
-    else:
-        kind = (
-            f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
-        )
+    elif hasattr(batch, "__len__"):
+        kind = f"{kind} of {len(batch)}"
     raise BadInput(
         f"a batch of this dataset is {kind}: let an item be (input, target), or a dictionary with one of "
         f"{', '.join(TARGETS)}, or give map_style_loader a collate_fn that returns (inputs, targets)"
     )
 
 
-def _target(item: Any) -> Any:
-    """Return the target of an item; the whole item if it has no separate target."""
-    if isinstance(item, dict):
-        return next((item[key] for key in TARGETS if key in item), item)
-    return item[1] if isinstance(item, list | tuple) and len(item) == 2 else item
+def _split(value: Any) -> tuple[Any, Any] | None:
+    """Return (inputs, targets) of an item or a batch; None if it has no separate target."""
+    if isinstance(value, dict):
+        key = next((key for key in TARGETS if key in value), None)
+        if key is not None:
+            return {name: each for name, each in value.items() if name != key}, value[key]
+    elif isinstance(value, list | tuple) and len(value) == 2:
+        return value[0], value[1]
+    return None

@@ -1,5 +1,6 @@
 """An engine for pairs of images with NVIDIA DALI, which decodes, resizes, crops and flips by the plan."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,10 @@ class PairedDali(Dali):
         for batch in self._empty:
             yield batch, torch.empty((0, plan.size, plan.size, 3), dtype=torch.uint8)
 
-    def _read_ahead(self, plan: Plan):
+    def _read_ahead(self, plan: Iterable[Batch]):
         return super()._read_ahead(self._not_empty(plan))
 
-    def _not_empty(self, plan: Plan):
+    def _not_empty(self, plan: Iterable[Batch]):
         """Yield the batches that DALI can run. A rank's part of the last batch of an epoch may be empty."""
         for batch in plan:
             if len(batch.ids):
@@ -47,7 +48,8 @@ class PairedDali(Dali):
                 self._empty.append(batch)
 
     def _source(self) -> tuple:
-        batch, contents = next(self._inputs)
+        batch, parts = next(self._inputs)
+        contents = [content for part in parts for content in part]
         index, crops = self.store.index, batch.crops
         anchors = np.stack([crops.top, crops.left], axis=1).astype(np.int32)
         shapes = np.stack([crops.height, crops.width], axis=1).astype(np.int32)
@@ -56,9 +58,7 @@ class PairedDali(Dali):
         if index.rows:
             sizes = np.stack([index.heights[batch.ids], index.widths[batch.ids]], axis=1)
             inputs += (sizes.astype(np.float32),)
-        self._in_flight.append(
-            (batch, inputs)
-        )  # DALI does not copy them: keep them until the batch comes out
+        self._in_flight.append((batch, inputs))  # DALI does not copy them: keep them until its output
         return inputs
 
     def _graph(self, size: int) -> tuple:

@@ -1,4 +1,4 @@
-"""An engine with torch's DataLoader: worker processes, Pillow and torchvision's transforms.
+"""Crops of Pillow and torchvision's transforms, for the worker processes of torch's DataLoader.
 
 The workers receive ids with their boxes, so they draw no random numbers.
 """
@@ -11,36 +11,21 @@ import torch
 from PIL import Image
 
 from datasets.folders.boxes import scaled
-from datasets.loaders.engines.workers import Workers
-from datasets.loaders.loader import Images
-from datasets.sampling.sampler import Batch, Plan
+from datasets.sampling.sampler import Batch
 from datasets.stores.forms import cannot_decode
 from datasets.stores.store import Store
 
 
-class Processes:
-    """An engine for Loader. workers, pinned: as in Workers. antialias: as in torchvision's resized_crop."""
+class Crops:
+    """The function of the workers: it returns the images of a batch, uint8 [n, size, size, 3].
 
-    reuses_memory = False
+    antialias: as in torchvision's resized_crop.
+    """
 
-    def __init__(self, store: Store, workers: int, pinned: bool = False, antialias: bool = True):
+    def __init__(self, store: Store, antialias: bool = True):
         # not with the module: torchvision takes longer to import than torch. Here, before the workers fork
         import torchvision.transforms.v2  # noqa: F401
 
-        self._workers, self.store = Workers(workers, pinned), store
-        self._crops = _Crops(store, antialias)
-
-    def run(self, plan: Plan) -> Images:
-        yield from self._workers.load(plan, self._crops)
-
-    def close(self) -> None:
-        self._workers.close()
-
-
-class _Crops:
-    """The function of the workers: it returns the images of a batch, uint8 [n, size, size, 3]."""
-
-    def __init__(self, store: Store, antialias: bool):
         self.store, self.antialias = store, antialias
 
     def __call__(self, batch: Batch, size: int) -> torch.Tensor:

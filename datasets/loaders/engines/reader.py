@@ -1,7 +1,8 @@
-"""Read the batches of a store, in advance if it is remote."""
+"""Read the samples of a batch and work on them in threads, in advance if the store is remote."""
 
-import concurrent.futures
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -11,24 +12,31 @@ _THREADS = 2  # while one batch is received, the next is requested
 
 
 class Reader:
-    """A reader of a store for an engine."""
+    """A reader of a store for an engine.
 
-    def __init__(self, store: Store):
-        self._store = store
-        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
-        if store.is_remote:
-            self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "fetcher")
+    pool: of threads, which close() ends. per_task: samples of a task, to spread the cost of starting it.
+    """
 
-    def start(self, ids: np.ndarray) -> Callable[[range], list[bytes | np.ndarray]]:
-        """Return a function that returns the samples for a range of positions in `ids`, as Store.read() does.
+    def __init__(self, store: Store, pool: ThreadPoolExecutor, per_task: int):
+        self._store, self._pool, self._per_task = store, pool, per_task
+        self._fetchers = ThreadPoolExecutor(_THREADS, "fetcher") if store.is_remote else None
 
-        If the store is remote, reading of all ids starts now. Otherwise reading starts with the call.
+    def start(self, ids: np.ndarray, work: Callable[[range, list[bytes | np.ndarray]], Any]) -> list[Future]:
+        """Start the tasks of a batch. Each returns work(places, samples) for a range of positions in `ids`.
+
+        samples: as returned by Store.read(). If the store is remote, reading of all ids starts now, otherwise
+        with each task.
         """
-        if self._threads is None:
-            return lambda places: self._store.read(ids[places.start : places.stop])
-        asked = self._threads.submit(self._store.read, ids)
-        return lambda places: asked.result()[places.start : places.stop]
+        fetched = self._fetchers.submit(self._store.read, ids) if self._fetchers else None
+
+        def run(places: range) -> Any:
+            own = slice(places.start, places.stop)
+            return work(places, fetched.result()[own] if fetched else self._store.read(ids[own]))
+
+        firsts = range(0, len(ids), self._per_task)
+        return [self._pool.submit(run, range(len(ids))[first : first + self._per_task]) for first in firsts]
 
     def close(self) -> None:
-        if self._threads:
-            self._threads.shutdown(cancel_futures=True)
+        for pool in (self._pool, self._fetchers):
+            if pool:
+                pool.shutdown(cancel_futures=True)

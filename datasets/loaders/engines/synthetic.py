@@ -34,12 +34,12 @@ class Synthetic:
         self._images: torch.Tensor | None = None
 
     def run(self, plan: Plan) -> Images:
+        shape = (plan.largest, plan.size, plan.size, 3)
+        if self._images is None or self._images.shape != shape:
+            generator = torch.Generator().manual_seed(0)
+            images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+            self._images = images.to(self.device)
         for batch in plan:
-            shape = (len(batch.ids), plan.size, plan.size, 3)
-            if self._images is None or len(self._images) < shape[0] or self._images.shape[1] != plan.size:
-                generator = torch.Generator().manual_seed(0)
-                images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-                self._images = images.to(self.device)
             yield batch._replace(crops=()), self._images[: len(batch.ids)]
 
     def close(self) -> None:

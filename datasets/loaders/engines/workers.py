@@ -1,4 +1,4 @@
-"""Worker processes that load the batches of a plan: torch's DataLoader, kept from epoch to epoch."""
+"""An engine whose batches are made by workers; and the worker processes of torch's DataLoader."""
 
 import functools
 import multiprocessing
@@ -13,12 +13,33 @@ from torch.utils.data import DataLoader, Dataset
 
 from common.distributed import preemption
 from common.ground.exits import BadInput
+from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan
 
 
+class WorkerEngine:
+    """An engine for Loader.
+
+    workers: a Workers, or an object with its methods. function: called by the workers with (batch, size of
+    the images); it returns the images, uint8 [n, H, W, C].
+    """
+
+    reuses_memory = False
+
+    def __init__(self, workers: Any, function: Callable[[Batch, int], Any]):
+        self._workers, self._function = workers, function
+
+    def run(self, plan: Plan) -> Images:
+        for batch, images in self._workers.load(plan, self._function):
+            yield batch, torch.as_tensor(images)
+
+    def close(self) -> None:
+        self._workers.close()
+
+
 class Workers:
-    """Worker processes that load batches. count: of processes; 0: the calling process loads. pinned: return
-    batches in pinned memory."""
+    """Worker processes of a DataLoader, kept from epoch to epoch. count: of processes; 0: the calling process
+    loads. pinned: return batches in pinned memory."""
 
     def __init__(self, count: int, pinned: bool):
         self.count, self.pinned = count, pinned

@@ -5,16 +5,15 @@ that was lost with a worker or a node is the same when another actor computes it
 """
 
 import itertools
-import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 
 from datasets.loaders.ray.pool import Pool
+from datasets.sampling.generators import EPOCH_START, derive_seed, seed_all
 
 
 class RayDataLoader(DataLoader):
@@ -85,7 +84,8 @@ class RayDataLoader(DataLoader):
             seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator).item()
             self._served = pool.put(_Fetcher(self, int(seed), pool.workers)), itertools.count()
         function, numbers = self._served
-        for _, batch in pool.map(function, keys, numbers, self.prefetch_factor or 2, self.timeout):
+        tasks = ((number, key) for key, number in zip(keys, numbers, strict=False))
+        for _, batch in pool.map(function, tasks, self.prefetch_factor or 2, self.timeout):
             if self.pin_memory and torch.cuda.is_available():
                 batch = torch.utils.data._utils.pin_memory.pin_memory(batch)
             yield batch
@@ -95,12 +95,8 @@ class _Fetcher:
     """The function of the workers: it returns a batch."""
 
     def __init__(self, loader: RayDataLoader, seed: int, workers: int):
-        self.dataset, self.init, self.seed, self.workers = (
-            loader.dataset,
-            loader.worker_init_fn,
-            seed,
-            workers,
-        )
+        self.dataset, self.init = loader.dataset, loader.worker_init_fn
+        self.seed, self.workers = seed, workers
         self.collation = loader._auto_collation, loader.collate_fn, loader.drop_last
 
     def __call__(self, task: tuple) -> Any:
@@ -109,16 +105,8 @@ class _Fetcher:
         info = {"num_workers": self.workers, "seed": self.seed + worker, "dataset": self.dataset}
         torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, **info)
         if self.init is not None:  # once in each worker
-            _seed(self.seed, 0, worker)
+            seed_all(derive_seed(self.seed % 2**64, worker, 0, EPOCH_START))
             self.init(worker)
             self.init = None
-        _seed(self.seed, 1, number)
+        seed_all(derive_seed(self.seed % 2**64, 0, number))
         return _DatasetKind.create_fetcher(_DatasetKind.Map, self.dataset, *self.collation).fetch(key)
-
-
-def _seed(seed: int, kind: int, number: int) -> None:
-    """Seed the global generators. kind: 0 for the worker of this number, 1 for the batch of this number."""
-    words = np.random.SeedSequence([seed & (2**64 - 1), kind, number]).generate_state(3, np.uint64)
-    torch.random.default_generator.manual_seed(int(words[0]))
-    random.seed(int(words[1]))
-    np.random.seed(int(words[2]) & (2**32 - 1))

@@ -1,13 +1,11 @@
-"""Engines on actors of Ray: they send ids and boxes, and receive uint8 images or the batches of a Dataset.
+"""Loaders whose batches are made by actors of Ray: they get ids and boxes, and return images or items.
 
 A task contains all parameters, and workers draw no other random numbers. So the cluster changes no data.
 """
 
-import collections
 import copy
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,37 +16,41 @@ from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import fit
 from datasets.loaders.engines.map_style import Fetcher, MapStyle, build_loader
 from datasets.loaders.engines.memory import Windows, corners, plan_of
-from datasets.loaders.loader import Images, Loader
+from datasets.loaders.engines.workers import WorkerEngine
+from datasets.loaders.loader import Loader
 from datasets.loaders.ray.pool import Pool
 from datasets.memory.image_set import ImageSet
-from datasets.sampling.sampler import Batch, Plan, rows
+from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import FileStore
 
-_CPUS = 0.5  # per worker: the workers of training and of evaluation do not run at the same time
-_ROWS = 64  # images per task: a larger batch is divided among the workers
+CPUS = 0.5  # per worker of images: the workers of training and of evaluation do not work at the same time
 _MISSING = "all nodes of the Ray cluster need the images at the same path as this one"
 
 
 class RayWorkers:
-    """Actors that run one function, with the methods of engines/workers.py. The arguments are those of
-    Pool."""
+    """Actors with the methods of engines/workers.py, which start at the first batch. The arguments are those
+    of Pool."""
 
-    def __init__(self, count: int, cpus: float, address: str):
-        self._arguments = count, address, cpus
+    def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
+        self._arguments = workers, address, cpus
         self._pool: Pool | None = None
 
-    def map(self, function: Callable, tasks: Iterable[tuple]) -> Iterator[tuple[tuple, Any]]:
-        """Yield (task, function(*task)) for each task, in order. The first call sends the function to the
-        actors, and later calls must have the same."""
+    def load(self, plan: Plan, function: Callable[[Batch, int], Any]) -> Iterator[tuple[Batch, Any]]:
+        """Yield (batch, function(batch, plan.size)) for each batch of a plan. Raises BadInput.
+
+        The first call sends the function to the actors, and later calls must have the same.
+        """
         if self._pool is None:
             self._pool = Pool(*self._arguments)
             self._function = self._pool.put(functools.partial(_run, function))
-        return self._pool.map(self._function, tasks)
-
-    def load(self, plan: Plan, function: Callable) -> Iterator[tuple[Batch, Any]]:
-        """Yield (batch, function(batch, plan.size)) for each batch of a plan."""
-        for (batch, _), result in self.map(function, ((batch, plan.size) for batch in plan)):
-            yield batch, result
+        tasks = enumerate((batch, plan.size) for batch in plan)
+        try:
+            for (_, (batch, _)), result in self._pool.map(self._function, tasks):
+                yield batch, result
+        except BadInput as error:
+            if "No such file" in str(error):
+                raise BadInput(f"{error}; {_MISSING}") from error
+            raise
 
     def close(self) -> None:
         """End the actors."""
@@ -57,49 +59,12 @@ class RayWorkers:
         self._pool = None
 
 
-def _run(function: Callable, numbered: tuple[int, tuple]) -> Any:
-    return function(*numbered[1])
-
-
-class RayEngine:
-    """An engine for Loader. cutter: a function (size, ids, crops) that makes images. The other arguments are
-    those of Pool."""
-
-    reuses_memory = False
-
-    def __init__(self, cutter: Any, workers: int, cpus: float = _CPUS, address: str = "auto"):
-        self._cutter, self._workers = cutter, RayWorkers(workers, cpus, address)
-
-    def run(self, plan: Plan) -> Images:
-        """Yield each batch with its images, uint8 [n, H, W, C]. Raises BadInput."""
-        batches: collections.deque = collections.deque()  # (batch, its tasks), oldest first
-
-        def tasks() -> Iterator[tuple]:
-            for batch in plan:
-                firsts = range(0, max(1, len(batch.ids)), _ROWS)
-                batches.append((batch, len(firsts)))
-                for first in firsts:
-                    last = first + _ROWS
-                    yield plan.size, batch.ids[first:last], rows(batch.crops, first, last)
-
-        try:
-            results = (images for _, images in self._workers.map(self._cutter, tasks()))
-            for first in results:
-                batch, count = batches.popleft()
-                images = np.concatenate([first, *itertools.islice(results, count - 1)])
-                yield batch, torch.from_numpy(images)
-        except BadInput as error:
-            if "No such file" in str(error):
-                raise BadInput(f"{error}; {_MISSING}") from error
-            raise
-
-    def close(self) -> None:
-        """End the workers."""
-        self._workers.close()
+def _run(function: Callable[[Batch, int], Any], task: tuple[int, tuple[Batch, int]]) -> Any:
+    return function(*task[1])
 
 
 class FolderCutter:
-    """A cutter that decodes, crops and resizes images. The workers must be able to read the store."""
+    """The function of workers that decode, crop and resize images, which they must be able to read."""
 
     def __init__(self, store: Any, antialias: bool = True):
         self.store, self.antialias = store, antialias
@@ -107,13 +72,13 @@ class FolderCutter:
             self.store = copy.copy(store)
             self.store.index = _Columns(store.index)
 
-    def __call__(self, size: int, ids: np.ndarray, crops: tuple) -> np.ndarray:
-        images = np.empty((len(ids), size, size, 3), np.uint8)
-        heights, contents = self.store.index.heights, self.store.read(ids)
-        for place, (id, content, row) in enumerate(zip(ids, contents, zip(*crops, strict=True), strict=True)):
-            top, left, height, width, flip = map(int, row)
-            pixels = self.store.crop(int(id), content, int(heights[id]), (top, left, height, width))
-            fit(pixels, flip, images[place], self.antialias)
+    def __call__(self, batch: Batch, size: int) -> np.ndarray:
+        images = np.empty((len(batch.ids), size, size, 3), np.uint8)
+        heights, contents = self.store.index.heights, self.store.read(batch.ids)
+        rows = zip(batch.ids.tolist(), *map(np.ndarray.tolist, batch.crops), strict=True)
+        for image, content, (id, *box, flip) in zip(images, contents, rows, strict=True):
+            pixels = self.store.crop(id, content, int(heights[id]), tuple(box))
+            fit(pixels, flip, image, self.antialias)
         return images
 
 
@@ -129,7 +94,8 @@ class _Columns(ImageFolderIndex):
 
 
 class WindowCutter:
-    """A cutter of images in memory. augment: whether the plan's crops need the data set's padding."""
+    """The function of workers that crop images in memory. augment: whether the plan's crops need the data
+    set's padding."""
 
     def __init__(self, data: ImageSet, augment: bool):
         self.images, self.padding = data.images.numpy(), data.padding if augment else 0
@@ -139,8 +105,8 @@ class WindowCutter:
     def _windows(self) -> Windows:
         return Windows(torch.from_numpy(np.array(self.images)), self.padding, self.reflect)
 
-    def __call__(self, size: int, ids: np.ndarray, crops: tuple) -> np.ndarray:
-        return self._windows(ids, corners(Batch(ids, ids, crops)))
+    def __call__(self, batch: Batch, size: int) -> np.ndarray:
+        return self._windows(batch.ids, corners(batch))
 
 
 def ray_map_style_loader(
@@ -159,7 +125,7 @@ def ray_map_style_loader(
     once.
     """
     fetcher = Fetcher(dataset, collate_fn)
-    engine = MapStyle(fetcher, RayWorkers(workers, 1.0, address))
+    engine = MapStyle(RayWorkers(workers, address), fetcher)
     return build_loader(engine, fetcher, sampler, device)
 
 
@@ -176,5 +142,5 @@ def ray_memory_loader(
     workers, address: as in Pool. Images that fit in memory are cropped faster in this process. This
     loader shows the necessary change, and delivers the same data.
     """
-    engine = RayEngine(WindowCutter(data, augment), workers, 1.0, address)
+    engine = WorkerEngine(RayWorkers(workers, address), WindowCutter(data, augment))
     return Loader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)

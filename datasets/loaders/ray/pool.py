@@ -7,7 +7,6 @@ to Ray.
 
 import collections
 import contextlib
-import functools
 import itertools
 import os
 import secrets
@@ -31,8 +30,7 @@ from datasets.loaders.ray import worker
 RAY = '"ray>=2.52"'  # the requirement for pip; 2.52 is the first version with tokens
 HELP = "Ray cluster: auto (default: RAY_ADDRESS, or that of this machine, or only this process), or HOST:PORT"
 
-_RETRIES = 2  # a task fails after it was lost with three actors
-_PAUSES = (1.0, 2.0, 4.0)  # seconds before a task starts again whose actor Ray cannot reach yet
+_RETRIES = 20  # of a task whose actor is lost. Some are needed until Ray has noticed that a node is lost
 _CHECKED = 2.0  # seconds between two checks of the head
 _REACHED = 10.0  # seconds for the head to accept a connection
 _STARTED = 120.0  # seconds for the actors to get CPUs of a cluster
@@ -124,57 +122,39 @@ class Pool:
                 raise BadInput(f"the Ray cluster is full: after {_STARTED:g} s {room}; ask for fewer workers")
         self._checked = time.monotonic()
 
-    def put(self, function: Callable[[tuple], Any]) -> list:
+    def put(self, function: Callable[[tuple[int, Any]], Any]) -> list:
         """Store a function for the actors. Return what map() needs."""
         return [self._ray.put(function)]  # in a list: the actor gets the reference
 
     def map(
-        self,
-        function: list,
-        tasks: Iterable,
-        numbers: Iterator[int] | None = None,
-        ahead: int = 2,
-        timeout: float = 0.0,
-    ) -> Iterator[tuple[Any, Any]]:
-        """Yield (task, function((number, task))) for each task, in order. Raises as _take() does.
+        self, function: list, tasks: Iterable[tuple[int, Any]], ahead: int = 2, timeout: float = 0.0
+    ) -> Iterator[tuple[tuple[int, Any], Any]]:
+        """Yield (task, function(task)) for each task, in order. Raises as _take() does.
 
-        numbers: of the tasks (default: from 0). Task n runs on actor n % workers. ahead: tasks of each actor
-        that run or wait.
+        tasks: (number, content). Task n runs on actor n % workers. ahead: tasks of each actor that run or
+        wait.
         """
-        numbered = zip(tasks, itertools.count() if numbers is None else numbers, strict=False)
+        remaining = iter(tasks)
         waiting: collections.deque = collections.deque()
 
         def submit(count: int) -> None:
-            for task, number in itertools.islice(numbered, count):
-                actor = self._actors[number % self.workers]
-                start = functools.partial(actor.run.remote, function, (number, task))
-                waiting.append((task, start, start()))
+            for task in itertools.islice(remaining, count):
+                actor = self._actors[task[0] % self.workers]
+                waiting.append((task, actor.run.remote(function, task)))
 
         submit(ahead * self.workers)
         while waiting:
-            task, start, reference = waiting.popleft()
-            result = self._wait(reference, start, timeout)
+            task, reference = waiting.popleft()
+            result = self._take(reference, timeout)
             submit(1)
             # the arrays of a result are in Ray's object store and read-only; the caller may write to copies
             yield task, tree_map_only(np.ndarray, np.copy, result)
 
-    def _wait(self, reference: Any, start: Callable[[], Any], timeout: float) -> Any:
-        """Wait for the result of a task, and return it. The task starts again if its actor is being replaced
-        and Ray cannot reach it yet. Raises as _take() does."""
-        for pause in _PAUSES:
-            try:
-                return self._take(reference, timeout)
-            except self._ray.exceptions.ActorUnavailableError:
-                self._check()
-                time.sleep(pause)
-                reference = start()
-        return self._take(reference, timeout, is_last=True)
-
-    def _take(self, reference: Any, timeout: float, is_last: bool = False) -> Any:
+    def _take(self, reference: Any, timeout: float) -> Any:
         """Wait for a result and return it.
 
         Raises the function's exception, ClusterLost, and RuntimeError after `timeout` seconds (0: never), or
-        if the task has ended three actors.
+        if the task has ended an actor too often.
         """
         errors, begin = self._ray.exceptions, time.monotonic()
         try:
@@ -194,8 +174,6 @@ class Pool:
             raise
         except errors.RayActorError as error:
             self._check()
-            if isinstance(error, errors.ActorUnavailableError) and not is_last:
-                raise
             raise RuntimeError(f"a batch has ended {_RETRIES + 1} Ray workers: {_line(error)}") from error
         except (OSError, errors.RayError) as error:
             raise ClusterLost(f"the connection to the Ray cluster is lost: {_line(error)}") from error

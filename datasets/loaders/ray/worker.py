@@ -4,6 +4,7 @@ The class is pickled by value and imports this project only after it has set sys
 project's files, at the same path or on the PYTHONPATH of `ray start`.
 """
 
+import functools
 import sys
 from typing import Any
 
@@ -13,15 +14,12 @@ class Worker:
 
     def __init__(self, paths: list[str]):
         sys.path.extend(path for path in paths if path not in sys.path)
-        self.functions: dict[Any, Any] = {}
-
-    def run(self, held: list, task: tuple) -> Any:
-        """Return function(task). held: [reference to the function], which is read once."""
         import ray
         import torch
 
-        if held[0] not in self.functions:
-            torch.set_num_threads(1)  # as DataLoader's workers do
-            last = [*self.functions.items()][-1:]  # two iterators of one loader may take turns
-            self.functions = {**dict(last), held[0]: ray.get(held[0])}
-        return self.functions[held[0]](task)
+        torch.set_num_threads(1)  # as DataLoader's workers do
+        self.get: Any = functools.lru_cache(2)(ray.get)  # two iterators of one loader may take turns
+
+    def run(self, held: list, task: tuple) -> Any:
+        """Return function(task). held: [reference to the function], which is read once."""
+        return self.get(held[0])(task)

@@ -8,7 +8,6 @@ once for a server that stops answering, not once for each batch.
 import contextlib
 import itertools
 import os
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ _REQUEST = 800_000  # bytes requested at a time: larger answers are slower
 _TICK = 0.5  # seconds between two rounds of the background thread
 _PAUSE = 0.5  # seconds before a server is tried again
 _WORTH = 200  # after a failure of c seconds, a server that worked for less than 200 c is not used for 200 c
-_FULL, _LONGEST_FULL = 15.0, 240.0  # seconds before the next try to put into a full server
+_FULL = 60.0  # seconds before the next try to put into a full server
 _USED = 0.9  # share of the memory that is filled if the server would evict
 _LOOK = 64 << 20  # bytes put between two checks of the memory
 
@@ -35,58 +34,39 @@ class Unavailable(Exception):
     """The server cannot be asked now or refuses a command. The message contains the reason."""
 
 
-class _Limited:
-    """A socket that raises TimeoutError after the thread's deadline. redis-py limits only single calls."""
-
-    thread = threading.local()
-
-    def __init__(self, socket: Any):
-        self._socket = socket
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
-
-    def recv_into(self, *arguments) -> int:
-        if time.monotonic() > self.thread.end:
-            raise TimeoutError("too slow")
-        return self._socket.recv_into(*arguments)
-
-
 class Server:
     """The server of an Address. Threads may share it; after a fork or pickling it opens new connections.
 
-    log: called with one line of text, only in the process that created this object.
+    log: called with one line of text, only in the process that created this object. None: a pickled copy.
     `down`: the reason why the server is not asked, or None.
-    `full_pause`: seconds of the last pause of puts; 0 if the server was never full.
+    `full_until`: time.monotonic() of the next try to put into a full server; 0 if it was never full.
     Raises BadInput if the user or the password is wrong. Any other error is logged, and the server is tried
     again in the background.
     """
 
     down: str | None
-    full_pause: float
-    _full_until: float
-    _unlooked: int
-    _is_refused: bool
+    _client: Any
     _thread: threading.Thread | None
     _functions: list[Callable[[], None]]
-    _awake: threading.Event
-    _lock: Any  # threading.RLock is a function before Python 3.13
-    _connecting: Any
 
-    def __init__(self, address: addresses.Address, log: Callable[[str], None] = print):
-        lines: list[str] = []
-        self._open(address, lines.append, os.getpid())
+    def __init__(self, address: addresses.Address, log: Callable[[str], None] | None = print):
+        load_redis()  # here, because the import takes as long as a server's time-out
+        self.address, self._log, self._owner = address, log, os.getpid()
+        self._password = addresses.password()
+        self.down, self._well_since, self._retry_at = None, -1e9, 0.0
+        self.full_until, self._unlooked = 0.0, 0
+        self._renew()
+        begin = time.monotonic()
         try:
-            self._call(self._probe, any_error=True)
-        except Unavailable as error:
-            if self._is_refused:
+            if log:
+                self._probe()
+        except Exception as error:
+            if _is_about_the_password(error):
                 raise BadInput(
-                    f"cache {address}: {error}; give the user in --cache redis://USER@..., and the password "
-                    f"in {addresses.PASSWORD} or {addresses.PASSWORD_FILE}"
+                    f"cache {address}: {_text(error)}; give the user in --cache redis://USER@..., and the "
+                    f"password in {addresses.PASSWORD} or {addresses.PASSWORD_FILE}"
                 ) from None
-        self._log = log
-        for line in lines:
-            log(line)
+            self._fail(error, time.monotonic() - begin)
 
     def mget(self, keys: list[bytes], sizes: np.ndarray) -> list[bytes | None]:
         """Return the values of keys, None for each missing one.
@@ -96,12 +76,14 @@ class Server:
         cuts = [0, *np.flatnonzero(np.diff(np.cumsum(sizes) // _REQUEST)) + 1, len(keys)]
 
         def read(client: Any) -> list[bytes | None]:
-            values = []
+            end, values = time.monotonic() + CONNECT + READ + sizes.sum() / _SLOWEST, []
             for first, last in itertools.pairwise(cuts):
                 values += _get_values(client, keys[first:last])
+                if time.monotonic() > end:
+                    raise TimeoutError(f"the answer came more slowly than {_SLOWEST / 1e6:.0f} MB/s")
             return values
 
-        return self._call(read, int(sizes.sum()), any_error=True) if keys else []
+        return self._call(read, any_error=True) if keys else []
 
     def execute(self, *commands: tuple, errors: bool = False) -> list:
         """Return redis-py's answers to some hundred commands at most.
@@ -124,22 +106,19 @@ class Server:
         return seconds + microseconds / 1e6
 
     def memory(self) -> dict:
-        """Return `used_memory` and `maxmemory` (bytes), `maxmemory_policy` and more; {} if the server refuses
-        the command. Of a Cluster they are those of one node. Raises Unavailable."""
+        """Return `used_memory` and `maxmemory` (bytes), `maxmemory_policy` and more; {} if the server does
+        not tell. Of a Cluster they are those of one node."""
         try:
-            answer = self._call(lambda client: client.info("memory"))
+            return self._call(lambda client: client.info("memory"))
         except Unavailable:
-            if self.down is not None:
-                raise
             return {}
-        return answer if isinstance(answer, dict) else {}
 
     def is_full(self) -> bool:
         """Return whether the server was full a short time ago."""
-        return time.monotonic() < self._full_until
+        return time.monotonic() < self.full_until
 
     def has_room(self, size: int) -> bool:
-        """Return whether `size` more bytes fit without evicting other keys. Raises Unavailable."""
+        """Return whether `size` more bytes fit without evicting other keys."""
         self._unlooked -= size
         if self._unlooked < 0:
             known = self.memory()
@@ -152,19 +131,18 @@ class Server:
 
     def pause_puts(self, reason: object) -> None:
         """Let is_full() return True for a while. Samples are still read."""
-        if not self.full_pause:
+        if not self.full_until:
             self.log(
                 f"cache {self.address} stores no more samples: {reason}; the others come from the next tier"
             )
-        self.full_pause = min(max(_FULL, 2 * self.full_pause), _LONGEST_FULL)
-        self._full_until, self._unlooked = time.monotonic() + self.full_pause, 0
+        self.full_until, self._unlooked = time.monotonic() + _FULL, 0
 
     def log(self, text: str) -> None:
-        if os.getpid() == self._owner:  # otherwise each of the DataLoader's workers would log it
+        if self._log and os.getpid() == self._owner:  # otherwise each of the DataLoader's workers would log
             self._log(text)
 
     def each_tick(self, function: Callable[[], None]) -> None:
-        """Call function() in the background twice a second, and once more in close().
+        """Call function() in the background twice a second, until close().
 
         Call this first in a forked process: each process has its own background thread and connections.
         """
@@ -188,70 +166,51 @@ class Server:
             self._awake.set()
             self._thread.join(10)
         self._disconnect()
-        self._renew()
 
-    def __getstate__(self) -> dict:
-        return {"address": self.address}
-
-    def __setstate__(self, state: dict) -> None:
-        self._open(state["address"], print, 0)
-
-    def _open(self, address: addresses.Address, log: Callable[[str], None], owner: int) -> None:
-        load_redis()  # here, because the import takes as long as a server's time-out
-        self.address, self._log, self._owner = address, log, owner
-        self._password = addresses.password()
-        self.down, self._is_refused = None, False
-        self._well_since, self._retry_at = -1e9, 0.0
-        self.full_pause, self._full_until, self._unlooked = 0.0, 0.0, 0
-        self._renew()
+    def __reduce__(self) -> tuple:
+        return Server, (self.address, None)
 
     def _renew(self) -> None:
-        """Forget the thread, the locks and the connections: a forked process may not use those of its
+        """Forget the thread, the lock and the connections: a forked process may not use those of its
         parent."""
-        self._pid, self._closing = os.getpid(), False
-        self._client: Any = None
-        self._thread, self._functions = None, []
-        self._lock, self._connecting, self._awake = threading.RLock(), threading.RLock(), threading.Event()
+        self._pid, self._closing, self._lock = os.getpid(), False, threading.RLock()
+        self._client, self._thread, self._functions, self._awake = None, None, [], threading.Event()
 
-    def _call(self, talk: Callable, size: int = 0, any_error: bool = False) -> Any:
-        """Return talk(client). size: bytes of the answers. any_error: a refused command is also a failure of
-        the server. Raises Unavailable."""
+    def _call(self, talk: Callable[[Any], Any], any_error: bool = False) -> Any:
+        """Return talk(client). any_error: a refused command is also a failure of the server. Raises
+        Unavailable."""
         if self.down is not None:
             raise Unavailable(self.down)
         begin = time.monotonic()
         try:
-            return self._talk(talk, size)
+            return talk(self._connected())
         except Exception as error:  # an answer that is not in Redis' protocol may raise any exception
-            if _is_about_one_command(error) and not any_error:
-                raise Unavailable(_text(error)) from None
-            raise Unavailable(self._fail(error, time.monotonic() - begin)) from None
+            if any_error or not _is_about_one_command(error):
+                self._fail(error, time.monotonic() - begin)
+            raise Unavailable(_text(error)) from None
 
-    def _talk(self, talk: Callable, size: int = 0) -> Any:
-        _Limited.thread.end = time.monotonic() + CONNECT + READ + size / _SLOWEST
-        with self._connecting:
+    def _connected(self) -> Any:
+        """Return a redis.Redis, or a redis.RedisCluster if the server is a node of a Cluster."""
+        with self._lock:
             if self._client is None:
                 self._client = self._connect()
-            client = self._client
-        return talk(client)
+            return self._client
 
     def _connect(self) -> Any:
-        """Return a redis.Redis, or a redis.RedisCluster if the server is a node of a Cluster."""
         redis, address = load_redis(), self.address
         options = {
             "host": address.host, "port": address.port, "username": address.user, "password": self._password,
             "socket_connect_timeout": CONNECT, "socket_timeout": READ, "socket_keepalive": True,
-            "protocol": 2, "redis_connect_func": _limit,
+            "protocol": 2,
             "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),  # the background thread tries again
         }  # fmt: skip
         if address.tls:
             options |= {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
         client = redis.Redis(db=address.database, **options)
-        is_cluster = False
         with contextlib.suppress(redis.ResponseError):  # the user has no right to ask
-            is_cluster = client.info("cluster").get("cluster_enabled") == 1
-        if is_cluster:
-            client.close()
-            return redis.RedisCluster(require_full_coverage=False, **options)
+            if client.info("cluster").get("cluster_enabled") == 1:
+                client.close()
+                return redis.RedisCluster(require_full_coverage=False, **options)
         return client
 
     def _disconnect(self) -> None:
@@ -259,35 +218,31 @@ class Server:
         if client is not None:
             client.close()
 
-    def _probe(self, client: Any) -> None:
-        _get_values(client, [f"{self.address.prefix}:0".encode()])  # a key that the user may read
+    def _probe(self) -> None:
+        """Raise an exception unless the server answers. The user may read keys of the prefix only."""
+        _get_values(self._connected(), [f"{self.address.prefix}:0".encode()])
 
-    def _fail(self, error: Exception, cost: float = 0.0) -> str:
-        """Mark the server as down, and return the reason. cost: seconds that a job has waited; 0 in the
-        background."""
+    def _fail(self, error: Exception, cost: float) -> None:
+        """Mark the server as down. cost: seconds that a job has waited."""
         with self._lock:
-            now, first = time.monotonic(), self.down is None
-            if cost and not first:
-                return str(self.down)
-            often = now - self._well_since < _WORTH * cost
-            self._retry_at = now + (_WORTH * cost if often else _PAUSE)
-            self._is_refused = _is_about_the_password(error)
-            slow = f"the answer came more slowly than {_SLOWEST / 1e6:.0f} MB/s"
-            self.down = reason = slow if now > _Limited.thread.end else _text(error)
+            if self.down is None:
+                now = time.monotonic()
+                often = now - self._well_since < _WORTH * cost
+                self._retry_at = now + (_WORTH * cost if often else _PAUSE)
+                self.down = _text(error)
+                text = "samples come from the next tier until it answers again"
+                self.log(f"cache {self.address}: {self.down}; {text}")
         self._disconnect()  # other connections may be broken too, or receive a late answer
-        if first:
-            text = "samples come from the next tier until it answers again"
-            self.log(f"cache {self.address}: {reason}; {text}")
-        return reason
 
     def _try_again(self) -> None:
         """Ask a server that is down, if its pause is over."""
         if self.down is None or time.monotonic() < self._retry_at:
             return
         try:
-            self._talk(self._probe)
+            self._probe()
         except Exception as error:
-            self._fail(error)
+            self.down, self._retry_at = _text(error), time.monotonic() + _PAUSE
+            self._disconnect()
             return
         self.down, self._well_since = None, time.monotonic()
         self.log(f"cache {self.address}: it answers again")
@@ -296,22 +251,12 @@ class Server:
         while not self._closing:
             self._awake.wait(_TICK)
             self._awake.clear()
-            self._tick()
-        self._tick()
-
-    def _tick(self) -> None:
-        try:
-            self._try_again()
-            for function in list(self._functions):
-                function()
-        except Exception as error:  # an error here must not end the training or the thread
-            self.log(f"cache {self.address}: {_text(error)}")
-
-
-def _limit(connection: Any) -> None:
-    """Wrap the socket of a new redis-py connection in _Limited, then log in."""
-    connection._sock = _Limited(connection._sock)
-    connection.on_connect()
+            try:
+                self._try_again()
+                for function in list(self._functions):
+                    function()
+            except Exception as error:  # an error here must not end the training or the thread
+                self.log(f"cache {self.address}: {_text(error)}")
 
 
 def _get_values(client: Any, keys: list[bytes]) -> list[bytes | None]:
@@ -347,9 +292,7 @@ def _text(error: Exception) -> str:
     if _is_about_the_password(error):
         return "it refuses the user or the password"
     text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, ssl.SSLError) or "certificate" in text.lower():
-        text = f"its certificate is not trusted: {text}"
-    elif isinstance(error, (TypeError, AttributeError, ValueError, LookupError)):
+    if isinstance(error, (TypeError, AttributeError, ValueError, LookupError)):
         text = f"this is not an answer of Redis: {text}"
     secret = None
     with contextlib.suppress(BadInput):

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -134,17 +134,15 @@ def ask(
 
     log: called with the number of samples requested since its last call. Raises Unavailable.
     """
-    answers = np.full(len(ids), -1, np.int64)
+    answers: list[Any] = []
     for first in range(0, len(ids), _KEYS):
         part = ids[first : first + _KEYS].tolist()
-        commands = ((command, sample_key(server, name, id)) for id in part)
-        for place, answer in enumerate(server.execute(*commands, errors=True), start=first):
-            if isinstance(answer, int):
-                answers[place] = answer
-            elif not str(answer).startswith("WRONGTYPE"):
-                raise Unavailable(str(answer))
+        answers += server.execute(*((command, sample_key(server, name, id)) for id in part), errors=True)
         log(len(part))
-    return answers
+    for answer in answers:
+        if not isinstance(answer, int) and not str(answer).startswith("WRONGTYPE"):
+            raise Unavailable(str(answer))
+    return np.array([answer if isinstance(answer, int) else -1 for answer in answers], np.int64)
 
 
 def sweep(server: Server) -> None:

@@ -5,6 +5,7 @@ old samples. The value begins with its size and a CRC-32 of key, size and conten
 is a miss and is counted as bad.
 """
 
+import collections
 import os
 import struct
 import threading
@@ -24,9 +25,8 @@ from datasets.stores.shared.connection import Server, Unavailable
 _HEADER = struct.Struct("<4sIIQI")  # magic, height, width, bytes, crc32
 _MAGIC = b"BFS\1"
 _PUT = 16  # samples that are sent before their answers are read
-_WAITING = 64 << 20  # bytes of samples that wait to be put; further samples are put in the next epoch
+_WAITING = 256  # samples that wait to be put; further samples are put in the next epoch
 _BEAT = 5.0  # seconds between two heartbeats, which also send the counts
-COUNTED = ("hits", "misses", "bad", "errors", "put")
 
 
 class RedisStore:
@@ -41,14 +41,12 @@ class RedisStore:
 
     def __init__(self, server: Server, index: ImageFolderIndex, mode: str = "", form: str | None = None):
         self.server, self.index, self.mode = server, index, mode
-        self._owner: int | None = os.getpid()
         self.form = form or server.address.form
         self.name = f"{index.fingerprint}:{forms.label(self.form)}"
         title = f"{os.path.basename(index.root)}/{index.split}"
         self.lease = leases.Lease(server, self.name, len(index), mode, title)
-        self._renew()
-        if mode:
-            self._start()
+        self._pid: int | None = None
+        self._start()
 
     def read(self, ids: ArrayLike) -> list[bytes | np.ndarray | None]:
         """Return the samples: the files' bytes, or uint8 [height, width, 3]; None for each miss.
@@ -57,16 +55,16 @@ class RedisStore:
         """
         self._start()
         ids = np.asarray(ids, dtype=np.int64)
-        sizes = forms.sizes(self.index, ids, self.form)[2]
-        numbers = ids.tolist()
+        columns = forms.sizes(self.index, ids, self.form)  # heights, widths, bytes
+        keys = [self._key(id) for id in ids.tolist()]
         try:
-            values = self.server.mget([self._key(id) for id in numbers], sizes)
+            values = self.server.mget(keys, columns[2])
         except Unavailable:
             self._count(errors=len(ids))
             return [None] * len(ids)
         samples = [
-            None if value is None else self._content(id, value)
-            for id, value in zip(numbers, values, strict=True)
+            None if value is None else self._content(key, value, *size)
+            for key, value, *size in zip(keys, values, *(column.tolist() for column in columns), strict=True)
         ]
         missing, lost = values.count(None), sum(sample is None for sample in samples)
         self._count(hits=len(ids) - lost, misses=missing, bad=lost - missing)
@@ -103,18 +101,15 @@ class RedisStore:
         self._count(put=taken)
         return taken
 
-    def wants(self, id: int) -> bool:
+    def wants_samples(self) -> bool:
         """Return whether to call put_later(): in active mode, if the queue and the server have room."""
-        has_room = self._waiting_bytes <= _WAITING and not self.server.is_full()
+        has_room = len(self._waiting) < _WAITING and not self.server.is_full()
         return self.mode == "active" and has_room and self.server.down is None
 
     def put_later(self, id: int, sample: Sample) -> None:
         """Put one sample in the background."""
-        with self._lock:
-            self._waiting.append((id, sample))
-            self._waiting_bytes += len(sample.content)
-            several = len(self._waiting) >= _PUT
-        if several:
+        self._waiting.append((id, sample))
+        if len(self._waiting) >= _PUT:
             self.server.wake()
 
     def lengths(self, ids: ArrayLike, log: Callable[[int], object] = lambda count: None) -> np.ndarray:
@@ -146,36 +141,29 @@ class RedisStore:
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self._owner = None
+        self.__dict__.update(state, _pid=None)
         self._renew()
 
     def _renew(self) -> None:
-        self._pid = os.getpid()
         # a thread that holds them may collect garbage, and so close this store
         self._lock, self._ticks = threading.RLock(), threading.RLock()
-        self._closed = False
-        self.counts, self._sent = dict.fromkeys(COUNTED, 0), dict.fromkeys(COUNTED, 0)
-        self._waiting: list[tuple[int, Sample]] = []
-        self._waiting_bytes, self._beat_at = 0, 0.0
-        self._ticking, self._swept = False, os.getpid() != self._owner
+        self.counts, self._sent = collections.Counter[str](), collections.Counter[str]()
+        self._waiting: collections.deque[tuple[int, Sample]] = collections.deque()
+        self._beat_at, self._swept, self._closed = 0.0, False, False
 
     def _start(self) -> None:
-        """Register _tick() with the background thread, also in a forked process."""
+        """Register _tick() with the background thread, at the first use in each process."""
         if os.getpid() != self._pid:
+            self._pid = os.getpid()
             self._renew()
-        if not self._ticking:
-            self._ticking = True
             self.server.each_tick(self._tick)
 
-    def _content(self, id: int, value: bytes) -> bytes | np.ndarray | None:
+    def _content(
+        self, key: bytes, value: bytes, height: int, width: int, size: int
+    ) -> bytes | np.ndarray | None:
         """Return the sample in a value, None if the value is damaged."""
-        height, width, size = forms.size(self.index, id, self.form)
-        if len(value) != _HEADER.size + size:
-            return None
         content = memoryview(value)[_HEADER.size :]
-        checksum = zlib.crc32(content, self._seed(id, height, width, size))
-        if value[: _HEADER.size] != _HEADER.pack(_MAGIC, height, width, size, checksum):
+        if len(content) != size or value[: _HEADER.size] != _header(key, height, width, content):
             return None
         return Sample(height, width, content).value(self.form)
 
@@ -183,12 +171,8 @@ class RedisStore:
         return leases.sample_key(self.server, self.name, int(id))
 
     def _value(self, id: int, sample: Sample) -> bytes:
-        height, width, content = sample.height, sample.width, np.frombuffer(sample.content, np.uint8).data
-        checksum = zlib.crc32(content, self._seed(id, height, width, len(content)))
-        return _HEADER.pack(_MAGIC, height, width, len(content), checksum) + content
-
-    def _seed(self, id: int, height: int, width: int, size: int) -> int:
-        return zlib.crc32(self._key(id) + struct.pack("<IIQ", height, width, size))
+        content = np.frombuffer(sample.content, np.uint8).data
+        return _header(self._key(id), sample.height, sample.width, content) + content
 
     def _expiry(self, id: int) -> tuple:
         """Return the expiry option of SET: an active data set expires even if no job is left to delete it."""
@@ -197,8 +181,7 @@ class RedisStore:
 
     def _count(self, **counts: int) -> None:
         with self._lock:
-            for name, number in counts.items():
-                self.counts[name] += number
+            self.counts.update(counts)
 
     def _tick(self) -> None:
         """Run in the background until close(). A later heartbeat would write to a deleted data set."""
@@ -209,18 +192,21 @@ class RedisStore:
     def _beat(self, last: bool = False) -> None:
         """Put the waiting samples, and send counts and a heartbeat every _BEAT seconds."""
         while self._waiting:
-            with self._lock:
-                part, self._waiting = self._waiting[: 4 * _PUT], self._waiting[4 * _PUT :]
-                self._waiting_bytes -= sum(len(sample.content) for _, sample in part)
+            part = [self._waiting.popleft() for _ in range(min(_PUT, len(self._waiting)))]
             self.put(*zip(*part, strict=True))
         if not last and time.monotonic() < self._beat_at:
             return
         self._beat_at = time.monotonic() + _BEAT
         with self._lock:
-            counts = dict(self.counts)
-        changed = {name: number - self._sent[name] for name, number in counts.items()}
-        if self.lease.beat({name: number for name, number in changed.items() if number}):
+            counts = self.counts.copy()
+        if self.lease.beat(counts - self._sent):
             self._sent = counts
             if not self._swept and self.mode:
                 leases.sweep(self.server)
                 self._swept = True
+
+
+def _header(key: bytes, height: int, width: int, content: memoryview) -> bytes:
+    """Return what stands before the content in a value."""
+    seed = zlib.crc32(key + struct.pack("<IIQ", height, width, len(content)))
+    return _HEADER.pack(_MAGIC, height, width, len(content), zlib.crc32(content, seed))

@@ -17,16 +17,10 @@ def _images(value=None, channels=3):
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_the_numbers_of_the_formula(dtype, channels, contiguous):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        images = _images(channels=channels)
-        given = images.contiguous() if contiguous else images
-        result, labels = ToDevice(torch.device("cpu"), MEAN[:channels], STD[:channels])(
-            given, torch.arange(4)
-        )
-    finally:
-        torch.set_default_dtype(before)
+    images = _images(channels=channels)
+    given = images.contiguous() if contiguous else images
+    to_device = ToDevice(torch.device("cpu"), MEAN[:channels], STD[:channels], dtype)
+    result, labels = to_device(given, torch.arange(4))
     mean, std = (torch.tensor(each[:channels], dtype=dtype).view(1, -1, 1, 1) for each in (MEAN, STD))
     torch.testing.assert_close(result, (images.to(dtype) / 255 - mean) / std, rtol=0, atol=1e-6)
     assert result.dtype == dtype and result.is_contiguous(memory_format=torch.channels_last)
@@ -51,15 +45,10 @@ def test_a_batch_that_is_held_is_never_written_to():
     for value in range(40):
         batch, _ = to_device(_images(value), None)
         expected = batch.clone()
-        holders = (
-            batch,
-            batch[1:, :, 2:],
-            batch.permute(0, 2, 3, 1),
-            batch.numpy(),
-            (batch * weight).grad_fn,
-        )
+        views = batch, batch[1:, :, 2:], batch.permute(0, 2, 3, 1), batch.numpy()
+        holders = *views, (batch * weight).grad_fn
         kept.append((holders[value % 5], expected, value % 5))
-        del batch, holders
+        del batch, views, holders
     for holder, expected, kind in kept:
         if kind == 4:
             assert torch.equal(holder._saved_self, expected)

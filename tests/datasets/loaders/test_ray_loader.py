@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from common.ground.exits import BadInput
 from datasets.compat.dpex import DpexDataLoader, RayDataLoader
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
 from datasets.loaders.engines.map_style import map_style_loader
-from datasets.loaders.engines.threads import Threads
-from datasets.loaders.loader import Loader
 from datasets.loaders.ray import pool
-from datasets.loaders.ray.engine import FolderCutter, RayEngine, ray_map_style_loader
+from datasets.loaders.ray.engine import ray_map_style_loader
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
@@ -63,12 +61,6 @@ def plain(dataset, **options) -> list:
     return list(DataLoader(dataset, num_workers=2, **options))
 
 
-def remote(dataset, workers=2, **options) -> list:
-    torch.manual_seed(3)
-    with RayDataLoader(dataset, True, num_workers=workers, **options) as loader:
-        return list(loader)
-
-
 def test_the_name_and_the_arguments_of_the_seed():
     """Without distribute_mode or workers, and for an IterableDataset, it is torch's loader."""
     assert DpexDataLoader is RayDataLoader and issubclass(DpexDataLoader, DataLoader)
@@ -83,13 +75,15 @@ def test_the_name_and_the_arguments_of_the_seed():
     assert not DpexDataLoader(Count(), True, num_workers=2).distribute_mode
 
 
-@pytest.mark.parametrize("workers, options", [
-    (2, {"batch_size": 7, "shuffle": True, "drop_last": True}), (1, {"batch_size": None}),
-    (1, {"batch_sampler": [[3, 1], [2], [59, 0, 4]],
-         "collate_fn": lambda samples: [sample["image"] for sample in samples]}),
+@pytest.mark.parametrize("options", [
+    {"batch_size": 7, "shuffle": True, "drop_last": True}, {"batch_size": None},
+    {"batch_sampler": [[3, 1], [2], [59, 0, 4]],
+     "collate_fn": lambda samples: [sample["image"] for sample in samples]},
 ], ids=["shuffle drop_last", "batch_size None", "batch_sampler collate_fn"])  # fmt: skip
-def test_the_batches_of_torch_in_the_same_order(folder, workers, options):
-    assert same(remote(Squares(), workers, **options), plain(Squares(), **options))
+def test_the_batches_of_torch_in_the_same_order(folder, options):
+    torch.manual_seed(3)
+    with RayDataLoader(Squares(), True, num_workers=1, **options) as loader:
+        assert same(list(loader), plain(Squares(), **options))
 
 
 def test_random_numbers_follow_from_the_seed_and_not_from_the_workers(folder):
@@ -129,16 +123,14 @@ def test_worker_init_fn_and_a_data_set_that_changes_between_epochs(folder):
 
 
 def test_batches_are_the_caller_s_own(folder):
-    data = TensorDataset(torch.arange(20))
-    with RayDataLoader(data, True, batch_size=5, num_workers=2, collate_fn=lambda items: (
-        torch.cat([item[0][None] for item in items]), np.zeros(3)
-    )) as loader:  # fmt: skip
-        kept = []
-        for tensor, array in loader:
+    def collate(items):
+        return torch.tensor(items), np.zeros(3)
+
+    with RayDataLoader(range(20), True, batch_size=5, num_workers=1, collate_fn=collate) as loader:
+        for number, (tensor, array) in enumerate(loader):
             tensor += 100
             array += 1
-            kept.append(tensor)
-        assert torch.cat(kept).tolist() == list(range(100, 120))
+            assert tensor.tolist() == [*range(100 + 5 * number, 105 + 5 * number)] and array.all()
         assert all(not array.any() for _, array in loader)
 
 
@@ -227,34 +219,24 @@ def index(tmp_path_factory):
     return image_folder.load(images, "train", str(tmp_path_factory.mktemp("cache")))
 
 
-def test_the_engine_delivers_what_threads_deliver(folder, index):
+def test_the_engine_delivers_what_threads_deliver_and_names_an_unreadable_image(folder, index):
     def plan():
         return Plan(index, BatchSampler(len(index), 100, 5), random_resized_crop, 48)
 
-    made = []
-    for engine in (Threads(FileStore(index), 2), RayEngine(FolderCutter(FileStore(index)), 2)):
-        with Loader(engine, plan(), torch.device("cpu")) as loader:
+    made, path = [], Path(index.path(int(next(iter(plan())).ids[0])))
+    for backend in ("threads", "ray"):
+        with backends.build(backend, FileStore(index), plan(), torch.device("cpu"), 2) as loader:
             loader.seek(len(loader) + 1)
             made.append([(images.clone(), labels.clone()) for images, labels in loader])
             made.append(loader.receipt.take())
+            content = path.read_bytes()
+            path.write_bytes(content[:100])
+            loader.seek(0)
+            with pytest.raises(BadInput, match=f"{path.name} has 100 bytes"):
+                list(loader)
+            path.write_bytes(content)
     assert torch.equal(made[1], made[3]) and len(made[0]) == len(made[2]) == 5
     assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(*made[::2], strict=True))
-
-
-def test_an_engine_s_unreadable_image_is_named(folder, index):
-    path = Path(index.path(3))
-    content = path.read_bytes()
-    path.write_bytes(content[:100])
-    try:
-        plan = Plan(index, BatchSampler(len(index), 64, 5), random_resized_crop, 48)
-        with (
-            Loader(RayEngine(FolderCutter(FileStore(index)), 2), plan, torch.device("cpu")) as loader,
-            pytest.raises(BadInput, match=f"{path.name} has 100 bytes"),
-        ):
-            for _ in loader:
-                pass
-    finally:
-        path.write_bytes(content)
 
 
 def test_any_dataset_draws_the_same_on_workers_of_ray(folder):
@@ -292,8 +274,3 @@ for attempt in (lambda: list(RayDataLoader([1, 2], True, num_workers=1)),
 """
     result = run("-c", code)
     assert result.stdout.startswith("2\n") and result.stdout.count('pip install "ray') == 2, result
-
-
-def test_the_removed_address_names_what_to_use():
-    with pytest.raises(BadInput, match=r"--ray_address start was removed: .*`ray start`"):
-        pool.connect("start", 1)

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import pickle
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,6 @@ from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
-from tests.conftest import finish, start, wait_until
-from tests.support.packs import damaged
 
 KINDS = {  # name of a file -> mode, options of Pillow
     "photograph.jpg": ("RGB", {"quality": 95}),
@@ -92,7 +89,7 @@ def test_it_takes_a_fraction_of_the_bytes(index, packs):
     photographs = [id for id, name in enumerate(names(index)) if name == "photograph.jpg"]
     size = {form: sum(len(packs[form].sample(id).content) for id in photographs) for form in forms.FORMS}
     assert size["jpeg"] < 0.35 * size["encoded"] and size["jpeg"] < 0.2 * size["decoded"]
-    whole = pack.size_of(index, "jpeg", forms.SHORT_SIDE)
+    whole = pack.size_of(index, "jpeg")
     made = sum(len(packs["jpeg"].sample(id).content) for id in range(len(index)))
     assert 0.5 < whole / made < 2, "what is asked of the disk before it is made"
 
@@ -131,7 +128,7 @@ def test_a_worker_of_ray_cuts_as_a_thread_does(index, packs):
         expected = images.clone().numpy()
         found.close()
     cutter = pickle.loads(pickle.dumps(FolderCutter(packs["jpeg"])))
-    assert np.array_equal(cutter(96, batch.ids, batch.crops), expected)
+    assert np.array_equal(cutter(batch, 96), expected)
 
 
 def test_an_image_that_is_too_long_for_a_jpeg_is_named(tmp_path):
@@ -142,37 +139,6 @@ def test_an_image_that_is_too_long_for_a_jpeg_is_named(tmp_path):
     assert pack.build(index, str(tmp_path / "decoded")).image(0).shape == (4, 66000, 3)
     with pytest.raises(BadInput, match=r"cannot make a JPEG of .*long\.png: .* 65500"):
         pack.build(index, str(tmp_path / "jpeg"), "jpeg")
-
-
-BUILD = """
-import sys
-from datasets.folders import image_folder
-from datasets.stores import pack
-pack.SAMPLES_PER_FILE = 2
-root, cache, path = sys.argv[1:]
-pack.build(image_folder.load(root, "train", cache), path, "jpeg", threads=1)
-"""
-
-
-def test_a_killed_build_continues(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "SAMPLES_PER_FILE", 2)
-    path = tmp_path / "pack"
-    slow = BUILD.replace("root, cache", "import time; write = pack._write\n"
-        "def slow(*a): write(*a); time.sleep(0.2)\npack._write = slow\nroot, cache")  # fmt: skip
-    building = start("-c", slow, index.root, tmp_path / "cache", path)
-    wait_until(lambda: len(list(path.glob("*.arrow"))) >= 3, building)
-    building.send_signal(signal.SIGKILL)
-    finish(building, -signal.SIGKILL)
-    made = {part: part.stat().st_mtime_ns for part in path.glob("*.arrow")}
-    assert 3 <= len(made) < 8
-    with pytest.raises(BadInput, match="finished pack"):
-        pack.PackStore(str(path), index)
-    store = pack.build(index, str(path), "jpeg")
-    assert not damaged(store)
-    assert len(list(path.glob("*.arrow"))) == 8
-    assert {part: part.stat().st_mtime_ns for part in made} == made, "no part is made twice"
-    for id in range(len(index)):
-        assert bytes(store.sample(id).content) == made_of_file(index, id)
 
 
 def test_a_sample_without_bytes_is_made_from_its_file(index, packs, tmp_path, monkeypatch, capfd):

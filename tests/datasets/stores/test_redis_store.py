@@ -81,9 +81,9 @@ def test_addresses(tmp_path):
     ("http://a", "is not redis://"), ("redis://", "is not redis://"), ("a:6379", "is not redis://"),
     ("redis://a:1,b:2", "several hosts: name one"), ("redis://a:port", "is not redis://"),
     ("redis://a:99999", "is not redis://"), ("redis://u@a:1,redis://v@b:2", "several hosts: name one"),
-    ("redis://a?forms=encoded", "a:6379: only ca=.* not this value of forms="),
-    ("redis://a?form=raw", "not this value of form="),
-    ("redis://a?form=jpeg", r"form=decoded\|encoded are valid .* not this value of form="),
+    ("redis://a?forms=encoded", "a:6379: only ca="),
+    ("redis://a?form=raw", "form=decoded"),
+    ("redis://a?form=jpeg", r"form=decoded\|encoded are valid"),
     ("redis://a?ca=/not/there", "/not/there does not exist"),
     ("redis://a/0/x/y", "after the host"), ("redis://a/a{b}", "after the host"),
 ])  # fmt: skip
@@ -123,15 +123,6 @@ def test_what_was_put_comes_back(form, empty_redis, index, made):
         assert store.lengths(ALL).tolist() == [len(sample.content) + 24 for sample in samples[:30]] + [0] * 10
         assert store.read([]) == [] and store.counts["hits"] == 5
         assert isinstance(found[6], bytes) == (form == "encoded")
-
-
-@needed
-def test_memory_that_is_still_read_is_not_used_again(empty_redis, index, made):
-    with Opened(empty_redis.url(), index) as opened:
-        opened.store.put(ALL, made["decoded"])
-        held = [opened.store.read(ALL[first:] + ALL[:first]) for first in range(0, 40, 3)]
-        for first, found in zip(range(0, 40, 3), held, strict=True):
-            assert same(found, made["decoded"][first:] + made["decoded"][:first])
 
 
 def damages(value: bytes, other: bytes):
@@ -276,69 +267,48 @@ def test_a_cluster_is_read_until_a_node_dies_and_after_it_comes_back(tmp_path, i
 
 
 @needed
-def test_a_server_that_is_not_there_comes_later(tmp_path, index, made):
-    server = RedisServer(tmp_path)
+def test_a_server_that_comes_later_falls_silent_and_is_replaced(tmp_path, index, made, monkeypatch):
+    monkeypatch.setattr(connection, "READ", 0.2)
+    monkeypatch.setattr(connection, "_WORTH", 1)  # otherwise it is not used for a while
+    server, samples = RedisServer(tmp_path), made["decoded"]
     with Opened(server.url(), index) as opened:
         store = opened.store
         for _ in range(100):
-            assert store.read(ALL) == [None] * 40 and store.put(ALL, made["decoded"]) == 0
+            assert store.read(ALL) == [None] * 40 and store.put(ALL, samples) == 0
         assert len(opened.said) == 1 and "Connection refused" in opened.said[0]
         with server:
-            until(lambda: store.put(ALL, made["decoded"]) == 40)
-            assert same(store.read(ALL), made["decoded"])
-            assert opened.said[1:] == [f"cache 127.0.0.1:{server.port}: it answers again"]
+            until(lambda: store.put(ALL, samples) == 40)
+            assert same(store.read(ALL), samples)
+            server.pause()
+            for _ in range(50):
+                assert store.read(ALL) == [None] * 40
+            server.resume()
+            until(lambda: same(store.read(ALL), samples))
+            again = f"cache 127.0.0.1:{server.port}: it answers again"
+            assert "Timeout" in opened.said[2] and opened.said[1:] == [again, opened.said[2], again]
             server.kill()
             server.start()  # a new process without the data: connections are cut, but no server is down
             assert store.read(ALL) == [None] * 40
-            assert len(opened.said) == 2
-
-
-@needed
-def test_a_server_that_falls_silent(tmp_path, index, made, monkeypatch):
-    monkeypatch.setattr(connection, "READ", 0.2)
-    with RedisServer(tmp_path) as server, Opened(server.url(), index) as opened:
-        store = opened.store
-        store.put(ALL, made["decoded"])
-        server.pause()
-        for _ in range(50):
-            assert store.read(ALL) == [None] * 40
-        assert len(opened.said) == 1 and "Timeout" in opened.said[0]
-        server.resume()
-        until(lambda: same(store.read(ALL), made["decoded"]))
-        assert len(opened.said) == 2
+            assert len(opened.said) == 4
 
 
 @needed
 def test_an_answer_that_trickles_is_given_up(tmp_path, index, made, monkeypatch):
-    """Every byte arrives in time, but the whole answer would not end."""
+    """Every byte arrives in time, but the whole answer would take long."""
+    monkeypatch.setattr(connection, "READ", 0.2)
+    monkeypatch.setattr(connection, "_REQUEST", 1)  # the time is looked at after each sample
     with RedisServer(tmp_path) as server, Opened(server.url(), index) as opened:
         opened.store.put(ALL, made["decoded"])
-        with socket.create_server(("127.0.0.1", 0)) as proxy:
+        get_values = connection._get_values
 
-            def serve():
-                while True:
-                    try:
-                        near, _ = proxy.accept()
-                    except OSError:
-                        return
-                    far = socket.create_connection(("127.0.0.1", server.port))
-                    threading.Thread(target=pump, args=(near, far, 1 << 16, 0), daemon=True).start()
-                    threading.Thread(target=pump, args=(far, near, 100, 0.01), daemon=True).start()
+        def trickle(client, keys):
+            time.sleep(0.15 * (len(keys[0]) > 20))  # not the probe
+            return get_values(client, keys)
 
-            def pump(source, target, size, pause):
-                try:
-                    while content := source.recv(size):
-                        target.sendall(content)
-                        time.sleep(pause)
-                except OSError:
-                    pass
-                target.close()
-
-            threading.Thread(target=serve, daemon=True).start()
-            monkeypatch.setattr(connection, "READ", 0.5)
-            with Opened(f"redis://127.0.0.1:{proxy.getsockname()[1]}", index) as slow:
-                assert slow.store.read(ALL) == [None] * 40
-                assert "more slowly than 20 MB/s" in slow.said[0]
+        monkeypatch.setattr(connection, "_get_values", trickle)
+        begin = time.monotonic()
+        assert opened.store.read(ALL) == [None] * 40
+        assert time.monotonic() - begin < 40 * 0.15 and "more slowly than 20 MB/s" in opened.said[0]
 
 
 class Odd:
@@ -402,22 +372,11 @@ def test_a_server_that_is_not_redis_is_a_miss(answer, others, index, made, monke
 @needed
 def test_wrong_credentials_are_an_error_at_once(tmp_path, index, monkeypatch):
     with with_user(tmp_path) as server:
-        for user, password in (
-            ("bootfile", "wrong"),
-            ("unknown", PASSWORD),
-            ("", PASSWORD),
-            ("bootfile", None),
-            ("", None),
-        ):
-            monkeypatch.delenv(address.PASSWORD, raising=False)
-            if password:
-                monkeypatch.setenv(address.PASSWORD, password)
-            with pytest.raises(
-                BadInput, match=f":{server.port}: it refuses the user or the password; "
-            ) as caught:
+        for user, password in (("bootfile", "wrong"), ("unknown", PASSWORD), ("", PASSWORD), ("", "")):
+            monkeypatch.setenv(address.PASSWORD, password)
+            with pytest.raises(BadInput, match=f":{server.port}: it refuses the user or the pass") as caught:
                 Opened(server.url(user), index)
             assert PASSWORD not in str(caught.value) and "wrong" not in str(caught.value)
-        monkeypatch.delenv(address.PASSWORD, raising=False)
         secret = tmp_path / "secret"
         secret.write_text(PASSWORD + "\n")
         monkeypatch.setenv(address.PASSWORD_FILE, str(secret))
@@ -480,12 +439,12 @@ def test_tls(tmp_path, index, made, monkeypatch):
         elsewhere = server.url("bootfile", "?form=encoded").replace("127.0.0.1", "localhost")
         with Opened(elsewhere, index) as opened:
             assert opened.store.read(ALL) == [None] * 40
-            assert len(opened.said) == 1 and "certificate is not trusted" in opened.said[0], "another name"
+            assert len(opened.said) == 1 and "certificate verify failed" in opened.said[0], "another name"
         monkeypatch.delenv(address.CA)
         with Opened(server.url("bootfile"), index) as opened:
             for _ in range(3):
                 assert opened.store.read(ALL) == [None] * 40
-            assert len(opened.said) == 1 and "certificate is not trusted" in opened.said[0]
+            assert len(opened.said) == 1 and "certificate verify failed" in opened.said[0]
         with Opened(server.url("bootfile").replace("rediss", "redis"), index) as opened:
             assert opened.store.read(ALL) == [None] * 40 and len(opened.said) == 1
 
@@ -506,10 +465,9 @@ def test_a_full_server_keeps_what_it_has(tmp_path, index, made):
 
 
 @needed
-@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru"])
-def test_nothing_is_pushed_out_of_a_server_that_evicts(policy, tmp_path, index, made, monkeypatch):
-    monkeypatch.setattr("datasets.stores.shared.connection._LOOK", 200_000)
-    full, samples = ("maxmemory 8mb", f"maxmemory-policy {policy}"), made["decoded"]
+def test_nothing_is_pushed_out_of_a_server_that_evicts(tmp_path, index, made, monkeypatch):
+    monkeypatch.setattr(connection, "_LOOK", 200_000)
+    full, samples = ("maxmemory 8mb", "maxmemory-policy allkeys-lru"), made["decoded"]
     with RedisServer(tmp_path, *full) as server, Opened(server.url(), index, "active") as opened:
         taken = sum(opened.store.put([id], [samples[id]]) for id in ALL)
         assert 0 < taken < 40
@@ -647,22 +605,13 @@ def test_the_password_is_nowhere(tmp_path, index, made, monkeypatch):
     monkeypatch.setenv(address.PASSWORD, PASSWORD)
     with with_user(tmp_path) as server:
         with Opened(server.url("bootfile"), index, "active") as opened:
-            seen = [
-                repr(opened.store),
-                repr(opened.server),
-                repr(vars(opened.store)),
-                str(opened.server.address),
-            ]
+            seen = [repr(opened.server), repr(vars(opened.store)), str(opened.server.address)]
             seen += [str(pickle.dumps(opened.store))]
-            server.client(username="bootfile", password=PASSWORD)
             server.kill()
             opened.store.read(ALL)
             server.start()
             until(lambda: len(opened.said) == 2)
             seen += opened.said
         assert not [text for text in seen if PASSWORD in text]
-        echo = connection._text(
-            RuntimeError(f"ERR unknown command 'AUTH', with args beginning with: '{PASSWORD}'")
-        )
-        assert PASSWORD not in echo
+        assert PASSWORD not in connection._text(RuntimeError(f"ERR unknown command 'AUTH' '{PASSWORD}'"))
     assert files_with(PASSWORD, index.folder) == []

@@ -1,0 +1,37 @@
+"""Work that threads do some steps ahead, with the results in order."""
+
+import collections
+import concurrent.futures
+import itertools
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
+
+_Item = TypeVar("_Item")
+
+
+def work_ahead(
+    items: Iterable[_Item],
+    begin: Callable[[_Item], list[concurrent.futures.Future]],
+    count: int,
+) -> Generator[tuple[_Item, list[Any]], None, None]:
+    """Yield (item, results of its tasks) in order. The next `count` items have begun before one is yielded.
+
+    begin: called with an item in this thread; returns its tasks. No task runs after the generator is closed.
+    """
+    remaining = iter(items)
+    begun: collections.deque[tuple[_Item, list[concurrent.futures.Future]]] = collections.deque()
+    try:
+        while True:
+            for item in itertools.islice(remaining, count + 1 - len(begun)):
+                begun.append((item, begin(item)))
+            if not begun:
+                return
+            item, tasks = begun[0]
+            results = [task.result() for task in tasks]
+            begun.popleft()
+            yield item, results
+    finally:
+        tasks = [task for _, tasks in begun for task in tasks]
+        for task in tasks:
+            task.cancel()
+        concurrent.futures.wait(tasks)
