@@ -55,7 +55,6 @@ def main(arguments: list[str]) -> int:
     if args.to and (args.sample is not None or not args.to.endswith(".png")):
         raise BadInput(f"--to {args.to}: expected a name that ends in .png, with --step or --around")
     if args.to:
-        sheet.check(args.to)
         confirm.check_replaceable(args.to, sheet.MARK, args.force)
     run, options = Run(args.run), arguments[split + 1 :]
     if args.sample is not None:

@@ -2,7 +2,6 @@
 
 import io
 import math
-import os
 import re
 
 import numpy as np
@@ -67,15 +66,6 @@ def _write(pen: ImageDraw.ImageDraw, x: int, y: int, words: str, width: int) -> 
     while words and pen.textlength(words) > width:
         words = words[:-1]
     pen.text((x, y), words, "black")
-
-
-def check(path: str) -> None:
-    """Raise BadInput if no file can be made at a path. Nothing is written."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(path):
-        raise BadInput(f"--to {path} is a folder")
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise BadInput(f"--to {path}: {folder} is not a folder in which this user can write")
 
 
 def save(sheet: Image.Image, path: str) -> None:

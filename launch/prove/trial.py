@@ -83,5 +83,5 @@ def choose_steps(count: int, first: int, last: int, seed: int) -> list[float]:
 
 def _failure(command: list[str], code: int, log: str) -> str:
     with open(log, encoding="utf-8", errors="replace") as file:
-        last = [line.strip() for line in file if line.strip()][-1:]
-    return f"{' '.join(command[1:])} ended with {code} ({explain_exit_code(code)}): {''.join(last)}"
+        lines = [line.strip() for line in file if line.strip()] or ["it printed nothing"]
+    return f"{' '.join(command[1:])} ended with {code}: {lines[-1] if code > 0 else explain_exit_code(code)}"
