@@ -19,7 +19,6 @@ batch changes the content. A receipt detects mistakes, not lies. Hash of a word:
 """
 
 import contextlib
-import functools
 import hashlib
 import os
 import sys
@@ -182,12 +181,16 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
     """Return a hash of each row of a tensor [n, ...], uint64 [n]."""
     rows, values = rows.detach(), np.zeros((len(rows), 0), np.uint64)
     if rows.numel():
-        places = _places(rows[0].numel(), rows.element_size())
+        starts, length = _lines(rows[0].numel(), rows.element_size())
         if rows.is_contiguous() or rows.ndim == 1:
-            chosen = rows.reshape(len(rows), -1).index_select(1, places.to(rows.device))
-        else:  # in the order of the indices too, without a copy of the whole tensor
-            index = map(torch.from_numpy, np.unravel_index(places.numpy(), tuple(rows.shape[1:])))
-            chosen = rows.movedim(0, -1)[tuple(index)].movedim(-1, 0)
+            flat = rows.reshape(len(rows), -1)
+            chosen = torch.cat([flat[:, start : start + length] for start in starts], 1)
+        else:  # elements in the order of the indices too, without a copy of the whole tensor
+            places = np.add.outer(starts, np.arange(length)).reshape(-1)
+            index = np.unravel_index(places, tuple(rows.shape[1:]))
+            offsets = sum(each * step for each, step in zip(index, rows.stride()[1:], strict=True))
+            flat = rows.as_strided((len(rows), int(offsets.max()) + 1), (rows.stride(0), 1))
+            chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
         content = chosen.contiguous().view(torch.uint8).cpu().numpy().reshape(len(rows), -1)
         values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
     keys = mix(np.arange(values.shape[1], dtype=np.uint64)) | np.uint64(1)
@@ -195,14 +198,12 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
     return mix(np.einsum("ij,j->i", values, keys) ^ np.uint64(kind))
 
 
-@functools.lru_cache(64)
-def _places(count: int, size: int) -> torch.Tensor:
-    """Return the places of the elements that are hashed, int64. size: bytes of an element."""
-    line = _LINE // size
-    if count <= _LINES * line:
-        return torch.arange(count)
-    starts = np.linspace(0, count - line, _LINES).astype(np.int64)
-    return torch.from_numpy((starts[:, None] + np.arange(line)).reshape(-1))
+def _lines(count: int, size: int) -> tuple[list[int], int]:
+    """Return the first elements of the lines that are hashed, and their length. size: bytes of an element."""
+    length = _LINE // size
+    if count <= _LINES * length:
+        return [0], count
+    return np.linspace(0, count - length, _LINES).astype(np.int64).tolist(), length
 
 
 def _hash_text(value: Any) -> int:

@@ -107,9 +107,7 @@ def test_a_folder_of_images_is_read_by_another_engine(tmp_path):
 def test_a_script_that_does_not_know_help_is_ended(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text("import time\nwhile True: time.sleep(1)")
     monkeypatch.setattr(jobs, "_HELP_SECONDS", 1)
-    with pytest.raises(
-        BadInput, match="own.py --help did not end within 1 s: "
-    ):
+    with pytest.raises(BadInput, match=r"own\.py --help did not end within 1 s"):
         jobs.OwnJob(str(tmp_path / "own.py"), [], str(tmp_path), 1, 0)
 
 
