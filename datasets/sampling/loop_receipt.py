@@ -188,7 +188,7 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
         else:  # elements in the order of the indices too, without a copy of the whole tensor
             places = np.add.outer(starts, np.arange(length)).reshape(-1)
             index = np.unravel_index(places, tuple(rows.shape[1:]))
-            offsets = sum(each * step for each, step in zip(index, rows.stride()[1:], strict=True))
+            offsets = np.dot(rows.stride()[1:], index)
             flat = rows.as_strided((len(rows), int(offsets.max()) + 1), (rows.stride(0), 1))
             chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
         content = chosen.contiguous().view(torch.uint8).cpu().numpy().reshape(len(rows), -1)
