@@ -47,8 +47,6 @@ def main(arguments: list[str]) -> int:
     add("--to", metavar="FILE.png", help="also draw the images of the steps, as the model got them")
     add("--force", action="store_true", help="replace FILE.png even if it was not made by this command")
     add("--job", metavar="SCRIPT", help="the job of the run (default: the file of its name in jobs/)")
-    help = "size of the training set, for --sample in a run that is older than this command"
-    add("--samples", type=positive_int, metavar="N", help=help)
     args = parser.parse_args(arguments[:split])
     if sum(each is not None for each in (args.step, args.sample, args.around)) != 1:
         raise BadInput("expected one of --step N, --sample FILE_OR_ID and --around")
@@ -58,7 +56,7 @@ def main(arguments: list[str]) -> int:
         confirm.check_replaceable(args.to, sheet.MARK, args.force)
     run, options = Run(args.run), arguments[split + 1 :]
     if args.sample is not None:
-        return _show_sample(run, args.sample, args.samples, get_option(options, "--cache_dir"))
+        return _show_sample(run, args.sample, get_option(options, "--cache_dir"))
     steps = [args.step]
     if args.around is not None:
         around = None if args.around == _LARGEST else int(args.around)
@@ -89,8 +87,8 @@ def _show_steps(run: Run, steps: list[int], args: argparse.Namespace, options: l
     return 0
 
 
-def _show_sample(run: Run, given: str, samples: int | None, cache_dir: str | None) -> int:
-    sampler, views = run.sampler(samples)
+def _show_sample(run: Run, given: str, cache_dir: str | None) -> int:
+    sampler, views = run.sampler()
     id, name = _find_sample(run, given, sampler.size, cache_dir)
     epochs = np.arange(1, -(-run.last // len(sampler)) + 1)
     steps = sampler.find(id, epochs) + 1
@@ -114,7 +112,7 @@ def _check_ids(run: Run, sampler: Any, views: int, step: int) -> np.ndarray:
     ids = sampler.batch(step - 1)
     images = np.concatenate([ids + view * sampler.size for view in range(views)])
     sums = batch_sums(images, images, (), np.array([len(images)]))[0].view(np.uint64)
-    run.check(step, sums[:1], ("ids",))
+    run.check(step, sums[:1])
     return ids
 
 
