@@ -222,6 +222,9 @@ def test_the_file_works_alone(tmp_path):
     shown = [run("receipt.py", "OUT", "OUT", cwd=tmp_path / "project").stdout]
     shown.append(run("-m", "launch", "receipt", *[tmp_path / "project" / "OUT"] * 2).stdout)
     assert all(text.endswith("data equal for 3 steps\n") for text in shown)
+    for words, message in ((["gone"], "no receipt of a loop at gone"), ([], "expected RUN or RUN_A RUN_B")):
+        refused = run("receipt.py", *words, cwd=tmp_path / "project", code=2)
+        assert refused.stderr.startswith(f"error: {message}") and refused.stderr.count("\n") == 1
     run("-m", "launch", "new", "--receipt", tmp_path / "project")  # the same file: nothing to do
     (tmp_path / "project" / "receipt.py").write_text("mine")
     assert "exists" in run("-m", "launch", "new", "--receipt", tmp_path / "project", code=2).stderr
