@@ -66,7 +66,10 @@ def main(arguments: list[str]) -> int:
     preemption.unwind_within(_UNWIND)
     with contextlib.ExitStack() as stack:
         folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
-        os.makedirs(folder, exist_ok=True)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--keep {folder}: {error.strerror}") from error
         if os.listdir(folder):
             raise BadInput(f"--keep {folder} is not empty")
         words = (args.job, arguments[split + 1 :], os.path.abspath(folder), args.kills, args.seed)

@@ -130,6 +130,7 @@ def test_a_script_that_ignores_its_checkpoint_is_unverified(tmp_path):
         (["own.py", "--compare", "full/*.pt", "--resume_with=-r"], "full exists"),
         (["own.py", "--compare", "OUT/*.pt", "--resume_with=-r"], "ended with 1"),
         (["own.py", "--keep", "full", "--compare", "OUT/*.pt", "--resume_with=-r"], "full is not empty"),
+        (["own.py", "--keep", "own.py"], "--keep own.py: File exists"),
         ([ROOT / "jobs" / "train.py", "--", "--output_dir=x"], "--output_dir is chosen for each run"),
         ([ROOT / "jobs" / "train.py", "--", "--max_steps=0"], "--max_steps"),
     ],
