@@ -165,16 +165,16 @@ class OwnJob(Job):
                 shutil.copytree(folder, self._snapshot)
             return command
 
-        done = trial.run(command, self._log(case.name), lambda: self._progress(folder), kills, after_kill)
+        killed = trial.run(command, self._log(case.name), lambda: self._progress(folder), kills, after_kill)
         if case.name != KILLED:
             return "".join(option)
-        if not done.kills:
+        if not killed:
             return self._doubt("no SIGKILL came before the end: give more --max_steps")
         with open(self._log(case.name), encoding="utf-8", errors="replace") as log:
             resumed = re.findall(r"resumed from \S*step_(\d+)", log.read())
         if not resumed:
             self._doubt("no restart continued from a checkpoint: give more --max_steps")
-        steps = ", ".join(f"{step:.0f}" for step in done.kills)
+        steps = ", ".join(f"{step:.0f}" for step in killed)
         return f"SIGKILL after step {steps}; continued from step {', '.join(resumed) or '0'}"
 
     def _progress(self, folder: str) -> int:
@@ -245,7 +245,7 @@ class OtherJob(Job):
             return self._restart()
 
         try:
-            done = trial.run(command, self._log(case.name), watch, kills, after_kill)
+            killed = trial.run(command, self._log(case.name), watch, kills, after_kill)
             left.append(self._versions())
         finally:
             if os.path.exists(self._output):
@@ -260,7 +260,7 @@ class OtherJob(Job):
             return ""
         if not any(map(_has_trained, left, left[1:])):
             self._doubt("no restart had to train on from a file: let it train longer, and save more often")
-        times = ", ".join(f"{kill:.0f}" for kill in done.kills)
+        times = ", ".join(f"{kill:.0f}" for kill in killed)
         return f"SIGKILL after write {times} of about {self._writes}"
 
     def _restart(self) -> list[str]:
