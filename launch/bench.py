@@ -60,14 +60,14 @@ def main(argv: list[str]) -> int:
         row["wait_cold"] = None if row["cold"] is None else _wait(row["cold"], ceiling, device)
     real = [row for row in rows if not row["backend"].startswith("synthetic")]
     best = max(real, key=lambda row: row["warm"])
-    described = {
+    described = vars(args) | {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {device.type}",
         "load_average": os.getloadavg()[0],
         "data": f"{index.root}: {len(index)} images, {int(index.bytes.mean()) / 1000:.0f} kB on average",
-        "rounds": args.rounds, "seconds": args.seconds, "batch_size": args.batch_size,
-        "image_size": args.image_size, "workers": args.workers, "arch": args.arch,
-        "compute_images_per_s": ceiling, "rows": rows, "choice": best["backend"],
-    }  # fmt: skip
+        "compute_images_per_s": ceiling,
+        "rows": rows,
+        "choice": best["backend"],
+    }
     if args.json:
         print(json.dumps(described, indent=2))
     else:
@@ -113,12 +113,11 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
     slowest = statistics.median(sample["warm"] for sample in samples["pytorch"])
     rows = []
     for name, rounds in samples.items():
-        row = {key: None if each is None else statistics.median(sample[key] for sample in rounds)
-               for key, each in rounds[0].items()}  # fmt: skip
-        spread = [sample["warm"] for sample in rounds]
-        rows.append(
-            {"backend": name, **row, "ratio": row["warm"] / slowest, "spread": [min(spread), max(spread)]}
-        )
+        row: dict = {"backend": name}
+        for key, value in rounds[0].items():
+            row[key] = None if value is None else statistics.median(sample[key] for sample in rounds)
+        warm = [sample["warm"] for sample in rounds]
+        rows.append(row | {"ratio": row["warm"] / slowest, "spread": [min(warm), max(warm)]})
     return sorted(rows, key=lambda row: row["warm"], reverse=True)
 
 

@@ -29,8 +29,6 @@ from launch.data import job, sheet, table
 from launch.data.run import Run
 from launch.simulate.commands import get_option
 
-_LARGEST = "largest"
-
 
 def main(arguments: list[str]) -> int:
     """Print the answer and return 0. Raises BadInput."""
@@ -42,7 +40,7 @@ def main(arguments: list[str]) -> int:
     add("--step", type=positive_int, metavar="N", help="print the samples of step N, counted from 1")
     add("--sample", metavar="FILE_OR_ID", help="print the steps that had this sample")
     help = "print the steps up to a jump of the loss: that at step N (default: the largest)"
-    add("--around", nargs="?", const=_LARGEST, type=_step_or_largest, metavar="N", help=help)
+    add("--around", nargs="?", const=0, type=positive_int, metavar="N", help=help)
     add("--count", type=positive_int, default=4, metavar="N", help="steps of --around (default: 4)")
     add("--to", metavar="FILE.png", help="also draw the images of the steps, as the model got them")
     add("--force", action="store_true", help="replace FILE.png even if it was not made by this command")
@@ -59,14 +57,9 @@ def main(arguments: list[str]) -> int:
         return _show_sample(run, args.sample, get_option(options, "--cache_dir"))
     steps = [args.step]
     if args.around is not None:
-        around = None if args.around == _LARGEST else int(args.around)
-        line, steps = run.find_jump(around, args.count)
+        line, steps = run.find_jump(args.around, args.count)
         print_line(line)
     return _show_steps(run, steps, args, options)
-
-
-def _step_or_largest(text: str) -> str:
-    return text if text == _LARGEST else str(positive_int(text))
 
 
 def _show_steps(run: Run, steps: list[int], args: argparse.Namespace, options: list[str]) -> int:

@@ -114,10 +114,10 @@ class Run:
                     return index
         return None
 
-    def find_jump(self, around: int | None, count: int) -> tuple[str, list[int]]:
+    def find_jump(self, around: int, count: int) -> tuple[str, list[int]]:
         """Return (a line about a jump of the loss, up to `count` steps that led to it).
 
-        around: a step of it; None: the largest increase from one report to the next. Raises BadInput.
+        around: a step of it; 0: the largest increase from one report to the next. Raises BadInput.
         """
         read = runs.read(self.folder, self.folder)
         steps, losses = read.figures.get("loss", (np.zeros(0), np.zeros(0)))
@@ -125,14 +125,14 @@ class Run:
         if len(steps) < 2:
             damaged = "".join(f" ({note})" for note in read.notes if note.startswith(f"{runs.METRICS}:"))
             raise BadInput(f"{path} has {len(steps)} reports with a loss; expected at least 2{damaged}")
-        if around is None:  # a loss that is not finite is the greatest
+        if not around:  # a loss that is not finite is the greatest
             place = 1 + int(np.diff(np.nan_to_num(losses, nan=1e300, posinf=1e300)).argmax())
         elif (place := int(np.searchsorted(steps, around))) == len(steps):
             raise BadInput(f"{path} has no report of step {around}: the last one is of step {steps[-1]:.0f}")
         end, before = int(steps[place]), int(steps[place - 1]) if place else 0
         earlier = f"{losses[place - 1]:g} at step {before}" if place else "no report"
         line = f"loss {losses[place]:g} at step {end}, before it {earlier}"
-        line += ": the largest jump of the run" if around is None else ""
+        line += "" if around else ": the largest jump of the run"
         if end - before > 1:
             line += f"; it is the mean of the steps {before + 1}-{end}"
         recorded = [step for step in range(max(1, end - count + 1), end + 1) if self.has(step)]

@@ -79,13 +79,13 @@ def main(arguments: list[str]) -> int:
         else:
             job = OwnJob(*words)
         rows = _run_all(job)
-    verdict, code = _conclude(job, rows)
-    print(verdict)
-    for line in job.unchecked:
-        print(f"not checked: {line}")
-    if args.to:
-        page.write(args.to, job, rows, verdict)
-        print(f"page: {args.to}")
+        verdict, code = _conclude(job, rows)
+        print(verdict)
+        for line in job.unchecked:
+            print(f"not checked: {line}")
+        if args.to:
+            page.write(args.to, job, rows, verdict)
+            print(f"page: {args.to}")
     return code
 
 

@@ -1,20 +1,15 @@
 """The table of a proof as a page: one file that loads nothing and runs no script."""
 
 import os
-import platform
 import shlex
 import time
 from typing import NamedTuple
 
-import numpy
-import torch
-
-from common import __version__
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import write_atomic
-from common.platform.platforms import available_cores
+from common.run import starts
 from launch.prove.evidence import PARTS, Line
-from launch.prove.jobs import Case, Job
+from launch.prove.jobs import REFERENCE, Case, Job
 
 jinja2 = import_optional("jinja2", "the page needs jinja2")
 
@@ -46,7 +41,9 @@ class Row(NamedTuple):
 
 
 def write(path: str, job: Job, rows: list[Row], verdict: str) -> None:
-    """Write the page. Raises BadInput."""
+    """Write the page, before the folders of the runs are deleted. Raises BadInput."""
+    started = starts.read(job.folder(REFERENCE))
+    facts = started[-1]["environment"] if started else starts.environment() | {"job": job.script}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -59,22 +56,9 @@ def write(path: str, job: Job, rows: list[Row], verdict: str) -> None:
         unchecked=job.unchecked,
         command=shlex.join(job.command()[1:]),
         made=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-        facts=_facts(),
+        facts=facts,
     )
     try:
         write_atomic(path, text.encode("utf-8", "replace"))
     except OSError as error:
         raise BadInput(f"cannot write --to {path}: {error.strerror}") from error
-
-
-def _facts() -> dict[str, object]:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
-    return {
-        "Bootfile": __version__,
-        "Python": platform.python_version(),
-        "PyTorch": torch.__version__,
-        "NumPy": numpy.__version__,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "device": device,
-        "cores": available_cores(),
-    }

@@ -283,7 +283,7 @@ def test_the_steps_up_to_a_jump_of_the_loss(losses, words, steps, said, digits, 
     shutil.copytree(digits, tmp_path / "run")
     write_losses(tmp_path / "run", losses)
     count = int(words[1].partition("=")[2]) if len(words) > 1 else 4
-    line, shown = Run(str(tmp_path / "run")).find_jump(int(words[0]) if words else None, count)
+    line, shown = Run(str(tmp_path / "run")).find_jump(int(words[0]) if words else 0, count)
     assert shown == steps and said in line
 
 
