@@ -170,12 +170,11 @@ class OwnJob(Job):
             return "".join(option)
         if not killed:
             return self._doubt("no SIGKILL came before the end: give more --max_steps")
-        with open(self._log(case.name), encoding="utf-8", errors="replace") as log:
-            resumed = re.findall(r"resumed from \S*step_(\d+)", log.read())
-        if not resumed:
+        resumed = [start["step"] for start in starts.read(folder)[1:]]
+        if not any(resumed):
             self._doubt("no restart continued from a checkpoint: give more --max_steps")
-        steps = ", ".join(f"{step:.0f}" for step in killed)
-        return f"SIGKILL after step {steps}; continued from step {', '.join(resumed) or '0'}"
+        steps, resumed_at = (", ".join(f"{step:.0f}" for step in each) for each in (killed, resumed))
+        return f"SIGKILL after step {steps}; continued from step {resumed_at}"
 
     def _progress(self, folder: str) -> int:
         try:
