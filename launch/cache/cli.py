@@ -15,6 +15,7 @@ check: a sample is missing or differs), 2 bad input, or the server does not answ
 """
 
 import argparse
+import functools
 import os
 import re
 import sys
@@ -144,16 +145,14 @@ def _log(text: str) -> None:
 
 def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderIndex]:
     """Return the indexes of --split. "val" has the class numbers of "train", as in a job."""
-
-    def load(split: str, classes: tuple[str, ...] | None = None) -> image_folder.ImageFolderIndex:
-        return image_folder.load(
-            args.data_url, split, args.cache_dir, args.max_bad_images, classes, _log, val_share=args.val_share
-        )
-
+    load = functools.partial(
+        image_folder.load, args.data_url, cache=args.cache_dir, max_bad=args.max_bad_images, log=_log,
+        val_share=args.val_share,
+    )  # fmt: skip
     train = load("train")
     if args.split == "train":
         return [train]
-    val = load("val", train.classes)
+    val = load("val", classes=train.classes)
     return [val] if args.split == "val" else [train, val]
 
 
