@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     add("--step", type=positive_int, metavar="N", help="print the samples of step N, counted from 1")
     add("--sample", metavar="FILE_OR_ID", help="print the steps that had this sample")
     help = "print the steps up to a jump of the loss: that at step N (default: the largest)"
-    add("--around", nargs="?", const=0, type=positive_int, metavar="N", help=help)
+    add("--around", nargs="?", const=0, type=int, metavar="N", help=help)
     add("--count", type=positive_int, default=4, metavar="N", help="steps of --around (default: 4)")
     add("--to", metavar="FILE.png", help="also draw the images of the steps, as the model got them")
     add("--force", action="store_true", help="replace FILE.png even if it was not made by this command")

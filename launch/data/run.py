@@ -127,7 +127,9 @@ class Run:
             raise BadInput(f"{path} has {len(steps)} reports with a loss; expected at least 2{damaged}")
         if not around:  # a loss that is not finite is the greatest
             place = 1 + int(np.diff(np.nan_to_num(losses, nan=1e300, posinf=1e300)).argmax())
-        elif (place := int(np.searchsorted(steps, around))) == len(steps):
+        elif 0 < around <= steps[-1]:
+            place = int(np.searchsorted(steps, around))
+        else:
             raise BadInput(f"{path} has no report of step {around}: the last one is of step {steps[-1]:.0f}")
         end, before = int(steps[place]), int(steps[place - 1]) if place else 0
         earlier = f"{losses[place - 1]:g} at step {before}" if place else "no report"

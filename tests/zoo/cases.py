@@ -65,7 +65,7 @@ CASES = [
     Case("accelerate-stateful", "accelerate==1.15.0", "accelerate_loop.py 12 stateful loader",
          "use_stateful_dataloader restores the place, but in the order of epoch 1",
          "huggingface/accelerate#4195", "2026-08-30",
-         "from step 13 on: the samples of steps 5-16 were read again", ranks=2, fix="#4238, open"),
+         "from step 13 on: the samples of steps 5-24 were read again", ranks=2, fix="#4238, open"),
     Case("datasets-second-resume", "datasets==5.0.0", "datasets_stream.py 2 plain",
          "the second restart begins at the first example again",
          "huggingface/datasets#8308", "2026-07-06", "data different from step ", stops=(3, 5), fix="#8295"),
