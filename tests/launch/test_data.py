@@ -321,7 +321,7 @@ CHANGES = {  # what happens to the folder of a run: (change, words, message)
     "other seed": (lambda run: edit(run, "starts.jsonl", other_seed), ["--sample=1"],
                    r"another digest for step \d: ids \w{16}, and now \w{16}"),
     "old run": (lambda run: edit(run, "starts.jsonl", lambda it: it.replace(b'"sampling"', b'"old"')),
-                ["--sample=1"], "does not describe the order of the samples: {}"),
+                ["--sample=1"], "does not describe the order of the samples: sampling is {}"),
     "seed of the job": (lambda run: edit(run, "starts.jsonl", other_seed), ["--step=4"],
                         r"another digest for step 4: ids \w{16}, and now \w{16}: the data changed"),
     "labels": (lambda run: edit(run, "receipt.bin", lambda it: it[:16] + b"\0" * 8 + it[24:]), ["--step=1"],
