@@ -10,16 +10,19 @@ share the cores. Compare figures of one run only.
 """
 
 import argparse
+import itertools
 import json
+import math
 import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import psutil
 import torch
+from torch.utils import benchmark
 
 from common.compute import models
 from common.console import arguments
@@ -32,7 +35,7 @@ from datasets.stores import pack
 from datasets.stores.files import FileStore
 from datasets.stores.store import Store
 
-_COMPUTE_BATCHES = {"cpu": (1, 4), "cuda": (10, 50)}  # batches of the model: for warm-up, and timed
+_STEPS = {"cpu": 4, "cuda": 50}  # steps of the model that are timed
 
 
 def main(argv: list[str]) -> int:
@@ -57,14 +60,14 @@ def main(argv: list[str]) -> int:
         row["wait_cold"] = None if row["cold"] is None else _wait(row["cold"], ceiling, device)
     real = [row for row in rows if not row["backend"].startswith("synthetic")]
     best = max(real, key=lambda row: row["warm"])
-    described = {
+    described = vars(args) | {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {device.type}",
         "load_average": os.getloadavg()[0],
         "data": f"{index.root}: {len(index)} images, {int(index.bytes.mean()) / 1000:.0f} kB on average",
-        "rounds": args.rounds, "seconds": args.seconds, "batch_size": args.batch_size,
-        "image_size": args.image_size, "workers": args.workers, "arch": args.arch,
-        "compute_images_per_s": ceiling, "rows": rows, "choice": best["backend"],
-    }  # fmt: skip
+        "compute_images_per_s": ceiling,
+        "rows": rows,
+        "choice": best["backend"],
+    }
     if args.json:
         print(json.dumps(described, indent=2))
     else:
@@ -93,65 +96,45 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
 
 def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.device) -> list[dict]:
     """Return a row for each backend and store, with medians over the rounds."""
-    candidates, samples = [], {}
+    candidates = list[tuple]()
     for backend, reason in backends.reasons(device).items():
         if reason:
             log(f"{backend}: {reason}")
-            continue
-        for suffix, store in stores.items():
-            if backend != "synthetic" or not suffix:
-                candidates.append((backend, suffix, store))
+        elif backend == "synthetic":
+            candidates.append((backend, backend, stores[""]))
+        else:
+            candidates += [(backend + suffix, backend, store) for suffix, store in stores.items()]
+    samples = dict[str, list[dict]]()
     for number in range(args.rounds):
-        for backend, suffix, store in candidates:
-            log(f"round {number + 1} of {args.rounds}: {backend}{suffix}")
-            samples.setdefault(backend + suffix, []).append(
-                _measure(args, backend, store, measure.Head(plan), device)
-            )
+        for name, backend, store in candidates:
+            log(f"round {number + 1} of {args.rounds}: {name}")
+            sample = _measure(args, backend, store, measure.Head(plan), device)
+            samples.setdefault(name, []).append(sample)
     slowest = statistics.median(sample["warm"] for sample in samples["pytorch"])
     rows = []
     for name, rounds in samples.items():
-        row = {key: None if each is None else statistics.median(sample[key] for sample in rounds)
-               for key, each in rounds[0].items()}  # fmt: skip
-        spread = [sample["warm"] for sample in rounds]
-        rows.append(
-            {"backend": name, **row, "ratio": row["warm"] / slowest, "spread": [min(spread), max(spread)]}
-        )
+        row: dict = {"backend": name}
+        for key, value in rounds[0].items():
+            row[key] = None if value is None else statistics.median(sample[key] for sample in rounds)
+        warm = [sample["warm"] for sample in rounds]
+        rows.append(row | {"ratio": row["warm"] / slowest, "spread": [min(warm), max(warm)]})
     return sorted(rows, key=lambda row: row["warm"], reverse=True)
 
 
 def _measure(
     args: argparse.Namespace, backend: str, store: FileStore, head: measure.Head, device: torch.device
 ) -> dict:
-    """Return images/s cold and warm, and cores and bytes while warm. Without files, cold is None.
-
-    The first pass has few batches. A backend that reads nothing delivers them within milliseconds, which is
-    too short to compare with the seconds of `warm`.
-    """
+    """Return images/s cold and warm, and cores and bytes while warm. Without files, cold is None."""
     reads = backend != "synthetic"
     if reads:
         _drop(store, head)
     with backends.build(backend, store, head, device, args.workers) as loader:
-        cold = _first_pass(loader) if reads else None
+        cold = measure.rate(itertools.islice(loader, measure.HEAD), math.inf) if reads else None
         used, begin = _cpu_seconds(), time.perf_counter()
         warm = measure.rate(loader, args.seconds)
         cores = (_cpu_seconds() - used) / (time.perf_counter() - begin)
-        return {"warm": warm, "cold": cold, "cores": cores, "bytes": _resident_bytes()}
-
-
-def _first_pass(loader: Iterable) -> float:
-    """Return images/s over batches that were not read before, from the third on, when the processes have
-    started."""
-    count, begin = 0, 0.0
-    for step, (images, _) in enumerate(loader):
-        if images.is_cuda:  # as measure.rate(): otherwise copies that have only begun would count
-            torch.cuda.synchronize()
-        if step == 1:
-            begin = time.perf_counter()
-        elif step > 1:
-            count += len(images)
-        if step + 1 == measure.HEAD:
-            break
-    return count / (time.perf_counter() - begin)
+        memory = _sum_over_processes(lambda process: process.memory_full_info().pss)
+        return {"warm": warm, "cold": cold, "cores": cores, "bytes": memory}
 
 
 def _drop(store: FileStore, head: measure.Head) -> None:
@@ -167,17 +150,13 @@ def _drop(store: FileStore, head: measure.Head) -> None:
         os.close(handle)
 
 
-def _processes() -> list[psutil.Process]:
+def _sum_over_processes(value: Callable[[psutil.Process], float]) -> float:
     own = psutil.Process()
-    return [own, *own.children(recursive=True)]
+    return sum(map(value, [own, *own.children(recursive=True)]))
 
 
 def _cpu_seconds() -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in _processes())
-
-
-def _resident_bytes() -> int:
-    return sum(process.memory_full_info().pss for process in _processes())
+    return _sum_over_processes(lambda process: sum(process.cpu_times()[:2]))
 
 
 def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -> float:
@@ -188,24 +167,16 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
     images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(args.batch_size, dtype=torch.int64, device=device)
-    warm_up, timed = _COMPUTE_BATCHES[device.type]
-    begin = 0.0
-    for step in range(warm_up + timed):
-        if step == warm_up:
-            begin = now(device)
+
+    def step() -> None:
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-    return timed * args.batch_size / (now(device) - begin)
 
-
-def now(device: torch.device) -> float:
-    """Return seconds of time.perf_counter(), after the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    timer = benchmark.Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
+    return args.batch_size / timer.timeit(_STEPS[device.type]).mean  # after warm-up, with synchronisation
 
 
 def log(line: str) -> None:
@@ -226,14 +197,12 @@ def _print(result: dict) -> None:
         f"{'backend':<18}{'images/s':>10}{'ratio':>8}{'cold':>10}{'cores':>7}{'MB':>8}{'wait':>8}{'cold':>8}"
     )
     for row in result["rows"]:
+        cold, wait_cold = "-", "-"
+        if row["cold"] is not None:
+            cold, wait_cold = f"{row['cold']:.0f}", f"{row['wait_cold']:.1%}"
         print(
-            f"{row['backend']:<18}{row['warm']:>10.0f}{row['ratio']:>7.1f}x{_or_dash(row['cold'], '.0f'):>10}"
-            f"{row['cores']:>7.1f}{row['bytes'] / 1e6:>8.0f}{row['wait']:>8.1%}"
-            f"{_or_dash(row['wait_cold'], '.1%'):>8}"
+            f"{row['backend']:<18}{row['warm']:>10.0f}{row['ratio']:>7.1f}x{cold:>10}"
+            f"{row['cores']:>7.1f}{row['bytes'] / 1e6:>8.0f}{row['wait']:>8.1%}{wait_cold:>8}"
         )
     print(f"{result['arch']} computes {result['compute_images_per_s']:.1f} images/s here, without data")
     print(f"choice: {result['choice']}")
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"

@@ -26,8 +26,14 @@ def ask(question: str, yes: bool) -> bool:
 
 
 def check_replaceable(path: str, mark: re.Pattern, force: bool) -> None:
-    """Raise BadInput if `path` is a file without `mark` in its first _HEAD bytes, unless `force` is set."""
-    if force or not os.path.lexists(path) or os.path.isdir(path):
+    """Raise BadInput if no file can be made at `path`, or if it is a file without `mark` in its first _HEAD
+    bytes and `force` is not set. Nothing is written."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        raise BadInput(f"--to {path} is a folder")
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise BadInput(f"--to {path}: {folder} is not a folder in which this user can write")
+    if force or not os.path.lexists(path):
         return
     with contextlib.suppress(OSError), open(path, "rb", opener=opener) as file:
         if mark.search(file.read(_HEAD).decode(errors="replace")):

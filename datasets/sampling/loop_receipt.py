@@ -13,13 +13,11 @@ Each process appends to its own files, and nothing is sent between processes:
 
 The record of a step has sums of hashes modulo 2^64. So the order inside a step and its division among the
 processes do not matter. A sample is known by its id if the loop gives ids, and by its content: shapes, types
-and at most 4 KB of each tensor, in lines of 64 bytes at equal distances. Padding to the longest sample of a
-batch changes the content. A receipt detects mistakes, not lies. Hash of a word: the finalizer of SplitMix64
-(Steele et al., OOPSLA 2014). Sum of words: Lemire and Kaser, "Strongly Universal String Hashing is Fast".
+and at most 4 KB of each tensor, in lines of 64 bytes at equal distances. Hash of a word: the finalizer of
+SplitMix64 (Steele et al., OOPSLA 2014). Sum of words: Lemire, Kaser, "Strongly Universal String Hashing".
 """
 
 import contextlib
-import functools
 import hashlib
 import os
 import sys
@@ -180,29 +178,29 @@ def _hash(value: Any, count: int) -> np.ndarray:
 
 def _hash_rows(rows: torch.Tensor) -> np.ndarray:
     """Return a hash of each row of a tensor [n, ...], uint64 [n]."""
-    rows, values = rows.detach(), np.zeros((len(rows), 0), np.uint64)
-    if rows.numel():
-        places = _places(rows[0].numel(), rows.element_size())
-        if rows.is_contiguous() or rows.ndim == 1:
-            chosen = rows.reshape(len(rows), -1).index_select(1, places.to(rows.device))
-        else:  # in the order of the indices too, without a copy of the whole tensor
-            index = map(torch.from_numpy, np.unravel_index(places.numpy(), tuple(rows.shape[1:])))
-            chosen = rows.movedim(0, -1)[tuple(index)].movedim(-1, 0)
-        content = chosen.contiguous().view(torch.uint8).cpu().numpy().reshape(len(rows), -1)
-        values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
+    rows = rows.detach()
+    starts, length = _lines(rows[:1].numel(), rows.element_size())
+    if rows.is_contiguous() or rows.ndim == 1:
+        flat = rows.reshape(len(rows), rows[:1].numel())
+        chosen = torch.cat([flat[:, start : start + length] for start in starts], 1)
+    else:  # elements in the order of the indices too, without a copy of the whole tensor
+        places = np.add.outer(starts, np.arange(length)).reshape(-1)
+        offsets = np.dot(rows.stride()[1:], np.unravel_index(places, tuple(rows.shape[1:])))
+        flat = rows.as_strided((len(rows), int(offsets.max()) + 1), (rows.stride(0), 1))
+        chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
+    content = chosen.contiguous().view(torch.uint8).cpu().numpy()
+    values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
     keys = mix(np.arange(values.shape[1], dtype=np.uint64)) | np.uint64(1)
     kind = _hash_text(f"{rows.dtype} {list(rows.shape[1:])}")
     return mix(np.einsum("ij,j->i", values, keys) ^ np.uint64(kind))
 
 
-@functools.lru_cache(64)
-def _places(count: int, size: int) -> torch.Tensor:
-    """Return the places of the elements that are hashed, int64. size: bytes of an element."""
-    line = _LINE // size
-    if count <= _LINES * line:
-        return torch.arange(count)
-    starts = np.linspace(0, count - line, _LINES).astype(np.int64)
-    return torch.from_numpy((starts[:, None] + np.arange(line)).reshape(-1))
+def _lines(count: int, size: int) -> tuple[list[int], int]:
+    """Return the first elements of the lines that are hashed, and their length. size: bytes of an element."""
+    length = _LINE // size
+    if count <= _LINES * length:
+        return [0], count
+    return np.linspace(0, count - length, _LINES).astype(np.int64).tolist(), length
 
 
 def _hash_text(value: Any) -> int:
@@ -253,8 +251,7 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
         hashes = np.fromfile(os.path.join(folder, SAMPLES.format(rank)), "<u8")
     except OSError as error:
         raise ReceiptError(f"no receipt of a loop at {path}: {error.strerror}") from error
-    starts: list[Start] = []
-    last = 0
+    starts, last = list[Start](), 0
     for record in records:
         epoch, sums = int(record["epoch"]), tuple(map(int, record["sums"]))
         if record["step"]:
@@ -380,6 +377,8 @@ def _name(first: int, last: int) -> str:
 
 def report(folders: list[str]) -> tuple[bool, list[str]]:
     """Return (whether one or two runs read what they should, lines about them). Raises ReceiptError."""
+    if len(folders) not in (1, 2):
+        raise ReceiptError(f"expected RUN or RUN_A RUN_B, got {len(folders)} folders")
     runs, equal, lines = [read(folder) for folder in folders], True, []
     for folder, run in zip(folders, runs, strict=True):
         steps, restarts, is_equal = follow(run)
@@ -387,12 +386,15 @@ def report(folders: list[str]) -> tuple[bool, list[str]]:
         equal &= is_equal
     if len(runs) == 2:
         is_equal, text = compare(*runs)
-        lines.append(f"data {text}")
-        equal &= is_equal
+        return equal and is_equal, [*lines, f"data {text}"]
     return equal, lines
 
 
 if __name__ == "__main__":
-    are_equal, text = report(sys.argv[1:])
+    try:
+        are_equal, text = report(sys.argv[1:])
+    except ReceiptError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     print("\n".join(text))
     sys.exit(0 if are_equal else 1)

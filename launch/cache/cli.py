@@ -15,6 +15,7 @@ check: a sample is missing or differs), 2 bad input, or the server does not answ
 """
 
 import argparse
+import functools
 import os
 import re
 import sys
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from common.console import arguments
-from common.ground.exits import BAD_INPUT, BadInput
+from common.ground.exits import BadInput
 from common.platform.platforms import available_cores
 from datasets.folders import image_folder, listing
 from datasets.stores import forms
@@ -46,8 +47,7 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         return 0
     if verb not in VERBS:
-        print(f"error: unknown verb {verb!r}, expected one of {', '.join(VERBS)}", file=sys.stderr)
-        return BAD_INPUT
+        raise BadInput(f"unknown verb {verb!r}, expected one of {', '.join(VERBS)}")
     args = _parse_args(verb, rest)
     place = _open(args.to)
     try:
@@ -79,19 +79,18 @@ def check(place: "Place", args: argparse.Namespace) -> int:
 
 
 def ls(place: "Place", args: argparse.Namespace) -> int:
-    print(sets.describe(place.sets(), place.rooms()))
+    print(*filter(None, (sets.describe(place.sets()), place.describe_room())), sep="\n")
     return 0
 
 
 def rm(place: "Place", args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
-    there = place.sets(counted=False)
-    unwanted = there if args.all else [sets.choose(there, args.dataset)]
+    stored = place.sets(counted=False)
+    unwanted = stored if args.all else [sets.choose(stored, args.dataset)]
     for each in unwanted:
         if each.users and not args.force:
-            who = ", ".join(sets.describe_user(*user) for user in each.users)
-            raise BadInput(f"{each.name} is in use: {who}; --force deletes it anyway")
+            raise BadInput(f"{each.name} is in use: {', '.join(each.users)}; --force deletes it anyway")
     for each in unwanted:
         place.remove(each)
         print(f"removed {each.name}  {each.title}", flush=True)
@@ -146,16 +145,14 @@ def _log(text: str) -> None:
 
 def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderIndex]:
     """Return the indexes of --split. "val" has the class numbers of "train", as in a job."""
-
-    def load(split: str, classes: tuple[str, ...] | None = None) -> image_folder.ImageFolderIndex:
-        return image_folder.load(
-            args.data_url, split, args.cache_dir, args.max_bad_images, classes, _log, val_share=args.val_share
-        )
-
+    load = functools.partial(
+        image_folder.load, args.data_url, cache=args.cache_dir, max_bad=args.max_bad_images, log=_log,
+        val_share=args.val_share,
+    )  # fmt: skip
     train = load("train")
     if args.split == "train":
         return [train]
-    val = load("val", train.classes)
+    val = load("val", classes=train.classes)
     return [val] if args.split == "val" else [train, val]
 
 

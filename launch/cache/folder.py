@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import psutil
 
 from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.stores import forms, pack, pack_lease
 from launch.cache.check import DAMAGED, MISSING
-from launch.cache.sets import DataSet, Read, Room
+from launch.cache.sets import DataSet, Read, describe_room
 
 
 class Packs:
@@ -86,16 +87,16 @@ class Packs:
         except OSError as error:
             raise BadInput(f"cannot remove {path}: {error.strerror}") from error
 
-    def rooms(self) -> list[Room]:
+    def describe_room(self) -> str:
         disk = shutil.disk_usage(self.folder)
-        return [Room(self.folder, disk.used, disk.total, f"{disk.free / 1e9:.3f} GB free")]
+        return describe_room(self.folder, disk.used, disk.total, f"{disk.free / 1e9:.3f} GB free")
 
 
 def _data_set(path: str, meta: dict) -> DataSet:
     """Describe a pack. Raises FileNotFoundError if it is being deleted."""
     name = os.path.basename(path)
     split = name.partition("-")[0]
-    users = [(who, None) for who in _users(path)]
+    users = _users(path)
     names = os.listdir(path) if os.access(path, os.R_OK | os.X_OK) else []
     sizes = [os.lstat(os.path.join(path, name)).st_size for name in names if name.endswith(".arrow")]
     if not meta:  # its meta.json cannot be read; listed, so that `rm` can delete it
@@ -112,13 +113,10 @@ def _users(path: str) -> list[str]:
     locks = {".lock": "a process that builds it", ".lease": "a job that deletes it at its end"}
     found = [who for ending, who in locks.items() if _is_locked(path + ending)]
     real = os.path.realpath(path) + os.sep
-    for pid in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
-        with (
-            contextlib.suppress(OSError),
-            open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file,
-        ):
-            if any(real in line for line in file):
-                found.append(f"process {pid}")
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(mapped.path.startswith(real) for mapped in process.memory_maps()):
+                found.append(f"process {process.pid}")
     return found
 
 

@@ -22,7 +22,7 @@ from datasets.stores.shared import address, leases
 from datasets.stores.shared.connection import Server, Unavailable
 from datasets.stores.shared.redis_store import RedisStore
 from launch.cache.check import DAMAGED, MISSING
-from launch.cache.sets import DataSet, Read, Room
+from launch.cache.sets import DataSet, Read, describe_room
 
 _ROUNDS = 5  # attempts to send missing samples, also if the server is lost repeatedly
 PATIENCE = 30.0  # seconds to wait for a lost server: a managed one fails over
@@ -102,21 +102,22 @@ class Shared:
                     ids = np.arange(each.samples)
                     lengths = leases.ask(self.server, each.name, "STRLEN", ids, bar.update)
                 there, size = int((lengths > 0).sum()), int(lengths.clip(0).sum())
+            users = [f"{who} (lease ends in {left:.0f} s)" for who, left in each.leases]
             known = (each.name, each.title, label, each.samples, there, size, each.mode)
-            described.append(DataSet(*known, each.leases, each.counts))
+            described.append(DataSet(*known, users, each.counts))
         return described
 
     def remove(self, each: DataSet) -> None:
         with progress(each.samples, f"removing {each.name}") as bar:
             leases.remove(self.server, each.name, bar.update)
 
-    def rooms(self) -> list[Room]:
-        """Return the memory of the server, if it reports it. Of a Cluster it is that of one node."""
-        if not (known := self.server.memory()):
-            return []
+    def describe_room(self) -> str:
+        """Return a line about the memory of the server (of a Cluster: one node); "" if it is unknown."""
+        known = self.server.memory()
         limit, policy = known.get("maxmemory") or None, known.get("maxmemory_policy", "")
         note = policy if policy == "noeviction" or not limit else f"{policy}: set it to noeviction"
-        return [Room(str(self.server.address), known.get("used_memory", 0), limit, note)]
+        used = known.get("used_memory", 0)
+        return describe_room(str(self.server.address), used, limit, note) if known else ""
 
     def _log_later(self, text: str) -> None:
         if self._opened:  # failures at the start are reported as errors

@@ -1,6 +1,6 @@
 """Describe the data sets in a cache, packs or a server, as text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ class DataSet(NamedTuple):
     there: number of stored samples; None if they were not counted
     bytes: size of the stored samples
     mode: "active" or "offline"; of a pack also "unfinished" or "damaged"
-    users: (name, seconds until the lease ends; None for a pack)
+    users: the processes that use it, each in words
     counts: hits, misses, bad, errors and put since the data set was created; {} for a pack
     """
 
@@ -29,22 +29,13 @@ class DataSet(NamedTuple):
     there: int | None
     bytes: int | None
     mode: str
-    users: Sequence[tuple[str, float | None]]
+    users: list[str]
     counts: dict[str, int]
 
     @property
     def hit_rate(self) -> float | None:
         asked = sum(self.counts.get(name, 0) for name in ("hits", "misses", "bad", "errors"))
         return self.counts.get("hits", 0) / asked if asked else None
-
-
-class Room(NamedTuple):
-    """The space of a server or a disk, in bytes. limit: None if there is no limit. note: a remark."""
-
-    name: str
-    used: int
-    limit: int | None
-    note: str
 
 
 def choose(sets: list[DataSet], text: str) -> DataSet:
@@ -59,12 +50,8 @@ def choose(sets: list[DataSet], text: str) -> DataSet:
     return found[0]
 
 
-def describe_user(who: str, left: float | None) -> str:
-    return who if left is None else f"{who} (lease ends in {left:.0f} s)"
-
-
-def describe(sets: list[DataSet], rooms: list[Room]) -> str:
-    """Return a table with one line for each data set, and a line for each user, server and disk."""
+def describe(sets: list[DataSet]) -> str:
+    """Return a table with one line for each data set, and a line for each user."""
     rows = [("name", "data set", "form", "samples", "GB", "mode", "hits", "users")]
     for each in sets:
         there = f"{each.there}/{each.samples}"
@@ -73,8 +60,11 @@ def describe(sets: list[DataSet], rooms: list[Room]) -> str:
         rows.append((each.name, each.title, each.form, there, size, each.mode, hits, str(len(each.users))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    lines += [f"{each.name} is used by {describe_user(*user)}" for each in sets for user in each.users]
-    for room in rooms:
-        limit = "no limit" if room.limit is None else f"{room.limit / 1e9:.3f} GB"
-        lines.append(f"{room.name}: {room.used / 1e9:.3f} GB used of {limit}{room.note and ', '}{room.note}")
+    lines += [f"{each.name} is used by {user}" for each in sets for user in each.users]
     return "\n".join(lines)
+
+
+def describe_room(name: str, used: int, limit: int | None, note: str = "") -> str:
+    """Return a line about the space of a server or a disk, in bytes. limit: None if there is none."""
+    most = "no limit" if limit is None else f"{limit / 1e9:.3f} GB"
+    return f"{name}: {used / 1e9:.3f} GB used of {most}{note and ', '}{note}"

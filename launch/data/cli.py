@@ -29,8 +29,6 @@ from launch.data import job, sheet, table
 from launch.data.run import Run
 from launch.simulate.commands import get_option
 
-_LARGEST = "largest"
-
 
 def main(arguments: list[str]) -> int:
     """Print the answer and return 0. Raises BadInput."""
@@ -42,34 +40,26 @@ def main(arguments: list[str]) -> int:
     add("--step", type=positive_int, metavar="N", help="print the samples of step N, counted from 1")
     add("--sample", metavar="FILE_OR_ID", help="print the steps that had this sample")
     help = "print the steps up to a jump of the loss: that at step N (default: the largest)"
-    add("--around", nargs="?", const=_LARGEST, type=_step_or_largest, metavar="N", help=help)
+    add("--around", nargs="?", const=0, type=int, metavar="N", help=help)
     add("--count", type=positive_int, default=4, metavar="N", help="steps of --around (default: 4)")
     add("--to", metavar="FILE.png", help="also draw the images of the steps, as the model got them")
     add("--force", action="store_true", help="replace FILE.png even if it was not made by this command")
     add("--job", metavar="SCRIPT", help="the job of the run (default: the file of its name in jobs/)")
-    help = "size of the training set, for --sample in a run that is older than this command"
-    add("--samples", type=positive_int, metavar="N", help=help)
     args = parser.parse_args(arguments[:split])
     if sum(each is not None for each in (args.step, args.sample, args.around)) != 1:
         raise BadInput("expected one of --step N, --sample FILE_OR_ID and --around")
     if args.to and (args.sample is not None or not args.to.endswith(".png")):
         raise BadInput(f"--to {args.to}: expected a name that ends in .png, with --step or --around")
     if args.to:
-        sheet.check(args.to)
         confirm.check_replaceable(args.to, sheet.MARK, args.force)
     run, options = Run(args.run), arguments[split + 1 :]
     if args.sample is not None:
-        return _show_sample(run, args.sample, args.samples, get_option(options, "--cache_dir"))
+        return _show_sample(run, args.sample, get_option(options, "--cache_dir"))
     steps = [args.step]
     if args.around is not None:
-        around = None if args.around == _LARGEST else int(args.around)
-        line, steps = run.find_jump(around, args.count)
+        line, steps = run.find_jump(args.around, args.count)
         print_line(line)
     return _show_steps(run, steps, args, options)
-
-
-def _step_or_largest(text: str) -> str:
-    return text if text == _LARGEST else str(positive_int(text))
 
 
 def _show_steps(run: Run, steps: list[int], args: argparse.Namespace, options: list[str]) -> int:
@@ -90,8 +80,8 @@ def _show_steps(run: Run, steps: list[int], args: argparse.Namespace, options: l
     return 0
 
 
-def _show_sample(run: Run, given: str, samples: int | None, cache_dir: str | None) -> int:
-    sampler, views = run.sampler(samples)
+def _show_sample(run: Run, given: str, cache_dir: str | None) -> int:
+    sampler, views = run.sampler()
     id, name = _find_sample(run, given, sampler.size, cache_dir)
     epochs = np.arange(1, -(-run.last // len(sampler)) + 1)
     steps = sampler.find(id, epochs) + 1
@@ -115,7 +105,7 @@ def _check_ids(run: Run, sampler: Any, views: int, step: int) -> np.ndarray:
     ids = sampler.batch(step - 1)
     images = np.concatenate([ids + view * sampler.size for view in range(views)])
     sums = batch_sums(images, images, (), np.array([len(images)]))[0].view(np.uint64)
-    run.check(step, sums[:1], ("ids",))
+    run.check(step, sums[:1])
     return ids
 
 

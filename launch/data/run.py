@@ -1,6 +1,7 @@
 """The records of a run: the steps of its receipt, its starts, and the order of its samples."""
 
 import glob
+import operator
 import os
 from typing import Any
 
@@ -54,8 +55,7 @@ class Run:
 
     def has(self, step: int) -> bool:
         """Return whether the receipt has a record of a step, counted from 1."""
-        place = np.searchsorted(self.records["step"], step)
-        return bool(place < len(self.records) and self.records["step"][place] == step)
+        return bool((self.records["step"] == step).any())
 
     def start_of(self, step: int) -> dict:
         """Return the start that made a step: the last one that began before it, because a restart makes
@@ -69,41 +69,34 @@ class Run:
             raise BadInput(f"{os.path.join(self.folder, starts.FILE)}: the world size of a start is {size!r}")
         return size
 
-    def check(self, step: int, sums: np.ndarray, parts: tuple[str, ...] = receipt.PARTS) -> None:
-        """Raise BadInput if the receipt has another digest for a step, or none. sums: uint64, of `parts`."""
-        if not self.has(step):
+    def check(self, step: int, sums: np.ndarray) -> None:
+        """Raise BadInput if the receipt has another digest for a step, or none. sums: uint64, of the first
+        parts of receipt.PARTS, none of them to ask for the step only."""
+        recorded = self.records[self.records["step"] == step]
+        if not len(recorded):
             first = int(self.records["step"][0])
             raise BadInput(f"{self.folder} has no step {step}: its receipt has the steps {first}-{self.last}")
-        recorded = self.records["sums"][np.searchsorted(self.records["step"], step)]
-        for part, theirs, ours in zip(parts, recorded[: len(parts)], sums, strict=True):
+        for part, theirs, ours in zip(receipt.PARTS, recorded["sums"][0], sums, strict=False):
             if theirs != ours:
                 raise BadInput(
                     f"the receipt of {self.folder} has another digest for step {step}: {part} {theirs:016x}, "
                     f"and now {ours:016x}: the data changed ({_CAUSES[part]})"
                 )
 
-    def sampler(self, samples: int | None = None) -> tuple[Any, int]:
-        """Return (the batch sampler of all ranks, views per sample). samples: of the training set, for a
-        run of an older version. Raises BadInput."""
-        start = self.starts[-1]
-        settings, facts = start["settings"], start.get("sampling") or {}
-        kind = facts.get("sampler", "BatchSampler")
-        values = {
-            "--samples": facts.get("samples", samples),
-            "--batch_size": facts.get("global batch", settings.get("batch_size")),
-            "--seed": facts.get("seed", settings.get("seed")),
-        }
-        for name, value in values.items():
-            if not isinstance(value, int) or value < (name != "--seed"):
-                hint = ": add --samples N, the size of the training set" if name == "--samples" else ""
-                raise BadInput(f"{os.path.join(self.folder, starts.FILE)}: {name[2:]} is {value}{hint}")
-        if kind not in _SAMPLERS:
-            raise BadInput(f"{self.folder}: the order of {kind} is not known, only of {', '.join(_SAMPLERS)}")
-        sampler = _SAMPLERS[kind](*values.values())
+    def sampler(self) -> tuple[Any, int]:
+        """Return (the batch sampler of all ranks, views per sample). Raises BadInput."""
+        facts = self.starts[-1].get("sampling") or {}
+        try:
+            numbers = [operator.index(facts[name]) for name in ("samples", "global batch", "seed", "views")]
+            sampler = _SAMPLERS[facts["sampler"]](*numbers[:3])
+        except (KeyError, TypeError) as error:
+            path = os.path.join(self.folder, starts.FILE)
+            raise BadInput(
+                f"{path} does not describe the order of the samples: sampling is {facts}"
+            ) from error
         if isinstance(sampler, WholeBatchSampler):
-            sampler.shuffle = bool(facts.get("shuffle", True))
-        views = facts.get("views", 1)
-        return sampler, views if isinstance(views, int) and views > 0 else 1
+            sampler.shuffle = bool(facts["shuffle"])
+        return sampler, numbers[3]
 
     def find_index(self, cache_dir: str | None) -> ImageFolderIndex | None:
         """Return the index of the run's images from `cache_dir`, or from the folders that the run used; None
@@ -121,19 +114,22 @@ class Run:
                     return index
         return None
 
-    def find_jump(self, around: int | None, count: int) -> tuple[str, list[int]]:
+    def find_jump(self, around: int, count: int) -> tuple[str, list[int]]:
         """Return (a line about a jump of the loss, up to `count` steps that led to it).
 
-        around: a step of it; None: the largest increase from one report to the next. Raises BadInput.
+        around: a step of it; 0: the largest increase from one report to the next. Raises BadInput.
         """
-        path = os.path.join(self.folder, runs.METRICS)
         read = runs.read(self.folder, self.folder)
         steps, losses = read.figures.get("loss", (np.zeros(0), np.zeros(0)))
-        damaged = "".join(f" ({note})" for note in read.notes if note.startswith(f"{runs.METRICS}:"))
+        path = os.path.join(self.folder, runs.METRICS)
         if len(steps) < 2:
+            damaged = "".join(f" ({note})" for note in read.notes if note.startswith(f"{runs.METRICS}:"))
             raise BadInput(f"{path} has {len(steps)} reports with a loss; expected at least 2{damaged}")
-        place = int(np.searchsorted(steps, around)) if around else _largest_jump(losses)
-        if place == len(steps):
+        if not around:  # a loss that is not finite is the greatest
+            place = 1 + int(np.diff(np.nan_to_num(losses, nan=1e300, posinf=1e300)).argmax())
+        elif 0 < around <= steps[-1]:
+            place = int(np.searchsorted(steps, around))
+        else:
             raise BadInput(f"{path} has no report of step {around}: the last one is of step {steps[-1]:.0f}")
         end, before = int(steps[place]), int(steps[place - 1]) if place else 0
         earlier = f"{losses[place - 1]:g} at step {before}" if place else "no report"
@@ -141,19 +137,7 @@ class Run:
         line += "" if around else ": the largest jump of the run"
         if end - before > 1:
             line += f"; it is the mean of the steps {before + 1}-{end}"
-            if count < end - before:
-                line += f" (--count {end - before} shows all of them)"
-        line += damaged
         recorded = [step for step in range(max(1, end - count + 1), end + 1) if self.has(step)]
         if not recorded:
             raise BadInput(f"{line}; the receipt has none of the {count} steps up to {end}")
         return line, recorded
-
-
-def _largest_jump(losses: np.ndarray) -> int:
-    """Return the place of the loss with the largest increase. A loss that is not finite is infinite."""
-    values = np.where(np.isfinite(losses), losses, np.inf)
-    before = np.where(np.isfinite(values[:-1]), values[:-1], values[1:])  # after it nothing jumps
-    with np.errstate(invalid="ignore"):
-        jumps = np.nan_to_num(values[1:] - before, nan=0.0, posinf=np.inf)
-    return 1 + int(jumps.argmax())

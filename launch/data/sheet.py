@@ -1,8 +1,6 @@
 """Draw the images of steps as the model got them: a contact sheet with labels."""
 
-import io
 import math
-import os
 import re
 
 import numpy as np
@@ -38,27 +36,26 @@ def draw(steps: list[Step]) -> tuple[Image.Image, int]:
     high, wide = scale * max(heights) + 2 * LINE + MARGIN, scale * max(widths) + MARGIN
     columns = max(math.ceil(math.sqrt(len(heights))), math.ceil(300 / wide))
     most = max(1, _MOST // (high * wide))
-    parts, left = [], most
+    cells, titles, top = [], [], MARGIN
     for step in steps:
-        parts.append(min(left, len(step.pixels)))
-        left -= parts[-1]
-    rows = [-(-count // columns) for count in parts]
-    height = sum(LINE + MARGIN + number * high for number in rows if number) + MARGIN
-    sheet = Image.new("RGB", (columns * wide + MARGIN, height), "white")
-    pen, top = ImageDraw.Draw(sheet), MARGIN
-    for step, count, number in zip(steps, parts, rows, strict=True):
-        if not count:
-            continue
-        pen.text((MARGIN, top), f"step {step.step}, epoch {step.epoch}", "black")
+        count = min(most - len(cells), len(step.pixels))
+        if count:
+            titles.append((top, f"step {step.step}, epoch {step.epoch}"))
+            top += LINE + MARGIN
         for place in range(count):
-            x, y = MARGIN + place % columns * wide, top + LINE + MARGIN + place // columns * high
-            pixels = np.repeat(np.repeat(step.pixels[place].numpy(), scale, 0), scale, 1)
-            pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-            sheet.paste(Image.fromarray(np.ascontiguousarray(pixels)), (x, y))
-            for line, words in enumerate((table.label(step, place), str(int(step.ids[place])))):
-                _write(pen, x, y + scale * max(heights) + line * LINE, words, wide - MARGIN)
-        top += LINE + MARGIN + number * high
-    return sheet, sum(parts)
+            cells.append((step, place, MARGIN + place % columns * wide, top + place // columns * high))
+        top += -(-count // columns) * high
+    sheet = Image.new("RGB", (columns * wide + MARGIN, top), "white")
+    pen = ImageDraw.Draw(sheet)
+    for y, title in titles:
+        pen.text((MARGIN, y), title, "black")
+    for step, place, x, y in cells:
+        pixels = np.repeat(np.repeat(step.pixels[place].numpy(), scale, 0), scale, 1)
+        pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+        sheet.paste(Image.fromarray(np.ascontiguousarray(pixels)), (x, y))
+        for line, words in enumerate((table.label(step, place), str(int(step.ids[place])))):
+            _write(pen, x, y + scale * max(heights) + line * LINE, words, wide - MARGIN)
+    return sheet, len(cells)
 
 
 def _write(pen: ImageDraw.ImageDraw, x: int, y: int, words: str, width: int) -> None:
@@ -69,22 +66,12 @@ def _write(pen: ImageDraw.ImageDraw, x: int, y: int, words: str, width: int) -> 
     pen.text((x, y), words, "black")
 
 
-def check(path: str) -> None:
-    """Raise BadInput if no file can be made at a path. Nothing is written."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(path):
-        raise BadInput(f"--to {path} is a folder")
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise BadInput(f"--to {path}: {folder} is not a folder in which this user can write")
-
-
 def save(sheet: Image.Image, path: str) -> None:
     """Write a sheet as PNG, atomically. Raises BadInput."""
-    mark, content = PngImagePlugin.PngInfo(), io.BytesIO()
+    mark = PngImagePlugin.PngInfo()
     mark.add_text("Software", MARK.pattern)
-    sheet.save(content, "PNG", pnginfo=mark)
     try:
         with open_atomic(path) as file:
-            file.write(content.getvalue())
+            sheet.save(file, "PNG", pnginfo=mark)
     except OSError as error:
         raise BadInput(f"cannot write --to {path}: {error.strerror}") from error

@@ -19,17 +19,24 @@ prove nothing, for example because the damage was not noticed; 2 bad input.
 
 import contextlib
 import os
+import re
 import shlex
+import signal
+import sys
 import tempfile
 import time
 
 from common.console.arguments import Parser, positive_int
+from common.distributed import preemption
 from common.ground.exits import BadInput
+from launch import confirm
 from launch.explain import DIFFERS, UNVERIFIED
 from launch.prove import evidence, page, trial
-from launch.prove.evidence import FAILED, NONE, Evidence
+from launch.prove.evidence import Line
 from launch.prove.jobs import KILLED, REFERENCE, Case, Job, OtherJob, OwnJob
 from launch.prove.page import Row
+
+_UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
 
 
 def main(arguments: list[str]) -> int:
@@ -52,10 +59,17 @@ def main(arguments: list[str]) -> int:
     if (args.compare is None) != (args.resume_with is None):
         raise BadInput("expected --compare FILES together with --resume_with OPTIONS")
     if args.to:
-        page.check(args.to, args.force)
+        confirm.check_replaceable(args.to, re.compile(page.MARK), args.force)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it stays ignored
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))  # and end the job's processes
+    preemption.unwind_within(_UNWIND)
     with contextlib.ExitStack() as stack:
         folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
-        os.makedirs(folder, exist_ok=True)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--keep {folder}: {error.strerror}") from error
         if os.listdir(folder):
             raise BadInput(f"--keep {folder} is not empty")
         words = (args.job, arguments[split + 1 :], os.path.abspath(folder), args.kills, args.seed)
@@ -65,13 +79,13 @@ def main(arguments: list[str]) -> int:
         else:
             job = OwnJob(*words)
         rows = _run_all(job)
-    verdict, code = _conclude(job, rows)
-    print(verdict)
-    for line in job.unchecked:
-        print(f"not checked: {line}")
-    if args.to:
-        page.write(args.to, job, rows, verdict)
-        print(f"page: {args.to}")
+        verdict, code = _conclude(job, rows)
+        print(verdict)
+        for line in job.unchecked:
+            print(f"not checked: {line}")
+        if args.to:
+            page.write(args.to, job, rows, verdict)
+            print(f"page: {args.to}")
     return code
 
 
@@ -84,13 +98,14 @@ def _run_all(job: Job) -> list[Row]:
     except trial.Failed as error:
         raise BadInput(str(error)) from error
     seconds = time.monotonic() - began
-    rows = []
+    rows = list[Row]()
     for number, case in enumerate(cases, 2):
         left = seconds * sum(2 if each.name == KILLED else 1 for each in cases[number - 2 :])
         print(f"[{number}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
         rows.append(_run(job, case))
-        for line in rows[-1].lines():
-            print(f"      {line}", flush=True)
+        lines = [f"{line.part} {line.text}" for line in rows[-1].lines if line.part]
+        for text in filter(None, (rows[-1].done, *lines, rows[-1].result)):
+            print(f"      {text}", flush=True)
     return rows
 
 
@@ -98,19 +113,23 @@ def _run(job: Job, case: Case) -> Row:
     try:
         done = job.run(case)
     except trial.Failed as error:  # a restart that fails is not exact; damage may be noticed so
-        return Row(case, str(error), Evidence(FAILED, NONE, NONE, (False,) * 3))
-    if not os.path.isdir(job.folder(case.name)):
-        return Row(case, done, Evidence(NONE, NONE, NONE, (True,) * 3))
-    return Row(case, done, evidence.compare_runs(job.folder(REFERENCE), job.folder(case.name), job.weights))
+        return Row(case, str(error), [Line("", str(error), False)])
+    runs = job.folder(REFERENCE), job.folder(case.name)
+    return Row(case, done, evidence.compare_runs(*runs, job.weights) if os.path.isdir(runs[1]) else [])
 
 
 def _conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
     """Return the verdict and the exit code."""
-    wrong = [row for row in rows if not row.is_right and not row.case.must_differ]
-    if wrong:
-        return f"differs: {wrong[0].case.name}: {wrong[0].difference}", DIFFERS
-    doubts = [f"{row.case.name}: no difference was noticed" for row in rows if not row.is_right] + job.doubts
-    if all(row.evidence.state == NONE and row.evidence.weights == NONE for row in rows):
+    for row in rows:
+        if row.different and not row.case.must_differ:
+            return f"differs: {row.case.name}: {row.different[0].text}", DIFFERS
+    doubts = [
+        f"{row.case.name}: no difference was noticed"
+        for row in rows
+        if row.case.must_differ and row.lines and not row.different
+    ]
+    doubts += job.doubts
+    if not any(line.part in ("state", "weights") for row in rows for line in row.lines):
         doubts.append("no state and no file of weights was compared")
     if doubts:
         return f"unverified: {'; '.join(doubts)}", UNVERIFIED

@@ -9,56 +9,50 @@ from common.ground.exits import BadInput
 from datasets.sampling import loop_receipt, receipt
 from launch.receipt import compare, compare_states
 
-NONE, FAILED = "none", "failed"
+
+class Line(NamedTuple):
+    """One comparison. part: PARTS. text: its result in words."""
+
+    part: str
+    text: str
+    equal: bool
 
 
-class Evidence(NamedTuple):
-    """Lines about data, states and files of weights, NONE if a run has none, and whether each is equal."""
-
-    data: str
-    state: str
-    weights: str
-    equal: tuple[bool, bool, bool]
+PARTS = ("data", "state", "weights")
 
 
-def compare_runs(first: str, second: str, pattern: str) -> Evidence:
-    """Compare two output folders. pattern: of the files of weights below a folder. Raises BadInput."""
-    data, same_data = _compare_data(first, second)
-    same_state, state = True, NONE
-    if digest.read(first) or digest.read(second):
-        same_state, state = compare_states(first, second)
-    weights, same_weights = _compare_weights(first, second, pattern)
-    return Evidence(data, state, weights, (same_data, same_state, same_weights))
-
-
-def _compare_data(first: str, second: str) -> tuple[str, bool]:
-    own = [os.path.exists(os.path.join(folder, receipt.FILE)) for folder in (first, second)]
-    if any(own):
+def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
+    """Compare two output folders, each part that they have. pattern: of the files of weights below a folder.
+    Raises BadInput."""
+    lines = []
+    if any(os.path.exists(os.path.join(folder, receipt.FILE)) for folder in (first, second)):
         equal, text = compare(receipt.read(first), receipt.read(second))
-        return text, equal
-    if not os.path.exists(os.path.join(first, loop_receipt.FILE.format(0))):
-        return NONE, True
-    try:
-        equal, text = loop_receipt.compare(loop_receipt.read(first), loop_receipt.read(second))
-    except loop_receipt.ReceiptError as error:
-        raise BadInput(str(error)) from error
-    return text, equal
-
-
-def _compare_weights(first: str, second: str, pattern: str) -> tuple[str, bool]:
+        lines.append(Line("data", text, equal))
+    elif os.path.exists(os.path.join(first, loop_receipt.FILE.format(0))):
+        try:
+            equal, text = loop_receipt.compare(loop_receipt.read(first), loop_receipt.read(second))
+        except loop_receipt.ReceiptError as error:
+            raise BadInput(str(error)) from error
+        lines.append(Line("data", text, equal))
+    if digest.read(first) or digest.read(second):
+        equal, text = compare_states(first, second)
+        lines.append(Line("state", text, equal))
     names = [find_files(folder, pattern) for folder in (first, second)]
-    if not names[0] and not names[1]:
-        return NONE, True
-    if names[0] != names[1]:
-        only = sorted(set(names[0]) ^ set(names[1]))
-        return f"only one run has {only[0]}", False
-    for name in names[0]:
-        parts = [_read(os.path.join(folder, name)) for folder in (first, second)]
-        other = [part for part in sorted(parts[0] | parts[1]) if parts[0].get(part) != parts[1].get(part)]
-        if other:
-            more = f", and {len(other) - 1} more" if len(other) > 1 else ""
-            return f"{name} differs: {other[0]}{more}", False
-    return f"equal in {len(names[0])} file{'s' * (len(names[0]) > 1)}", True
+    if any(names):
+        lines.append(_compare_weights(first, second, *names))
+    return lines
+
+
+def _compare_weights(first: str, second: str, ours: list[str], theirs: list[str]) -> Line:
+    if ours != theirs:
+        return Line("weights", f"only one run has {min(set(ours) ^ set(theirs))}", False)
+    for name in ours:
+        one, other = (_read(os.path.join(folder, name)) for folder in (first, second))
+        parts = [part for part in sorted(one | other) if one.get(part) != other.get(part)]
+        if parts:
+            more = f", and {len(parts) - 1} more" if len(parts) > 1 else ""
+            return Line("weights", f"{name} differs: {parts[0]}{more}", False)
+    return Line("weights", f"equal in {len(ours)} file{'s' * (len(ours) > 1)}", True)
 
 
 def find_files(folder: str, pattern: str) -> list[str]:

@@ -5,8 +5,8 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
+import time
 from typing import NamedTuple
 
 import torch
@@ -19,24 +19,36 @@ from launch.prove import evidence, trial
 from launch.simulate.commands import get_option
 
 _STEPS = 24  # of a run, if the options name no number
+_HELP_SECONDS = 60  # for --help: a script that does not know it may begin to train
+_HINT = "if it does not use Bootfile, name its files with --compare and --resume_with"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 REFERENCE, KILLED, DAMAGED = "reference", "killed and restarted", "restarted from a damaged checkpoint"
-ENGINE = "another engine"  # than that of the reference
+AGAIN = "the same again"
 
 
 class Case(NamedTuple):
     """A run that is compared with the reference.
 
-    name: one of those above, or another text.
-    options: of the job, after its own.
     checks_state: whether states and weights must be equal too.
     must_differ: whether a difference is right.
+    option: of the job, for a job of Bootfile.
+    value, other: those of the option; the second one is used if the reference has the first one.
     """
 
     name: str
-    options: tuple[str, ...] = ()
     checks_state: bool = True
     must_differ: bool = False
+    option: str = ""
+    value: str = ""
+    other: str = ""
+
+
+_CHANGES = (
+    Case("another number of processes", False, False, "--processes_per_node", "2", "1"),
+    Case("another number of workers", True, False, "--workers", "1", "2"),
+    Case("another engine", False, False, "--data_backend", "threads", "pytorch"),
+    Case("another seed", True, True, "--seed", "1", "2"),
+)
 
 
 class Job:
@@ -72,6 +84,10 @@ class Job:
     def _log(self, name: str) -> str:
         return f"{self.folder(name)}.log"
 
+    def _doubt(self, reason: str) -> str:
+        self.doubts.append(reason)
+        return reason
+
     @property
     def _snapshot(self) -> str:
         return os.path.join(self.root, "at-the-first-kill")
@@ -87,16 +103,27 @@ class OwnJob(Job):
         for name in ("--output_dir", "--train_url", "--resume"):
             if get_option(self.options, name) is not None:
                 raise BadInput(f"{name} is chosen for each run: leave it out")
-        shown = subprocess.run([sys.executable, self.script, "--help"], capture_output=True, text=True)
-        self._known = set(_OPTION.findall(shown.stdout))
+        self._known = set(_OPTION.findall(self._read_help()))
         if not {"--output_dir", "--save_every", "--report_every", "--max_steps"} <= self._known:
-            raise BadInput(
-                f"{self.script} does not have Bootfile's options: name its files with --compare and "
-                "--resume_with"
-            )
+            raise BadInput(f"{self.script} does not have Bootfile's options: {_HINT}")
         self.steps = self._add("--max_steps", _STEPS)
         self._every = self._add("--save_every", max(1, self.steps // 6))
         self._add("--report_every", 1)
+
+    def _read_help(self) -> str:
+        """Return what --help prints. Raises BadInput if it fails, or does not end."""
+        begin = time.monotonic()
+
+        def refuse() -> list[str]:
+            raise BadInput(f"{self.script} --help did not end within {_HELP_SECONDS} s: {_HINT}")
+
+        command, log = [sys.executable, self.script, "--help"], self._log("help")
+        try:
+            trial.run(command, log, lambda: time.monotonic() - begin, [_HELP_SECONDS], refuse)
+        except trial.Failed as error:
+            raise BadInput(f"{error} ({_HINT})") from error
+        with open(log, encoding="utf-8", errors="replace") as file:
+            return file.read()
 
     def _add(self, name: str, steps: int) -> int:
         """Return an option that counts steps; add it if the user did not give it. Raises BadInput."""
@@ -108,36 +135,27 @@ class OwnJob(Job):
         return steps if given is None else int(given)
 
     def plan(self) -> list[Case]:
-        cases = [Case("the same again"), Case(KILLED)]
-        name = os.path.basename(self.script)
-        if "--processes_per_node" in self._known:
-            number = "1" if get_option(self.options, "--processes_per_node") == "2" else "2"
-            cases.append(Case(f"{number} processes", (f"--processes_per_node={number}",), checks_state=False))
-        else:
-            self.unchecked.append(f"another number of processes: {name} has no --processes_per_node")
-        if "--workers" in self._known:
-            number = "2" if get_option(self.options, "--workers") == "1" else "1"
-            cases.append(Case(f"workers {number}", (f"--workers={number}",)))
-        else:
-            self.unchecked.append(f"another number of workers: {name} has no --workers")
-        if "--data_backend" in self._known and get_option(self.options, "--custom_data") != "true":
-            cases.append(Case(ENGINE, checks_state=False))
-        else:
-            self.unchecked.append(f"another engine: {name} has no --data_backend")
-        if "--seed" in self._known:
-            seed = "2" if get_option(self.options, "--seed") == "1" else "1"
-            cases.append(Case(f"seed {seed}", (f"--seed={seed}",), must_differ=True))
+        cases = [Case(AGAIN), Case(KILLED)]
+        for case in _CHANGES:
+            is_engine = case.option == "--data_backend"
+            generated = is_engine and get_option(self.options, "--custom_data") == "true"
+            if case.option in self._known and not generated:
+                cases.append(case)
+            else:
+                why = "has generated data" if generated else f"has no {case.option}"
+                self.unchecked.append(f"{case.name}: {os.path.basename(self.script)} {why}")
         return [*cases, Case(DAMAGED, must_differ=True)]
 
     def run(self, case: Case) -> str:
-        folder = self.folder(case.name)
+        folder, option = self.folder(case.name), tuple[str, ...]()
         if case.name == DAMAGED and not self._damage(folder):
-            return "not run"
-        if case.name == ENGINE:
-            used = starts.read(self.folder(REFERENCE))[-1].get("data backend")
-            other = "pytorch" if used == "threads" else "threads"
-            case = case._replace(options=(f"--data_backend={other}",))
-        command = self.command((*case.options, f"--output_dir={folder}"))
+            return self._doubt("no checkpoint could be damaged")
+        if case.option:
+            used = get_option(self.options, case.option)
+            if case.option == "--data_backend":  # auto or the default: the reference has chosen one
+                used = starts.read(self.folder(REFERENCE))[-1].get("data backend")
+            option = (f"{case.option}={case.other if used == case.value else case.value}",)
+        command = self.command((*option, f"--output_dir={folder}"))
         kills: list[float] = []
         if case.name == KILLED:
             kills = trial.choose_steps(self.kills, self._every + 1, self.steps - 1, self.seed)
@@ -147,17 +165,16 @@ class OwnJob(Job):
                 shutil.copytree(folder, self._snapshot)
             return command
 
-        done = trial.run(command, self._log(case.name), lambda: self._progress(folder), kills, after_kill)
+        killed = trial.run(command, self._log(case.name), lambda: self._progress(folder), kills, after_kill)
         if case.name != KILLED:
-            return " ".join(case.options)
-        steps = ", ".join(f"{step:.0f}" for step in done.kills)
-        with open(self._log(case.name), encoding="utf-8", errors="replace") as log:
-            resumed = re.findall(r"resumed from \S*step_(\d+)", log.read())
-        if not done.kills:
-            self.doubts.append("no SIGKILL came before the end: give more --max_steps")
-        elif not resumed:
-            self.doubts.append("no restart continued from a checkpoint: give more --max_steps")
-        return f"SIGKILL after step {steps}; continued from step {', '.join(resumed) or '0'}"
+            return "".join(option)
+        if not killed:
+            return self._doubt("no SIGKILL came before the end: give more --max_steps")
+        resumed = [start["step"] for start in starts.read(folder)[1:]]
+        if not any(resumed):
+            self._doubt("no restart continued from a checkpoint: give more --max_steps")
+        steps, resumed_at = (", ".join(f"{step:.0f}" for step in each) for each in (killed, resumed))
+        return f"SIGKILL after step {steps}; continued from step {resumed_at}"
 
     def _progress(self, folder: str) -> int:
         try:
@@ -198,19 +215,16 @@ class OtherJob(Job):
         self.weights = os.path.relpath(compare, self._output)
         self._resume_with = shlex.split(resume_with)
         self._writes = 0  # of files, in the reference
-        name = os.path.basename(self.script)
-        self.unchecked += [
-            f"another number of {what}: not known for {name}" for what in ("processes", "workers")
-        ]
+        self.unchecked += ["another number of processes: not known", "another number of workers: not known"]
 
     def plan(self) -> list[Case]:
-        return [Case("the same again"), Case(KILLED), Case(DAMAGED, must_differ=True)]
+        return [Case(AGAIN), Case(KILLED), Case(DAMAGED, must_differ=True)]
 
     def run(self, case: Case) -> str:
         command, kills, left = self.command(), [], []  # left: the files at each kill, and at the end
         if case.name == DAMAGED:
             if not self._damage():
-                return "not run"
+                return self._doubt("no file with weights could be damaged")
             command = self._restart()
         if case.name == KILLED:
             first, last = (int(self._writes * part) for part in (0.2, 0.8))
@@ -229,22 +243,23 @@ class OtherJob(Job):
                 shutil.copytree(self._output, self._snapshot)
             return self._restart()
 
-        done = trial.run(command, self._log(case.name), watch, kills, after_kill)
-        left.append(self._versions())
+        try:
+            killed = trial.run(command, self._log(case.name), watch, kills, after_kill)
+            left.append(self._versions())
+        finally:
+            if os.path.exists(self._output):
+                shutil.move(self._output, self.folder(case.name))
         if case.name == REFERENCE:
             self._writes = len(writes)
-            if not evidence.find_files(self._output, self.weights):
+            if not evidence.find_files(self.folder(REFERENCE), self.weights):
                 raise BadInput(f"{self.script} wrote no file {os.path.join(self._output, self.weights)}")
-            if not os.path.exists(os.path.join(self._output, loop_receipt.FILE.format(0))):
+            if not os.path.exists(os.path.join(self.folder(REFERENCE), loop_receipt.FILE.format(0))):
                 self.unchecked.append("the samples: no receipt (python -m launch new --receipt FOLDER)")
-        shutil.move(self._output, self.folder(case.name))
         if case.name != KILLED:
             return ""
         if not any(map(_has_trained, left, left[1:])):
-            self.doubts.append(
-                "no restart had to train on from a file: let it train longer, and save more often"
-            )
-        times = ", ".join(f"{kill:.0f}" for kill in done.kills)
+            self._doubt("no restart had to train on from a file: let it train longer, and save more often")
+        times = ", ".join(f"{kill:.0f}" for kill in killed)
         return f"SIGKILL after write {times} of about {self._writes}"
 
     def _restart(self) -> list[str]:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import psutil
 
@@ -19,21 +18,14 @@ class Failed(Exception):
     """A command ended with an error of its own. The message has the exit code and its last line."""
 
 
-class Trial(NamedTuple):
-    """What happened. kills: the progress at each SIGKILL. seconds: of all starts."""
-
-    kills: list[float]
-    seconds: float
-
-
 def run(
     command: list[str],
     log: str,
     watch: Callable[[], float],
     kills: list[float],
-    after_kill: Callable[[], list[str]] = list,
-) -> Trial:
-    """Run a command to its end, and start it again after each SIGKILL.
+    after_kill: Callable[[], list[str]],
+) -> list[float]:
+    """Run a command to its end, and start it again after each SIGKILL. Return its progress at each SIGKILL.
 
     log: the file for its output.
     watch: returns its progress: steps, or seconds.
@@ -41,7 +33,7 @@ def run(
     after_kill: called after each kill; returns the command of the restart.
     Raises Failed.
     """
-    began, happened = time.monotonic(), []
+    happened = list[float]()
     with open(log, "ab") as output:
         for target in [*kills, float("inf")]:
             process = subprocess.Popen(
@@ -59,7 +51,7 @@ def run(
                 break
             happened.append(watch())
             command = after_kill()
-    return Trial(happened, time.monotonic() - began)
+    return happened
 
 
 def kill_all(process: subprocess.Popen) -> None:
@@ -83,5 +75,5 @@ def choose_steps(count: int, first: int, last: int, seed: int) -> list[float]:
 
 def _failure(command: list[str], code: int, log: str) -> str:
     with open(log, encoding="utf-8", errors="replace") as file:
-        last = [line.strip() for line in file if line.strip()][-1:]
-    return f"{' '.join(command[1:])} ended with {code} ({explain_exit_code(code)}): {''.join(last)}"
+        lines = [line.strip() for line in file if line.strip()] or ["it printed nothing"]
+    return f"{' '.join(command[1:])} ended with {code}: {lines[-1] if code > 0 else explain_exit_code(code)}"

@@ -22,7 +22,6 @@ from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
-from launch.bench import now
 from tests.benchmarks.rounds import conditions, make_parser, spread
 
 
@@ -32,6 +31,13 @@ def main():
     options = parser.parse_args()
     with conditions():
         measure(torch.device(options.device), options.rounds)
+
+
+def now(device: torch.device) -> float:
+    """Return seconds, after the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def measure(device: torch.device, rounds: int) -> None:

@@ -1,12 +1,16 @@
 """`launch prove` says exact for an exact job, and notices each part that a restart leaves out."""
 
 import re
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
+from common.ground.exits import BadInput
 from datasets.folders import random_folder
-from tests.conftest import ROOT, run
+from launch.prove import jobs
+from tests.conftest import ROOT, environment, finish, run, start, wait_until
 
 SCRIPT = Path(__file__).parent / "leaves_out.py"
 PARTS = ("optimizer", "schedule", "random", "position", "buffers", "ema")
@@ -32,7 +36,7 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     assert shown.count("data equal for 12 steps") == 4 and shown.count("\n      noticed") == 2
     assert "not checked: another engine: train_ddp.py has no --data_backend" in shown
     text = page.read_text()
-    assert "<h1>exact</h1>" in text and "2 processes" in text and "<script" not in text
+    assert "<h1>exact</h1>" in text and "--processes_per_node=2" in text and "<script" not in text
     refused = prove("jobs/train_ddp.py", "--to", ROOT / "README.md", code=2)
     assert "was not made by this command" in refused.stderr
 
@@ -42,6 +46,45 @@ def test_a_script_that_forgets_its_random_numbers_differs(tmp_path):
     assert re.search(r"^differs: killed and restarted: final.pt differs: ", shown, re.MULTILINE)
     assert "not checked: the samples" in shown and (tmp_path / "runs" / "reference" / "last.pt").exists()
     assert not (tmp_path / "OUT").exists()
+
+
+FAILING = """
+import os, sys, time, torch
+if "--resume" in sys.argv:
+    sys.exit(END)
+os.makedirs("OUT")
+child = os.fork()
+for step in range(STEPS):
+    time.sleep(0.02)
+    if child and step % 4 == 0:
+        torch.save({"weight": torch.full((4,), float(step))}, "OUT/last.pt")
+"""
+
+
+def failing(folder, end="'lost'", steps=40):
+    (folder / "own.py").write_text(FAILING.replace("END", end).replace("STEPS", str(steps)))
+    return "prove", "own.py", "--compare", "OUT/*.pt", "--resume_with=--resume"
+
+
+@pytest.mark.parametrize(("end", "message"), [("'lost'", "lost"), ("7", "7: it printed nothing")])
+def test_a_restart_that_fails_differs(end, message, tmp_path):
+    shown = prove(*failing(tmp_path, end)[1:], cwd=tmp_path, code=20).stdout
+    assert re.search(rf"^differs: killed and restarted: own.py --resume ended with .*{message}$", shown, re.M)
+    assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_processes_of_the_job(number, code, tmp_path):
+    words = failing(tmp_path, steps=10**6)
+    (tmp_path / "kept").mkdir()
+    command = (ROOT / "launch" / "__main__.py", *words)
+    proof = start(*command, cwd=tmp_path, env=environment(TMPDIR=str(tmp_path / "kept")), fresh=True)
+    wait_until((tmp_path / "OUT" / "last.pt").exists, proof)
+    children = psutil.Process(proof.pid).children(recursive=True)
+    proof.send_signal(number)
+    finish(proof, code)
+    assert len(children) == 2 and not psutil.wait_procs(children, timeout=10)[1]
+    assert not (tmp_path / "OUT").exists() and not list((tmp_path / "kept").iterdir())
 
 
 @pytest.mark.faults
@@ -61,6 +104,13 @@ def test_a_folder_of_images_is_read_by_another_engine(tmp_path):
     assert "another engine" in shown and "--data_backend=pytorch" in shown and "not checked" not in shown
 
 
+def test_a_script_that_does_not_know_help_is_ended(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text("import time\nwhile True: time.sleep(1)")
+    monkeypatch.setattr(jobs, "_HELP_SECONDS", 1)
+    with pytest.raises(BadInput, match=r"own\.py --help did not end within 1 s"):
+        jobs.OwnJob(str(tmp_path / "own.py"), [], str(tmp_path), 1, 0)
+
+
 @pytest.mark.faults
 def test_a_script_that_ignores_its_checkpoint_is_unverified(tmp_path):
     shown = prove_script(tmp_path, "everything", 21).stdout
@@ -72,11 +122,15 @@ def test_a_script_that_ignores_its_checkpoint_is_unverified(tmp_path):
     [
         (["missing.py"], "missing.py: no such file"),
         (["own.py", "--compare", "OUT/*.pt"], "together with --resume_with"),
-        (["own.py"], "does not have Bootfile's options"),
+        (["own.py"], "own.py --help ended with 1: no such option"),
+        ([ROOT / "README.md"], "--help ended with 1: "),
+        (["own.py", "--to", "none/proof.html"], "none is not a folder in which this user can write"),
+        (["own.py", "--to", "full"], "full is a folder"),
         (["own.py", "--compare", "*.pt", "--resume_with=-r"], "expected files in a folder"),
         (["own.py", "--compare", "full/*.pt", "--resume_with=-r"], "full exists"),
         (["own.py", "--compare", "OUT/*.pt", "--resume_with=-r"], "ended with 1"),
         (["own.py", "--keep", "full", "--compare", "OUT/*.pt", "--resume_with=-r"], "full is not empty"),
+        (["own.py", "--keep", "own.py"], "--keep own.py: File exists"),
         ([ROOT / "jobs" / "train.py", "--", "--output_dir=x"], "--output_dir is chosen for each run"),
         ([ROOT / "jobs" / "train.py", "--", "--max_steps=0"], "--max_steps"),
     ],

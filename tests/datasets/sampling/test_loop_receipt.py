@@ -128,6 +128,24 @@ def test_each_hashed_byte_counts_and_the_layout_does_not():
     assert (hash_batch(small) != hash_batch(small.view(2, 8, 8))).all()
 
 
+def test_the_hashes_are_those_of_earlier_versions():
+    """So a receipt can be compared with an older one. 64 lines of 64 bytes are hashed, in any layout."""
+    images = (torch.arange(2 * 3 * 60 * 60) % 251).view(2, 3, 60, 60)
+    known = {
+        torch.uint8: 0xC4CD68A458C5BD2F,
+        torch.float32: 0xCD909E81EAE34056,
+        torch.float64: 0xF3956806B68D6D1B,
+    }
+    for dtype, expected in known.items():
+        typed = images.to(dtype)
+        layouts = [typed, typed.to(memory_format=torch.channels_last), typed.mT.contiguous().mT]
+        layouts.append(torch.stack([typed, typed], 1)[:, 0])
+        hashes = [hash_batch(each).tolist() for each in layouts]
+        assert hashes == hashes[:1] * 4 and hashes[0][0] == expected
+    assert hash_batch(images[:1].expand(2, -1, -1, -1)).tolist() == hash_batch(images[:1]).tolist() * 2
+    assert hash_batch(torch.arange(8)[::4])[0] == 0xDDC9DF959E8900C5
+
+
 def test_what_cannot_be_hashed_needs_ids(tmp_path):
     batch = {"id": torch.arange(2), "graph": object()}
     with pytest.raises(ReceiptError, match="object"):
@@ -204,6 +222,9 @@ def test_the_file_works_alone(tmp_path):
     shown = [run("receipt.py", "OUT", "OUT", cwd=tmp_path / "project").stdout]
     shown.append(run("-m", "launch", "receipt", *[tmp_path / "project" / "OUT"] * 2).stdout)
     assert all(text.endswith("data equal for 3 steps\n") for text in shown)
+    for words, message in ((["gone"], "no receipt of a loop at gone"), ([], "expected RUN or RUN_A RUN_B")):
+        refused = run("receipt.py", *words, cwd=tmp_path / "project", code=2)
+        assert refused.stderr.startswith(f"error: {message}") and refused.stderr.count("\n") == 1
     run("-m", "launch", "new", "--receipt", tmp_path / "project")  # the same file: nothing to do
     (tmp_path / "project" / "receipt.py").write_text("mine")
     assert "exists" in run("-m", "launch", "new", "--receipt", tmp_path / "project", code=2).stderr

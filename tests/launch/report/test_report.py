@@ -232,8 +232,8 @@ def test_errors_are_one_line(tmp_path):
         ([tmp_path / "empty"], f"no run at {tmp_path / 'empty'}: neither metrics.jsonl nor starts.jsonl"),
         ([tmp_path / "odd"], f"cannot read {tmp_path / 'odd' / 'metrics.jsonl'}: Is a directory"),
         ([good, f"{good}/"], f"{good}/ is named twice"),
-        ([good, "--to", tmp_path / "no" / "page.html"], "page.html: No such file or directory"),
-        ([good, "--to", tmp_path / "gone.html" / "a.html"], "a.html: No such file or directory"),
+        ([good, "--to", tmp_path / "no" / "page.html"], "is not a folder in which this user can write"),
+        ([good, "--to", tmp_path / "gone.html" / "a.html"], "is not a folder in which this user can write"),
         ([good, "--to", tmp_path / "best.pth"], "best.pth: expected a name that ends in .html"),
         ([f"{number}" for number in range(25)], "25 runs are too many for one page: at most 24"),
     ]:
