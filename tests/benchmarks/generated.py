@@ -9,7 +9,6 @@ from datasets.folders import random_folder
 from datasets.memory import cifar10
 
 _COPIES = 8  # default number of names for each image: 5,120 names for training
-_RECORDS = 10_000  # of a file of CIFAR-10
 
 
 def image_folder(cache: str, copies: int = _COPIES) -> str:
@@ -26,14 +25,19 @@ def image_folder(cache: str, copies: int = _COPIES) -> str:
     return random_folder.make(os.path.join(os.path.abspath(cache), f"generated-{copies}"), write)
 
 
-def cifar_folder(cache: str) -> str:
-    """Return a folder of random pixels in the format of CIFAR-10's binary version, for --data_url."""
+def cifar_folder(cache: str, count: int = 5_000) -> str:
+    """Return class folders of random pixels in CIFAR-10's form, made below `cache` if missing.
+
+    count: training images of each class; a fifth of them are for testing.
+    """
 
     def write(folder: str) -> None:
         draw = np.random.default_rng(2024)
-        for name in (*cifar10.TRAIN_FILES, *cifar10.TEST_FILES):
-            records = draw.integers(0, 256, (_RECORDS, 1 + 3 * cifar10.SIDE**2), dtype=np.uint8)
-            records[:, 0] = np.arange(_RECORDS) % len(cifar10.CLASSES)
-            records.tofile(os.path.join(folder, f"{name}.bin"))
+        for split, images in (("train", count), ("test", count // 5)):
+            for name in cifar10.CLASSES:
+                os.makedirs(os.path.join(folder, split, name))
+                for number in range(images):
+                    with open(os.path.join(folder, split, name, f"{number}.ppm"), "wb") as file:
+                        file.write(b"P6 32 32 255\n" + draw.bytes(3 * 32 * 32))
 
-    return random_folder.make(os.path.join(os.path.abspath(cache), "generated-cifar10"), write)
+    return random_folder.make(os.path.join(os.path.abspath(cache), f"generated-cifar10-{count}"), write)

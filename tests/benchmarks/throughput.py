@@ -68,8 +68,10 @@ def _parse_args() -> tuple[argparse.Namespace, list[str]]:
     add("--batch_size", type=count, default=512, help="default: 512")
     add("--backends", help="names, separated by commas (default: all that are available)")
     add("--prof", type=count, default=30, metavar="N", help="batches of a run (default: 30)")
-    parser.epilog = "Other arguments are passed to the job: --workers 10, --image_size 128, --pack FOLDER ..."
-    return parser.parse_known_args()
+    parser.epilog = "Arguments after -- are passed to the job: -- --workers 10 --image_size 128 --pack FOLDER"
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    return parser.parse_args(words[:end]), words[end + 1 :]
 
 
 def _rate(args: argparse.Namespace, backend: str, extra: list[str]) -> float:

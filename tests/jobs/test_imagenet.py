@@ -275,14 +275,13 @@ def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
     victims = sorted((root / "train").rglob("*.jpg"))[:3]
     victims[0].write_bytes(victims[0].read_bytes()[:-200])
     victims[1].write_bytes(b"<html>not found</html>")
-    Image.open(victims[2]).save(victims[2], format="PNG")  # this one is valid
+    Image.open(victims[2]).save(victims[2], format="PNG")  # this one is valid: its content decides
     arguments = (*JOB, f"--data_url={root}", "--batch_size=64", "--max_steps=2", "--training_only",
                  "--data_backend=threads", f"--output_dir={tmp_path / 'out'}")  # fmt: skip
     refused = run(*arguments, code=2).stderr
     assert "2 of 640 images" in refused and all(str(path) in refused for path in victims[:2])
     printed = "".join(result.stdout for result in run_ranks(*arguments, "--max_bad_images=1%"))
     assert printed.count("skipped 2 bad of 640 images") == 1 and "data train=638 " in printed
-    assert printed.count(f"{victims[2]} is a PNG. They are decoded by their content") == 1
 
 
 def test_a_scan_of_headers_trains_the_same_and_resumes(generated, whole, tmp_path):
