@@ -14,7 +14,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "new": ("new.cli", "write a project of your own: a job, a test, a job.toml"),
     "check": ("check", "check this node: GPUs, shared memory, disks, limits, network, versions"),
     "simulate": ("simulate.cli", "run a job on this machine as a platform would, with faults"),
-    "pack": ("bundle.cli", "make the code of a job ready for upload: a folder with a manifest, or one file"),
+    "pack": ("bundle.cli", "make the code of a job ready for upload: a folder with a manifest"),
     "upload": ("transfer.upload", "upload a snapshot or data to an object store; skip equal files"),
     "submit": ("platforms.submit", "create a job on a managed platform, or write the file for its tool"),
     "status": ("platforms.status", "show a job on ModelArts: phase, exit codes, restarts, events"),
@@ -33,6 +33,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
 }
 REMOVED = {  # former options, and former words after a verb: what to use instead
     "pack --with": "add a line !PATH to .jobignore in the code folder",
+    "pack --single_file": "upload the folder that pack makes",
     "simulate --seed": "name the step of each fault: --fault kill:rank=1,step=20",
     "submit --to": "write > FILE",
     "submit --force": "write > FILE",
