@@ -76,16 +76,6 @@ class CodeFolder:
                 raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
         limits.check([(file.path, file.size) for file in self.files])
 
-    def find_above(self, module: str) -> str | None:
-        """Return the nearest folder above the code folder that holds a Python module of this name."""
-        folder = os.path.dirname(self.root)
-        while folder != os.path.dirname(folder):
-            path = os.path.join(folder, module)
-            if os.path.isfile(f"{path}.py") or os.path.isdir(path):
-                return folder
-            folder = os.path.dirname(folder)
-        return None
-
     def copy(self, destination: str) -> None:
         """Copy the files to a new folder."""
         os.makedirs(destination)

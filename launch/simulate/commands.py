@@ -32,7 +32,7 @@ class Commands:
 
     def __init__(self, args: argparse.Namespace, network: Network | None):
         self._args, self._network = args, network
-        self.code, self.platform = args.code, args.platform
+        self.code = args.code
         gpus = [] if get_option(args.job_options, "--enable_gpu") == "false" else _visible_gpus()
         self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
         self.device = "cuda" if self._gpus else "cpu"
