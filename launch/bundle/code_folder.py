@@ -12,7 +12,6 @@ _PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
 _LINKED = ("common", "datasets")  # may be links to those of another Bootfile repository
 _DOCUMENTS = ("*.md", "*.ipynb")  # of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
-_ADVICE = f"skip it with a line in {ignore.FILE}, or replace it by a copy"
 
 
 class File(NamedTuple):
@@ -114,18 +113,14 @@ class CodeFolder:
 
     def _resolve(self, path: str, entry: os.DirEntry, real: tuple[str, ...]) -> str:
         """Return the target of a link. Raises BadInput if it is outside the code folder."""
-        target, shown = os.path.realpath(entry.path), os.readlink(entry.path)
+        target = os.path.realpath(entry.path)
         if path in _LINKED and os.path.basename(target) == path and _is_repository(os.path.dirname(target)):
             return target  # a project that `launch new` wrote
-        if not os.path.exists(target):
-            reason = "which does not exist"
-        elif os.path.commonpath([real[0], target]) != real[0]:
-            reason = f"which is not in {self.root}"
-        elif target in real:
-            reason = "a folder that contains it"
-        else:
-            return target
-        raise BadInput(f"{path} is a symbolic link to {shown}, {reason}; {_ADVICE}")
+        is_inside = os.path.commonpath([real[0], target]) == real[0]
+        if not (is_inside and os.path.exists(target)) or target in real:
+            expected = f"expected another file or folder in {self.root}; skip it with a line in {ignore.FILE}"
+            raise BadInput(f"{path} is a symbolic link to {os.readlink(entry.path)}: {expected}")
+        return target
 
 
 def _is_repository(folder: str) -> bool:

@@ -239,14 +239,9 @@ def test_links_and_special_files(mine, tmp_path):
     (mine / "common").unlink()
     tree(tmp_path / "outside", {"x.txt": ""})
     (mine / "data").symlink_to(tmp_path / "outside")  # skipped by its name, so its target does not matter
-    for target, reason in (
-        ("../outside", "a symbolic link to ../outside, which is not in"),
-        ("/etc/passwd", "a symbolic link to /etc/passwd, which is not in"),
-        ("nothing", "a symbolic link to nothing, which does not exist"),
-        (".", "a symbolic link to ., a folder that contains it"),
-    ):
+    for target in ("../outside", "/etc/passwd", "nothing", "."):
         (mine / "link").symlink_to(target)
-        assert f"link is {reason}" in refused(job, to)
+        assert f"link is a symbolic link to {target}: expected another file" in refused(job, to)
         (mine / "link").unlink()
     os.mkfifo(mine / "pipe")
     assert "pipe is not a regular file and cannot be uploaded" in refused(job, to)

@@ -111,7 +111,7 @@ class User:
 
     def job(self, **changes) -> str:
         """Return the id of an existing job with a record. changes: of its state, as in Service.test."""
-        config = job_config.load(self.config, "jobs/train_ddp.py")
+        config = job_config.load(str(self.config), "jobs/train_ddp.py")
         run = job_request.make_run_name(config.name)
         outputs = job_request.make_outputs(config.outputs, run)
         job_id = list(self.server.test(new=job_request.make_body(config, outputs))["bodies"])[-1]
