@@ -109,12 +109,12 @@ class Resources(_Table):
 class Retries(_Table):
     """Restarts after a fault, with the service's names, from its documents and its SDK."""
 
-    faults: _Count | None = pydantic.Field(None, serialization_alias="fault-tolerance/job-retry-num")
-    pods: _Count | None = pydantic.Field(None, serialization_alias="fault-tolerance/pod-retry-num")
+    faults: _Count | None = pydantic.Field(default=None, serialization_alias="fault-tolerance/job-retry-num")
+    pods: _Count | None = pydantic.Field(default=None, serialization_alias="fault-tolerance/pod-retry-num")
     unconditional: bool | None = pydantic.Field(
-        None, serialization_alias="fault-tolerance/job-unconditional-retry"
+        default=None, serialization_alias="fault-tolerance/job-unconditional-retry"
     )
-    hang: bool | None = pydantic.Field(None, serialization_alias="fault-tolerance/hang-retry")
+    hang: bool | None = pydantic.Field(default=None, serialization_alias="fault-tolerance/hang-retry")
 
 
 class AutoStop(_Table):
