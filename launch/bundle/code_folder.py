@@ -5,6 +5,7 @@ import shutil
 from typing import NamedTuple
 
 from common.ground.exits import BadInput
+from common.object_store.paths import check_keys
 from launch import manifests
 from launch.bundle import ignore, limits
 
@@ -73,6 +74,7 @@ class CodeFolder:
         for path, rule in self.skipped:
             if f"{self.job_path}/".startswith(f"{path.rstrip('/')}/"):
                 raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
+        check_keys((file.path for file in self.files), self.root)
         limits.check([(file.path, file.size) for file in self.files])
 
     def copy(self, destination: str) -> None:
@@ -91,7 +93,6 @@ class CodeFolder:
             if rule := self._find_rule(path, is_folder, entry.path):
                 self.skipped.append(Skipped(path + "/" * is_folder, rule))
                 continue
-            limits.check_name(path)
             source = self._resolve(path, entry, real) if entry.is_symlink() else entry.path
             if is_folder:
                 self._visit(f"{path}/", (*real, os.path.realpath(source)))

@@ -214,16 +214,10 @@ def test_limits(mine, tmp_path):
     assert refused(job, to) == f"6.0 GB, and a code folder may have 5.0 GB; {biggest}"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [b"bad\xff.txt", b"a.txt ", b"a\nb.txt", b"a\\b.txt", b"a:b", b"/".join([b"a" * 250] * 3 + [b"a" * 20])],
-)
+@pytest.mark.parametrize("name", [b"bad\xff.txt", b"a\nb.txt", b"a\\b.txt"])
 def test_names_that_an_object_store_breaks(name, mine, tmp_path):
-    path = os.path.join(os.fsencode(mine), name)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    open(path, "w").close()
-    message = refused(str(mine / "job.py"), str(tmp_path / "to"))
-    assert f"{name!r} is not a name for every object store: expected at most 768 bytes" in message
+    open(os.path.join(os.fsencode(mine), name), "w").close()
+    assert "is not a valid path of a file" in refused(str(mine / "job.py"), str(tmp_path / "to"))
 
 
 def test_links_and_special_files(mine, tmp_path):
