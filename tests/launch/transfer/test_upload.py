@@ -87,11 +87,6 @@ def keys(server, url) -> dict[str, bytes]:
     }
 
 
-def sealed(files: dict[str, bytes], name="train", job="jobs/train.py") -> dict:
-    """Return a manifest as `pack` writes it."""
-    return manifests.describe(name, files, job)
-
-
 def put(server, url, files: dict[str, bytes]) -> None:
     client, prefix = server.client(), url.split("/", 3)[3]
     for name, content in files.items():
@@ -142,7 +137,7 @@ def test_data_go_there_and_come_back(server, url, tmp_path, launch):
 
 def test_a_snapshot_has_a_folder_of_its_own(server, url, tmp_path, launch):
     files = {"jobs/train.py": b"print(1)\n", "common/__init__.py": b""}
-    manifest = sealed(files)
+    manifest = manifests.describe("train", files, "jobs/train.py")
     folder = folder_of(tmp_path / "snapshot", files | {"manifest.json": manifests.to_bytes(manifest)})
     folder_of(folder, {"jobs/__pycache__/train.pyc": b"x"})
     said = launch("upload", folder, "--to", f"{url}/")
@@ -203,24 +198,17 @@ def test_an_upload_that_was_ended_goes_on(server, url, tmp_path, how, launch):
     assert unfinished(server) == []
 
 
-def outputs(steps: list[int]) -> dict[str, bytes]:
-    """Return the outputs as a job uploads them, without the list."""
-    files = {"metrics.jsonl": b'{"step": 1}\n', "best.pth": b"weights"}
-    for step in steps:
-        files[f"checkpoints/step_{step}.pt"] = os.urandom(1000)
-        files[f"checkpoints/step_{step}.pt.json"] = b"{}"
-    return files
-
-
-def listed(files: dict[str, bytes]) -> dict[str, bytes]:
-    entries = sealed(files)["files"]
-    return {".bootfile-outputs.json": json.dumps({"format": 1, "files": entries, "step": 1}).encode()}
+OUTPUTS = {  # as a job uploads them, without the list
+    "metrics.jsonl": b'{"step": 1}\n', "best.pth": b"weights", "checkpoints/step_1.pt": os.urandom(1000),
+    "checkpoints/step_1.pt.json": b"{}",
+}  # fmt: skip
 
 
 def test_outputs_that_are_not_as_listed(server, url, tmp_path, launch):
-    files = outputs([1])
-    marker = listed(files | {"gone.pth": b"gone"})
-    put(server, url, files | marker | {"metrics.jsonl": b'{"step": 3}\n'})  # files of a job that is running
+    entries = manifests.describe("", OUTPUTS | {"gone.pth": b"gone"})["files"]
+    marker = {".bootfile-outputs.json": json.dumps({"format": 1, "files": entries, "step": 1}).encode()}
+    files = OUTPUTS | {"metrics.jsonl": b'{"step": 3}\n'}  # files of a job that is running
+    put(server, url, files | marker)
     damaged = {"Body": b"damaged", "Metadata": {"sha256": "0" * 64}}
     server.client().put_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/damaged", **damaged)
     said = launch(
@@ -231,15 +219,14 @@ def test_outputs_that_are_not_as_listed(server, url, tmp_path, launch):
     server.client().delete_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/damaged")
     said = launch("fetch", url, "--to", tmp_path / "back", code=1)
     assert "listed, but not in the store: 1 files, first: gone.pth" in said.stdout
-    assert contents(tmp_path / "back") == files | {"metrics.jsonl": b'{"step": 3}\n'}
+    assert contents(tmp_path / "back") == files
     deep, none = b"[" * 100_000, b'{"files": [{"path": 5, "size": 1, "sha256": "%s"}]}' % (b"0" * 64)
     put(server, url, {".bootfile-outputs.json": none, "manifest.json": deep})
     assert "2 files" not in launch("fetch", url, "--to", tmp_path / "back").stderr
 
 
 def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp_path, launch):
-    files = outputs([1])
-    put(server, url, files)
+    put(server, url, OUTPUTS)
     own = {"metrics.jsonl": b"my own", "best.pth": b"mine", "notes": b"stay"}
     folder_of(tmp_path, own)
     said = launch("fetch", url, "--to", tmp_path, code=2)
@@ -249,7 +236,7 @@ def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp
     assert f"replace {tmp_path}/best.pth" in said.stdout
     assert contents(tmp_path) == own
     assert "fetched 4 files" in launch("fetch", url, "--to", tmp_path, "--yes").stdout
-    assert contents(tmp_path) == files | {"notes": b"stay"}
+    assert contents(tmp_path) == OUTPUTS | {"notes": b"stay"}
     assert "unchanged 4 files" in launch("fetch", url, "--to", tmp_path).stdout, "no question"
 
 
