@@ -151,12 +151,6 @@ PROFILES: dict[str, _Profile] = {
 }  # fmt: skip
 
 
-def get_arguments(name: str) -> list[str]:
-    """Return the options that platform `name` (of PROFILES) passes to a script by itself."""
-    profile = PROFILES[name]
-    return [text.partition("=")[0] for text in (*profile.arguments, *profile.between_nodes)]
-
-
 def make_starts(
     name: str,
     node: int,

@@ -1,1 +1,1 @@
-"""`launch pack`: the code that a job needs, as a folder or one file."""
+"""`launch pack`: the code that a job needs, as a folder."""

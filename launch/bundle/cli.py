@@ -1,7 +1,6 @@
 """Pack a job for upload: the code folder for a platform, with only what the job needs.
 
-    python -m launch pack jobs/train_ddp.py --to packed                  packed/train_ddp-<12 hex digits>/
-    python -m launch pack jobs/train_ddp.py --to packed --single_file    packed/train_ddp-<12 hex digits>.py
+    python -m launch pack jobs/train_ddp.py --to packed    packed/train_ddp-<12 hex digits>/
 
 `pack` keeps common/, datasets/, jobs/, and a pip-requirements.txt. This list omits torch, torchvision,
 torchaudio, triton and nvidia-*, which the platform's image has. For a script outside a Bootfile repository
@@ -13,9 +12,6 @@ The digits are those of a digest of the content; manifest.json lists the files w
 same content has the same name, and packing it again changes nothing. If a text looks like a key, a token or a
 password, an error names file and line. The platform's limits are checked: 1000 files and folders, 5 GB, 32
 levels.
-
-A single file unpacks itself into a private temporary folder and removes it at the end; name a folder for its
-results. A process that is killed leaves its folder (about 1 MB).
 
 Exit codes: 0 packed, or unchanged; 2 bad input, and nothing was written.
 """
@@ -30,7 +26,6 @@ from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from launch import manifests, secret_scan
 from launch.bundle import requirements, snapshot
-from launch.bundle import single_file as one_file
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder, Skipped
 from launch.explain import human_size
 
@@ -38,8 +33,7 @@ _SHOWN = 5  # findings in an error, skipped files of one rule
 
 
 class Packed(NamedTuple):
-    """A snapshot. path: its folder or file. made: False if it existed. manifest: the content of
-    manifest.json."""
+    """A snapshot. path: its folder. made: False if it existed. manifest: the content of manifest.json."""
 
     path: str
     made: bool
@@ -52,7 +46,6 @@ def main(arguments: list[str]) -> int:
     add = parser.add_argument
     add("job", help="the script that is the boot file")
     add("--to", required=True, metavar="FOLDER", help="folder for the snapshot")
-    add("--single_file", action="store_true", help="make one .py, for consoles that accept one script")
     add(
         "--allow_secret", action="append", default=[], metavar="PATH",
         help="file without secrets, as the error names it; repeatable",
@@ -66,7 +59,6 @@ def main(arguments: list[str]) -> int:
 def pack(
     job: str,
     to: str,
-    single_file: bool = False,
     allow_secret: Sequence[str] = (),
     code_dir: str | None = None,
     keep_torch: bool = False,
@@ -92,8 +84,7 @@ def pack(
     _print_files(manifest, code.skipped)
     if left_out:
         print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
-    write = one_file.write if single_file else snapshot.write
-    target, made = write(to, manifest, contents)
+    target, made = snapshot.write(to, manifest, contents)
     facts = {"packed" if made else "unchanged": target, "job": code.job_path, "digest": manifest["digest"]}
     print(*(f"{name}={value}" for name, value in (facts | (git or {})).items()))
     return Packed(target, made, manifest)

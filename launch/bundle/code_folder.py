@@ -5,6 +5,7 @@ import shutil
 from typing import NamedTuple
 
 from common.ground.exits import BadInput
+from common.object_store.paths import check_keys
 from launch import manifests
 from launch.bundle import ignore, limits
 
@@ -12,7 +13,6 @@ _PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
 _LINKED = ("common", "datasets")  # may be links to those of another Bootfile repository
 _DOCUMENTS = ("*.md", "*.ipynb")  # of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
-_ADVICE = f"skip it with a line in {ignore.FILE}, or replace it by a copy"
 
 
 class File(NamedTuple):
@@ -74,17 +74,8 @@ class CodeFolder:
         for path, rule in self.skipped:
             if f"{self.job_path}/".startswith(f"{path.rstrip('/')}/"):
                 raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
+        check_keys((file.path for file in self.files), self.root)
         limits.check([(file.path, file.size) for file in self.files])
-
-    def find_above(self, module: str) -> str | None:
-        """Return the nearest folder above the code folder that holds a Python module of this name."""
-        folder = os.path.dirname(self.root)
-        while folder != os.path.dirname(folder):
-            path = os.path.join(folder, module)
-            if os.path.isfile(f"{path}.py") or os.path.isdir(path):
-                return folder
-            folder = os.path.dirname(folder)
-        return None
 
     def copy(self, destination: str) -> None:
         """Copy the files to a new folder."""
@@ -102,7 +93,6 @@ class CodeFolder:
             if rule := self._find_rule(path, is_folder, entry.path):
                 self.skipped.append(Skipped(path + "/" * is_folder, rule))
                 continue
-            limits.check_name(path)
             source = self._resolve(path, entry, real) if entry.is_symlink() else entry.path
             if is_folder:
                 self._visit(f"{path}/", (*real, os.path.realpath(source)))
@@ -124,18 +114,14 @@ class CodeFolder:
 
     def _resolve(self, path: str, entry: os.DirEntry, real: tuple[str, ...]) -> str:
         """Return the target of a link. Raises BadInput if it is outside the code folder."""
-        target, shown = os.path.realpath(entry.path), os.readlink(entry.path)
+        target = os.path.realpath(entry.path)
         if path in _LINKED and os.path.basename(target) == path and _is_repository(os.path.dirname(target)):
             return target  # a project that `launch new` wrote
-        if not os.path.exists(target):
-            reason = "which does not exist"
-        elif os.path.commonpath([real[0], target]) != real[0]:
-            reason = f"which is not in {self.root}"
-        elif target in real:
-            reason = "a folder that contains it"
-        else:
-            return target
-        raise BadInput(f"{path} is a symbolic link to {shown}, {reason}; {_ADVICE}")
+        is_inside = os.path.commonpath([real[0], target]) == real[0]
+        if not (is_inside and os.path.exists(target)) or target in real:
+            expected = f"expected another file or folder in {self.root}; skip it with a line in {ignore.FILE}"
+            raise BadInput(f"{path} is a symbolic link to {os.readlink(entry.path)}: {expected}")
+        return target
 
 
 def _is_repository(folder: str) -> bool:

@@ -1,7 +1,5 @@
-"""Check the limits of ModelArts for a code folder (its documents, November 2026), and names for object
-stores."""
+"""Check the limits of ModelArts for a code folder (its documents, November 2026)."""
 
-import os
 from collections import Counter
 from pathlib import PurePosixPath
 
@@ -10,8 +8,6 @@ from launch.explain import human_size
 
 ENTRIES, SIZE, DEPTH = 1000, 5 * 10**9, 32  # files and folders; bytes; components of a path
 _OWN = 2  # files that pack adds: the dependency list and the manifest
-_KEY = 1024 - 256  # bytes of an object's name, less the prefix in the bucket
-_REFUSED = '\\:*?"<>|'  # by OBS and Windows, in names of folders and files
 
 
 def check(files: list[tuple[str, int]]) -> None:
@@ -32,14 +28,3 @@ def check(files: list[tuple[str, int]]) -> None:
         path, size = max(files, key=lambda file: file[1])
         most = f"a code folder may have {human_size(SIZE)}"
         raise BadInput(f"{human_size(total)}, and {most}; the biggest file is {path} ({human_size(size)})")
-
-
-def check_name(path: str) -> None:
-    """Raise BadInput if an object store may change or refuse a name."""
-    name = path.rpartition("/")[2]
-    is_plain = name.isprintable() and name == name.strip() and not {*name} & {*_REFUSED}
-    if not is_plain or len(os.fsencode(path)) > _KEY:
-        raise BadInput(
-            f"{os.fsencode(path)!r} is not a name for every object store: expected at most {_KEY} bytes of "
-            f"UTF-8 without control characters and {_REFUSED}, and no space at the begin or end"
-        )

@@ -107,12 +107,14 @@ class Resources(_Table):
 
 
 class Retries(_Table):
-    """Restarts after a fault."""
+    """Restarts after a fault, with the service's names, from its documents and its SDK."""
 
-    faults: _Count | None = None
-    pods: _Count | None = None
-    unconditional: bool | None = None
-    hang: bool | None = None
+    faults: _Count | None = pydantic.Field(default=None, serialization_alias="fault-tolerance/job-retry-num")
+    pods: _Count | None = pydantic.Field(default=None, serialization_alias="fault-tolerance/pod-retry-num")
+    unconditional: bool | None = pydantic.Field(
+        default=None, serialization_alias="fault-tolerance/job-unconditional-retry"
+    )
+    hang: bool | None = pydantic.Field(default=None, serialization_alias="fault-tolerance/hang-retry")
 
 
 class AutoStop(_Table):

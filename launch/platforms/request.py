@@ -21,12 +21,6 @@ from launch.profiles import MODELARTS_JOB, Folders, make_starts
 _MOUNT = "/home/ma-user/modelarts"  # MA_MOUNT_PATH
 _JOB_DIR = f"{_MOUNT}/user-job-dir"
 _PORT = 6666  # seen in the service's init_method
-_RETRIES = {  # key of [retries]: the service's name, from its documents and its SDK
-    "faults": "fault-tolerance/job-retry-num",
-    "pods": "fault-tolerance/pod-retry-num",
-    "unconditional": "fault-tolerance/job-unconditional-retry",
-    "hang": "fault-tolerance/hang-retry",
-}
 
 
 def make_run_name(name: str) -> str:
@@ -50,12 +44,12 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     """Return the body of the request."""
     code, image, hours = _path(config.code or ""), config.image, config.auto_stop.hours
     prefetch = {"prefetch_to_local": True} if config.prefetch_to_local else {}
-    retries = config.retries.model_dump(exclude_none=True)
+    retries = config.retries.model_dump(exclude_none=True, by_alias=True)
     metadata = {
         "name": config.name,
         "workspace_id": config.workspace_id,
         "description": config.description,
-        "annotations": {_RETRIES[name]: str(value).lower() for name, value in retries.items()},
+        "annotations": {name: str(value).lower() for name, value in retries.items()},
     }
     spec = {
         "resource": config.resources.model_dump(exclude_none=True, exclude={"gpus_per_node"}),

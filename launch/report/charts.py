@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 
 from common.ground.exits import import_optional
-from launch.report.runs import SPLIT, Run
+from launch.report.runs import Run
 
 matplotlib = import_optional("matplotlib", "the charts need matplotlib")
 figure_module = import_optional("matplotlib.figure", "the charts need matplotlib", "matplotlib")
 ticker = import_optional("matplotlib.ticker", "the charts need matplotlib", "matplotlib")
 
 DASHES = ((), (7, 3), (2.5, 2.5), (10, 3, 2.5, 3), (14, 4), (5, 2, 1.5, 2, 1.5, 2))  # dashes, in units
-_COLOURS = ("text", "soft", "axis", "grid", "panel", *(f"c{n}" for n in range(len(DASHES))), "p0", "p1", "p2")
+_COLOURS = ("text", "soft", "axis", "grid", "panel", *(f"c{n}" for n in range(len(DASHES))))
 _WIDTH, _HEIGHT = 380, 240  # units; the page scales them
 _LOG_FROM = 300  # an axis of losses is logarithmic from this ratio of greatest to least value
 _MOST_POINTS = 400  # points of a curve; more become intervals
 _INTERVALS = 120
 _MOST_DOTS = 60
 _MOST_MARKS = 60
-_CLOCK = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 _CHARTS = (  # heading, figure of training, figure of validation
     ("Loss", "loss", "val_loss"),
     ("Accuracy", "acc", "val_acc"),
@@ -74,7 +73,7 @@ def draw(runs: list[Run]) -> list[dict]:
         if np.isnan(values).all():
             continue
         with matplotlib.rc_context(_STYLE):
-            axes = _make_axes("step")
+            axes = _make_axes()
             for place, run in enumerate(runs):
                 for strong, name in enumerate(names):
                     if name in run.figures:
@@ -96,32 +95,9 @@ def draw(runs: list[Run]) -> list[dict]:
     return charts
 
 
-def draw_split(runs: list[Run]) -> list[dict]:
-    """Return a chart for each run that has reported its time: name, svg, share of waiting."""
-    charts = []
-    for run in runs:
-        if not run.split:
-            continue
-        epochs = sorted(run.split)
-        seconds = np.array([run.split[epoch] for epoch in epochs])
-        longest = seconds.sum(axis=1).max()
-        unit, unit_name = next((each for each in _CLOCK if longest >= 2 * each[0]), _CLOCK[-1])
-        steps = np.append(seconds, seconds[-1:], axis=0).T / unit  # each epoch lasts to the next one
-        with matplotlib.rc_context(_STYLE):
-            axes = _make_axes(f"{unit_name} by epoch")
-            colours = [_colour(f"p{part}") for part in range(len(SPLIT))]
-            axes.stackplot(
-                [*epochs, epochs[-1] + 1], *steps, colors=colours, step="post", linewidth=0, gid="part"
-            )
-            svg = _render(axes, f"Time of {run.name}", f"Seconds of {', '.join(SPLIT)}, by epoch")
-        share = seconds[:, 0].sum() / (seconds.sum() or 1)
-        charts.append({"name": run.name, "svg": svg, "waiting": f"{share:.1%}"})
-    return charts
-
-
-def _make_axes(label: str) -> Any:
+def _make_axes() -> Any:
     figure = figure_module.Figure((_WIDTH / 72, _HEIGHT / 72), layout="constrained", facecolor="none")
-    axes = figure.add_subplot(facecolor="none", xlabel=label)
+    axes = figure.add_subplot(facecolor="none", xlabel="step")
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")

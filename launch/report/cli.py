@@ -81,7 +81,6 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         dashes=charts.DASHES,
         final=tables.make_final_rows(runs),
         charts=charts.draw(runs),
-        splits=charts.draw_split(runs),
         starts=tables.make_start_rows(runs),
         epochs=[tables.make_epoch_table(run) for run in runs],
         receipts=tables.compare_receipts(runs),

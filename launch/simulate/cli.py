@@ -79,8 +79,7 @@ def main(argv: list[str]) -> int:
 
 def _parse_args(argv: list[str]) -> argparse.Namespace:
     split = argv.index("--") if "--" in argv else len(argv)
-    parser = _Parser(__doc__)
-    parser.prog = "python -m launch simulate"
+    parser = _Parser(__doc__, "python -m launch simulate")
     add = parser.add_argument
     add("job", help="the script; its arguments follow --")
     add("--nodes", type=positive_int, default=1, help="default: 1")

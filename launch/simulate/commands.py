@@ -11,7 +11,6 @@ import sys
 from common.ground.exits import BadInput
 from common.object_store.paths import SCRATCH
 from common.platform.platforms import available_cores
-from launch.bundle import single_file
 from launch.profiles import make_starts
 from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node
@@ -33,7 +32,7 @@ class Commands:
 
     def __init__(self, args: argparse.Namespace, network: Network | None):
         self._args, self._network = args, network
-        self.code, self.platform = args.code, args.platform
+        self.code = args.code
         gpus = [] if get_option(args.job_options, "--enable_gpu") == "false" else _visible_gpus()
         self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
         self.device = "cuda" if self._gpus else "cpu"
@@ -81,16 +80,15 @@ class Commands:
         return "://" in (get_option(self._args.job_options, name) or "")
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
-        """Return the user's arguments on a node. A job of Bootfile, also as a single file, gets missing ones:
-        folder for results, number of processes, report interval."""
+        """Return the user's arguments on a node. A job of Bootfile gets missing ones: folder for results,
+        number of processes, report interval."""
         args, given = self._args, list(self._args.job_arguments)
         if args.data is not None:
             given = [
                 *_split(given, "--data_url")[1],
                 f"--data_url={os.path.join(node.folders.inputs, INPUT)}",
             ]
-        script = os.path.join(args.code.root, args.code.job_path)
-        if not args.code.is_repository and not single_file.holds_bootfile(script):  # it may not accept them
+        if not args.code.is_repository:  # it may not accept them
             return given
         options = [*args.job_options, *platforms]
         if get_option(options, "--train_url", "--output_dir") is None:

@@ -11,7 +11,6 @@ import tempfile
 import time
 
 from launch.explain import NEVER_FIRED, TIME_LIMIT, explain_end
-from launch.simulate.advice import advise, find_error
 from launch.simulate.commands import Commands
 from launch.simulate.faults import NOT_GIVEN, Fault
 from launch.simulate.network import Network
@@ -20,6 +19,11 @@ from launch.simulate.nodes import Node, copy_tree
 _STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # the beginning of a job's log line
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+_LONGEST = 300  # characters of an error that are shown
+# `error: ...` of our jobs, `main.py: error: ...` of argparse, the last line of a traceback
+_ERROR = re.compile(
+    r"(?:\[\w+\]: )?((?:\S+: )?error: \S.*|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit): \S.*)"
+)
 _STANDSTILL = 10.0  # seconds that the parent of a stopped process has to end it
 
 
@@ -98,7 +102,8 @@ class Simulation:
             print(f"[node {node.label}] {line}")
             if match := _STEP.match(line):
                 self._step = int(match[1])
-            node.runs[-1].error = find_error(line) or node.runs[-1].error
+            if match := _ERROR.fullmatch(line):
+                node.runs[-1].error = match[1][:_LONGEST]
         if lines:
             sys.stdout.flush()
 
@@ -238,11 +243,9 @@ class Simulation:
         print(flush=True)
         for node in self._nodes:
             log(f"node {node.label}: outputs={node.output} log={node.log}")
-        code_folder, platform = self._commands.code, self._commands.platform
-        errors = [run.error for node in self._nodes for run in node.runs if run.code]
-        for line in dict.fromkeys(advise(error, code_folder, platform) for error in errors):
-            if line:  # nodes may give the same advice
-                log(line)
+        failed = any(run.error for node in self._nodes for run in node.runs)
+        if failed and not self._commands.code.is_repository:
+            log("guides/own_script.md lists the errors of scripts on platforms, and what to change")
         for fault in self._pending:
             log(f"fault {fault.text} never fired: the last step seen is {self._step}")
         if code is None:

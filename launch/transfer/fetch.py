@@ -34,8 +34,7 @@ from launch.transfer import parallel
 
 def main(arguments: list[str]) -> int:
     """Fetch a folder, print a summary, and return the exit code. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch fetch"
+    parser = Parser(__doc__, "python -m launch fetch")
     parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, obs://bucket/prefix, or RECORD")
     parser.add_argument("--to", metavar="FOLDER", required=True, help="folder for the files")
     parser.add_argument("--yes", action="store_true", help="replace files with other content without asking")

@@ -27,8 +27,7 @@ from launch.transfer import parallel
 
 def main(arguments: list[str]) -> int:
     """Upload a folder, print a summary, and return the exit code. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch upload"
+    parser = Parser(__doc__, "python -m launch upload")
     parser.add_argument("folder", metavar="FOLDER", help="folder to upload")
     parser.add_argument(
         "--to", metavar="URL", required=True, help="s3://bucket/prefix or obs://bucket/prefix"

@@ -89,10 +89,6 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def screenshot(self, whole: bool = False) -> str:
-        """Return a screenshot as PNG, in base64."""
-        return self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-
     def close(self) -> None:
         with contextlib.suppress(OSError, AssertionError):
             self._session = None

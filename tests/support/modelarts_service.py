@@ -1,10 +1,8 @@
-"""A stand-in for the training-job service of ModelArts: a real HTTP server, in a process of its own.
-
-    python -m tests.support.modelarts_service PORT
+"""A stand-in for the training-job service of ModelArts: a real HTTP server, in a thread of the test.
 
 It checks the signature of every request, and every body of a new job (tests/support/modelarts_body.py).
-A test controls the phases and the logs of the jobs by POST /test. It was written from the documents and the
-SDK, without a live account.
+A test controls the phases and the logs of the jobs. It was written from the documents and the SDK, without a
+live account.
 """
 
 import http.server
@@ -12,14 +10,14 @@ import json
 import re
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 import urllib.parse
-import urllib.request
 
-from tests.conftest import ROOT, environment, free_port, wait_for_port
+from huaweicloudsdkcore.auth.credentials import BasicCredentials
+from huaweicloudsdkcore.sdk_request import SdkRequest
+from huaweicloudsdkcore.signer.signer import Signer
+
 from tests.support.modelarts_body import Wrong, check_job, check_model
 
 PROJECT, ACCESS_KEY, SECRET_KEY = "0123456789abcdef", "TESTING-ACCESS-KEY", "testing-secret-key"
@@ -27,47 +25,35 @@ PHASES = ("Creating", "Pending", "Running", "Failed", "Completed", "Terminating"
 _ACTIVE = ("Creating", "Pending", "Running", "Terminating")
 
 
-class ModelArtsService:
-    """A server that runs until the end of the `with` block."""
+class Refused(Exception):
+    """An answer other than 2xx, with status, code and message."""
+
+
+class ModelArtsService(http.server.ThreadingHTTPServer):
+    """The jobs and the operations on them. The server runs until the end of the `with` block."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.lock, self.jobs, self.faults, self.requests = threading.Lock(), {}, [], []
+        self.endpoint = f"http://127.0.0.1:{self.server_port}"
 
     def __enter__(self):
-        self.port = free_port()
-        self.endpoint = f"http://127.0.0.1:{self.port}"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.modelarts_service", str(self.port)],
-            cwd=ROOT,
-            env=environment(),
-        )
-        wait_for_port(self.port, self._process)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
         return self
 
     def __exit__(self, *_):
-        self._process.kill()
-        self._process.wait()
+        self.shutdown()
+        self.server_close()
 
-    def test(self, **what) -> dict:
-        """Send a test's instruction or question to the server: see Service.test."""
-        data = json.dumps(what).encode()
-        with urllib.request.urlopen(f"{self.endpoint}/test", data, timeout=10) as answer:
-            return json.load(answer)
+    def handle_error(self, *_):
+        """Print nothing: a test resets connections, and reads what commands print."""
 
     def keys(self, **extra: str) -> dict[str, str]:
         """Return the environment of a user."""
         names = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_PROJECT_ID")
         return dict(zip(names, (ACCESS_KEY, SECRET_KEY, PROJECT), strict=True)) | extra
 
-
-class Refused(Exception):
-    """An answer other than 2xx, with status, code and message."""
-
-
-class Service:
-    """The jobs and the operations on them."""
-
-    def __init__(self):
-        self.lock, self.jobs, self.faults, self.requests = threading.Lock(), {}, [], []
-
-    def test(self, what: dict) -> dict:
+    def test(self, **what) -> dict:
         """Change the state of the server.
 
         clear: no faults. fault: {"status": a number, or "reset", "reset_after", "text"; times, path} of
@@ -194,10 +180,6 @@ def _places(body: dict) -> set[str]:
 
 def signed(handler, content: bytes) -> bool:
     """Return whether the signature is that of the test's keys, computed by the SDK's own signer."""
-    from huaweicloudsdkcore.auth.credentials import BasicCredentials
-    from huaweicloudsdkcore.sdk_request import SdkRequest
-    from huaweicloudsdkcore.signer.signer import Signer
-
     given = handler.headers.get("Authorization", "")
     parts = re.fullmatch(r"SDK-HMAC-SHA256 Access=(\S+), SignedHeaders=(\S+), Signature=[0-9a-f]{64}", given)
     if not parts or not handler.headers.get("X-Sdk-Date") or parts[1] != ACCESS_KEY:
@@ -216,7 +198,6 @@ def signed(handler, content: bytes) -> bool:
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    service = Service()
 
     def do_POST(self):
         self._serve()
@@ -226,13 +207,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _serve(self):
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         url = urllib.parse.urlsplit(self.path)
-        if url.path == "/test":
-            self._answer(200, self.service.test(json.loads(content)))
-            return
-        fault = self.service.fault(url.path)
+        fault = self.server.fault(url.path)
         kind = fault and fault["status"]
         if kind == "reset_after":  # the job is created, and the answer is lost
-            self.service.answer(self.command, url.path, {}, content)
+            self.server.answer(self.command, url.path, {}, content)
         if kind in ("reset", "reset_after"):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
@@ -247,7 +225,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if isinstance(kind, int):
                 raise Refused(kind, f"ModelArts.{kind}", fault.get("message", f"a fault of {kind}"))
             query = dict(urllib.parse.parse_qsl(url.query))
-            status, data = self.service.answer(self.command, url.path, query, content)
+            status, data = self.server.answer(self.command, url.path, query, content)
             self._answer(status, data)
         except Refused as error:
             status, code, message = error.args
@@ -258,15 +236,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("X-Request-Id", f"request-{len(self.service.requests)}")
+        self.send_header("X-Request-Id", f"request-{len(self.server.requests)}")
         self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, *_):
         pass
-
-
-if __name__ == "__main__":
-    import huaweicloudsdkmodelarts.v1  # noqa: F401  before the first request: it takes a second
-
-    http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

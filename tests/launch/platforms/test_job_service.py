@@ -232,6 +232,9 @@ def test_a_refusal_is_one_line(user, server, monkeypatch):
     monkeypatch.setenv("HUAWEICLOUD_SDK_SK", "another-secret")  # the signature is wrong
     error = user.refused()
     assert "HTTP 401" in error and "aksk signature" in error and "another-secret" not in error
+    monkeypatch.setenv("HUAWEICLOUD_SDK_SK", "")
+    assert "no key of the account: set the variables HUAWEICLOUD_SDK_AK and HUAWEICLOUD" in user.refused()
+    assert user.records() == []
 
 
 def test_too_many_requests_and_faults_of_the_service_pass(user, server):
@@ -282,12 +285,6 @@ def test_a_bare_id_is_looked_for_by_the_environment(user, server, monkeypatch):
     monkeypatch.delenv("HUAWEICLOUD_SDK_PROJECT_ID")
     monkeypatch.setenv("MODELARTS_ENDPOINT", server.endpoint)
     assert "or HUAWEICLOUD_SDK_PROJECT_ID" in user.fails("status", job_id)
-
-
-def test_missing_keys_are_one_line(user, monkeypatch):
-    monkeypatch.setenv("HUAWEICLOUD_SDK_SK", "")
-    assert "no key of the account: set the variables HUAWEICLOUD_SDK_AK and HUAWEICLOUD" in user.refused()
-    assert user.records() == []
 
 
 def test_exit_codes_and_restarts_are_explained(user, server):

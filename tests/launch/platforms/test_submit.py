@@ -237,19 +237,14 @@ def test_resuming_needs_the_earlier_outputs(tmp_path, capsys):
         templates.render("slurm", config, "run-1", "earlier")
 
 
-def _starts(platform: str, nodes: int, processes: int, env: dict[str, str], gpus: int):
-    """Yield (node, environment) of each process that the platform starts."""
+def _check_layout(platform, nodes, gpus, env, words):
+    """The variables of each process that the platform starts, and those of the file, give the layout."""
     hosts = [f"node-{number}" for number in range(nodes)]
     folders = Folders("/code", "/in", "/out", "/cache", "/log")
-    for node in range(nodes):
-        for start in make_starts(platform, node, nodes, processes, hosts, 23456, folders, gpus):
-            yield node, env | start.environment
-
-
-def _check_layout(platform, nodes, gpus, env, words):
     places = [
-        topology.resolve(_arguments(words), variables)
-        for _, variables in _starts(platform, nodes, gpus or 1, env, gpus)
+        topology.resolve(_arguments(words), env | start.environment)
+        for node in range(nodes)
+        for start in make_starts(platform, node, nodes, gpus or 1, hosts, 23456, folders, gpus)
     ]
     started = gpus or 1 if platform == "slurm" else 1  # processes that the platform starts on each node
     assert [place.node_rank for place in places] == [node for node in range(nodes) for _ in range(started)]

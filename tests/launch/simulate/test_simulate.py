@@ -195,26 +195,20 @@ def test_namespaces_say_what_they_need(monkeypatch):
 
 @pytest.mark.parametrize("seconds, code", [("0.5", 0), ("forever", 1)])
 def test_a_link_that_is_cut(seconds, code, script, namespaces):
-    before = _interfaces()
+    before = os.listdir("/sys/class/net")
     fault = f"cut:node=1,step=5,seconds={seconds}"
     result = simulate("--nodes=2", "--network-namespaces", "--fault", fault, script(PING), code=code)
     assert fired(result.stdout, fault)
     assert ("the link is up again" in result.stdout) == (code == 0)
     assert (result.stdout.count("] TimeoutError: timed out") == 2) == (code == 1)
-    assert _interfaces() == before
+    assert leftovers() == [] and os.listdir("/sys/class/net") == before
 
 
-def _interfaces() -> list[str]:
-    """Return the interfaces and the namespaces, but not those of simulations that run now."""
-    namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    names = [*os.listdir("/sys/class/net"), *namespaces.splitlines()]
-    return sorted(name for name in names if not os.path.exists(f"/proc/{_owner(name)}"))
-
-
-def _owner(name: str) -> str:
-    """Return the process that made the interface or namespace, "-" if it is not of a simulation."""
-    found = re.match(r"bootfile-(\d+)-", name)
-    return found[1] if found else "-"
+def leftovers() -> list[str]:
+    """Return the namespaces of simulations that have ended."""
+    listing = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    names = re.findall(r"^(bootfile-(\d+)-\w+)", listing, re.MULTILINE)
+    return [name for name, pid in names if not os.path.exists(f"/proc/{pid}")]
 
 
 @pytest.mark.parametrize("words", [["--data_url", "data"], ["--config=run.toml"]], ids=["option", "config"])

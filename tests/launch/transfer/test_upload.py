@@ -1,4 +1,4 @@
-"""`upload`, `fetch` and `clean` work with a real S3 server."""
+"""`upload` and `fetch` work with a real S3 server."""
 
 import hashlib
 import io
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -17,7 +16,7 @@ from common.ground import exits
 from common.ground.exits import BadInput
 from launch import manifests
 from launch import records as job_records
-from launch.transfer import clean, fetch, upload
+from launch.transfer import fetch, upload
 from tests.conftest import environment, finish, start, wait_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
@@ -25,7 +24,7 @@ from tests.support.terminal import Terminal
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
-VERBS = {"upload": upload, "fetch": fetch, "clean": clean}
+VERBS = {"upload": upload, "fetch": fetch}
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +87,6 @@ def keys(server, url) -> dict[str, bytes]:
     }
 
 
-def sealed(files: dict[str, bytes], name="train", job="jobs/train.py") -> dict:
-    """Return a manifest as `pack` writes it."""
-    return manifests.describe(name, files, job)
-
-
 def put(server, url, files: dict[str, bytes]) -> None:
     client, prefix = server.client(), url.split("/", 3)[3]
     for name, content in files.items():
@@ -143,7 +137,7 @@ def test_data_go_there_and_come_back(server, url, tmp_path, launch):
 
 def test_a_snapshot_has_a_folder_of_its_own(server, url, tmp_path, launch):
     files = {"jobs/train.py": b"print(1)\n", "common/__init__.py": b""}
-    manifest = sealed(files)
+    manifest = manifests.describe("train", files, "jobs/train.py")
     folder = folder_of(tmp_path / "snapshot", files | {"manifest.json": manifests.to_bytes(manifest)})
     folder_of(folder, {"jobs/__pycache__/train.pyc": b"x"})
     said = launch("upload", folder, "--to", f"{url}/")
@@ -204,24 +198,17 @@ def test_an_upload_that_was_ended_goes_on(server, url, tmp_path, how, launch):
     assert unfinished(server) == []
 
 
-def outputs(steps: list[int]) -> dict[str, bytes]:
-    """Return the outputs as a job uploads them, without the list."""
-    files = {"metrics.jsonl": b'{"step": 1}\n', "best.pth": b"weights"}
-    for step in steps:
-        files[f"checkpoints/step_{step}.pt"] = os.urandom(1000)
-        files[f"checkpoints/step_{step}.pt.json"] = b"{}"
-    return files
-
-
-def listed(files: dict[str, bytes]) -> dict[str, bytes]:
-    entries = sealed(files)["files"]
-    return {".bootfile-outputs.json": json.dumps({"format": 1, "files": entries, "step": 1}).encode()}
+OUTPUTS = {  # as a job uploads them, without the list
+    "metrics.jsonl": b'{"step": 1}\n', "best.pth": b"weights", "checkpoints/step_1.pt": os.urandom(1000),
+    "checkpoints/step_1.pt.json": b"{}",
+}  # fmt: skip
 
 
 def test_outputs_that_are_not_as_listed(server, url, tmp_path, launch):
-    files = outputs([1])
-    marker = listed(files | {"gone.pth": b"gone"})
-    put(server, url, files | marker | {"metrics.jsonl": b'{"step": 3}\n'})  # files of a job that is running
+    entries = manifests.describe("", OUTPUTS | {"gone.pth": b"gone"})["files"]
+    marker = {".bootfile-outputs.json": json.dumps({"format": 1, "files": entries, "step": 1}).encode()}
+    files = OUTPUTS | {"metrics.jsonl": b'{"step": 3}\n'}  # files of a job that is running
+    put(server, url, files | marker)
     damaged = {"Body": b"damaged", "Metadata": {"sha256": "0" * 64}}
     server.client().put_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/damaged", **damaged)
     said = launch(
@@ -232,15 +219,14 @@ def test_outputs_that_are_not_as_listed(server, url, tmp_path, launch):
     server.client().delete_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/damaged")
     said = launch("fetch", url, "--to", tmp_path / "back", code=1)
     assert "listed, but not in the store: 1 files, first: gone.pth" in said.stdout
-    assert contents(tmp_path / "back") == files | {"metrics.jsonl": b'{"step": 3}\n'}
+    assert contents(tmp_path / "back") == files
     deep, none = b"[" * 100_000, b'{"files": [{"path": 5, "size": 1, "sha256": "%s"}]}' % (b"0" * 64)
     put(server, url, {".bootfile-outputs.json": none, "manifest.json": deep})
     assert "2 files" not in launch("fetch", url, "--to", tmp_path / "back").stderr
 
 
 def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp_path, launch):
-    files = outputs([1])
-    put(server, url, files)
+    put(server, url, OUTPUTS)
     own = {"metrics.jsonl": b"my own", "best.pth": b"mine", "notes": b"stay"}
     folder_of(tmp_path, own)
     said = launch("fetch", url, "--to", tmp_path, code=2)
@@ -250,7 +236,7 @@ def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp
     assert f"replace {tmp_path}/best.pth" in said.stdout
     assert contents(tmp_path) == own
     assert "fetched 4 files" in launch("fetch", url, "--to", tmp_path, "--yes").stdout
-    assert contents(tmp_path) == files | {"notes": b"stay"}
+    assert contents(tmp_path) == OUTPUTS | {"notes": b"stay"}
     assert "unchanged 4 files" in launch("fetch", url, "--to", tmp_path).stdout, "no question"
 
 
@@ -302,50 +288,6 @@ def test_what_cannot_be_fetched(server, url, tmp_path, launch, objects, here, co
     said = launch("fetch", url, "--to", tmp_path / "in" / "back", code=code)
     assert message in said.stderr + said.stdout
     assert contents(tmp_path) == {f"in/back/{name}": content for name, content in here.items()}
-
-
-def snapshots(server, url, count: int, name="train") -> list[str]:
-    """Upload snapshots, one per second, and return their folders, oldest first."""
-    found = []
-    for number in range(count):
-        files = {"jobs/train.py": f"print({number})".encode()}
-        manifest = sealed(files, name)
-        place = manifests.make_folder_name(manifest)
-        put(server, f"{url}/{place}", files | {"manifest.json": manifests.to_bytes(manifest)})
-        found.append(place)
-        time.sleep(1.1 * (number + 1 < count))
-    return found
-
-
-def test_clean_removes_what_it_showed_and_nothing_else(server, url, launch, monkeypatch):
-    oldest, old, new = snapshots(server, url, 3)
-    others = {
-        "outputs/.bootfile-outputs.json": b"{}", "outputs/checkpoints/step_1.pt": b"1",
-        "data/manifest.json": b"{}", "train-0123456789ab/jobs/train.py": b"no manifest",
-        f"{oldest}/own": b"not in the manifest",
-        "train-ba9876543210/manifest.json": manifests.to_bytes(sealed({"a": b""})),
-        "manifest.json": manifests.to_bytes(sealed({"outputs/checkpoints/step_1.pt": b"1"})),
-    }  # fmt: skip
-    put(server, url, others)
-    server.client().create_multipart_upload(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/outputs/big")
-    before = keys(server, url)
-    with monkeypatch.context() as patch:
-        patch.setattr(clean, "_DAY", 1e12)
-        assert "keep    unfinished  outputs/big" in launch("clean", url).stdout
-    said = launch("clean", url, "--keep", "1", code=2)
-    assert "pass --yes to remove 2 snapshots" in said.stderr
-    table = {line.split()[2]: line.split()[0] for line in said.stdout.splitlines()}
-    assert table == {oldest: "remove", old: "remove", new: "keep", "outputs/big": "remove"}
-    said = launch("clean", url, "--keep", "1", answer="no", code=1)
-    assert "nothing was removed" in said.stdout
-    assert keys(server, url) == before and unfinished(server) != []
-    assert "nothing to remove" in launch("clean", f"{url}/outputs/checkpoints").stdout
-    assert f"removed {oldest}" in launch("clean", url, "--keep", "2", answer="y").stdout
-    assert unfinished(server) == []
-    launch("clean", url, "--keep", "1", "--yes")
-    assert keys(server, url) == others | {
-        name: content for name, content in before.items() if name.startswith(new)
-    }
 
 
 def test_a_job_s_record_stands_for_its_output(url, tmp_path, launch, monkeypatch):
