@@ -21,6 +21,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "logs": ("platforms.logs", "print the logs of all nodes of a job on ModelArts"),
     "stop": ("platforms.stop", "stop a job on ModelArts"),
     "fetch": ("transfer.fetch", "download outputs from an object store and compare them"),
+    "clean": ("transfer.clean", "remove old snapshots and unfinished uploads from an object store"),
     "report": ("report.cli", "make one page of runs: curves, speed, waiting, restarts, receipts, settings"),
     "cache": ("cache.cli", "fill, compare, list and empty caches of samples: packs, Redis and Valkey"),
     "bench": ("bench", "measure the loaders on this machine: why does the GPU wait"),
@@ -30,14 +31,14 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "receipt": ("receipt", "compare the data and the states of two runs; show the first step that differs"),
     "data": ("data.cli", "show the samples of a step, or the steps of a sample, checked against the receipt"),
 }
-REMOVED = {  # former verbs, their options, and words after a verb: what to use instead
+REMOVED = {  # former options, and former words after a verb: what to use instead
     "pack --with": "add a line !PATH to .jobignore in the code folder",
     "pack --single_file": "upload the folder that pack makes",
     "simulate --seed": "name the step of each fault: --fault kill:rank=1,step=20",
     "submit --to": "write > FILE",
     "submit --force": "write > FILE",
     "fetch --latest_checkpoint": "fetch takes all files; --keep of the job limits its checkpoints",
-    "clean": "delete old snapshots with the tool of the store; a rule of the bucket ends unfinished uploads",
+    "clean --older_than": "unfinished uploads are removed after a day, snapshots by --keep",
     "check --json": "check prints lines of name=value",
     "status --json": "status prints text",
     "status --events": "status shows the last 5 events",
@@ -64,11 +65,11 @@ USAGE = "\n".join(
 
 
 def refuse_removed(verb: str, arguments: list[str]) -> None:
-    """Raise BadInput if the verb or an argument is in REMOVED. Arguments of a job, after --, are not read."""
+    """Raise BadInput if an argument is in REMOVED. The arguments of a job, after --, are not looked at."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    words = [*own[:1], *(word for word in own if word.startswith("--"))]
-    for name in (verb, *(f"{verb} {word.partition('=')[0]}" for word in words)):
-        if name in REMOVED:
+    for number, word in enumerate(own):
+        name = f"{verb} {word.partition('=')[0]}"
+        if name in REMOVED and (number == 0 or word.startswith("--")):
             raise BadInput(f"{name} was removed: {REMOVED[name]}")
 
 
@@ -81,10 +82,10 @@ def main() -> None:
     if verb == "--version":
         print(f"bootfile {__version__}")
         sys.exit()
-    refuse_removed(verb, arguments)
     if verb not in VERBS:
         print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
         sys.exit(exits.BAD_INPUT)
+    refuse_removed(verb, arguments)
     sys.exit(importlib.import_module(f"launch.{VERBS[verb][0]}").main(arguments))
 
 

@@ -76,8 +76,8 @@ class Mirror:
         there = {entry.key for entry in self.store.list(CHECKPOINTS)}
         # files that the next checkpoint replaces, here those of uploads that did not end
         self._doomed = {path for path in there - self._files.keys() if restoring.step_of(path) is not None}
-        with contextlib.suppress(StoreError):  # the permission may be missing
-            for key, upload in self.store.uploads():  # left by a killed job: billed until aborted
+        with contextlib.suppress(StoreError):  # the permission may be missing; `launch clean` does it too
+            for key, upload, _ in self.store.uploads():  # left by a killed job: billed until aborted
                 if restoring.step_of(key) is not None or WEIGHTS.fullmatch(key) or key in HISTORY:
                     self.store.abort(key, upload)  # those of other names belong to other programs
         if resume == "auto" and self._files:

@@ -88,13 +88,20 @@ class ObjectStore(contextlib.AbstractContextManager):
             if not (key.endswith("/") and size == 0):
                 yield Object(key[skip:], size, etag.strip('"'), modified.timestamp())
 
-    def uploads(self, key: str = "") -> Iterator[tuple[str, str]]:
-        """Yield (key, upload id) of unfinished multipart uploads: of a key, or all."""
+    def folders(self) -> Iterator[str]:
+        """Yield the names of the folders directly below the URL, without listing their content."""
+        below = self.location.full("")
+        options = {"Prefix": below, "Delimiter": "/", "MaxKeys": _PAGE}
+        for (prefix,) in self._list("list_objects", "CommonPrefixes", ("Prefix",), **options):
+            yield prefix[len(below) : -1]
+
+    def uploads(self, key: str = "") -> Iterator[tuple[str, str, float]]:
+        """Yield (key, upload id, seconds since 1970) of unfinished multipart uploads: of a key, or all."""
         prefix, skip = self.location.full(key), len(self.location.full(""))
-        fields = ("Key", "UploadId")
-        for full, upload in self._list("list_multipart_uploads", "Uploads", fields, Prefix=prefix):
+        fields = ("Key", "UploadId", "Initiated")
+        for full, upload, begun in self._list("list_multipart_uploads", "Uploads", fields, Prefix=prefix):
             if not key or full == prefix:
-                yield full[skip:], upload
+                yield full[skip:], upload, begun.timestamp()
 
     def head(self, key: str) -> Object | None:
         """Return an object, with the sha256 of its metadata; None if it does not exist."""
@@ -167,7 +174,7 @@ class ObjectStore(contextlib.AbstractContextManager):
                 raise BadInput(f"{printable(path)} has changed since its sha256 was computed")
             self._repeat(transfer)
             if before[1] > _PART:  # uploads of killed processes would be billed for ever
-                for _, earlier in list(self.uploads(key)):
+                for _, earlier, _ in list(self.uploads(key)):
                     self.abort(key, earlier)
             if state_of(path) != before:
                 self.delete([key])

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from launch import manifests
-from tests.conftest import environment, start
+from tests.conftest import environment, run, start
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 from tests.support.small_disk import small_disk
@@ -148,6 +148,10 @@ class Case:
         answer = self.server.client().list_multipart_uploads(Bucket="bucket", Prefix=f"{self.prefix}/")
         return [each["Key"] for each in answer.get("Uploads", [])]
 
+    def clean(self) -> None:
+        run("-m", "launch", "clean", f"s3://bucket/{self.prefix}", "--yes",
+            env=environment(**self.server.environment))  # fmt: skip
+
     def visible(self) -> dict[str, bytes]:
         """Return the files that a user of the folder sees; of a staged data set, those below `data`."""
         roots = list(self.here.glob("**/data")) if self.name == "stage" else [self.here]
@@ -245,8 +249,9 @@ def test_a_fault_leaves_nothing_wrong(server, tmp_path, number):
         again, errors = finished(case.start(**mended.environment))
     assert again == 0, errors
     case.check(done=True)
-    # of a checkpoint: uploads of a step that no later run sends again
-    assert case.name == "checkpoint" or case.unfinished() == []
+    if case.name == "checkpoint" and case.unfinished():  # uploads of a step that no later run sends again
+        case.clean()
+    assert case.unfinished() == []
 
 
 @pytest.mark.parametrize("name", ["fetch", "stage"])

@@ -162,6 +162,7 @@ def test_small_objects(store):
     assert [(entry.key, entry.size) for entry in store.list()] == [("a", 5), ("sub/ü +%&", 0)]
     assert [entry.key for entry in store.list("sub/")] == ["sub/ü +%&"]
     assert [entry.key for entry in store.list("su")] == []
+    assert list(store.folders()) == ["sub"]
     found = store.head("a")
     assert (found.size, found.sha256) == (5, hashlib.sha256(b"hello").hexdigest())
     assert abs(found.modified - time.time()) < 60
@@ -175,6 +176,7 @@ def test_listings_go_on_after_a_page(store, monkeypatch, page):
     for number in range(20):
         store.write(f"{number:02}/x", b"")
     assert [entry.key for entry in store.list()] == [f"{number:02}/x" for number in range(20)]
+    assert list(store.folders()) == [f"{number:02}" for number in range(20)]
 
 
 def _file(path, size: int) -> str:
@@ -439,7 +441,7 @@ def test_unfinished_uploads_of_the_key_are_taken_back_by_the_next(server, store,
     assert [each[0] for each in store.uploads()] == ["key", "key2"]
     store.send(_file(tmp_path / "file", BIG), "key")
     assert [each[0] for each in store.uploads()] == ["key2"]
-    key, upload = next(store.uploads())
+    key, upload, _ = next(store.uploads())
     for _ in range(2):
         store.abort(key, upload)
     assert list(store.uploads()) == []

@@ -1,4 +1,4 @@
-"""`upload` and `fetch` work with a real S3 server."""
+"""`upload`, `fetch` and `clean` work with a real S3 server."""
 
 import hashlib
 import io
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -16,7 +17,7 @@ from common.ground import exits
 from common.ground.exits import BadInput
 from launch import manifests
 from launch import records as job_records
-from launch.transfer import fetch, upload
+from launch.transfer import clean, fetch, upload
 from tests.conftest import environment, finish, start, wait_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
@@ -24,7 +25,7 @@ from tests.support.terminal import Terminal
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
-VERBS = {"upload": upload, "fetch": fetch}
+VERBS = {"upload": upload, "fetch": fetch, "clean": clean}
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +289,50 @@ def test_what_cannot_be_fetched(server, url, tmp_path, launch, objects, here, co
     said = launch("fetch", url, "--to", tmp_path / "in" / "back", code=code)
     assert message in said.stderr + said.stdout
     assert contents(tmp_path) == {f"in/back/{name}": content for name, content in here.items()}
+
+
+def snapshots(server, url, count: int, name="train") -> list[str]:
+    """Upload snapshots, one per second, and return their folders, oldest first."""
+    found = []
+    for number in range(count):
+        files = {"jobs/train.py": f"print({number})".encode()}
+        manifest = sealed(files, name)
+        place = manifests.make_folder_name(manifest)
+        put(server, f"{url}/{place}", files | {"manifest.json": manifests.to_bytes(manifest)})
+        found.append(place)
+        time.sleep(1.1 * (number + 1 < count))
+    return found
+
+
+def test_clean_removes_what_it_showed_and_nothing_else(server, url, launch, monkeypatch):
+    oldest, old, new = snapshots(server, url, 3)
+    others = {
+        "outputs/.bootfile-outputs.json": b"{}", "outputs/checkpoints/step_1.pt": b"1",
+        "data/manifest.json": b"{}", "train-0123456789ab/jobs/train.py": b"no manifest",
+        f"{oldest}/own": b"not in the manifest",
+        "train-ba9876543210/manifest.json": manifests.to_bytes(sealed({"a": b""})),
+        "manifest.json": manifests.to_bytes(sealed({"outputs/checkpoints/step_1.pt": b"1"})),
+    }  # fmt: skip
+    put(server, url, others)
+    server.client().create_multipart_upload(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/outputs/big")
+    before = keys(server, url)
+    with monkeypatch.context() as patch:
+        patch.setattr(clean, "_DAY", 1e12)
+        assert "keep    unfinished  outputs/big" in launch("clean", url).stdout
+    said = launch("clean", url, "--keep", "1", code=2)
+    assert "pass --yes to remove 2 snapshots" in said.stderr
+    table = {line.split()[2]: line.split()[0] for line in said.stdout.splitlines()}
+    assert table == {oldest: "remove", old: "remove", new: "keep", "outputs/big": "remove"}
+    said = launch("clean", url, "--keep", "1", answer="no", code=1)
+    assert "nothing was removed" in said.stdout
+    assert keys(server, url) == before and unfinished(server) != []
+    assert "nothing to remove" in launch("clean", f"{url}/outputs/checkpoints").stdout
+    assert f"removed {oldest}" in launch("clean", url, "--keep", "2", answer="y").stdout
+    assert unfinished(server) == []
+    launch("clean", url, "--keep", "1", "--yes")
+    assert keys(server, url) == others | {
+        name: content for name, content in before.items() if name.startswith(new)
+    }
 
 
 def test_a_job_s_record_stands_for_its_output(url, tmp_path, launch, monkeypatch):
