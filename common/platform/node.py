@@ -87,12 +87,10 @@ def inspect(
 def print_findings(args: argparse.Namespace, topology: Topology) -> None:
     """Print one line of facts about the node, then a line for every warning and error.
 
-    A job calls it at its start. It resolves no name and runs no program, so it takes milliseconds. Raises
-    BadInput for an error of the accelerators; other errors are only printed.
+    A job calls it at its start. It resolves no name and runs no program, so it takes milliseconds. An error
+    ends the job where it shows: devices.select() refuses missing GPUs.
     """
     accelerators = _accelerators(args, os.environ, topology)
-    if accelerators.verdict == "error":
-        raise BadInput(accelerators.text)
     versions, presets = _versions(_driver(False)), _presets(os.environ)
     findings = [accelerators, *_resources(args.output.folder, str, os.environ, topology), versions, presets]
     troubles = [finding for finding in findings if finding.verdict != "ok"]
