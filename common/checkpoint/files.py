@@ -171,10 +171,8 @@ def load(path: str, most: int = sys.maxsize) -> dict:
             start, size = file.read(64), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise Refused(f"it cannot be read: {error.strerror}") from error
-    if not start.startswith(_ZIP):
-        if start.lstrip()[:1] == b"<":
-            raise Refused("it is an HTML or XML page, as a failed download leaves it")
-        raise Refused(f"it begins with {start[:8]!r}, expected {_ZIP!r}: torch.save writes a zip file")
+    if not start.startswith(_ZIP):  # an HTML page shows here that a download has failed
+        raise Refused(f"it begins with {start[:15]!r}, expected {_ZIP!r}: torch.save writes a zip file")
     try:
         records = torch._C.PyTorchFileReader(path).get_all_records()  # torch.load reads the same list
         if _TORCHSCRIPT in records:
