@@ -76,8 +76,9 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
     for step in steps[:_TRIED] + unlisted[:_TRIED]:
         try:
             facts = _read_facts(store, step, files if step in steps else stored(store, names_of(step)))
-            is_later = own.get("run") == facts.get("run") and own.get("step", 0) >= step if own else False
-            if not (own and (is_later or own["sha256"] == facts["sha256"])):
+            has_it = own.get("sha256") == facts["sha256"]
+            has_later = own.get("run") == facts.get("run") and own.get("step", 0) >= step
+            if not own or not (has_it or has_later):
                 _bring(store, folder, step, facts)
             return refused
         except (checkpoint.Refused, StoreError) as error:
@@ -93,12 +94,12 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
     return refused
 
 
-def _newest(place: str) -> dict | None:
-    """Return the facts of the newest whole checkpoint on this node."""
-    for path in checkpoint.list_newest_first(place):
+def _newest(folder: str) -> dict:
+    """Return the facts of the newest whole checkpoint in a folder of this node; {} without one."""
+    for path in checkpoint.list_newest_first(folder):
         with contextlib.suppress(checkpoint.Refused):
             return checkpoint.verify(path)
-    return None
+    return {}
 
 
 def _read_facts(store: ObjectStore, step: int, files: dict[str, File]) -> dict:

@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 import socket
-import subprocess
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from tests.conftest import environment, free_port, run
 from tests.support.fault_proxy import FaultProxy
 from tests.support.hostile_store import HostileStore, listing, reply
 from tests.support.object_store_server import CREDENTIALS, ObjectStoreServer
+from tests.support.small_disk import small_disk
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
@@ -458,25 +458,12 @@ def test_several_that_fetch_the_same_file_at_a_time(store, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["back", "file"]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """Yield a folder on a file system of 1 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "bootfile-test", str(folder)], capture_output=True
-    )
-    if mount.returncode:
-        pytest.skip(f"a small file system cannot be mounted: {mount.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk_is_one_line_and_leaves_nothing(store, small_disk):
+def test_a_full_disk_is_one_line_and_leaves_nothing(store, tmp_path):
     store.write("small", bytes(2_000_000))
-    store.send(_file(small_disk.parent / "big", BIG), "big")
-    for key, size in (("small", 2_000_000), ("big", BIG)):
-        full = r"No space left on device \(\d\.\d MB free at .*\)|File too large"
-        with pytest.raises(StoreError, match=full):
-            store.fetch(key, str(small_disk / "back"), size)
-        assert os.listdir(small_disk) == []
+    store.send(_file(tmp_path / "big", BIG), "big")
+    full = r"No space left on device \(\d\.\d MB free at .*\)|File too large"
+    with small_disk(tmp_path / "disk", "1m") as folder:
+        for key, size in (("small", 2_000_000), ("big", BIG)):
+            with pytest.raises(StoreError, match=full):
+                store.fetch(key, str(folder / "back"), size)
+            assert os.listdir(folder) == []
