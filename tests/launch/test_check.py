@@ -217,7 +217,6 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     )
 
 
-
 def test_bad_arguments_are_one_line():
     with pytest.raises(BadInput, match=r"--rank.*'first'"):
         check.main(["--rank=first"])
